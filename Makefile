@@ -1,0 +1,52 @@
+# The front door: every verb that people and CI use. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix format-check lint types imports bench lock clean
+
+help:            ## list the verbs
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-13s %s\n' "$$verb" "$$text"; done
+
+setup: $(READY)  ## a virtual environment in .venv with everything pinned
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)   ## the tour: several policies on a mixed cluster, a table, an HTML report
+	$(BIN)/poise demo
+
+test: $(READY)   ## all tests
+	$(PYTEST) -n 2
+
+check: format-check lint types imports test  ## the whole truth before a commit: format, lint, types, imports, tests
+
+format-check: $(READY)
+	$(BIN)/ruff format --check
+
+lint: $(READY)
+	$(BIN)/ruff check
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+fix: $(READY)    ## format, and mend what the linter can
+	$(BIN)/ruff check --fix --quiet || true
+	$(BIN)/ruff format --quiet
+
+bench: $(READY)  ## speed, as jobs per CPU-second and as growth
+	$(BIN)/python -m tests.bench.speed
+
+lock: $(READY)   ## pin what is installed now
+	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt
+
+clean:           ## forget the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
