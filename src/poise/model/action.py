@@ -1,0 +1,74 @@
+"""Wishes: imperative, in the order in which they are to be carried out. A failure to comply comes back as a fact."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from poise.model.cluster import Holding
+
+
+class Waited(NamedTuple):
+    """Seconds a job waited before a launch, by cause (Philly §3.1; ALGORITHMS §6.2).
+
+    order           it would have fitted, but the policy put others first or held it back
+    fragmentation   enough GPUs were free, but not as close together as the claim insists on
+    capacity        fewer GPUs were free than the gang needs
+    """
+
+    order: float
+    fragmentation: float
+    capacity: float
+
+
+class Why(StrEnum):
+    """Why a run ends before its job does."""
+
+    OUTRANKED = "outranked"
+    UNPLANNED = "unplanned"
+    MOVED = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start, or resume from its checkpoint, the whole gang on just these GPUs."""
+
+    job: str
+    epoch: int
+    gpus: Holding
+    waited: Waited
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop the run with a checkpoint. `beneficiary` is the job that the GPUs are held for, if it is another one."""
+
+    job: str
+    epoch: int
+    why: Why
+    beneficiary: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The job cannot run here as asked, ever; `reason` says which constraint cannot be met."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The job failed once more than it may be retried."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Woke` at this moment; replaces any earlier wish of this kind."""
+
+    time: float
+
+
+Action = Launch | Preempt | Reject | Abandon | WakeAt

@@ -1,0 +1,194 @@
+"""Jobs as columns with stable rows, and the two ways to look at them: one row, or all active rows at once.
+
+Columns are `array.array`: cheap to read and write one cell at a time from Python, and numpy sees them without a copy.
+Row r is the r-th job ever submitted, so ascending rows are the tie rule (submission, then place in the trace).
+"""
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poise.model.job import Job, Status
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+CHUNK = 1024
+"""Rows that the columns grow by at a time."""
+
+
+class JobColumns:
+    """What the core believes of every job. Only the core writes to it.
+
+    steps           total declared work; inf if nobody knows
+    steps_done      work done when the current run began (or was last reported)
+    rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
+    progress_from   moment from which `rate` counts: start of the run plus the restart overhead
+    held            seconds with GPUs before the current run;  started: start of the current run
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.tenants: list[str] = []
+        self.submitted = array("d")
+        self.gang = array("q")
+        self.weight = array("d")
+        self.skew = array("d")
+        self.status = array("b")
+        self.epoch = array("q")
+        self.failures = array("q")
+        self.steps = array("d")
+        self.steps_done = array("d")
+        self.rate = array("d")
+        self.best = array("d")
+        self.progress_from = array("d")
+        self.held = array("d")
+        self.started = array("d")
+        self.waiting_since = array("d")
+
+    def append(self, job: Job, steps: float, *, best: float, skew: float | None, now: float) -> int:
+        """Add a waiting job; returns its row."""
+        row = len(self.ids)
+        if row == len(self.status):
+            self._grow()
+        self.ids.append(job.id)
+        self.tenants.append(job.tenant)
+        self.submitted[row] = job.submitted
+        self.gang[row] = job.gpus
+        self.weight[row] = job.weight
+        self.skew[row] = math.nan if skew is None else skew
+        self.steps[row] = steps
+        self.best[row] = best
+        self.waiting_since[row] = now
+        return row
+
+    def _grow(self) -> None:
+        """More rows, all zero: a waiting job that has never run."""
+        for column in vars(self).values():
+            if isinstance(column, array):
+                column.frombytes(bytes(CHUNK * column.itemsize))
+
+    def start(self, row: int, now: float, *, rate: float, overhead: float) -> None:
+        """A run begins; work is done only once the overhead is over."""
+        self.status[row] = Status.RUNNING
+        self.epoch[row] += 1
+        self.rate[row] = rate
+        self.started[row] = now
+        self.progress_from[row] = now + overhead
+
+    def stop(self, row: int, now: float, status: Status) -> None:
+        """The run ends; what was done is believed until somebody reports otherwise."""
+        if now > self.progress_from[row]:
+            self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
+        self.held[row] += now - self.started[row]
+        self.rate[row] = 0.0
+        self.status[row] = status
+        self.waiting_since[row] = now
+
+
+class JobView:
+    """One row at one moment, read-only: what an order policy sees of a job. Times and amounts are as of `now`."""
+
+    __slots__ = ("_columns", "now", "row")
+
+    def __init__(self, columns: JobColumns, row: int = 0, now: float = 0.0) -> None:
+        self._columns = columns
+        self.row = row
+        self.now = now
+
+    @property
+    def submitted(self) -> float:
+        """Moment of submission."""
+        return self._columns.submitted[self.row]
+
+    @property
+    def gang(self) -> int:
+        """GPUs needed at once."""
+        return self._columns.gang[self.row]
+
+    @property
+    def running(self) -> bool:
+        """It holds GPUs."""
+        return self._columns.status[self.row] == Status.RUNNING
+
+    @property
+    def skew(self) -> float | None:
+        """Largest tensor ÷ model size; None if not known."""
+        skew = self._columns.skew[self.row]
+        return None if math.isnan(skew) else skew
+
+    @property
+    def waiting_since(self) -> float:
+        """When it was submitted, preempted or lost its node, whichever came last."""
+        return self._columns.waiting_since[self.row]
+
+    @property
+    def attained_seconds(self) -> float:
+        """Wall time with GPUs."""
+        columns, row = self._columns, self.row
+        held = columns.held[row]
+        return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
+
+    @property
+    def attained_service(self) -> float:
+        """GPU-seconds received."""
+        return self.attained_seconds * self._columns.gang[self.row]
+
+    @property
+    def remaining_seconds(self) -> float:
+        """Believed work left, in seconds on the fastest type; overhead that a run has still to sit out counts as work."""
+        columns, row = self._columns, self.row
+        left = columns.steps[row] - columns.steps_done[row]
+        rate = columns.rate[row]
+        if rate:
+            left -= rate * (self.now - columns.progress_from[row])
+        return left / columns.best[row]
+
+    @property
+    def pace(self) -> float:
+        """Believed speed now ÷ speed on the fastest type; 0 while it waits. `remaining_seconds` falls at this rate."""
+        return self._columns.rate[self.row] / self._columns.best[self.row]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All active jobs at one moment, as read-only columns of equal length by ascending row."""
+
+    now: float
+    gpus: int
+    rows: Ints
+    gang: Ints
+    running: Bools
+    submitted: Floats
+    weight: Floats
+    attained_seconds: Floats
+    columns: JobColumns
+
+    @staticmethod
+    def of(columns: JobColumns, active: Iterable[int], *, now: float, gpus: int) -> "Snapshot":
+        """Freeze the active rows; `gpus` is how many GPUs are alive."""
+        rows = np.array(sorted(active), dtype=np.int64)
+        running = np.frombuffer(columns.status, dtype=np.int8)[rows] == Status.RUNNING
+        held = _gather(columns.held, rows) + np.where(running, now - _gather(columns.started, rows), 0.0)
+        frozen = [rows, np.frombuffer(columns.gang, dtype=np.int64)[rows], running]
+        floats = [_gather(columns.submitted, rows), _gather(columns.weight, rows), held]
+        for column in (*frozen, *floats):
+            column.flags.writeable = False
+        return Snapshot(now, gpus, frozen[0], frozen[1], running, floats[0], floats[1], floats[2], columns)
+
+    def jobs(self) -> Iterable[JobView]:
+        """The same jobs one by one; each view is valid until the next is asked for."""
+        view = JobView(self.columns, now=self.now)
+        for row in self.rows.tolist():
+            view.row = row
+            yield view
+
+
+def _gather(column: "array[float]", rows: Ints) -> Floats:
+    return np.frombuffer(column, dtype=np.float64)[rows] if len(rows) else np.empty(0)

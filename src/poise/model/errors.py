@@ -1,0 +1,78 @@
+"""Every error that Poise raises on purpose.
+
+PoiseError
+├── RequestError          the request is wrong: the command line ends with exit code 2
+│   ├── UnknownNameError  a name that is not in a catalogue; carries the nearest known ones
+│   ├── ClusterError      a cluster specification that describes no cluster
+│   ├── ThroughputError   a throughput table that cannot be read, or lacks what a job needs
+│   ├── TraceError        a trace that cannot be read: which file, line, field, and what was expected
+│   └── JournalError      a journal that cannot be read, or was written by something newer
+├── ReplayError           a journal was re-driven and an action came out differently
+└── InvariantError        our own bug: a decision that `verify` refuses, an impossible event
+
+A message names the thing, the value and the remedy, on one line.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class PoiseError(Exception):
+    """The root: catching it catches everything that Poise raises on purpose."""
+
+
+class RequestError(PoiseError):
+    """What was asked for is wrong; nothing was done."""
+
+
+class UnknownNameError(RequestError):
+    """A name that is not in a catalogue; the message lists the nearest known names."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class ClusterError(RequestError):
+    """A cluster specification that describes no cluster."""
+
+
+class ThroughputError(RequestError):
+    """A throughput table that cannot be read, or that lacks what a job needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A place in an input file. `line` counts from 1; None where lines have no meaning."""
+
+    file: str
+    line: int | None = None
+    field: str | None = None
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else f":{self.line}"
+        field = "" if self.field is None else f": {self.field}"
+        return f"{self.file}{line}{field}"
+
+
+class TraceError(RequestError):
+    """A trace that cannot be read: the file, the line, the field, and what was expected there."""
+
+    def __init__(self, where: Where, problem: str) -> None:
+        super().__init__(f"{where}: {problem}")
+        self.where = where
+
+
+class JournalError(RequestError):
+    """A journal that cannot be read, or that was written by a newer Poise."""
+
+
+class ReplayError(PoiseError):
+    """A journal was re-driven through the core and an action came out differently."""
+
+
+class InvariantError(PoiseError):
+    """A bug of ours: a decision that breaks a rule, or an event that cannot have happened."""

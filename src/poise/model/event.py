@@ -1,0 +1,84 @@
+"""Facts: past tense and true. They arrive at the core in batches that share one instant.
+
+The order inside a batch is the order in which it is to be read: what ended, what was lost or returned, what arrived.
+A fact about a run carries the epoch of that run (the count of the job's launches); a stale one is recognised by it.
+"""
+
+from dataclasses import dataclass
+
+from poise.model.job import Job
+from poise.model.speed import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """The speed of a kind of job is now believed to be this. It precedes the first job of its kind."""
+
+    kind: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job arrived. `kind` names the estimate that holds for it; `steps` is its declared work, inf if nobody knows."""
+
+    job: Job
+    kind: str
+    steps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run reached the end of its job's work."""
+
+    job: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A run died by itself; the job would go on from `steps`, unless nothing is to be hoped for any more (`final`)."""
+
+    job: str
+    epoch: int
+    cause: str
+    steps: float
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A run that was preempted, or whose node was lost, has stopped; the job would go on from `steps`."""
+
+    job: str
+    epoch: int
+    steps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The owner withdrew the job."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, and so are the runs that had GPUs on it."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReturned:
+    """A lost node is back, with all its GPUs free."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The moment that the core asked to be woken at has come."""
+
+
+Event = Estimated | Submitted | Finished | Failed | Stopped | Cancelled | NodeLost | NodeReturned | Woke

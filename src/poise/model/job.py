@@ -1,0 +1,50 @@
+"""What is submitted."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Status(IntEnum):
+    """Where a job stands. A preempted job waits; the last four are final."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+    FAILED = 3
+    CANCELLED = 4
+    REJECTED = 5
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing happens to the job any more."""
+        return self >= Status.FINISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training job as its owner describes it.
+
+    gpus        the gang: GPUs needed at once, all or nothing
+    steps       declared work, in the steps of the throughput table; None if the owner does not know
+    duration    seconds on the table's reference GPU type, packed; used where `steps` is not given
+    gpu_types   types it may run on; empty means any
+    deadline    seconds on the trace's clock
+    """
+
+    id: str
+    submitted: float
+    gpus: int
+    duration: float | None = None
+    steps: float | None = None
+    tenant: str = "default"
+    app: str | None = None
+    model: str | None = None
+    batch_size: int | None = None
+    weight: float = 1.0
+    priority: int = 0
+    deadline: float | None = None
+    gpu_types: tuple[str, ...] = ()
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    micro_batches: int | None = None
+    name: str | None = None

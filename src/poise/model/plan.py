@@ -1,0 +1,121 @@
+"""What a policy answers: an order of all jobs, or a plan of claims; and the policy itself as a value.
+
+A policy that is nothing but an order says so (`Order`): a rank for each job, asked for again only when something happens
+to that job, so that the core keeps the order incrementally. Any other policy is a `Planner`: it looks at a frozen
+snapshot and answers with a whole plan. Both are pure; what they remember is a value that goes in and comes out.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple, Protocol
+
+from poise.model.columns import JobView, Snapshot
+from poise.model.speed import Estimate, Locality
+
+
+class Unfitting(Enum):
+    """What a claim that does not fit does to the claims behind it."""
+
+    BLOCKS = auto()
+    SKIPPED = auto()
+
+
+class Preemption(Enum):
+    """May a job of higher rank take GPUs from a running job of lower rank?"""
+
+    NEVER = auto()
+    BY_RANK = auto()
+
+
+class Rank(NamedTuple):
+    """Where a job stands: smaller first, by queue, then section, then value; equal ranks by row.
+
+    value    as of the moment of asking
+    slope    change of the value per second while the job runs; a waiting job's value stands still
+    until    moment at which the policy must be asked again although nothing happened to the job
+    memory   what the policy wants to be reminded of about this job
+    """
+
+    value: float
+    queue: int = 0
+    section: int = 0
+    slope: float = 0.0
+    until: float = math.inf
+    memory: float = 0.0
+
+
+def anywhere(_job: JobView) -> Locality:
+    """The usual wish: close together is welcome, but not worth waiting for."""
+    return Locality.CLUSTER
+
+
+def nothing_learnt(memory: Any, _job: JobView) -> tuple[Any, bool]:  # noqa: ANN401 - each order has its own memory
+    """The usual way to learn from a finished job: not at all."""
+    return memory, False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A policy that is nothing but an order.
+
+    rank     (job, its previous rank or None, memory) -> its rank now. Asked when a job arrives, starts, stops, when its
+             rank's `until` has come, and once more after the decision at that moment if it still runs.
+    asks     the locality that the job insists on; asked once, at submission
+    memory   what the order knows of jobs that have finished; `learn` updates it and says whether ranks are now stale
+    """
+
+    rank: Callable[[JobView, Rank | None, Any], Rank]
+    preemption: Preemption
+    unfitting: Unfitting
+    asks: Callable[[JobView], Locality] = anywhere
+    memory: Any = None
+    learn: Callable[[Any, JobView], tuple[Any, bool]] = nothing_learnt
+
+
+class Claim(NamedTuple):
+    """A wish for a job's whole gang in this decision, at this locality or closer."""
+
+    row: int
+    locality: Locality = Locality.CLUSTER
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Claims in order. A running job that is not claimed for is stopped.
+
+    wake   moment at which to plan again although nothing happened
+    """
+
+    claims: tuple[Claim, ...]
+    unfitting: Unfitting
+    preemption: Preemption
+    wake: float = math.inf
+
+
+class Planner(Protocol):
+    """A policy that answers with whole plans."""
+
+    def start(self) -> Any:  # noqa: ANN401 - each planner has its own memory
+        """The memory before the first plan."""
+
+    def plan(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401
+        """The plan for this moment, and the memory to hand in next time."""
+
+
+def as_believed(estimate: Estimate) -> Estimate:
+    """See speeds as they are believed to be."""
+    return estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy as a value; combinators make new ones of it.
+
+    perceive   how the policy sees what is believed of speeds (heterogeneity-agnostic: all types alike)
+    """
+
+    name: str
+    answer: Order | Planner
+    perceive: Callable[[Estimate], Estimate] = as_believed

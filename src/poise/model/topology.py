@@ -1,0 +1,62 @@
+"""What never changes about a cluster, laid out for fast questions: types, racks, and how close together GPUs are."""
+
+from bisect import bisect_left
+from itertools import accumulate
+
+from poise.model.cluster import Cluster, Holding
+from poise.model.speed import Locality
+
+
+class Topology:
+    """Nodes and types by index. A set of nodes is a bit mask of node indices."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.types = cluster.gpu_types
+        type_index = {name: index for index, name in enumerate(self.types)}
+        rack_index = {name: index for index, name in enumerate(dict.fromkeys(node.rack for node in cluster.nodes))}
+        self.type_of = [type_index[node.gpu_type] for node in cluster.nodes]
+        self.rack_of = [rack_index[node.rack] for node in cluster.nodes]
+        self.full = [(1 << node.gpus) - 1 for node in cluster.nodes]
+        self.racks = [0] * len(rack_index)
+        for node, rack in enumerate(self.rack_of):
+            self.racks[rack] |= 1 << node
+        self.totals = [cluster.gpus_of(name) for name in self.types]
+        self._reach = [self._cumulated(self._sizes(gpu_type)) for gpu_type in range(len(self.types))]
+        self._rack_reach = [max(self._rack_totals(gpu_type)) for gpu_type in range(len(self.types))]
+
+    def _sizes(self, gpu_type: int) -> list[int]:
+        return [node.gpus for node, kind in zip(self.cluster.nodes, self.type_of, strict=True) if kind == gpu_type]
+
+    @staticmethod
+    def _cumulated(sizes: list[int]) -> list[int]:
+        return list(accumulate(sorted(sizes, reverse=True)))
+
+    def _rack_totals(self, gpu_type: int) -> list[int]:
+        totals = [0] * len(self.racks)
+        for node, kind, rack in zip(self.cluster.nodes, self.type_of, self.rack_of, strict=True):
+            totals[rack] += node.gpus if kind == gpu_type else 0
+        return totals
+
+    def largest_node(self, gpu_type: int) -> int:
+        """GPUs on the largest node of a type."""
+        return self._reach[gpu_type][0]
+
+    def fewest_nodes(self, gpu_type: int, gpus: int) -> int:
+        """Nodes that a gang needs if the whole cluster were free."""
+        return bisect_left(self._reach[gpu_type], gpus) + 1
+
+    def largest_rack(self, gpu_type: int) -> int:
+        """GPUs of a type in the rack that has most of them: what a claim for one rack can hope for."""
+        return self._rack_reach[gpu_type]
+
+    def locality(self, holding: Holding) -> Locality:
+        """How far apart the GPUs of a gang are."""
+        if len(holding) == 1:
+            return Locality.PACKED
+        first = self.rack_of[holding[0].node]
+        if any(self.rack_of[slots.node] != first for slots in holding):
+            return Locality.CLUSTER
+        gpus = sum(slots.mask.bit_count() for slots in holding)
+        fewest = self.fewest_nodes(self.type_of[holding[0].node], gpus)
+        return Locality.PACKED if len(holding) <= fewest else Locality.RACK
