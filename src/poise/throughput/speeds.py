@@ -1,0 +1,202 @@
+"""A throughput table bound to a cluster: how fast the jobs of a trace are on the GPU types that are there.
+
+A job whose model the table knows has the table's rates. On a type where that model was not measured it has its
+reference rate times the type's relative speed. A job whose model the table does not know is as fast as its duration
+says: 1 step a second on the reference type (steps ÷ duration, if it states both), times the type's relative speed,
+wherever its GPUs are.
+
+The relative speed of a type is the table's `speedup`, else the cluster's own figure, else 1 for the generic type `gpu`.
+"""
+
+import difflib
+import math
+from urllib.parse import quote
+
+from poise.model.cluster import Cluster
+from poise.model.errors import ThroughputError, UnknownNameError
+from poise.model.job import Job
+from poise.model.speed import Estimate, Locality
+from poise.throughput.measured import CANNOT_RUN, Row, Throughputs, same_model
+
+GENERIC = "gpu"
+"""The GPU type of traces and clusters that name none."""
+
+
+class Speeds:
+    """What is believed, or true, of the speed of jobs on this cluster. Estimates are made once a kind of job."""
+
+    def __init__(self, table: Throughputs, cluster: Cluster) -> None:
+        self._table = table
+        self._types = tuple(gpu_type.lower() for gpu_type in cluster.gpu_types)
+        self._stated = {gpu_type.lower(): _checked(gpu_type, speed) for gpu_type, speed in cluster.speeds.items()}
+        self._named = {*table.gpu_types, *self._stated}
+        for gpu_type in self._types:
+            if gpu_type not in self._named and gpu_type != GENERIC:
+                raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC})
+        self._relative = {gpu_type: self._relative_speed(gpu_type) for gpu_type in (*table.gpu_types, *self._types)}
+        self._known: dict[tuple[str | None, int | None], bool] = {}
+        self._kinds: dict[tuple[object, ...], str] = {}
+        self._estimates: dict[str, Estimate] = {}
+        self._by_duration: dict[tuple[object, ...], tuple[str, Estimate, float]] = {}
+        self._duration_rates: dict[tuple[str | None, int | None, int], float] = {}
+
+    def kind(self, job: Job) -> str:
+        """A stable name of the model, batch size, gang and types allowed: jobs of one kind share an Estimate.
+
+        Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
+        """
+        own = None if self._knows(job) else _own_rate(self._table, job)
+        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _name(job, own)
+        return kind
+
+    def estimate(self, job: Job) -> Estimate:
+        """Steps per second of the whole gang, one row a type of the cluster; 0 on types that the job rules out."""
+        kind = self.kind(job)
+        estimate = self._estimates.get(kind)
+        if estimate is None:
+            estimate = self._estimates[kind] = self._estimated(job)
+        return estimate
+
+    def steps(self, job: Job) -> float:
+        """The job's work: its steps, or else its duration times the rate on the reference type, same gang, packed."""
+        if job.steps is None and job.duration is None:
+            raise ThroughputError(f"job {job.id!r} states neither steps nor a duration; give one of the two")
+        if not self._knows(job):
+            _own_rate(self._table, job)
+            return float(job.steps if job.steps is not None and job.duration else job.duration or 0.0)
+        return float(job.steps) if job.steps is not None else (job.duration or 0.0) * self._duration_rate(job)
+
+    def resolve(self, job: Job) -> tuple[str, Estimate, float]:
+        """Kind, estimate and work of a job at once; jobs that state a duration and nothing else cost one look-up."""
+        if job.steps is not None or job.duration is None:
+            return self.kind(job), self.estimate(job), self.steps(job)
+        key = (job.model, job.batch_size, job.gpus, job.gpu_types)
+        found = self._by_duration.get(key)
+        if found is None:
+            rate = self._duration_rate(job) if self._knows(job) else 1.0
+            found = self._by_duration[key] = (self.kind(job), self.estimate(job), rate)
+        kind, estimate, rate = found
+        return kind, estimate, job.duration * rate
+
+    def _knows(self, job: Job) -> bool:
+        key = (job.model, job.batch_size)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = job.model is not None and self._table.knows(job.model, job.batch_size)
+        return known
+
+    def _estimated(self, job: Job) -> Estimate:
+        allowed = {gpu_type.lower() for gpu_type in job.gpu_types} or set(self._types)
+        on = self._measured if self._knows(job) else self._stated_by_owner
+        rates = tuple(on(job, gpu_type) if gpu_type in allowed else CANNOT_RUN for gpu_type in self._types)
+        return Estimate(rates, None if job.model is None else self._table.skew(job.model))
+
+    def _stated_by_owner(self, job: Job, gpu_type: str) -> Row:
+        """Rates of a job that the table does not know: nothing is known of what distance does to it, either."""
+        own = _own_rate(self._table, job)
+        return _scaled((own, own, own), self._relative[gpu_type])
+
+    def _measured(self, job: Job, gpu_type: str) -> Row:
+        """Rates of a job that the table knows."""
+        if self._table.measures(job.model or "", job.batch_size, gpu_type):
+            return self._row(job, gpu_type)
+        if gpu_type == GENERIC and gpu_type not in self._named:
+            return self._duration_row(job)
+        reference = self._reference_row(job)
+        return CANNOT_RUN if reference is None else _scaled(reference, self._relative[gpu_type])
+
+    def _duration_rate(self, job: Job) -> float:
+        key = (job.model, job.batch_size, job.gpus)
+        rate = self._duration_rates.get(key)
+        if rate is None:
+            rate = self._duration_rates[key] = self._duration_row(job)[Locality.PACKED]
+        return rate
+
+    def _duration_row(self, job: Job) -> Row:
+        """The rates that a duration refers to: on the reference type; if the job cannot run there, on its fastest."""
+        reference = self._reference_row(job)
+        return self._row(job, self._fastest(job)) if reference is None or self._is_refused(job) else reference
+
+    def _reference_row(self, job: Job) -> Row | None:
+        """Rates on the reference type: measured, or derived from the fastest type measured; None if neither can be."""
+        row = self._row(job, self._table.reference)
+        if row[Locality.PACKED] > 0:
+            return row
+        fastest = self._fastest(job)
+        relative = self._relative[fastest]
+        return _scaled(self._row(job, fastest), 1 / relative) if relative else None
+
+    def _is_refused(self, job: Job) -> bool:
+        """Whether the job was tried on the reference type and does not run there."""
+        reference = self._table.reference
+        was_tried = self._table.measures(job.model or "", job.batch_size, reference)
+        return was_tried and self._row(job, reference)[Locality.PACKED] == 0
+
+    def _fastest(self, job: Job) -> str:
+        """The type on which this gang was measured to be fastest, packed; the first of equals."""
+        return max(self._table.gpu_types, key=lambda gpu_type: self._row(job, gpu_type)[Locality.PACKED])
+
+    def _row(self, job: Job, gpu_type: str) -> Row:
+        return self._table.row(job.model or "", job.batch_size, gpu_type, job.gpus)
+
+    def _relative_speed(self, gpu_type: str) -> float | None:
+        speedup = self._table.speedup(gpu_type)
+        if speedup is None:
+            speedup = self._stated.get(gpu_type, 1.0 if gpu_type == GENERIC else None)
+        return speedup
+
+
+def _checked(gpu_type: str, speed: float) -> float:
+    if not (math.isfinite(speed) and speed > 0):
+        raise ThroughputError(f"speed of GPU type {gpu_type!r}: expected a finite number above 0, got {speed!r}")
+    return speed
+
+
+def _scaled(row: Row, factor: float | None) -> Row:
+    packed, rack, cluster = row
+    return (packed * factor, rack * factor, cluster * factor) if factor else CANNOT_RUN
+
+
+def _own_rate(table: Throughputs, job: Job) -> float:
+    """Steps per second on the reference type of a job that only its own statements tell about."""
+    if job.steps is None:
+        return 1.0
+    if job.duration is None:
+        raise ThroughputError(_unknown(table, job))
+    return job.steps / job.duration if job.steps and job.duration else 1.0
+
+
+def _unknown(table: Throughputs, job: Job) -> str:
+    remedy = "give a table that has it (--throughputs FILE), or the job's duration"
+    if job.model is None:
+        return f"job {job.id!r} states its work in steps but names no model; name one, or give the job's duration"
+    batch = "" if job.batch_size is None else f" at batch size {job.batch_size}"
+    return (
+        f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"
+        f"{_near(table, job.model)}; {remedy}"
+    )
+
+
+def _near(table: Throughputs, model: str) -> str:
+    """What the table knows that may have been meant."""
+    names = {same_model(name): name for name in table.models()}
+    sizes = [each.batch_size for each in table.classes() if same_model(each.model) == same_model(model)]
+    if sizes:
+        return f" (known batch sizes: {', '.join('not stated' if size is None else str(size) for size in sizes)})"
+    near = difflib.get_close_matches(same_model(model), names, n=3, cutoff=0.5)
+    return f" (nearest: {', '.join(names[name] for name in near)})" if near else ""
+
+
+def _name(job: Job, own: float | None) -> str:
+    """`resnet50/b16/x4`; `@p100+v100` if types are ruled out; `*2.5` if the job states its own steps per second.
+
+    Different keys give different names: whatever comes from outside is quoted.
+    """
+    model = "-" if job.model is None else quote(same_model(job.model), safe="")
+    batch = "" if job.batch_size is None else f"/b{job.batch_size}"
+    rate = "" if own in (None, 1.0) else f"*{own!r}"
+    types = "+".join(quote(gpu_type, safe="") for gpu_type in sorted({name.lower() for name in job.gpu_types}))
+    return f"{model}{batch}/x{job.gpus}{rate}{'@' if types else ''}{types}"
