@@ -1,0 +1,1 @@
+"""Traces: readers of public formats, a synthetic generator, one schema."""

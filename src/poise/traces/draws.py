@@ -1,0 +1,197 @@
+"""Columns of a synthetic trace, each from uniform numbers in [0, 1) of its own.
+
+Everything is an inverse distribution of `Generator.random`, whose stream numpy keeps from version to version: so is a
+trace that is made from a specification. Numbers that overflow are found in the result, not warned of on the way.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poise.model.cluster import MOST_GPUS
+from poise.model.errors import UnknownNameError
+from poise.traces import philly_shape
+from poise.traces.fields import amount, label, number, refusal, whole
+from poise.traces.philly_shape import CAUSES, Floats
+from poise.traces.schema import FailedAttempt, Outcome
+
+Ints = NDArray[np.int64]
+
+PHILLY = "philly"
+GAVEL = "gavel"
+GAVEL_SIZES = "1:0.7/2:0.1/4:0.15/8:0.05"
+ARRIVALS = ("poisson", "uniform", "daily", "bursty", "at-once")
+DURATIONS = (PHILLY, GAVEL, "lognormal:MEDIAN:SIGMA", "exponential:MEAN", "fixed:SECONDS")
+BURST = 8
+"""Jobs of a burst, on average; the gaps in it are a twentieth of the average gap."""
+MOST_TENANTS = 10_000
+_DAY = 86_400.0
+_SWING, _NIGHT = 0.8, 2 * 3600.0
+
+
+class Mixture(NamedTuple):
+    """Values and the shares with which they are drawn."""
+
+    values: Floats
+    shares: Floats
+
+    def draw(self, uniform: Floats) -> Floats:
+        """The value of each job."""
+        return self.values[pick(self.shares, uniform)]
+
+
+def pick(shares: Floats, uniform: Floats) -> NDArray[np.intp]:
+    """An index for each uniform number, in proportion to the shares."""
+    edges = np.cumsum(shares)
+    return np.searchsorted(edges[:-1] / edges[-1], uniform, side="right")
+
+
+def mixture(text: str, knob: str) -> Mixture:
+    """`1:0.7/2:0.3`: values above 0 and their shares, which need not add up to 1; `1/2/4` has equal shares."""
+    parts = [part.partition(":") for part in text.split("/")]
+    values = np.array([_positive(value, knob) for value, _, _ in parts])
+    shares = np.array([amount(share, knob) if colon else 1.0 for _, colon, share in parts])
+    if not 0 < shares.sum() < math.inf:
+        raise refusal(knob, "shares with a sum above 0", text)
+    return Mixture(values, shares)
+
+
+def hourly(text: str) -> float:
+    """Jobs an hour."""
+    return philly_shape.JOBS / philly_shape.SPAN * 3600 if text == PHILLY else _positive(text, "rate")
+
+
+def submissions(kind: str, jobs: int, rate: float, uniform: Floats) -> Floats:
+    """Seconds at which the jobs arrive, ascending; `uniform` has two numbers a job. Within 1 ms, as are durations."""
+    gap, waits = 3600 / rate, -np.log1p(-uniform[:, 0])
+    waits[0] = 0.0
+    match kind:
+        case "poisson":
+            times = np.cumsum(waits) * gap
+        case "uniform":
+            times = np.sort(uniform[:, 0]) * jobs * gap
+        case "daily":
+            times = _daily(np.cumsum(waits) * gap)
+        case "bursty":
+            inside = gap / 20
+            between = (gap - inside * (1 - 1 / BURST)) * BURST
+            times = np.cumsum(waits * np.where(uniform[:, 1] < 1 / BURST, between, inside))
+        case "at-once":
+            times = np.zeros(jobs)
+        case _:
+            raise UnknownNameError("kind of arrivals", kind, ARRIVALS)
+    if not np.isfinite(times).all():
+        raise refusal("rate", "jobs an hour that give finite times", f"{rate:g}")
+    return np.round(times, 3)
+
+
+def sizes(text: str, uniform: Floats) -> Ints:
+    """GPUs of each job."""
+    if text == PHILLY:
+        known = Mixture(np.array(list(philly_shape.GPUS), float), np.array(list(philly_shape.GPUS.values()), float))
+        return known.draw(uniform).astype(np.int64)
+    chosen = mixture(GAVEL_SIZES if text == GAVEL else text, "sizes")
+    for value in chosen.values:
+        if not value.is_integer() or value > MOST_GPUS:
+            raise refusal("sizes", f"whole numbers of GPUs from 1 to {MOST_GPUS:,}", text)
+    return chosen.draw(uniform).astype(np.int64)
+
+
+def durations(text: str, gpus: Ints, uniform: Floats) -> Floats:
+    """Seconds of each job; `uniform` has two numbers a job. At least 1 ms."""
+    kind, *numbers = text.split(":")
+    first = uniform[:, 0]
+    match kind, numbers:
+        case "philly", []:
+            seconds = philly_shape.durations(gpus, first)
+        case "gavel", []:
+            seconds = 60 * 10 ** np.where(first < 0.8, 1.5 + 1.5 * first / 0.8, 3 + (first - 0.8) / 0.2)
+        case "lognormal", [median, sigma]:
+            seconds = _positive(median, "durations") * np.exp(amount(sigma, "durations") * _normal(uniform))
+        case "exponential", [mean]:
+            seconds = -_positive(mean, "durations") * np.log1p(-first)
+        case "fixed", [each]:
+            seconds = np.full(len(first), _positive(each, "durations"))
+        case _:
+            raise refusal("durations", f"one of {', '.join(DURATIONS)}", text)
+    if not np.isfinite(seconds).all():
+        raise refusal("durations", "numbers that give finite durations", text)
+    return np.maximum(np.round(seconds, 3), 0.001)
+
+
+def tenants(text: str, uniform: Floats) -> list[str]:
+    """The owner of each job."""
+    if text == PHILLY:
+        shares = np.array(philly_shape.TENANTS, float)
+        names = [f"vc-{index:02d}" for index in range(1, len(shares) + 1)]
+    else:
+        count = whole(text, "tenants", 1, MOST_TENANTS)
+        shares = 1 / np.arange(1, count + 1)
+        names = [f"tenant-{index}" for index in range(1, count + 1)]
+    return [names[index] for index in pick(shares, uniform).tolist()]
+
+
+def models(text: str, uniform: Floats) -> list[str | None]:
+    """The model of each job; each name as likely as the next."""
+    if text == "none":
+        return [None] * len(uniform)
+    names = [label(name, "models") for name in text.split("/")]
+    return [names[index] for index in (uniform * len(names)).astype(int).tolist()]
+
+
+def outcomes(text: str, uniform: Floats) -> tuple[list[Outcome], NDArray[np.bool_]]:
+    """How each job ends, and whether attempts of it die before that."""
+    if text != PHILLY:
+        fraction = number(text, "failures")
+        if not 0 <= fraction <= 1:
+            raise refusal("failures", "philly, or a fraction from 0 to 1", text)
+        return [Outcome.PASSED] * len(uniform), uniform < fraction
+    kinds = [Outcome(name) for name in philly_shape.STATUSES]
+    chosen = pick(np.array(list(philly_shape.STATUSES.values()), float), uniform)
+    return [kinds[index] for index in chosen.tolist()], chosen == kinds.index(Outcome.FAILED)
+
+
+def attempts(seconds: Floats, uniform: Floats, rng: np.random.Generator) -> list[tuple[FailedAttempt, ...]]:
+    """The failed attempts of jobs that fail; `uniform` has two numbers a job.
+
+    A job fails of one cause. Causes are drawn by their number of jobs and the attempts of a job by attempts a job, so
+    that attempts by cause are in the published proportion. Attempts share the job's duration evenly at random, and so
+    last less than the job in all.
+    """
+    if not len(seconds):
+        return []
+    cause = pick(np.array([each.jobs for each in CAUSES], float), uniform[:, 0])
+    mean = np.array([each.trials / each.jobs for each in CAUSES])[cause]
+    counts = 1 + (np.log1p(-uniform[:, 1]) / np.log1p(-1 / mean)).astype(int)
+    starts = np.concatenate(([0], np.cumsum(counts + 1)))
+    pieces = -np.log1p(-rng.random(starts[-1]))
+    scale = seconds / np.add.reduceat(pieces, starts[:-1])
+    after = (np.floor(pieces * np.repeat(scale, counts + 1) * 1000) / 1000).tolist()
+    names = [CAUSES[index].name for index in cause.tolist()]
+    spans = zip(starts.tolist(), counts.tolist(), names, strict=False)
+    return [tuple(FailedAttempt(each, name) for each in after[at : at + count]) for at, count, name in spans]
+
+
+def _daily(even: Floats) -> Floats:
+    """Times at a steady rate, moved so that the rate swings by 80 % over a day, least at 2 h and most at 14 h."""
+    clock = np.linspace(0, _DAY, 1441)
+    turn = 2 * math.pi / _DAY
+    passed = clock - _SWING / turn * (np.sin(turn * (clock - _NIGHT)) + math.sin(turn * _NIGHT))
+    days, rest = np.divmod(even, _DAY)
+    moved: Floats = days * _DAY + np.interp(rest, passed, clock)
+    return moved
+
+
+def _normal(uniform: Floats) -> Floats:
+    """Standard normal numbers by Box and Muller's transform."""
+    radius: Floats = np.sqrt(-2 * np.log1p(-uniform[:, 0]))
+    return radius * np.cos(2 * math.pi * uniform[:, 1])
+
+
+def _positive(text: str, knob: str) -> float:
+    value = number(text, knob)
+    if value <= 0:
+        raise refusal(knob, "a number above 0", text)
+    return value

@@ -1,0 +1,1 @@
+"""One module a format. Each says in its docstring what becomes of every column; `registry.py` is the list of them."""

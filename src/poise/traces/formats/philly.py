@@ -1,0 +1,139 @@
+"""Philly's job log (Jeon et al., ATC'19): a JSON list of objects, in its original shape or in two derived ones.
+
+| key | becomes |
+|---|---|
+| `jobid` or `id` | id |
+| `submitted_time` | submitted: seconds since 1970, read as UTC |
+| `vc` | tenant: the virtual cluster; may be missing |
+| `status` | outcome: Pass, Killed, Failed; passed if it is missing |
+| `attempts` | a list of `{start_time, end_time, detail}`; in the derived shape with one attempt, the job itself |
+| `detail` | gpus: those of the first attempt, added up over `[{ip, gpus: [...]}]` |
+| `num_gpus` | gpus, in the derived shape that has no `detail` |
+| `user`, `runtime`, `runtime_min` | not read |
+
+duration   the run times of all attempts added up, s
+failures   every attempt before the last one: it died after its run time, of a cause that the log does not name
+
+Attempts without a start or an end (or with an end before the start: clocks were changed) are left out; so are jobs
+without a whole attempt, jobs whose last attempt has no end (they ran on when the log was taken), and jobs without a
+GPU. All are counted.
+"""
+
+from collections.abc import Iterable
+
+from poise.model.cluster import MOST_GPUS
+from poise.model.job import Job
+from poise.traces.documents import Record
+from poise.traces.fields import label, moment, refusal
+from poise.traces.intake import Intake
+from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+
+KEYS = ("submitted_time", "attempts", "jobid")
+OUTCOMES = {"Pass": Outcome.PASSED, "Killed": Outcome.KILLED, "Failed": Outcome.FAILED}
+UNKNOWN_CAUSE = "unknown"
+
+
+def read(intake: Intake) -> list[TraceJob]:
+    """Every object with a whole last attempt and a GPU is a job."""
+    return intake.jobs(intake.objects(), _job)
+
+
+def _job(record: Record, intake: Intake) -> TraceJob | None:
+    attempts = _attempts(record)
+    if not attempts:
+        intake.count("jobs left out because they have no attempt")
+        return None
+    gpus = _gpus(record, attempts[0])
+    if gpus == 0:
+        intake.count("jobs left out because they have no GPU")
+        return None
+    if not _ended(attempts[-1]):
+        intake.count("jobs left out because their last attempt has no end")
+        return None
+    runs = _runs(attempts, intake)
+    if not runs:
+        intake.count("jobs left out because no attempt of theirs has a start and an end")
+        return None
+    job = Job(
+        intake.prefix + _identity(record),
+        moment(_text(record, "submitted_time"), "submitted_time"),
+        gpus,
+        sum(runs),
+        tenant=label(_text(record, "vc"), "vc") if record.get("vc") is not None else "default",
+    )
+    return TraceJob(job, _outcome(record), tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1]))
+
+
+def _identity(record: Record) -> str:
+    key = "jobid" if "jobid" in record else "id"
+    return label(_text(record, key), key)
+
+
+def _outcome(record: Record) -> Outcome:
+    status = record.get("status", "Pass")
+    if not isinstance(status, str) or status not in OUTCOMES:
+        raise refusal("status", f"one of {', '.join(OUTCOMES)}", status)
+    return OUTCOMES[status]
+
+
+def _attempts(record: Record) -> list[Record]:
+    if "attempts" not in record:
+        return [record] if "start_time" in record else []
+    return _records(record["attempts"], "attempts")
+
+
+def _gpus(record: Record, first: Record) -> int:
+    if "num_gpus" in record:
+        gpus = record["num_gpus"]
+    else:
+        gpus = sum(len(_list(part.get("gpus"), "gpus")) for part in _records(first.get("detail"), "detail"))
+    if type(gpus) is not int or not 0 <= gpus <= MOST_GPUS:
+        raise refusal("num_gpus", f"a whole number from 0 to {MOST_GPUS:,}", gpus)
+    return gpus
+
+
+def _ended(attempt: Record) -> bool:
+    return _clock(attempt, "end_time") is not None
+
+
+def _runs(attempts: Iterable[Record], intake: Intake) -> list[float]:
+    """Seconds that each whole attempt ran, in order."""
+    runs = []
+    for attempt in attempts:
+        start, end = _clock(attempt, "start_time"), _clock(attempt, "end_time")
+        if start is None or end is None:
+            intake.count("attempts left out because they have no start or no end")
+        elif end < start:
+            intake.count("attempts left out because they end before they start")
+        else:
+            runs.append(end - start)
+    return runs
+
+
+def _clock(attempt: Record, key: str) -> float | None:
+    """A time of an attempt; the log writes a missing one as null, as nothing or as `None`."""
+    value = attempt.get(key)
+    return None if value in (None, "", "None") else moment(_text(attempt, key), key)
+
+
+def _text(record: Record, key: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        raise refusal(key, "text", value)
+    return value
+
+
+def _list(value: object, key: str) -> list[object]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise refusal(key, "a list", value)
+    return value
+
+
+def _records(value: object, key: str) -> list[Record]:
+    parts = _list(value, key)
+    for part in parts:
+        if not isinstance(part, dict):
+            raise refusal(key, "a list of objects", part)
+    return parts  # type: ignore[return-value]  # the loop has just seen to it

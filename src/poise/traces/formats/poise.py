@@ -1,0 +1,228 @@
+"""Poise's own traces: one JSON object a line, or CSV with the same column names. Null and empty cells mean: not given.
+
+| column | becomes | in CSV |
+|---|---|---|
+| `job` | id: a name, or a whole number | |
+| `submitted` | seconds on the trace's clock, at least 0 | |
+| `gpus` | the gang, 1 to 1,000,000 | |
+| `duration` | s on the reference type of the throughput table, at least 0; this or `steps` must be there | |
+| `steps` | work in the steps of the throughput table, at least 0 | |
+| `tenant`, `app`, `model`, `name` | as they stand; the tenant is `default` where none is given | |
+| `batch_size`, `micro_batches` | whole numbers of at least 1 | |
+| `weight` | a number above 0; 1 where none is given | |
+| `priority` | a whole number; 0 where none is given | |
+| `deadline` | seconds on the trace's clock, at least 0 | |
+| `gpu_types` | the types that the job may run on, in lower case; any where none is given | `v100/p100` |
+| `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus | |
+| `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
+| `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
+
+The last two are what the world does to the job; a scheduler does not see them. Any other column is an error.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from poise.model.cluster import MOST_GPUS
+from poise.model.job import Job
+from poise.traces.documents import Record, parse_object
+from poise.traces.fields import FieldError, label, refusal, shown
+from poise.traces.intake import Intake
+from poise.traces.lines import Line, csv_cells, split_header
+from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+
+REQUIRED = ("job", "submitted", "gpus")
+_MOST = 10**15
+
+
+class Column(NamedTuple):
+    """One column: how a JSON value of it is checked, and how a CSV cell of it is read as a JSON value."""
+
+    check: Callable[[Any, str], Any]
+    decode: Callable[[str], object]
+
+
+def read(intake: Intake) -> list[TraceJob]:
+    """Every line is a job."""
+    rows = intake.lines()
+    first = next(rows, None)
+    if first is None:
+        return []
+    if first[1].lstrip().startswith("{"):
+        return intake.jobs(_json_records(chain([first], rows), intake), _job)
+    return intake.jobs(_csv_records(first, rows, intake), _job)
+
+
+def _json_records(rows: Iterator[Line], intake: Intake) -> Iterator[tuple[int, Record]]:
+    for number, text in rows:
+        try:
+            yield number, parse_object(text)
+        except ValueError as problem:
+            raise intake.error(number, None, f"expected a JSON object, got {problem}") from None
+
+
+def _csv_records(header: Line, rows: Iterator[Line], intake: Intake) -> Iterator[tuple[int, Record]]:
+    names = split_header(header[1])
+    for name in names:
+        if name not in COLUMNS:
+            raise intake.error(header[0], None, _unknown(name).problem)
+        if names.count(name) > 1:
+            raise intake.error(header[0], name, "expected every column once, got it twice")
+    for number, cells in csv_cells(rows, intake.file, len(names)):
+        yield number, {name: COLUMNS[name].decode(cell) for name, cell in zip(names, cells, strict=True) if cell}
+
+
+def _job(record: Record, intake: Intake) -> TraceJob:
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        column = COLUMNS.get(name)
+        if column is None:
+            raise _unknown(name)
+        if value is not None:
+            values[name] = column.check(value, name)
+    for name in REQUIRED:
+        if name not in values:
+            raise refusal(name, "a value", None)
+    if "duration" not in values and "steps" not in values:
+        raise refusal("duration", "seconds, or steps", None)
+    _check_bounds(values)
+    outcome, failures = values.pop("outcome", Outcome.PASSED), values.pop("failures", ())
+    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures)
+
+
+def _check_bounds(values: dict[str, Any]) -> None:
+    least, most = values.get("min_gpus", 1), values.get("max_gpus", MOST_GPUS)
+    if not least <= values["gpus"] <= most:
+        field = "min_gpus" if least > values["gpus"] else "max_gpus"
+        raise refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {values['gpus']}", values[field])
+
+
+def _unknown(name: str) -> FieldError:
+    near = difflib.get_close_matches(name[:100].lower(), COLUMNS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COLUMNS)}"
+    return FieldError(None, f"expected a column of a Poise trace, got {shown(name)}; {hint}")
+
+
+def _identity(value: object, field: str) -> str:
+    return str(value) if type(value) is int and abs(value) < _MOST else _name(value, field)
+
+
+def _name(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise refusal(field, "a name", value)
+    return label(value, field)
+
+
+def _number(value: object, field: str) -> float:
+    if type(value) not in (int, float):
+        raise refusal(field, "a number", value)
+    try:
+        number = float(value)  # type: ignore[arg-type]  # it is an int or a float
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise refusal(field, "a finite number", value)
+    return number
+
+
+def _amount(value: object, field: str) -> float:
+    number = _number(value, field)
+    if number < 0:
+        raise refusal(field, "a number of at least 0", value)
+    return number
+
+
+def _weight(value: object, field: str) -> float:
+    number = _number(value, field)
+    if number <= 0:
+        raise refusal(field, "a number above 0", value)
+    return number
+
+
+def _whole_between(least: int, most: int) -> Callable[[object, str], int]:
+    def check(value: object, field: str) -> int:
+        number = _number(value, field)
+        if not number.is_integer() or not least <= number <= most:
+            raise refusal(field, f"a whole number from {least:,} to {most:,}", value)
+        return int(number)
+
+    return check
+
+
+def _types(value: object, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise refusal(field, "a list of GPU types", value)
+    return tuple(_name(part, field).lower() for part in value)
+
+
+def _outcome(value: object, field: str) -> Outcome:
+    if not isinstance(value, str) or value not in set(Outcome):
+        raise refusal(field, f"one of {', '.join(Outcome)}", value)
+    return Outcome(value)
+
+
+def _failures(value: object, field: str) -> tuple[FailedAttempt, ...]:
+    if not isinstance(value, list):
+        raise refusal(field, "a list of [seconds, cause]", value)
+    return tuple(_failure(part, field) for part in value)
+
+
+def _failure(value: object, field: str) -> FailedAttempt:
+    if not isinstance(value, list) or len(value) != 2:
+        raise refusal(field, "[seconds, cause]", value)
+    return FailedAttempt(_amount(value[0], field), _name(value[1], field))
+
+
+def _decode_text(cell: str) -> object:
+    return cell
+
+
+def _decode_number(cell: str) -> object:
+    """A number if the cell is one; else the cell itself, which the check then refuses in its own words."""
+    for kind in (int, float):
+        try:
+            return kind(cell) if cell.isascii() and "_" not in cell else cell
+        except ValueError:
+            continue
+    return cell
+
+
+def _decode_list(cell: str) -> object:
+    return cell.split("/")
+
+
+def _decode_failures(cell: str) -> object:
+    parts = (part.partition(":") for part in cell.split("/"))
+    return [[_decode_number(after), cause] for after, _, cause in parts]
+
+
+_NAME = Column(_name, _decode_text)
+_AMOUNT = Column(_amount, _decode_number)
+_GPUS = Column(_whole_between(1, MOST_GPUS), _decode_number)
+_COUNT = Column(_whole_between(1, _MOST), _decode_number)
+
+COLUMNS = {
+    "job": Column(_identity, _decode_text),
+    "submitted": _AMOUNT,
+    "gpus": _GPUS,
+    "duration": _AMOUNT,
+    "steps": _AMOUNT,
+    "tenant": _NAME,
+    "app": _NAME,
+    "model": _NAME,
+    "batch_size": _COUNT,
+    "weight": Column(_weight, _decode_number),
+    "priority": Column(_whole_between(-_MOST, _MOST), _decode_number),
+    "deadline": _AMOUNT,
+    "gpu_types": Column(_types, _decode_list),
+    "min_gpus": _GPUS,
+    "max_gpus": _GPUS,
+    "micro_batches": _COUNT,
+    "name": _NAME,
+    "outcome": Column(_outcome, _decode_text),
+    "failures": Column(_failures, _decode_failures),
+}
+"""In the order in which they are written."""

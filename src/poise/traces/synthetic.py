@@ -1,0 +1,129 @@
+"""Traces from a specification, `synthetic:jobs=1000,seed=0,...`: by default of the shape that is published of Philly.
+
+One seed, one generator for each column: a knob that is turned changes its own column and no other (but a duration of
+the `philly` kind depends on the job's GPUs, and the seconds after which an attempt fails on the duration).
+"""
+
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from poise.model.errors import RequestError, UnknownNameError
+from poise.model.job import Job
+from poise.traces import draws
+from poise.traces.fields import FieldError, whole
+from poise.traces.intake import MOST_JOBS
+from poise.traces.philly_shape import Floats
+from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
+
+SYNTHETIC = "synthetic:"
+HELP = "help"
+
+
+class Knob(NamedTuple):
+    """Something to choose about a synthetic trace."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+KNOBS = (
+    Knob("jobs", "1000", f"how many, 1 to {MOST_JOBS:,}"),
+    Knob("seed", "0", "a whole number of at least 0; the same seed gives the same trace"),
+    Knob(
+        "arrivals",
+        "poisson",
+        "poisson; uniform (drawn evenly over jobs/rate hours); daily (poisson, rate swinging by 80 % with the hour); "
+        f"bursty (bursts of {draws.BURST} on average); at-once (all at 0)",
+    ),
+    Knob("rate", "philly", "jobs an hour on average; philly: 82,247 in 2,613.5 hours, 31.47 an hour"),
+    Knob("sizes", "philly", f"GPUs: philly; gavel ({draws.GAVEL_SIZES}); or SIZE:SHARE/SIZE:SHARE/..."),
+    Knob(
+        "durations",
+        "philly",
+        "seconds: philly (by size, from published quantiles and means); gavel (60·10^U(1.5,3) for 80 % of jobs, else "
+        "60·10^U(3,4)); lognormal:MEDIAN:SIGMA; exponential:MEAN; fixed:SECONDS",
+    ),
+    Knob(
+        "tenants",
+        "philly",
+        "philly (15, by their published numbers of jobs); or N, the k-th with a share of 1/k (Zipf)",
+    ),
+    Knob("models", "none", "none; or names a/b/c, each as likely as the next"),
+    Knob("weights", "1", "WEIGHT, or WEIGHT:SHARE/WEIGHT:SHARE/..."),
+    Knob(
+        "failures",
+        "0",
+        "fraction of jobs that fail at least once before they pass; or philly (69.3 % pass, 13.5 % are killed, 17.2 % "
+        "fail, after failed attempts); causes in proportion to the published ones",
+    ),
+)
+
+_COLUMNS = ("arrivals", "sizes", "durations", "tenants", "models", "failures", "attempts", "weights")
+"""Each has a generator of its own, by its place here: add at the end only."""
+
+
+def generate(spec: str) -> Trace:
+    """The trace that a specification such as `synthetic:jobs=240,tenants=4` stands for; the same one every time.
+
+    Raises UnknownNameError for an unknown knob, RequestError for a value that a knob does not take.
+    """
+    chosen = _knobs(spec.removeprefix(SYNTHETIC))
+    try:
+        with np.errstate(all="ignore"):
+            jobs = _jobs(chosen)
+    except FieldError as refused:
+        raise RequestError(f"{SYNTHETIC}{refused.field}: {refused.problem}") from None
+    return Trace(spec if spec.startswith(SYNTHETIC) else SYNTHETIC + spec, jobs)
+
+
+def _knobs(body: str) -> dict[str, str]:
+    """Every knob's value, as given or by default."""
+    given: dict[str, str] = {}
+    for part in filter(None, body.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            names = ", ".join(knob.name for knob in KNOBS)
+            raise RequestError(f"{SYNTHETIC} expected knob=value, got {part!r}; the knobs are {names}")
+        if name not in (knob.name for knob in KNOBS):
+            raise UnknownNameError("knob of a synthetic trace", name, (knob.name for knob in KNOBS))
+        if name in given:
+            raise RequestError(f"{SYNTHETIC}{name}: expected it once, got it twice")
+        given[name] = value
+    return {knob.name: given.get(knob.name, knob.default) for knob in KNOBS}
+
+
+def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
+    count = whole(chosen["jobs"], "jobs", 1, MOST_JOBS)
+    seeds = np.random.SeedSequence(whole(chosen["seed"], "seed", 0, 2**63 - 1)).spawn(len(_COLUMNS))
+    rng = {name: np.random.default_rng(seed) for name, seed in zip(_COLUMNS, seeds, strict=True)}
+    submitted = draws.submissions(
+        chosen["arrivals"], count, draws.hourly(chosen["rate"]), rng["arrivals"].random((count, 2))
+    )
+    gpus = draws.sizes(chosen["sizes"], rng["sizes"].random(count))
+    seconds = draws.durations(chosen["durations"], gpus, rng["durations"].random((count, 2)))
+    weights = draws.mixture(chosen["weights"], "weights").draw(rng["weights"].random(count))
+    tenants = draws.tenants(chosen["tenants"], rng["tenants"].random(count))
+    models = draws.models(chosen["models"], rng["models"].random(count))
+    outcomes, failures = _fates(chosen["failures"], seconds, rng["failures"], rng["attempts"])
+    ids = map(str, range(count))
+    rows = zip(ids, submitted.tolist(), gpus.tolist(), seconds.tolist(), tenants, models, weights.tolist(), strict=True)
+    return tuple(
+        TraceJob(Job(name, at, gang, length, None, tenant, None, model, None, weight), outcome, failed)
+        for (name, at, gang, length, tenant, model, weight), outcome, failed in zip(rows, outcomes, failures, strict=True)
+    )
+
+
+def _fates(
+    text: str, seconds: Floats, chance: np.random.Generator, attempts: np.random.Generator
+) -> tuple[list[Outcome], list[tuple[FailedAttempt, ...]]]:
+    """How each job ends and the attempts of it that die before."""
+    uniform = chance.random((len(seconds), 3))
+    outcomes, failing = draws.outcomes(text, uniform[:, 0])
+    failures: list[tuple[FailedAttempt, ...]] = list(repeat((), len(seconds)))
+    failed = draws.attempts(seconds[failing], uniform[failing, 1:], attempts)
+    for index, each in zip(np.flatnonzero(failing).tolist(), failed, strict=True):
+        failures[index] = each
+    return outcomes, failures
