@@ -1,0 +1,1 @@
+"""One file a policy; `catalogue.py` is the table of contents."""

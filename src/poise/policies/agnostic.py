@@ -1,0 +1,21 @@
+"""`+agnostic`: the policy takes all GPU types for equally fast (Gavel's heterogeneity-agnostic world, ALGORITHMS §2.1).
+
+Every type on which the job can run at all is believed to have the speed of the fastest one; what the world does with the
+job is unchanged. Queue policies then take types in the cluster's order instead of the job's fastest type first.
+"""
+
+from dataclasses import replace
+
+from poise.model.plan import Policy
+from poise.model.speed import Estimate
+
+
+def agnostic(policy: Policy) -> Policy:
+    """The same policy, blind to differences between GPU types."""
+    seen = policy.perceive
+    return replace(policy, perceive=lambda estimate: _levelled(seen(estimate)))
+
+
+def _levelled(estimate: Estimate) -> Estimate:
+    best = max(estimate.rates, key=lambda row: row[0], default=(0.0, 0.0, 0.0))
+    return replace(estimate, rates=tuple(best if row[0] > 0 else row for row in estimate.rates))

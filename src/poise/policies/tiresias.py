@@ -1,0 +1,123 @@
+"""Discretised two-dimensional least attained service (`tiresias`; Tiresias-L of NSDI'19).
+
+A_m = g_m·t_m, attained service in GPU-seconds (or t_m in seconds with `service=seconds`).
+K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i.
+- arrival: tail of the first queue; on reaching a limit: tail of the next queue
+- inside a queue: running jobs before waiting ones, each in order of arrival in that section; a preempted job goes to
+  the head of the waiting ones, so jobs of one queue do not preempt each other once they run
+- promotion: a job that has waited `promote` times as long as it has run goes to the tail of the first queue, and both
+  counts start again from 0 (0: off)
+- placement by skew: a model whose largest tensor is more than `packlimit` of its size insists on the fewest nodes
+  (§3.3: such models suffer when spread); others go anywhere
+
+The rank of a job changes only when it crosses a limit, starts or stops: no job is looked at in between. O(log J) an event.
+
+Deliberate differences from the authors' simulator: the moment of demotion is (L_i − A_m)/g_m from now, not a mix of
+seconds and GPU-seconds (ALGORITHMS §7.4); jobs that enter a section at one instant stand there by submission
+(`+stable` keeps the authors' list order).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from poise.model.columns import JobView
+from poise.model.plan import Order, Preemption, Rank, Unfitting
+from poise.model.speed import Locality
+
+RUNNING, WAITING = 0, 1
+"""Sections of a queue."""
+
+
+class Service(StrEnum):
+    """What is counted as service."""
+
+    GPU_SECONDS = "gpu-seconds"
+    SECONDS = "seconds"
+
+
+Inside = Callable[[int, float], float | None]
+"""(queue, attained service) -> value that waiting jobs of the queue stand by; None: first come, first served."""
+
+
+def first_come(_queue: int, _attained: float) -> None:
+    """No other order than that of arrival in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The rule of queues, shared with the Gittins variant. A rank's memory is the service at the last promotion."""
+
+    limits: tuple[float, ...]
+    promote: float
+    service: Service
+
+    def rank(self, job: JobView, previous: Rank | None, inside: Inside = first_come) -> Rank:
+        """Where the job stands now."""
+        if previous is None:
+            return self._at_tail(job.now, 0, 0.0, 0.0, inside)
+        speed = job.gang if self.service is Service.GPU_SECONDS else 1
+        total = job.attained_seconds * speed
+        attained = total - previous.memory
+        queue = max(previous.queue, bisect_right(self.limits, attained))
+        if job.running:
+            return self._running(job.now, previous, queue, attained, speed, inside)
+        until = self._promotion(job, queue, attained / speed)
+        if job.now >= until:
+            return self._at_tail(job.now, 0, 0.0, total, inside)
+        value = inside(queue, attained)
+        if value is None:
+            stays = previous.section == WAITING and previous.queue == queue
+            value = previous.value if stays else -job.now
+        return Rank(value, queue, WAITING, 0.0, until, previous.memory)
+
+    def _running(self, now: float, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
+        """The rank of a running job, which gains `speed` units of service a second."""
+        if queue == previous.queue and now >= previous.until and previous.section == RUNNING:
+            queue += 1  # the limit was reached just now, whatever rounding says of the service attained
+        if queue > previous.queue:
+            # For this one decision it competes from the tail; if it goes on it is asked for again and joins the running.
+            return self._at_tail(now, queue, attained, previous.memory, inside)._replace(until=now)
+        if previous.section == RUNNING:
+            return previous
+        until = now + (self.limits[queue] - attained) / speed if queue < len(self.limits) else inf
+        return Rank(now, queue, RUNNING, 0.0, until, previous.memory)
+
+    @staticmethod
+    def _at_tail(now: float, queue: int, attained: float, memory: float, inside: Inside) -> Rank:
+        value = inside(queue, attained)
+        return Rank(now if value is None else value, queue, WAITING, memory=memory)
+
+    def _promotion(self, job: JobView, queue: int, ran: float) -> float:
+        """When a waiting job that has run for some seconds has waited long enough to be promoted."""
+        if self.promote <= 0 or queue == 0 or ran <= 0:
+            return inf
+        return job.waiting_since + self.promote * ran
+
+
+def by_skew(packlimit: float) -> Callable[[JobView], Locality]:
+    """Models of greater skew than this insist on the fewest nodes."""
+
+    def asks(job: JobView) -> Locality:
+        skew = job.skew
+        return Locality.PACKED if skew is not None and skew > packlimit else Locality.CLUSTER
+
+    return asks
+
+
+def tiresias(
+    *,
+    limits: tuple[float, ...] = (3250.0, 7200.0),
+    promote: float = 0.0,
+    packlimit: float = 0.5,
+    service: Service = Service.GPU_SECONDS,
+) -> Order:
+    """Queues by attained service; first come, first served inside each."""
+    queues = Queues(limits, promote, service)
+
+    def rank(job: JobView, previous: Rank | None, _memory: None) -> Rank:
+        return queues.rank(job, previous)
+
+    return Order(rank=rank, preemption=Preemption.BY_RANK, unfitting=Unfitting.SKIPPED, asks=by_skew(packlimit))
