@@ -1,0 +1,292 @@
+"""How a policy's answers are asked for and kept: an order job by job, a planner's plan as a whole."""
+
+from heapq import heappop, heappush
+from math import inf
+from typing import Any, Protocol
+
+from poise.core.candidates import LaneCandidates, PlanCandidates
+from poise.core.granting import Desk, grant
+from poise.core.lanes import Key, Lanes
+from poise.core.state import State
+from poise.core.waiting import Shape
+from poise.model.columns import JobView, Snapshot
+from poise.model.job import Status
+from poise.model.plan import Order, Planner, Preemption, Rank, Unfitting
+
+
+class Answering(Protocol):
+    """What the scheduler tells of jobs, and what it asks."""
+
+    @property
+    def drifts(self) -> bool:
+        """Time alone may change the decision."""
+
+    def arrived(self, row: int, now: float) -> None:
+        """A job was submitted."""
+
+    def started(self, row: int, now: float) -> None:
+        """A decision gave GPUs to a waiting job."""
+
+    def preempted(self, row: int, now: float) -> None:
+        """A decision took a running job's GPUs."""
+
+    def interrupted(self, row: int, now: float) -> None:
+        """A running job lost its GPUs to the world, and waits."""
+
+    def reported(self, row: int, now: float) -> None:
+        """What is known of a job's progress has changed."""
+
+    def ended(self, row: int, now: float) -> None:
+        """A job has come to its end; its status says whether it did all its work, or was running until now."""
+
+    def opened(self) -> None:
+        """There may be room for anybody: all claims are to be looked at."""
+
+    def refresh(self, now: float) -> bool:
+        """Take in what time alone has changed; says whether a decision is called for."""
+
+    def is_idle(self) -> bool:
+        """There is nothing that a decision could change."""
+
+    def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
+        """Grant claims at the desk, without preemption if that is not allowed."""
+
+    def settle(self, now: float) -> bool:
+        """The decision is carried out; says whether to decide once more at this moment."""
+
+    def next_change(self) -> float:
+        """The next moment at which `refresh` will find something that matters."""
+
+
+class OrderAnswering:
+    """Keeps an order's ranks; asks for a rank only when something happened to the job."""
+
+    def __init__(self, order: Order, state: State) -> None:
+        self._order = order
+        self._state = state
+        self._memory = order.memory
+        self._lanes = Lanes(state.shape_of)
+        self._view = JobView(state.columns)
+        self._due: list[tuple[float, int]] = []
+        self._unsettled: list[int] = []
+        self._fresh: list[int] = []
+        self._everybody = False
+        self._contended = False
+        self._blocked: Key | None = None
+        self._spots: dict[int, float] = {}
+
+    @property
+    def drifts(self) -> bool:
+        """Some running job falls behind as it runs."""
+        return self._lanes.drifts
+
+    def arrived(self, row: int, now: float) -> None:
+        """It gets its first rank."""
+        self._lanes.add(row, self._rank(row, now, None))
+        self._fresh.append(row)
+
+    def started(self, row: int, now: float) -> None:
+        """It gets a rank among the running, if that can ever matter."""
+        if self._order.preemption is Preemption.BY_RANK:
+            self._lanes.run(row, self._rank(row, now, self._lanes.ranks[row]), now)
+
+    def preempted(self, row: int, now: float) -> None:
+        """It gets a rank among the waiting."""
+        self._lanes.wait(row, self._rank(row, now, self._lanes.ranks[row]))
+
+    def interrupted(self, row: int, now: float) -> None:
+        """It goes from the running to the waiting."""
+        if self._lanes.runs(row):
+            self._lanes.stop_running(row)
+        self.preempted(row, now)
+        self._everybody = True
+
+    def reported(self, row: int, now: float) -> None:
+        """It gets a new rank where it is."""
+        self._rank_again(row, now)
+
+    def ended(self, row: int, now: float) -> None:
+        """Its place is given up, and the order may learn from it."""
+        if self._lanes.runs(row):
+            self._lanes.stop_running(row)
+        else:
+            self._lanes.stop_waiting(row)
+        if self._state.columns.status[row] == Status.FINISHED:
+            self._learn(row, now)
+        self._everybody = True
+
+    def opened(self) -> None:
+        """All claims are to be looked at."""
+        self._everybody = True
+
+    def refresh(self, now: float) -> bool:
+        """Ranks whose time has come are asked for again; as long as nobody waits they decide nothing and can wait too."""
+        if not self._contended:
+            return False
+        found = False
+        while self._due and self._next_due() <= now:
+            _, row = heappop(self._due)
+            self._rank_again(row, now)
+            self._everybody = found = True
+        return found
+
+    def _catch_up(self, now: float) -> None:
+        """Ask for the ranks whose time came while nobody waited, each as of its own time."""
+        if self._contended:
+            return
+        self._contended = True
+        while self._due and (until := self._next_due()) < now:
+            _, row = heappop(self._due)
+            rank = self._rank(row, until, self._lanes.ranks[row])
+            if rank.until <= until:
+                rank = self._rank(row, until, rank)
+            self._lanes.stop_running(row)
+            self._lanes.run(row, rank, until)
+        self._unsettled.clear()
+        self.refresh(now)
+
+    def is_idle(self) -> bool:
+        """Nobody waits."""
+        return not self._state.waiting_shapes
+
+    def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
+        """Only new claims are looked at if nothing else can have changed."""
+        preemption = self._order.preemption if allowed is Preemption.BY_RANK else allowed
+        candidates = self._candidates(now, preemption)
+        self._fresh.clear()
+        self._everybody = allowed is not Preemption.BY_RANK
+        if grant(candidates, desk, self._state):
+            self._blocked = candidates.current
+        self._spots = candidates.spots
+
+    def _candidates(self, now: float, preemption: Preemption) -> LaneCandidates:
+        """Everybody, or only new jobs where nothing but their arrival has happened."""
+        shapes, unfitting = self._state.waiting_shapes, self._order.unfitting
+        if self._everybody or self._lanes.drifts:
+            return LaneCandidates(self._lanes, shapes.values(), unfitting, preemption, now, self._catch_up)
+        if unfitting is Unfitting.BLOCKS:
+            able = () if self._is_blocked() else shapes.values()
+            return LaneCandidates(self._lanes, able, unfitting, preemption, now, self._catch_up)
+        new = self._new_heads()
+        others = (shape for shape in shapes.values() if shape not in new)
+        return LaneCandidates(self._lanes, new, unfitting, preemption, now, self._catch_up).but_later(others)
+
+    def settle(self, now: float) -> bool:
+        """Jobs that got their GPUs back return to their lanes; ranks that held for one decision are asked for again."""
+        if self._spots:
+            for row, spot in self._spots.items():
+                if self._state.running(row) and not self._lanes.runs(row):
+                    self._lanes.resume(row, spot)
+            self._spots = {}
+        if self._state.waiting_shapes:
+            self._catch_up(now)
+        else:
+            self._contended = False
+        if self._unsettled:
+            for row in self._unsettled:
+                if row in self._state.active and self._lanes.ranks[row].until <= now:
+                    self._rank_again(row, now)
+            self._unsettled.clear()
+        return False
+
+    def next_change(self) -> float:
+        """The first moment at which a rank is to be asked for, if anybody waits."""
+        return self._next_due() if self._contended else inf
+
+    def _next_due(self) -> float:
+        due, active, ranks = self._due, self._state.active, self._lanes.ranks
+        while due:
+            until, row = due[0]
+            if row in active and ranks[row].until == until:
+                return until
+            heappop(due)
+        return inf
+
+    def _new_heads(self) -> list[Shape]:
+        """Shapes whose first waiting job is new."""
+        shapes = {row: self._state.shape_of[row] for row in self._fresh}
+        return [shape for row, shape in shapes.items() if (head := self._lanes.head(shape)) and head[3] == row]
+
+    def _is_blocked(self) -> bool:
+        """The claim that blocked the queue still waits, and nobody new stands before it."""
+        blocked = self._blocked
+        if blocked is None or not self._lanes.waits(blocked[3]):
+            return False
+        heads = (self._lanes.head(self._state.shape_of[row]) for row in self._fresh)
+        return all(head is None or head >= blocked for head in heads)
+
+    def _rank(self, row: int, now: float, previous: Rank | None) -> Rank:
+        view = self._view
+        view.row, view.now = row, now
+        rank = self._order.rank(view, previous, self._memory)
+        if rank.until <= now:
+            self._unsettled.append(row)
+        elif rank.until < inf:
+            heappush(self._due, (rank.until, row))
+        return rank
+
+    def _rank_again(self, row: int, now: float) -> None:
+        rank = self._rank(row, now, self._lanes.ranks[row])
+        if self._lanes.runs(row):
+            self._lanes.stop_running(row)
+            self._lanes.run(row, rank, now)
+        elif self._lanes.waits(row):
+            self._lanes.wait(row, rank)
+
+    def _learn(self, row: int, now: float) -> None:
+        self._view.row, self._view.now = row, now
+        self._memory, stale = self._order.learn(self._memory, self._view)
+        if stale:
+            self._catch_up(now)
+            for each in self._state.active:
+                self._rank_again(each, now)
+
+
+class PlannerAnswering:
+    """Freezes a snapshot and asks for a whole plan at each decision."""
+
+    drifts = False
+
+    def __init__(self, planner: Planner, state: State) -> None:
+        self._planner = planner
+        self._state = state
+        self._memory: Any = planner.start()
+        self._wake = inf
+
+    def arrived(self, row: int, now: float) -> None:
+        """The next snapshot will show it."""
+
+    started = preempted = interrupted = reported = ended = arrived
+
+    def opened(self) -> None:
+        """Every plan looks at everybody."""
+
+    def refresh(self, now: float) -> bool:
+        """The moment has come that the last plan named."""
+        return self._wake <= now
+
+    def is_idle(self) -> bool:
+        """Nobody is there to plan for."""
+        return not self._state.active
+
+    def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
+        """Plan, stop what the plan leaves out, then grant its claims in order."""
+        state = self._state
+        snapshot = Snapshot.of(state.columns, state.active, now=now, gpus=state.live_gpus)
+        plan, self._memory = self._planner.plan(snapshot, self._memory)
+        self._wake = plan.wake
+        if allowed is Preemption.BY_RANK:
+            planned = {claim.row for claim in plan.claims}
+            for row in state.active:
+                if row not in planned and state.running(row) and desk.may_preempt(row):
+                    desk.evict(row, state.of(row))
+        preemption = plan.preemption if allowed is Preemption.BY_RANK else allowed
+        grant(PlanCandidates(plan, preemption, state.running, state.shape), desk, state)
+
+    def settle(self, now: float) -> bool:
+        """Some planners look a second time, at who runs now."""
+        return self._wake <= now
+
+    def next_change(self) -> float:
+        """The moment that the last plan named, if anybody is there to plan for."""
+        return self._wake if self._state.active else inf

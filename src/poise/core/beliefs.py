@@ -1,0 +1,41 @@
+"""What the core believes of speeds, as the policy perceives it, and what follows: on which types a job runs best."""
+
+from poise.model.job import Job
+from poise.model.speed import Estimate, Locality, Rates
+from poise.model.topology import Topology
+
+
+class Belief:
+    """One kind of job: rates as the policy perceives them, types by falling speed, and the best speed.
+
+    impossible   why no job of this kind can ever run here; None if it can
+    """
+
+    __slots__ = ("best", "impossible", "rates", "skew", "types")
+
+    def __init__(self, perceived: Estimate) -> None:
+        self.rates: Rates = perceived.rates
+        self.skew = perceived.skew
+        usable = [index for index, row in enumerate(self.rates) if row[Locality.PACKED] > 0]
+        self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
+        self.best = perceived.best()
+        self.impossible: str | None = None
+
+
+NO_BELIEF = Belief(Estimate(rates=()))
+"""Of a job that runs nowhere."""
+
+
+def why_impossible(job: Job, belief: Belief, topology: Topology) -> str | None:
+    """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none."""
+    allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
+    if not allowed:
+        return f"asks for {' or '.join(job.gpu_types)}; the cluster has {', '.join(topology.types)}"
+    usable = [index for index in allowed if index in belief.types]
+    if not usable:
+        names = ", ".join(topology.types[index] for index in allowed)
+        return f"model {job.model!r} cannot run on {names} with {job.gpus} GPUs (throughput 0)"
+    most = max(usable, key=lambda index: topology.totals[index])
+    if job.gpus > topology.totals[most]:
+        return f"needs {job.gpus} GPUs of one type; the cluster has at most {topology.totals[most]} ({topology.types[most]})"
+    return None

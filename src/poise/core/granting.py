@@ -1,0 +1,186 @@
+"""One decision in the making: claims in order are given GPUs, taken from running jobs further back if need be.
+
+Going through all jobs in order and giving each its gang if it still fits, the running ones keeping what they have, is what
+a decision means. Here only waiting claims are looked at: before a claim there is free what nobody holds plus what jobs
+further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
+"""
+
+from collections.abc import Iterator
+from heapq import nlargest
+from math import inf
+from typing import Protocol
+
+from poise.core.waiting import Shape
+from poise.model.cluster import Holding
+from poise.model.plan import Preemption, Unfitting
+from poise.model.speed import Locality
+from poise.placement.free import FreeGpus
+from poise.placement.strategies import Placement
+
+
+class Candidates(Protocol):
+    """Waiting claims in order, and the running jobs behind each."""
+
+    unfitting: Unfitting
+    preemption: Preemption
+
+    def next(self) -> tuple[int, Shape] | None:
+        """The next claim that may fit."""
+
+    def served(self, row: int) -> None:
+        """It got its GPUs."""
+
+    def behind(self, row: int) -> Iterator[int]:
+        """Running jobs further back than a claim, the last one first."""
+
+    def returned(self, row: int) -> None:
+        """A running job lost its GPUs; from now on it is a claim like others."""
+
+
+class Desk:
+    """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
+
+    beneficiary       for a job that lost its GPUs: the job they went to
+    protected_until   first moment at which a job that was spared for having just started may be preempted
+    """
+
+    def __init__(self, free: FreeGpus, placement: Placement, *, now: float, protected: dict[int, float]) -> None:
+        self._free = free
+        self._placement = placement
+        self._now = now
+        self._protected = protected
+        self.before: dict[int, Holding | None] = {}
+        self.after: dict[int, Holding | None] = {}
+        self.beneficiary: dict[int, int] = {}
+        self.protected_until = inf
+
+    def evict(self, row: int, holding: Holding) -> None:
+        """Take a running job's GPUs, for now."""
+        self.before.setdefault(row, holding)
+        self.after[row] = None
+        self._free.give(holding)
+
+    def seat(self, row: int, shape: Shape) -> bool:
+        """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
+        had = self.before.get(row)
+        if had is not None and self._free.are_free(had):
+            self._take(row, had)
+            return True
+        idle = self._free.idle
+        for gpu_type in shape.types:
+            if idle[gpu_type] >= shape.gang:
+                holding = self._placement(self._free, gpu_type, shape.gang, shape.locality)
+                if holding is not None:
+                    self._take(row, holding)
+                    return True
+        return False
+
+    def _take(self, row: int, holding: Holding) -> None:
+        self._free.take(holding)
+        self.before.setdefault(row, None)
+        self.after.pop(row, None)  # so that `after` lists launches in the order in which they were granted
+        self.after[row] = holding
+
+    def make_room(self, row: int, shape: Shape, candidates: Candidates, holdings: "Holdings") -> bool:
+        """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim."""
+        for gpu_type in shape.types:
+            victims = self._victims(shape, gpu_type, candidates.behind(row), holdings)
+            if not victims:
+                continue
+            for victim in victims:
+                self.evict(victim, holdings.of(victim))
+            if not self.seat(row, shape):
+                self._undo(victims)
+                continue
+            for victim in reversed(victims):
+                if not self._spare(victim):
+                    self.beneficiary[victim] = row
+                    candidates.returned(victim)
+            return True
+        return False
+
+    def _undo(self, victims: list[int]) -> None:
+        for victim in victims:
+            self._spare(victim)
+
+    def _spare(self, victim: int) -> bool:
+        """Give a victim its GPUs back if they are still free."""
+        holding = self.before[victim]
+        if holding is None or not self._free.are_free(holding):
+            return False
+        self._take(victim, holding)
+        return True
+
+    def _victims(self, shape: Shape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
+        """The jobs furthest back whose GPUs, with what is free, hold the claim; none if all together do not."""
+        if shape.locality is not Locality.CLUSTER:
+            return self._victims_on_nodes(shape, gpu_type, rows, holdings)
+        need = shape.gang - self._free.idle[gpu_type]
+        victims: list[int] = []
+        for row in rows:
+            if holdings.type_of(row) == gpu_type and self.may_preempt(row):
+                victims.append(row)
+                need -= holdings.gang(row)
+                if need <= 0:
+                    break
+        else:
+            return []
+        surplus = -need
+        for victim in reversed(victims):  # who stands further ahead is spared first
+            if holdings.gang(victim) <= surplus:
+                surplus -= holdings.gang(victim)
+                victims.remove(victim)
+        return victims
+
+    def _victims_on_nodes(self, shape: Shape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
+        """As `_victims`, for a claim that insists on few nodes: GPUs count where enough of them come together."""
+        topology = self._free.topology
+        most = topology.fewest_nodes(gpu_type, shape.gang)
+        room = [
+            mask.bit_count() if kind == gpu_type else 0
+            for mask, kind in zip(self._free.masks, topology.type_of, strict=True)
+        ]
+        victims: list[int] = []
+        for row in rows:
+            if holdings.type_of(row) != gpu_type or not self.may_preempt(row):
+                continue
+            victims.append(row)
+            for node, mask in holdings.of(row):
+                room[node] += mask.bit_count()
+            chosen = set(nlargest(most, range(len(room)), key=room.__getitem__))
+            if sum(room[node] for node in chosen) >= shape.gang:
+                return [each for each in victims if any(slots.node in chosen for slots in holdings.of(each))]
+        return []
+
+    def may_preempt(self, row: int) -> bool:
+        """The job has run for long enough to be stopped."""
+        until = self._protected.get(row)
+        if until is None or until <= self._now:
+            return True
+        self.protected_until = min(self.protected_until, until)
+        return False
+
+
+class Holdings(Protocol):
+    """What running jobs hold."""
+
+    def of(self, row: int) -> Holding:
+        """Its GPUs."""
+
+    def type_of(self, row: int) -> int:
+        """Their type."""
+
+    def gang(self, row: int) -> int:
+        """How many they are."""
+
+
+def grant(candidates: Candidates, desk: Desk, holdings: Holdings) -> bool:
+    """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
+    preempting = candidates.preemption is Preemption.BY_RANK
+    while (claim := candidates.next()) is not None:
+        row, shape = claim
+        if desk.seat(row, shape) or (preempting and desk.make_room(row, shape, candidates, holdings)):
+            candidates.served(row)
+        elif candidates.unfitting is Unfitting.BLOCKS:
+            return True
+    return False

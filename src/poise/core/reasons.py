@@ -1,0 +1,65 @@
+"""Why a job runs, waits or has ended, in one sentence with numbers, from the state as it is."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from poise.core.state import State
+from poise.core.waiting import Cause
+from poise.model.cluster import Holding
+from poise.model.job import Status
+
+
+class Code(StrEnum):
+    """Stable codes; the first family cannot run as asked or has ended, the second waits for capacity."""
+
+    REJECTED = "rejected"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+    RUNNING = "running"
+    ORDER = "behind-others"
+    FRAGMENTATION = "fragmentation"
+    CAPACITY = "capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A stable code, and a sentence for people."""
+
+    code: Code
+    text: str
+
+
+_ENDED = {Status.REJECTED: Code.REJECTED, Status.FAILED: Code.FAILED, Status.CANCELLED: Code.CANCELLED}
+
+
+def explain(state: State, row: int) -> Reason:
+    """The one dominant reason."""
+    status = Status(state.columns.status[row])
+    match status:
+        case Status.REJECTED | Status.FAILED | Status.CANCELLED:
+            return Reason(_ENDED[status], state.reasons[row])
+        case Status.FINISHED:
+            return Reason(Code.FINISHED, "did all its work")
+        case Status.RUNNING:
+            return Reason(Code.RUNNING, f"runs on {_describe(state, state.of(row))}")
+        case Status.WAITING:
+            return _waiting(state, row)
+
+
+def _describe(state: State, holding: Holding) -> str:
+    nodes = state.topology.cluster.nodes
+    return ", ".join(f"{slots.mask.bit_count()} GPU of {nodes[slots.node].name}" for slots in holding)
+
+
+def _waiting(state: State, row: int) -> Reason:
+    shape = state.shape_of[row]
+    free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
+    match shape.classify(state.free, state.placement):
+        case Cause.CAPACITY:
+            return Reason(Code.CAPACITY, f"needs {shape.gang} GPUs at once; free now: {free}")
+        case Cause.FRAGMENTATION:
+            want = f"needs {shape.gang} GPUs on as few nodes as possible"
+            return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
+        case Cause.ORDER:
+            return Reason(Code.ORDER, f"{shape.gang} GPUs are free ({free}), but jobs ahead of it come first")

@@ -1,0 +1,264 @@
+"""The scheduler: `handle` takes the facts of one instant and answers with wishes.
+
+One instant: take the facts in · take in what time has changed · decide, if this is a moment to decide · verify the decision
+and carry it into the tables · say what changed, preemptions before the launches they make room for · ask to be woken.
+"""
+
+from collections.abc import Iterable
+from math import floor, inf
+from typing import assert_never
+
+from poise.core.answering import Answering, OrderAnswering, PlannerAnswering
+from poise.core.granting import Desk
+from poise.core.reasons import Reason, explain
+from poise.core.settings import Cadence, Settings
+from poise.core.state import State
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt, Why
+from poise.model.cluster import Cluster
+from poise.model.errors import InvariantError
+from poise.model.event import (
+    Cancelled,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.job import Status
+from poise.model.plan import Order, Policy, Preemption, anywhere
+from poise.placement.strategies import Placement
+
+MOST_PLANS = 4
+"""Decisions that a planner may ask for at one moment before it is taken for a bug."""
+
+
+class Scheduler:
+    """A deterministic machine: the same facts in the same order give the same wishes.
+
+    decisions   how many decisions it has taken
+    """
+
+    def __init__(self, cluster: Cluster, policy: Policy, placement: Placement, settings: Settings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.state = State(cluster, placement)
+        self.decisions = 0
+        answer = policy.answer
+        self._asks = answer.asks if isinstance(answer, Order) else anywhere
+        self._answering: Answering = (
+            OrderAnswering(answer, self.state) if isinstance(answer, Order) else PlannerAnswering(answer, self.state)
+        )
+        self._actions: list[Action] = []
+        self._origin: float | None = None
+        self._pending = False
+        self._spared_until = inf
+        self._wake = inf
+
+    def handle(self, now: float, events: Iterable[Event]) -> tuple[Action, ...]:
+        """Take in the facts of one instant, in order; moments never go backwards."""
+        if self._origin is None:
+            self._origin = now
+        for event in events:
+            self._take(event, now)
+        if self._spared_until <= now:
+            self._spared_until = inf
+            self._answering.opened()
+            self._pending = True
+        self._act(now)
+        self._ask_to_wake(now)
+        actions = tuple(self._actions)
+        self._actions.clear()
+        return actions
+
+    def explain(self, job: str) -> Reason:
+        """Why the job runs, waits or has ended; for a job that was submitted."""
+        return explain(self.state, self.state.rows[job])
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case Finished():
+                self._finished(event, now)
+            case Submitted():
+                self._submitted(event, now)
+            case Woke():
+                self._wake = inf
+            case Stopped():
+                self._stopped(event, now)
+            case Failed():
+                self._failed(event, now)
+            case Cancelled():
+                self._cancelled(event, now)
+            case Estimated():
+                self.state.believe(event.kind, self.policy.perceive(event.estimate))
+            case NodeLost():
+                self._node_lost(event.node, now)
+            case NodeReturned():
+                self.state.free.restore(event.node)
+                self.state.ledger.restore(event.node)
+                self._answering.opened()
+                self._pending = True
+            case _:
+                assert_never(event)
+
+    def _submitted(self, event: Submitted, now: float) -> None:
+        job, state = event.job, self.state
+        if job.id in state.rows:
+            raise InvariantError(f"job {job.id!r} was submitted twice")
+        belief = state.belief(event.kind, job)
+        if belief.impossible:
+            state.refuse(job, belief.impossible, now)
+            self._actions.append(Reject(job.id, belief.impossible))
+            return
+        row = state.enter(job, event.steps, belief, self._asks, now)
+        self._answering.arrived(row, now)
+        self._pending = True
+
+    def _finished(self, event: Finished, now: float) -> None:
+        row = self._running_row(event.job, event.epoch)
+        if row is not None:
+            self._end(row, now, Status.FINISHED)
+
+    def _failed(self, event: Failed, now: float) -> None:
+        row = self._running_row(event.job, event.epoch)
+        if row is None:
+            return
+        failures = self.state.columns.failures
+        failures[row] += 1
+        if event.final or failures[row] > self.settings.retries:
+            reason = f"run {failures[row]} failed: {event.cause}"
+            self.state.reasons[row] = reason
+            self._end(row, now, Status.FAILED)
+            self._actions.append(Abandon(event.job, reason))
+        else:
+            self._interrupt(row, now)
+            self.state.columns.steps_done[row] = event.steps
+            self._answering.reported(row, now)
+
+    def _stopped(self, event: Stopped, now: float) -> None:
+        """Progress as the world knows it, of the last run or of the one before a run that has just begun elsewhere."""
+        row = self.state.rows.get(event.job)
+        if row is None or row not in self.state.active:
+            return
+        running = self.state.running(row)
+        if event.epoch == self.state.columns.epoch[row] - running:
+            self.state.columns.steps_done[row] = event.steps
+            self._answering.reported(row, now)
+        elif running and event.epoch == self.state.columns.epoch[row]:
+            raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
+
+    def _cancelled(self, event: Cancelled, now: float) -> None:
+        row = self.state.rows.get(event.job)
+        if row is None or row not in self.state.active:
+            return
+        self.state.reasons[row] = "cancelled by its owner"
+        self._end(row, now, Status.CANCELLED)
+
+    def _node_lost(self, node: int, now: float) -> None:
+        self.state.free.lose(node)
+        for row in self.state.ledger.lose(node):
+            self._interrupt(row, now)
+
+    def _running_row(self, job: str, epoch: int) -> int | None:
+        """The row of a run that is still under way; None for news of an earlier run."""
+        row = self.state.rows.get(job)
+        if row is None or self.state.columns.epoch[row] != epoch or not self.state.running(row):
+            return None
+        return row
+
+    def _end(self, row: int, now: float, status: Status) -> None:
+        state = self.state
+        if state.running(row):
+            state.free.give(state.stop(row, now, status))
+        else:
+            state.end_waiting(row, now)
+        state.end(row, status)
+        self._answering.ended(row, now)
+        self._pending = True
+
+    def _interrupt(self, row: int, now: float) -> None:
+        self.state.free.give(self.state.stop(row, now, Status.WAITING))
+        self.state.begin_waiting(row, now)
+        self._answering.interrupted(row, now)
+        self._pending = True
+
+    def _act(self, now: float) -> None:
+        if self.settings.cadence is not Cadence.ROUNDS:
+            time_came = self._answering.refresh(now)
+            if self._pending or time_came or (self._at_boundary(now) and self._may_drift()):
+                self._decide(now, Preemption.BY_RANK)
+        elif self._at_boundary(now):
+            if self._answering.refresh(now) or self._pending or self._may_drift():
+                self._decide(now, Preemption.BY_RANK)
+        elif self._pending and self.settings.backfill:
+            self._decide(now, Preemption.NEVER)
+            self._pending = True
+
+    def _may_drift(self) -> bool:
+        return bool(self.state.waiting_shapes) and self._answering.drifts
+
+    def _decide(self, now: float, allowed: Preemption) -> None:
+        self._pending = False
+        if self._answering.is_idle():
+            self._answering.settle(now)
+            return
+        self.decisions += 1
+        for _ in range(MOST_PLANS):
+            desk = Desk(self.state.free, self.state.placement, now=now, protected=self.state.protected)
+            self._answering.decide(now, desk, allowed)
+            self._carry_out(desk, now)
+            self._spared_until = min(self._spared_until, desk.protected_until)
+            if not self._answering.settle(now):
+                self.state.clock_causes(now)
+                return
+        raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
+
+    def _carry_out(self, desk: Desk, now: float) -> None:
+        """Preemptions first, the furthest back first; then launches in the order in which they were granted."""
+        for row, before in desk.before.items():
+            after = desk.after[row]
+            if before is not None and after != before:
+                self._preempt(row, desk, now, Why.OUTRANKED if row in desk.beneficiary else Why.UNPLANNED)
+        for row, after in desk.after.items():
+            if after is not None and after != desk.before[row]:
+                waited = self.state.start(row, after, now, self.settings.restart_overhead)
+                if self.settings.minimum_run:
+                    self.state.protected[row] = now + self.settings.minimum_run
+                columns = self.state.columns
+                self._actions.append(Launch(columns.ids[row], columns.epoch[row], after, waited))
+                self._answering.started(row, now)
+
+    def _preempt(self, row: int, desk: Desk, now: float, why: Why) -> None:
+        columns = self.state.columns
+        self.state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
+        self.state.begin_waiting(row, now)
+        moved = desk.after[row] is not None
+        beneficiary = None if moved or row not in desk.beneficiary else columns.ids[desk.beneficiary[row]]
+        self._actions.append(Preempt(columns.ids[row], columns.epoch[row], Why.MOVED if moved else why, beneficiary))
+        self._answering.preempted(row, now)
+
+    def _boundary_after(self, now: float) -> float:
+        origin, length = self._origin or 0.0, self.settings.round
+        rounds = floor((now - origin) / length) + 1
+        return origin + (rounds if origin + rounds * length > now else rounds + 1) * length
+
+    def _at_boundary(self, now: float) -> bool:
+        origin, length = self._origin or 0.0, self.settings.round
+        return now == origin + round((now - origin) / length) * length
+
+    def _ask_to_wake(self, now: float) -> None:
+        wake = self._answering.next_change()
+        wake = min(wake, self._spared_until)
+        if self.settings.cadence is Cadence.ROUNDS:
+            if wake < inf:
+                wake = wake if self._at_boundary(wake) else self._boundary_after(wake)
+            if self._pending or self._may_drift():
+                wake = min(wake, self._boundary_after(now))
+        elif self.settings.cadence is Cadence.BOTH and self._may_drift():
+            wake = min(wake, self._boundary_after(now))
+        if wake < inf and wake != self._wake:
+            self._wake = wake
+            self._actions.append(WakeAt(wake))

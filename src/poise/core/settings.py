@@ -1,0 +1,38 @@
+"""The choices of an experiment that are neither policy nor placement."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from poise.model.errors import RequestError
+
+
+class Cadence(StrEnum):
+    """When to decide: at round boundaries, at every change, or both."""
+
+    ROUNDS = "rounds"
+    EVENTS = "events"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Seconds, all of them but the count of retries.
+
+    backfill           with cadence `rounds`: GPUs freed inside a round go to waiting jobs at once, without preemption
+    restart_overhead   time without progress at each start, as the core believes it
+    minimum_run        a job that just started is not preempted for this long
+    retries            failed runs of a job that are forgiven
+    """
+
+    cadence: Cadence = Cadence.BOTH
+    round: float = 360.0
+    backfill: bool = True
+    restart_overhead: float = 0.0
+    minimum_run: float = 0.0
+    retries: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.round > 0:
+            raise RequestError(f"a round takes more than 0 seconds, not {self.round}")
+        if self.restart_overhead < 0 or self.minimum_run < 0 or self.retries < 0:
+            raise RequestError("restart overhead, minimum run time and retries cannot be negative")

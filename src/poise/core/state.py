@@ -1,0 +1,155 @@
+"""Everything the core knows of jobs and GPUs. Only `Scheduler` changes it, and only through these methods."""
+
+from collections.abc import Callable
+
+from poise.core.beliefs import NO_BELIEF, Belief, why_impossible
+from poise.core.verify import Ledger
+from poise.core.waiting import NO_WAIT, Shape
+from poise.model.action import Waited
+from poise.model.cluster import Cluster, Holding
+from poise.model.columns import JobColumns, JobView
+from poise.model.errors import InvariantError
+from poise.model.job import Job, Status
+from poise.model.plan import anywhere
+from poise.model.speed import Estimate, Locality
+from poise.model.topology import Topology
+from poise.placement.free import FreeGpus
+from poise.placement.strategies import Placement
+
+
+class State:
+    """Jobs as columns, who holds which GPUs, and the shapes of the claims that wait."""
+
+    def __init__(self, cluster: Cluster, placement: Placement) -> None:
+        self.topology = Topology(cluster)
+        self.placement = placement
+        self.free = FreeGpus(self.topology)
+        self.ledger = Ledger(self.topology)
+        self.columns = JobColumns()
+        self.rows: dict[str, int] = {}
+        self.active: dict[int, None] = {}
+        self.shape_of: list[Shape] = []
+        self.waiting_shapes: dict[int, Shape] = {}
+        self.protected: dict[int, float] = {}
+        self.reasons: dict[int, str] = {}
+        """Why a job ended badly, by row."""
+        self._shapes: dict[tuple[int, tuple[int, ...], Locality], Shape] = {}
+        self._beliefs: dict[str, Belief] = {}
+        self._unchecked: set[str] = set()
+        self._belief_of: list[Belief] = []
+        self._wait_began: dict[int, Waited] = {}
+
+    def believe(self, kind: str, perceived: Estimate) -> None:
+        """Take an estimate for jobs of this kind that are submitted from now on."""
+        self._beliefs[kind] = Belief(perceived)
+        self._unchecked.add(kind)
+
+    def belief(self, kind: str, job: Job) -> Belief:
+        """The current estimate for a job's kind; jobs of one kind can all run here, or none of them can."""
+        belief = self._beliefs.get(kind)
+        if belief is None:
+            raise InvariantError(f"a job of kind {kind!r} was submitted before any estimate of its speed")
+        if kind in self._unchecked:
+            self._unchecked.discard(kind)
+            belief.impossible = why_impossible(job, belief, self.topology)
+        return belief
+
+    def enter(self, job: Job, steps: float, belief: Belief, asks: Callable[[JobView], Locality], now: float) -> int:
+        """A job that can run here arrives; returns its row."""
+        row = self.columns.append(job, steps, best=belief.best, skew=belief.skew, now=now)
+        self.rows[job.id] = row
+        self.active[row] = None
+        self._belief_of.append(belief)
+        asked = Locality.CLUSTER if asks is anywhere else asks(JobView(self.columns, row, now))
+        if asked is not Locality.CLUSTER and job.gpus > max(map(self.topology.largest_rack, belief.types)):
+            asked = Locality.CLUSTER  # no rack could ever hold it
+        self.shape_of.append(self.shape(row, asked))
+        self.begin_waiting(row, now)
+        return row
+
+    def refuse(self, job: Job, reason: str, now: float) -> None:
+        """A job that can never run here arrives; it is remembered with the reason."""
+        row = self.columns.append(job, 0.0, best=1.0, skew=None, now=now)
+        self.rows[job.id] = row
+        self.columns.status[row] = Status.REJECTED
+        self.reasons[row] = reason
+        self._belief_of.append(NO_BELIEF)
+        self.shape_of.append(self.shape(row, Locality.CLUSTER))
+
+    @property
+    def live_gpus(self) -> int:
+        """GPUs of live nodes."""
+        nodes = self.topology.cluster.nodes
+        return sum(node.gpus for node, alive in zip(nodes, self.free.alive, strict=True) if alive)
+
+    def shape(self, row: int, locality: Locality) -> Shape:
+        """The shape of a job's claim at some locality."""
+        key = (self.columns.gang[row], self._belief_of[row].types, locality)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = Shape(len(self._shapes), *key)
+        return shape
+
+    def begin_waiting(self, row: int, now: float) -> None:
+        """From now on the job's waiting is clocked."""
+        shape = self.shape_of[row]
+        shape.waiting += 1
+        self.waiting_shapes[shape.index] = shape
+        self._wait_began[row] = shape.reading(now)
+
+    def end_waiting(self, row: int, now: float) -> Waited:
+        """The job no longer waits; returns how long it did, by cause."""
+        shape = self.shape_of[row]
+        shape.waiting -= 1
+        if not shape.waiting:
+            del self.waiting_shapes[shape.index]
+        began = self._wait_began.pop(row)
+        if self.columns.waiting_since[row] == now:
+            return NO_WAIT
+        ended = shape.reading(now)
+        return Waited(*(late - early for late, early in zip(ended, began, strict=True)))
+
+    def start(self, row: int, holding: Holding, now: float, overhead: float) -> Waited:
+        """A run begins on GPUs that `free` has already given out; returns how long the job waited."""
+        self.ledger.open(row, holding, self.columns.gang[row])
+        gpu_type = self.topology.type_of[holding[0].node]
+        rate = self._belief_of[row].rates[gpu_type][self.topology.locality(holding)]
+        waited = self.end_waiting(row, now)
+        self.columns.start(row, now, rate=rate, overhead=overhead)
+        return waited
+
+    def stop(self, row: int, now: float, status: Status) -> Holding:
+        """A run ends; returns the GPUs, which the caller gives back to `free` unless it has done so."""
+        holding = self.ledger.close(row)
+        self.protected.pop(row, None)
+        self.columns.stop(row, now, status)
+        return holding
+
+    def end(self, row: int, status: Status) -> None:
+        """The job has come to its end."""
+        self.columns.status[row] = status
+        del self.active[row]
+
+    def clock_causes(self, now: float) -> None:
+        """Say of every shape that still waits why it does."""
+        free, placement = self.free, self.placement
+        for shape in self.waiting_shapes.values():
+            cause = shape.classify(free, placement)
+            if cause is not shape.cause:
+                shape.because(cause, now)
+
+    def running(self, row: int) -> bool:
+        """The job holds GPUs."""
+        return self.columns.status[row] == Status.RUNNING
+
+    def of(self, row: int) -> Holding:
+        """The GPUs of a running job."""
+        return self.ledger.holding(row)
+
+    def type_of(self, row: int) -> int:
+        """The GPU type that a running job holds."""
+        return self.topology.type_of[self.ledger.holding(row)[0].node]
+
+    def gang(self, row: int) -> int:
+        """The GPUs that a job needs at once."""
+        return self.columns.gang[row]

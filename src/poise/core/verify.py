@@ -1,0 +1,62 @@
+"""The rules that every decision keeps, checked on every decision against an account of its own.
+
+No GPU twice · whole gangs of one type · no more than there is · only live nodes. Only what a decision changes is looked at;
+everything else was checked when it changed.
+"""
+
+from poise.model.cluster import Holding
+from poise.model.errors import InvariantError
+from poise.model.topology import Topology
+
+
+class Ledger:
+    """Who holds what, kept apart from the structure that placements search."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._held = [0] * len(topology.full)
+        self._alive = [True] * len(topology.full)
+        self._holdings: dict[int, Holding] = {}
+
+    def open(self, row: int, holding: Holding, gang: int) -> None:
+        """The job takes these GPUs; refused if that breaks a rule."""
+        if row in self._holdings:
+            raise InvariantError(f"job in row {row} is to hold GPUs twice")
+        first = self._topology.type_of[holding[0].node]
+        got = 0
+        for node, mask in holding:
+            got += mask.bit_count()
+            if not self._alive[node]:
+                raise InvariantError(f"job in row {row} is to run on node {node}, which is lost")
+            if mask <= 0 or mask & ~self._topology.full[node]:
+                raise InvariantError(f"node {node} has no such slots: {mask:b}")
+            if self._held[node] & mask:
+                raise InvariantError(f"node {node}: slots {self._held[node] & mask:b} are to be held twice")
+            if self._topology.type_of[node] != first:
+                raise InvariantError(f"job in row {row} is to run on GPUs of two types")
+            self._held[node] |= mask
+        if got != gang:
+            raise InvariantError(f"job in row {row} needs {gang} GPUs and is to get {got}")
+        self._holdings[row] = holding
+
+    def close(self, row: int) -> Holding:
+        """The job gives its GPUs back; returns them."""
+        holding = self._holdings.pop(row, None)
+        if holding is None:
+            raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
+        for node, mask in holding:
+            self._held[node] &= ~mask
+        return holding
+
+    def holding(self, row: int) -> Holding:
+        """What a running job holds."""
+        return self._holdings[row]
+
+    def lose(self, node: int) -> list[int]:
+        """The node is gone; returns the rows of the jobs that held GPUs there, ascending."""
+        self._alive[node] = False
+        return sorted(row for row, holding in self._holdings.items() if any(slots.node == node for slots in holding))
+
+    def restore(self, node: int) -> None:
+        """The node is there again."""
+        self._alive[node] = True

@@ -1,0 +1,67 @@
+"""Claims of one shape, and how long such claims have waited for which cause.
+
+Whether a waiting claim fits depends on its shape alone (gang, types, locality), not on the job. So the causes of waiting
+(Philly §3.1) are clocked once a shape, and a job's waiting time by cause is the difference of two readings: the cost of
+the whole account is a few shapes a decision, however long the queue.
+"""
+
+from enum import IntEnum
+
+from poise.model.action import Waited
+from poise.model.speed import Locality
+from poise.placement.free import FreeGpus
+from poise.placement.strategies import Placement
+
+
+class Cause(IntEnum):
+    """Why a claim of some shape is not served; the order of `Waited`."""
+
+    ORDER = 0
+    FRAGMENTATION = 1
+    CAPACITY = 2
+
+
+NO_WAIT = Waited(0.0, 0.0, 0.0)
+
+
+class Shape:
+    """Gang, GPU types by preference, and locality: what decides whether a claim fits. `waiting` counts such jobs."""
+
+    __slots__ = ("_clock", "_since", "cause", "gang", "index", "locality", "types", "waiting")
+
+    def __init__(self, index: int, gang: int, types: tuple[int, ...], locality: Locality) -> None:
+        self.index = index
+        self.gang = gang
+        self.types = types
+        self.locality = locality
+        self.waiting = 0
+        self.cause = Cause.CAPACITY
+        self._since = 0.0
+        self._clock = [0.0, 0.0, 0.0]
+
+    def classify(self, free: FreeGpus, placement: Placement) -> Cause:
+        """Why a claim of this shape that still waits does wait."""
+        gang, idle = self.gang, free.idle
+        for gpu_type in self.types:
+            if idle[gpu_type] >= gang:
+                break
+        else:
+            return Cause.CAPACITY
+        if self.locality is Locality.CLUSTER or self._fits(free, placement):
+            return Cause.ORDER
+        return Cause.FRAGMENTATION
+
+    def _fits(self, free: FreeGpus, placement: Placement) -> bool:
+        return any(placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types)
+
+    def because(self, cause: Cause, now: float) -> None:
+        """From now on claims of this shape wait for this cause."""
+        self._clock[self.cause] += now - self._since
+        self._since = now
+        self.cause = cause
+
+    def reading(self, now: float) -> Waited:
+        """Seconds by cause since the beginning."""
+        clock = list(self._clock)
+        clock[self.cause] += now - self._since
+        return Waited(*clock)
