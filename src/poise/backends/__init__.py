@@ -1,0 +1,1 @@
+"""Worlds that the core can run in. They do not import each other."""

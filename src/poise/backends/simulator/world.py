@@ -1,0 +1,275 @@
+"""A simulated cluster: it knows how fast jobs really are, when they fail, and which nodes are lost when.
+
+Times are exact: a run ends at the very moment its work is done, whatever rounds there are. Facts of one instant come in
+one batch: what ended, what was lost or returned, what arrived, and then the wake-up.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import floor, inf
+from typing import NamedTuple, assert_never
+
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt
+from poise.model.cluster import Cluster
+from poise.model.event import (
+    Cancelled,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.speed import Rates
+from poise.model.topology import Topology
+from poise.throughput.speeds import Speeds
+from poise.traces.schema import Outcome, TraceJob
+
+MOST_VAIN_WAKES = 100
+"""Wake-ups in a row with nobody running and no other news to come, after which nothing can happen any more."""
+
+
+class Outage(NamedTuple):
+    """A node is lost at a moment, for some seconds."""
+
+    time: float
+    node: int
+    duration: float
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What the world costs, in seconds.
+
+    restart_overhead   without progress at each start
+    checkpoint_every   running time between checkpoints; what a lost node or a failure takes is the work since the last
+    """
+
+    restart_overhead: float = 0.0
+    checkpoint_every: float = 600.0
+
+
+class Run:
+    """A run under way: since when it makes progress, how fast, from which step, where, and whether it dies at its end."""
+
+    __slots__ = ("dies", "epoch", "nodes", "rate", "since", "steps")
+
+    def __init__(self, epoch: int, nodes: tuple[int, ...], rate: float, since: float, steps: float) -> None:
+        self.epoch = epoch
+        self.dies = False
+        self.nodes = nodes
+        self.rate = rate
+        self.since = since
+        self.steps = steps
+
+    def seconds(self, now: float) -> float:
+        """Time with progress so far."""
+        return max(0.0, now - self.since)
+
+    def steps_at(self, now: float) -> float:
+        """Work done so far."""
+        return self.steps + self.rate * self.seconds(now)
+
+    def saved_at(self, now: float, every: float) -> float:
+        """Work that the last checkpoint holds."""
+        return self.steps + self.rate * every * floor(self.seconds(now) / every) if every > 0 else self.steps_at(now)
+
+
+class Fate:
+    """What will happen to one job, and how far it has come.
+
+    total      work to be done;  steps: work that would survive a stop now
+    attempts   failed ones so far;  attempt_seconds: running time of the current one before the current run
+    """
+
+    __slots__ = ("attempt_seconds", "attempts", "rates", "run", "steps", "total", "trace_job")
+
+    def __init__(self, trace_job: TraceJob, rates: Rates, total: float) -> None:
+        self.trace_job = trace_job
+        self.rates = rates
+        self.total = total
+        self.steps = 0.0
+        self.attempts = 0
+        self.attempt_seconds = 0.0
+        self.run: Run | None = None
+
+    def seconds_to_failure(self) -> float:
+        """Running time until the current attempt dies; inf if it will not."""
+        failures = self.trace_job.failures
+        return failures[self.attempts].after - self.attempt_seconds if self.attempts < len(failures) else inf
+
+
+class Simulator:
+    """The world of one trace. `beliefs` is what the scheduler is told of speeds, `truths` what they are.
+
+    ended   jobs that have come to their end, for a progress bar
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        cluster: Cluster,
+        *,
+        beliefs: Speeds,
+        truths: Speeds,
+        truth: Truth | None = None,
+        outages: Iterable[Outage] = (),
+        until: float = inf,
+    ) -> None:
+        self.ended = 0
+        self._jobs = jobs
+        self._beliefs = beliefs
+        self._truths = truths
+        self._truth = truth or Truth()
+        self._until = until
+        self._topology = Topology(cluster)
+        self._fates: dict[str, Fate] = {}
+        self._running: dict[str, Fate] = {}
+        self._told: set[str] = set()
+        self._ends: list[tuple[float, int, Fate, Run]] = []
+        self._launches = 0
+        self._node_news = _node_news(outages)
+        self._next_node = 0
+        self._next_job = 0
+        self._wake = inf
+        self._stopped: list[Event] = []
+        self._now = -inf
+
+    def instants(self) -> Iterator[tuple[float, tuple[Event, ...]]]:
+        """Facts by instant, until every job has ended or nothing can happen any more."""
+        vain = 0
+        while (now := self._now if self._stopped else self._next_time()) <= self._until and now < inf:
+            self._now = now
+            yield now, self._facts(now)
+            vain = 0 if self._running else vain + self._has_no_news()
+            if vain > MOST_VAIN_WAKES:
+                return
+
+    def _has_no_news(self) -> bool:
+        """Nobody will arrive, and no node will come or go."""
+        left = self._node_news[self._next_node :]
+        return self._next_job == len(self._jobs) and all(time == inf for time, _ in left)
+
+    def _next_time(self) -> float:
+        if self._next_job == len(self._jobs) == self.ended:
+            return inf
+        ends = self._ends
+        while ends and ends[0][2].run is not ends[0][3]:
+            heappop(ends)
+        time = min(ends[0][0], self._wake) if ends else self._wake
+        if self._next_job < len(self._jobs):
+            time = min(time, self._jobs[self._next_job].job.submitted)
+        if self._next_node < len(self._node_news):
+            time = min(time, self._node_news[self._next_node][0])
+        return max(time, self._now)
+
+    def _facts(self, now: float) -> tuple[Event, ...]:
+        """What ended, what was lost or returned, what arrived, the wake-up."""
+        facts = self._stopped
+        self._stopped = []
+        while self._ends and self._ends[0][0] <= now:
+            _, _, fate, run = heappop(self._ends)
+            if fate.run is run:
+                facts.append(self._end(fate, run, now))
+        while self._next_node < len(self._node_news) and self._node_news[self._next_node][0] <= now:
+            self._node_changed(self._node_news[self._next_node][1], now, facts)
+            self._next_node += 1
+        while self._next_job < len(self._jobs) and self._jobs[self._next_job].job.submitted <= now:
+            self._arrive(self._jobs[self._next_job], facts)
+            self._next_job += 1
+        if self._wake <= now:
+            self._wake = inf
+            facts.append(Woke())
+        return tuple(facts)
+
+    def _arrive(self, trace_job: TraceJob, facts: list[Event]) -> None:
+        job = trace_job.job
+        kind, estimate, steps = self._beliefs.resolve(job)
+        if kind not in self._told:
+            self._told.add(kind)
+            facts.append(Estimated(kind, estimate))
+        facts.append(Submitted(job, kind, steps))
+        if self._truths is not self._beliefs:
+            _, estimate, steps = self._truths.resolve(job)
+        self._fates[job.id] = Fate(trace_job, estimate.rates, steps)
+
+    def _end(self, fate: Fate, run: Run, now: float) -> Event:
+        """A run comes to its own end: the attempt dies, or the work is done and the job ends as it is fated to."""
+        job = fate.trace_job.job.id
+        fate.run = None
+        del self._running[job]
+        if run.dies:
+            cause = fate.trace_job.failures[fate.attempts].cause
+            fate.steps = min(run.saved_at(now, self._truth.checkpoint_every), fate.total)
+            fate.attempts += 1
+            fate.attempt_seconds = 0.0
+            return Failed(job, run.epoch, cause, fate.steps)
+        if fate.trace_job.outcome is Outcome.FAILED:
+            return Failed(job, run.epoch, "unsuccessful at its end", fate.total, final=True)
+        self.ended += 1
+        return Cancelled(job) if fate.trace_job.outcome is Outcome.KILLED else Finished(job, run.epoch)
+
+    def _node_changed(self, change: NodeLost | NodeReturned, now: float, facts: list[Event]) -> None:
+        facts.append(change)
+        if isinstance(change, NodeLost):
+            for fate in [fate for fate in self._running.values() if fate.run and change.node in fate.run.nodes]:
+                self._halt(fate, now, facts, saved=self._truth.checkpoint_every)
+
+    def _halt(self, fate: Fate, now: float, facts: list[Event], *, saved: float) -> None:
+        """A run is stopped from outside; what it did since its last checkpoint is lost (saved=0: it saved just now)."""
+        run = fate.run
+        if run is not None:
+            fate.run = None
+            fate.steps = min(run.saved_at(now, saved), fate.total)
+            fate.attempt_seconds += run.seconds(now)
+            del self._running[fate.trace_job.job.id]
+            facts.append(Stopped(fate.trace_job.job.id, run.epoch, fate.steps))
+
+    def apply(self, now: float, actions: Sequence[Action]) -> None:
+        """Carry out wishes at once; that a run stopped becomes known at this very moment."""
+        for action in actions:
+            match action:
+                case Launch():
+                    self._launch(action, now)
+                case Preempt():
+                    self._halt(self._fates[action.job], now, self._stopped, saved=0.0)
+                case WakeAt():
+                    self._wake = action.time
+                case Reject() | Abandon():
+                    self.ended += 1
+                case _:
+                    assert_never(action)
+
+    def _launch(self, action: Launch, now: float) -> None:
+        fate = self._fates[action.job]
+        gpu_type = self._topology.type_of[action.gpus[0].node]
+        rate = fate.rates[gpu_type][self._topology.locality(action.gpus)]
+        since = now + self._truth.restart_overhead
+        run = Run(action.epoch, tuple(slots.node for slots in action.gpus), rate, since, fate.steps)
+        fate.run = run
+        self._running[action.job] = fate
+        seconds = (fate.total - fate.steps) / rate if rate > 0 else inf
+        failure = fate.seconds_to_failure()
+        run.dies = failure < seconds
+        self._launches += 1
+        heappush(self._ends, (since + min(seconds, failure), self._launches, fate, run))
+
+
+def _node_news(outages: Iterable[Outage]) -> list[tuple[float, NodeLost | NodeReturned]]:
+    """Losses and returns by time; overlapping outages of one node count as one."""
+    spans: dict[int, list[list[float]]] = {}
+    for outage in sorted(outages):
+        mine = spans.setdefault(outage.node, [])
+        if mine and outage.time <= mine[-1][1]:
+            mine[-1][1] = max(mine[-1][1], outage.time + outage.duration)
+        else:
+            mine.append([outage.time, outage.time + outage.duration])
+    news: list[tuple[float, NodeLost | NodeReturned]] = []
+    for node, mine in spans.items():
+        for lost, returned in mine:
+            news += [(lost, NodeLost(node)), (returned, NodeReturned(node))]
+    return sorted(news, key=lambda each: (each[0], each[1].node))

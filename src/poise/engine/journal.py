@@ -1,0 +1,196 @@
+"""The journal as text: one JSON document a line, compact, the same bytes for the same run.
+
+First a header: the choices that the core was put together from. Then a line an instant, `[now, [events], [actions]]`, each
+event and action a list that begins with its name. Last `{"end": "complete"}` or `{"end": "interrupted"}`; a journal
+without it was cut off. A moment or an amount that is infinite is written as null.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from math import inf
+from pathlib import Path
+from typing import IO, Any
+
+from poise.core.settings import Cadence, Settings
+from poise.model import action as actions
+from poise.model import event as events
+from poise.model.action import Waited, Why
+from poise.model.cluster import Cluster, Holding, Node, Slots
+from poise.model.errors import JournalError
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.model.speed import Estimate
+
+VERSION = 1
+COMPLETE, INTERRUPTED = "complete", "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the core was put together from: enough to re-drive it."""
+
+    trace: str
+    cluster: Cluster
+    policy: str
+    placement: str
+    settings: Settings
+    seed: int
+
+
+_EVENTS = {kind.__name__.lower(): kind for kind in events.Event.__args__}
+_ACTIONS = {kind.__name__.lower(): kind for kind in actions.Action.__args__}
+_FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
+_NAMES = {kind: name for name, kind in (*_EVENTS.items(), *_ACTIONS.items())}
+_JOB_DEFAULTS = {each.name: each.default for each in fields(Job)}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a fact or a wish carries
+    """A value as JSON knows it."""
+    match value:
+        case Job():
+            stated = {name: getattr(value, name) for name in _JOB_DEFAULTS}
+            return {name: each for name, each in stated.items() if each != _JOB_DEFAULTS[name]}
+        case Estimate():
+            return [value.rates, value.skew]
+        case float() if value == inf:
+            return None
+        case _:
+            return value
+
+
+def _encoded(thing: events.Event | actions.Action) -> list[Any]:
+    kind = type(thing)
+    return [_NAMES[kind], *(_plain(getattr(thing, name)) for name in _FIELDS[kind])]
+
+
+class JournalWriter:
+    """Writes a journal to a text stream as it happens."""
+
+    def __init__(self, stream: IO[str], header: Header) -> None:
+        self._stream = stream
+        self._line(
+            {
+                "journal": VERSION,
+                "trace": header.trace,
+                "policy": header.policy,
+                "placement": header.placement,
+                "seed": header.seed,
+                "settings": asdict(header.settings),
+                "nodes": [[node.name, node.gpu_type, node.gpus, node.rack] for node in header.cluster.nodes],
+            }
+        )
+
+    def record(self, entry: Entry) -> None:
+        """One instant."""
+        self._line([entry.now, [*map(_encoded, entry.events)], [*map(_encoded, entry.actions)]])
+
+    def close(self, end: str) -> None:
+        """The last line."""
+        self._line({"end": end})
+
+    def _line(self, document: object) -> None:
+        self._stream.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def _job(value: dict[str, Any]) -> Job:
+    return Job(**{**value, "gpu_types": tuple(value.get("gpu_types", ()))})
+
+
+def _estimate(value: list[Any]) -> Estimate:
+    rates, skew = value
+    return Estimate(tuple((packed, rack, cluster) for packed, rack, cluster in rates), skew)
+
+
+def _holding(value: list[list[int]]) -> Holding:
+    return tuple(Slots(*slots) for slots in value)
+
+
+def _or_inf(value: float | None) -> float:
+    return inf if value is None else value
+
+
+_DECODERS: dict[tuple[type, str], Callable[[Any], Any]] = {
+    (events.Submitted, "job"): _job,
+    (events.Submitted, "steps"): _or_inf,
+    (events.Estimated, "estimate"): _estimate,
+    (actions.Launch, "gpus"): _holding,
+    (actions.Launch, "waited"): lambda value: Waited(*value),
+    (actions.Preempt, "why"): Why,
+}
+
+
+def _decoded(kinds: dict[str, Any], document: list[Any]) -> Any:  # noqa: ANN401 - an Event or an Action
+    name, *values = document
+    kind = kinds[name]
+    names = _FIELDS[kind]
+    read = [_DECODERS.get((kind, field), _same)(value) for field, value in zip(names, values, strict=True)]
+    return kind(*read)
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+def _header(document: dict[str, Any]) -> Header:
+    settings = document["settings"]
+    return Header(
+        document["trace"],
+        Cluster(tuple(Node(*node) for node in document["nodes"])),
+        document["policy"],
+        document["placement"],
+        Settings(**{**settings, "cadence": Cadence(settings["cadence"])}),
+        document["seed"],
+    )
+
+
+class JournalReader:
+    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one."""
+
+    def __init__(self, path: str | Path) -> None:
+        file = Path(path)
+        self._path = file / "journal.jsonl" if file.is_dir() else file
+        self._lines = self._numbered()
+        self._number, first = next(self._lines, (1, ""))
+        document = self._parsed(first)
+        if not isinstance(document, dict) or "journal" not in document:
+            raise JournalError(f"{self._path}: not a journal: its first line is no header")
+        if document["journal"] != VERSION:
+            newer = f"version {document['journal']!r}; this Poise reads version {VERSION}"
+            raise JournalError(f"{self._path}: written in journal {newer}")
+        try:
+            self.header = _header(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(f"{self._path}:1: not a header of a journal: {error}") from None
+
+    def entries(self) -> Iterator[Entry]:
+        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read."""
+        for number, line in self._lines:
+            self._number = number
+            document = self._parsed(line)
+            if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
+                return
+            try:
+                now, facts, wishes = document
+                yield Entry(
+                    float(now),
+                    tuple(_decoded(_EVENTS, fact) for fact in facts),
+                    tuple(_decoded(_ACTIONS, wish) for wish in wishes),
+                )
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
+        raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
+
+    def _parsed(self, line: str) -> Any:  # noqa: ANN401
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise JournalError(f"{self._path}:{self._number}: not JSON") from None
+
+    def _numbered(self) -> Iterator[tuple[int, str]]:
+        try:
+            with gzip.open(self._path, "rt") if self._path.suffix == ".gz" else self._path.open() as stream:
+                yield from enumerate(stream, start=1)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise JournalError(f"{self._path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
