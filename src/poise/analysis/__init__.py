@@ -1,0 +1,1 @@
+"""Pure functions over a journal: completion times, fairness, utilisation, causes of delay."""

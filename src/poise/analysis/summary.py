@@ -1,0 +1,160 @@
+"""One run in a few numbers: the keys of `--json` (INTERFACE §2)."""
+
+from dataclasses import asdict, dataclass
+from math import floor, isfinite
+
+import numpy as np
+
+from poise.analysis.fairness import Fairness, jain, rho
+from poise.analysis.history import History, Life, cumulated, floats
+from poise.model.columns import Floats
+from poise.model.job import Status
+
+UNFAIR = 1.1
+"""A job with a larger ρ was treated unfairly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What was run."""
+
+    policy: str
+    trace: str
+    cluster: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What it took: decisions, and CPU seconds of the whole run and of the scheduler in it."""
+
+    decisions: int
+    cpu_seconds: float
+    policy_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Times in seconds; None where there is nothing to take a mean of.
+
+    finished, failed, cancelled, rejected, unfinished add up to jobs. Completion times are those of all jobs that came to
+    an end of their own, failed and cancelled ones included.
+    """
+
+    policy: str
+    trace: str
+    cluster: str
+    seed: int
+    jobs: int
+    finished: int
+    failed: int
+    cancelled: int
+    rejected: int
+    unfinished: int
+    avg_jct: float | None
+    median_jct: float | None
+    p99_jct: float | None
+    makespan: float
+    utilisation: float
+    preemptions: int
+    migrations: int
+    restarts: int
+    worst_rho: float | None
+    mean_rho: float | None
+    unfair_fraction: float | None
+    jain: float | None
+    gpu_hours: float
+    rounds: int
+    decisions: int
+    cpu_seconds: float
+    policy_seconds: float
+    partial: bool
+
+    def document(self) -> dict[str, object]:
+        """As a JSON document."""
+        return asdict(self)
+
+    def repeatable(self) -> dict[str, object]:
+        """The same without what differs from run to run: CPU times."""
+        return {key: value for key, value in asdict(self).items() if not key.endswith("_seconds")}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The jobs that came to an end, with their completion times and ρ, in order of submission."""
+
+    lives: list[Life]
+    jcts: Floats
+    rhos: Floats
+
+
+def measure(history: History, fairness: Fairness = Fairness.JOB) -> Measured:
+    """Completion times and ρ."""
+    lives = history.ran()
+    jcts = floats(life.ended - life.submitted for life in lives)
+    return Measured(lives, jcts, rho(history, lives, fairness) if lives else jcts)
+
+
+def summarise(
+    history: History, measured: Measured, labels: Labels, effort: Effort, *, round_seconds: float | None, partial: bool
+) -> Summary:
+    """The numbers of one run. `round_seconds` is None where there are no rounds."""
+    lives = history.jobs.values()
+    rhos = measured.rhos[np.isfinite(measured.rhos)]
+    first = min((life.submitted for life in lives), default=0.0)
+    last = max((life.ended for life in measured.lives), default=first)
+    unfinished = len(lives) - len(measured.lives) - history.count(Status.REJECTED)
+    return Summary(
+        policy=labels.policy,
+        trace=labels.trace,
+        cluster=labels.cluster,
+        seed=labels.seed,
+        jobs=len(lives),
+        finished=history.count(Status.FINISHED),
+        failed=history.count(Status.FAILED),
+        cancelled=history.count(Status.CANCELLED),
+        rejected=history.count(Status.REJECTED),
+        unfinished=unfinished,
+        avg_jct=_mean(measured.jcts),
+        median_jct=_quantile(measured.jcts, 0.5),
+        p99_jct=_quantile(measured.jcts, 0.99),
+        makespan=last - first,
+        utilisation=utilisation(history, first, last),
+        preemptions=sum(life.preemptions for life in lives),
+        migrations=sum(life.migrations for life in lives),
+        restarts=sum(life.restarts for life in lives),
+        worst_rho=float(rhos.max()) if len(rhos) else None,
+        mean_rho=_mean(rhos),
+        unfair_fraction=_mean((rhos > UNFAIR).astype(np.float64)),
+        jain=jain(1 / rhos[rhos > 0]) if len(rhos) else None,
+        gpu_hours=sum(life.gpu_seconds for life in lives) / 3600,
+        rounds=floor((last - first) / round_seconds) + 1 if round_seconds and measured.lives else 0,
+        decisions=effort.decisions,
+        cpu_seconds=effort.cpu_seconds,
+        policy_seconds=effort.policy_seconds,
+        partial=partial,
+    )
+
+
+def utilisation(history: History, first: float, last: float) -> float:
+    """GPU-seconds held by jobs ÷ GPU-seconds there were, between two moments."""
+    there = _area([(first, history.cluster.gpus), *history.live], first, last)
+    return _area(history.held, first, last) / there if there > 0 else 0.0
+
+
+def _area(changes: list[tuple[float, int]], first: float, last: float) -> float:
+    """∫ level dt between two moments."""
+    if not changes or last <= first:
+        return 0.0
+    moments, levels = cumulated(changes)
+    edges = np.clip(np.append(moments, last), first, last)
+    return float(np.sum(levels * np.diff(edges)))
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _quantile(values: Floats, part: float) -> float | None:
+    value = float(np.quantile(values, part)) if len(values) else None
+    return value if value is None or isfinite(value) else None

@@ -1,0 +1,110 @@
+"""A report as one HTML file that fetches nothing: open it, mail it, print it."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poise.model.errors import InvariantError
+from poise.report import style
+from poise.report.markup import element, escape
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_NUMBER_LIKE = re.compile(r"[-+−–~≈<>≤≥±]?\s*[.\d].*|[-–—]?|never|n/a")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as text; the first column names the row. `best` holds the (row, column) of the cells to set in bold."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: frozenset[tuple[int, int]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for place, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise InvariantError(f"table row {place} has {len(row)} cells; expected {len(self.columns)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading with text (paragraphs are set apart by an empty line), figures from `report.figures`, and a table."""
+
+    title: str
+    text: str = ""
+    figures: tuple[str, ...] = ()
+    table: Table | None = None
+
+
+def page(title: str, intro: str, sections: Sequence[Section], *, footer: str = "") -> str:
+    """A whole HTML document that is well-formed XML too. All text is escaped; only `figures` are taken as markup."""
+    body = element("main", _header(title, intro, sections), *map(_section, range(len(sections)), sections))
+    foot = element("footer", _paragraphs(footer)) if footer.strip() else ""
+    return f'<!DOCTYPE html>\n<html lang="en">\n{_head(title)}\n<body>\n{body}\n{foot}\n</body>\n</html>\n'
+
+
+def _head(title: str) -> str:
+    return "\n".join(
+        [
+            '<head>\n<meta charset="utf-8"/>',
+            element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("meta", name="color-scheme", content="light dark"),
+            element("title", escape(title or "Report")),
+            element("style", "\n", style.COLOURS, style.FIGURE, style.PAGE),
+            "</head>",
+        ]
+    )
+
+
+def _header(title: str, intro: str, sections: Sequence[Section]) -> str:
+    """Title, introduction and, where there is something to choose from, links to the sections."""
+    links = [element("a", escape(each.title), href=f"#{_anchor(place)}") for place, each in enumerate(sections)]
+    contents = element("nav", *links, aria_label="Sections") if len(links) > 2 else ""
+    return element("header", element("h1", escape(title)), _paragraphs(intro), contents) + "\n"
+
+
+def _section(place: int, section: Section) -> str:
+    parts = [element("h2", escape(section.title)), _paragraphs(section.text)]
+    if section.figures:
+        parts.append(element("div", *(element("figure", each) for each in section.figures), class_="figures"))
+    if section.table is not None:
+        parts.append(_table(section.table, section.title))
+    return element("section", *parts, id=_anchor(place)) + "\n"
+
+
+def _anchor(place: int) -> str:
+    return f"section-{place + 1}"
+
+
+def _paragraphs(text: str) -> str:
+    return "".join(element("p", escape(each.strip())) for each in re.split(r"\n\s*\n", text) if each.strip())
+
+
+def _table(table: Table, name: str) -> str:
+    """The table in a box that scrolls by itself, by keyboard too, so that a phone's page does not."""
+    kinds = [_kind([row[column] for row in table.rows]) for column in range(len(table.columns))]
+    head = [_cell("th", text, kind, scope="col") for text, kind in zip(table.columns, kinds, strict=True)]
+    rows = [_row(table, place, kinds) for place in range(len(table.rows))]
+    whole = element("table", element("thead", element("tr", *head)), "\n<tbody>\n", *rows, "</tbody>")
+    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {name}")
+
+
+def _row(table: Table, place: int, kinds: Sequence[str]) -> str:
+    cells = []
+    for column, (text, kind) in enumerate(zip(table.rows[place], kinds, strict=True)):
+        marked = f"{kind} best".strip() if (place, column) in table.best else kind
+        tag, scope = ("th", "row") if column == 0 else ("td", "")
+        cells.append(_cell(tag, text, marked, scope=scope))
+    return element("tr", *cells) + "\n"
+
+
+def _cell(tag: str, text: str, kind: str, *, scope: str) -> str:
+    inside = element("strong", escape(text)) if kind.endswith("best") else escape(text)
+    attributes = {name: value for name, value in (("class_", kind), ("scope", scope)) if value}
+    return element(tag, inside, **attributes)
+
+
+def _kind(cells: Sequence[str]) -> str:
+    """`n` for a column of numbers, which is set to the right; nothing for words."""
+    return "n" if cells and all(_NUMBER_LIKE.fullmatch(cell.strip()) for cell in cells) else ""

@@ -1,0 +1,71 @@
+"""What is drawn: points in order, finite, and few enough for a page."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from poise.model.errors import InvariantError
+from poise.report.amounts import HUGE
+
+FloatArray = npt.NDArray[np.float64]
+
+MOST_POINTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one line: `x` and `y` have equal length; the order of the points does not matter."""
+
+    label: str
+    x: FloatArray
+    y: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 1 or self.x.shape != self.y.shape:
+            raise InvariantError(f"series {self.label!r}: x has shape {self.x.shape}, y {self.y.shape}; expected equal")
+
+    def finite(self) -> "Series":
+        """Its points by ascending x (equal ones in the given order), without those that are NaN or infinite."""
+        kept = np.isfinite(self.x) & np.isfinite(self.y)
+        x, y = clipped(self.x[kept]), clipped(self.y[kept])
+        order = np.argsort(x, kind="stable")
+        return Series(self.label, x[order], y[order])
+
+
+def clipped(values: FloatArray) -> FloatArray:
+    """Values of at most `HUGE`, as floats whatever they were."""
+    return np.clip(values.astype(np.float64), -HUGE, HUGE)
+
+
+def thinned(places: FloatArray, values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.intp]:
+    """Ascending indices of at most `most` points (itself at least 8) that look like all of them.
+
+    `places` ascend and are where the points stand along the axis as drawn. The axis is cut into at least `most // 4`
+    strips of a few pixels; a strip keeps its first, lowest, highest and last point. So every extreme stays, and so does
+    the value that a step carries from one strip to the next.
+    """
+    count = len(places)
+    if count <= most:
+        return np.arange(count)
+    # Where the values only rise, a strip keeps two points instead of four, and there can be twice as many strips.
+    tries = (_kept(places, values, most // 4 * finer) for finer in (4, 2, 1))
+    return next(kept for kept in tries if kept.size <= most)
+
+
+def _kept(places: FloatArray, values: FloatArray, strips: int) -> npt.NDArray[np.intp]:
+    """The first, lowest, highest and last point of each of so many strips of equal width."""
+    span = places[-1] - places[0]
+    along = (places - places[0]) / span if span > 0 else np.zeros_like(places)
+    strip = np.minimum((along * strips).astype(np.intp), strips - 1)
+    starts = np.flatnonzero(np.diff(strip, prepend=-1))
+    ends = np.append(starts[1:], len(strip)) - 1
+    ranks = np.lexsort((values, strip))  # within a strip by value: its lowest stands first, its highest last
+    return np.unique(np.concatenate((starts, ends, ranks[starts], ranks[ends])))
+
+
+def distribution(samples: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The distinct finite samples, ascending, and the share of finite samples at or below each."""
+    kept = clipped(samples[np.isfinite(samples)])
+    values, counts = np.unique(kept, return_counts=True)
+    return values, np.cumsum(counts) / max(1, kept.size)
