@@ -1,0 +1,234 @@
+"""Where a policy, a placement, a world and a journal are put together: the only module that knows them all."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+from time import process_time
+
+from poise.analysis.fairness import Fairness
+from poise.analysis.history import History
+from poise.analysis.summary import Effort, Labels, Measured, Summary, measure, summarise
+from poise.backends.simulator.faults import outages
+from poise.backends.simulator.world import Outage, Simulator, Truth
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Cadence, Settings
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.loop import run
+from poise.engine.replay import Replayed, replay
+from poise.model.cluster import Cluster
+from poise.model.errors import UnknownNameError
+from poise.model.journal import Entry
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
+from poise.policies.stable import is_stable_able
+from poise.throughput.speeds import Speeds
+from poise.throughput.table import Throughputs, shipped
+from poise.traces.schema import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """How a published system is set up: explicit options win over it. `combinators` are added to orders of jobs."""
+
+    summary: str
+    settings: Settings
+    placement: str
+    combinators: str = ""
+
+
+PRESETS = {
+    "none": Preset("Poise's own: decide at every change, and at rounds where time matters", Settings(), "consolidate"),
+    "gavel": Preset(
+        "rounds of 360 s, GPUs freed inside a round stay idle, restarts cost nothing, GPUs are counted",
+        Settings(cadence=Cadence.ROUNDS, round=360.0, backfill=False),
+        "count",
+    ),
+    "tiresias": Preset(
+        "the authors' simulator: events, GPUs are counted, ties as in the list kept from the previous event",
+        Settings(cadence=Cadence.EVENTS),
+        "count",
+        "+stable",
+    ),
+    "themis": Preset("leases of 10 minutes", Settings(cadence=Cadence.BOTH, round=600.0), "consolidate"),
+    "gandiva-fair": Preset("time slices of 1 minute", Settings(cadence=Cadence.ROUNDS, round=60.0), "consolidate"),
+    "philly": Preset("events, tight placement, failed runs retried", Settings(cadence=Cadence.EVENTS), "consolidate"),
+}
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of this name."""
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """All choices of a simulation but the trace.
+
+    truths   the world's throughputs where they differ from the believed ones
+    faults   outages of nodes, as a specification or a file
+    """
+
+    cluster: Cluster
+    policy: str = "fifo"
+    placement: str = "consolidate"
+    combinators: str = ""
+    settings: Settings = field(default_factory=Settings)
+    throughputs: Throughputs = field(default_factory=shipped)
+    truths: Throughputs | None = None
+    truth: Truth = field(default_factory=Truth)
+    faults: str | None = None
+    fairness: Fairness = Fairness.JOB
+    seed: int = 0
+    until: float = inf
+
+    def effective_policy(self) -> str:
+        """The policy with the preset's combinators, where they apply."""
+        policy = policy_named(self.policy)
+        return self.policy + (self.combinators if is_stable_able(policy) else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A simulation that ran."""
+
+    summary: Summary
+    history: History
+    measured: Measured
+
+
+def scheduler_of(header: Header) -> Scheduler:
+    """The core as a journal's header describes it."""
+    policy = policy_named(header.policy)
+    return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)
+
+
+def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
+    """What is believed of speeds, and the truth; placement `count` knows no distances, and then neither does the world."""
+    believed, true = experiment.throughputs, experiment.truths or experiment.throughputs
+    if experiment.placement == "count":
+        believed, true = believed.flat(), true.flat()
+    beliefs = Speeds(believed, experiment.cluster)
+    return beliefs, beliefs if experiment.truths is None else Speeds(true, experiment.cluster)
+
+
+def header_of(trace: Trace, experiment: Experiment) -> Header:
+    """The choices that the core is put together from."""
+    return Header(
+        trace.name,
+        experiment.cluster,
+        experiment.effective_policy(),
+        experiment.placement,
+        experiment.settings,
+        experiment.seed,
+    )
+
+
+def simulate(
+    trace: Trace,
+    experiment: Experiment,
+    *,
+    journal: Path | None = None,
+    watch: Callable[[int], bool] = lambda _ended: True,
+) -> Outcome:
+    """Run a trace under an experiment. `watch` is told how many jobs have ended, and stops the run by answering False."""
+    header = header_of(trace, experiment)
+    scheduler = scheduler_of(header)
+    world = _world(trace, experiment)
+    began = process_time()
+    entries: list[Entry] = []
+    with _recording(journal, header, entries) as record, _without_collector():
+        complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
+        record.complete = complete
+        history = History.of(entries, experiment.cluster)
+    measured = measure(history, experiment.fairness)
+    effort = Effort(scheduler.decisions, process_time() - began, deciding)
+    labels = Labels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed)
+    rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
+    summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
+    return Outcome(summary, history, measured)
+
+
+def _world(trace: Trace, experiment: Experiment) -> Simulator:
+    beliefs, truths = speeds_of(experiment)
+    first = trace.jobs[0].job.submitted if trace.jobs else 0.0
+    lost: list[Outage] = []
+    if experiment.faults is not None:
+        last = trace.jobs[-1].job.submitted if trace.jobs else 0.0
+        work = sum(
+            truths.steps(each.job) / max(truths.estimate(each.job).best(), 1e-9) * each.job.gpus for each in trace.jobs
+        )
+        horizon = last - first + 4 * work / experiment.cluster.gpus
+        lost = outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
+    return Simulator(
+        trace.jobs,
+        experiment.cluster,
+        beliefs=beliefs,
+        truths=truths,
+        truth=experiment.truth,
+        outages=lost,
+        until=first + experiment.until,
+    )
+
+
+class Recorder:
+    """Keeps every instant for the metrics, and writes it to a journal if there is one."""
+
+    def __init__(self, entries: list[Entry], writer: JournalWriter | None) -> None:
+        self.complete = False
+        self._keep = entries.append
+        self._write = writer.record if writer else None
+
+    def __call__(self, entry: Entry) -> None:
+        """Take one instant."""
+        self._keep(entry)
+        if self._write:
+            self._write(entry)
+
+
+@contextmanager
+def _recording(journal: Path | None, header: Header, entries: list[Entry]) -> Iterator[Recorder]:
+    if journal is None:
+        yield Recorder(entries, None)
+        return
+    with journal.open("w", encoding="utf-8", newline="\n") as stream:
+        writer = JournalWriter(stream, header)
+        recorder = Recorder(entries, writer)
+        yield recorder
+        writer.close(COMPLETE if recorder.complete else INTERRUPTED)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A run makes many objects, keeps most of them, and no cycles: looking for cycles again and again is wasted."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def replay_journal(path: str | Path) -> tuple[Header, Replayed]:
+    """Re-drive the core from a journal; raises ReplayError where an action differs."""
+    reader = JournalReader(path)
+    return reader.header, replay(scheduler_of(reader.header), reader.entries())
+
+
+def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
+    """The first `most` jobs, arriving `load` times as fast."""
+    jobs = trace.jobs[:most]
+    if load == 1.0 or not jobs:
+        return replace(trace, jobs=jobs)
+    first = jobs[0].job.submitted
+    moved = (replace(each, job=replace(each.job, submitted=_sped_up(each.job.submitted, first, load))) for each in jobs)
+    return replace(trace, jobs=tuple(moved))
+
+
+def _sped_up(moment: float, first: float, load: float) -> float:
+    return first + (moment - first) / load

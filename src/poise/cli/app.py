@@ -1,0 +1,85 @@
+"""`poise`: the group of verbs, and what a user sees of errors: one line, and an exit code.
+
+0 done · 1 the work failed · 2 the request was wrong · 130 interrupted. No traceback for a wrong input.
+"""
+
+import os
+import sys
+
+import click
+
+from poise import __version__
+from poise.cli.compare import compare
+from poise.cli.demo import demo
+from poise.cli.policies import policies
+from poise.cli.replay import replay
+from poise.cli.simulate import simulate
+from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
+
+INTERRUPTED = 130
+
+
+class Verbs(click.Group):
+    """A group that answers a wrong verb with the nearest right ones."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that was typed."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UnknownNameError("command", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="poise")
+def poise() -> None:
+    """Share a cluster of mixed GPUs among people who train deep-learning models.
+
+    \b
+    Start here:
+      poise demo                                    a tour on built-in data
+      poise policies                                the catalogue
+      poise simulate synthetic:jobs=1000 --cluster gpu:64 --policy tiresias
+    """
+
+
+for _verb in (demo, simulate, compare, policies, replay):
+    poise.add_command(_verb)
+
+
+def main() -> None:
+    """Run a command and exit with its code."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        result = poise.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except RequestError as error:
+        return _say(error, 2)
+    except InvariantError:
+        raise  # a bug of ours: the traceback is the report
+    except PoiseError as error:
+        return _say(error, 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted before anything was finished", INTERRUPTED)
+    except OSError as error:
+        return _say_os(error)
+    return result if isinstance(result, int) else 0
+
+
+def _say_os(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    place = f"{error.filename}: " if error.filename else ""
+    return _say(f"{place}{error.strerror or error}", 1)
+
+
+def _say(message: object, code: int) -> int:
+    click.echo(f"poise: {message}", err=True)
+    return code

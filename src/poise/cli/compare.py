@@ -1,0 +1,123 @@
+"""`poise compare`: several policies over one trace, side by side."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from poise.assembly import Experiment
+from poise.assembly import simulate as run_simulation
+from poise.cli.options import experiment_options, request_of
+from poise.cli.progress import Bar, watching
+from poise.cli.tables import show_notes, show_table
+from poise.model.errors import RequestError
+from poise.report.comparison import Run, comparison_page, table
+from poise.traces.schema import Trace
+
+INTERRUPTED = 130
+
+EPILOG = """\b
+Example:
+  poise compare synthetic:jobs=2000 --cluster v100:16,k80:16 --policies fifo,srtf,tiresias --html report.html
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("trace")
+@click.option("--policies", required=True, help="Policies, separated by commas (a comma inside one as NAME:a=1;b=2).")
+@experiment_options
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with figures to a file.")
+def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int:  # noqa: ANN401
+    """Run TRACE under several policies and show them side by side."""
+    names = split_policies(policies)
+    request = request_of(trace, options, names[0])
+    experiments = [replace(request.experiment, policy=name) for name in names]
+    for experiment in experiments:
+        experiment.effective_policy()
+    show_notes(request.trace.notes, quiet=request.quiet)
+    runs = run_all(request.trace, experiments, quiet=request.quiet)
+    summaries = [run.summary for run in runs]
+    title = f"{request.trace.name} on {request.experiment.cluster}"
+    if html is not None:
+        intro = f"{len(request.trace.jobs):,} jobs of {request.trace.name} on {request.experiment.cluster}."
+        html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
+    if request.as_json:
+        click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
+    else:
+        show_table(table(summaries), title)
+        if html is not None:
+            click.echo(f"report: {html}")
+    if len(runs) < len(names) or any(summary.partial for summary in summaries):
+        click.echo(f"poise: interrupted; {len(runs)} of {len(names)} policies are shown, results may be partial", err=True)
+        return INTERRUPTED
+    return 0
+
+
+def split_policies(text: str) -> list[str]:
+    """`fifo,tiresias:limits=300/900,promote=8,srtf`: a part with `=` but no `:` continues the policy before it."""
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in part and ":" not in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise RequestError("--policies: expected at least one name, e.g. fifo,srtf,tiresias")
+    return names
+
+
+def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[Run]:
+    """Run the experiments on the cores there are; those that were interrupted are left out."""
+    workers = min(len(experiments), os.cpu_count() or 1)
+    if workers == 1:
+        return list(_one_by_one(trace, experiments, quiet=quiet))
+    done: dict[int, Run] = {}
+    with ProcessPoolExecutor(workers, initializer=_begin, initargs=(trace,)) as pool:
+        futures = {pool.submit(_simulate, experiment): place for place, experiment in enumerate(experiments)}
+        try:
+            _collect(futures, done, quiet=quiet)
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):
+                process.terminate()
+    return [done[place] for place in sorted(done)]
+
+
+def _collect(futures: dict[Future[Run], int], done: dict[int, Run], *, quiet: bool) -> None:
+    bar = Bar("policies", len(futures), quiet=quiet)
+    try:
+        bar.update(0)
+        for future in as_completed(futures):
+            done[futures[future]] = future.result()
+            bar.update(len(done))
+    finally:
+        bar.close()
+
+
+def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[Run]:
+    for experiment in experiments:
+        with watching(experiment.policy, len(trace.jobs), quiet=quiet) as watch:
+            outcome = run_simulation(trace, experiment, watch=watch)
+        yield Run.of(outcome.summary, outcome.history, outcome.measured)
+        if outcome.summary.partial:
+            return
+
+
+_trace: Trace
+"""The trace of a worker process: handed over once, not with every task."""
+
+
+def _begin(trace: Trace) -> None:
+    global _trace
+    _trace = trace
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _simulate(experiment: Experiment) -> Run:
+    outcome = run_simulation(_trace, experiment)
+    return Run.of(outcome.summary, outcome.history, outcome.measured)

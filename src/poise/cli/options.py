@@ -1,0 +1,133 @@
+"""The options that `simulate` and `compare` share, and the experiment that they describe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import click
+
+from poise.analysis.fairness import Fairness
+from poise.assembly import PRESETS, Experiment, preset_named, scaled, speeds_of
+from poise.backends.simulator.world import Truth
+from poise.cli.inputs import read_cluster
+from poise.core.settings import Cadence
+from poise.model.errors import RequestError
+from poise.model.units import parse_seconds
+from poise.placement.strategies import PLACEMENTS, placement_named
+from poise.throughput.table import Throughputs, read_throughputs, shipped
+from poise.traces.reading import read_trace
+from poise.traces.registry import format_names
+from poise.traces.schema import Trace
+
+CADENCES = [each.value for each in Cadence]
+FAIRNESSES = [each.value for each in Fairness]
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, or `90s`, `15m`, `1h30m`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """The duration in seconds."""
+        if isinstance(value, float):
+            return value
+        try:
+            return parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = Duration()
+
+_OPTIONS = (
+    click.option("--format", "trace_format", default="auto", show_default=True, help=f"One of {', '.join(format_names())}."),
+    click.option(
+        "--cluster",
+        default="gpu:64",
+        show_default=True,
+        metavar="SPEC",
+        help="v100:12,k80:8@4 (GPUs of each type, 4 a node unless @n), or a YAML or TOML file.",
+    ),
+    click.option("--throughputs", metavar="FILE", help="Believed speeds: our CSV or Gavel's JSON.  [default: shipped]"),
+    click.option("--true-throughputs", metavar="FILE", help="The world's speeds where they differ from the believed ones."),
+    click.option("--preset", default="none", show_default=True, help=f"Set-up of a published system: {', '.join(PRESETS)}."),
+    click.option("--round", "round_", type=DURATION, help="Length of a round.  [default: 360, or the preset's]"),
+    click.option("--cadence", type=click.Choice(CADENCES), help="When to decide.  [default: both, or the preset's]"),
+    click.option("--recompute", type=DURATION, help="Least time between two solves of a share policy; others ignore it."),
+    click.option("--backfill/--no-backfill", default=None, help="Use GPUs that become free inside a round at once."),
+    click.option("--placement", metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}.  [default: consolidate]"),
+    click.option("--restart-overhead", type=DURATION, help="Time without progress at each start.  [default: 0]"),
+    click.option("--minimum-run", type=DURATION, help="A job that just started is not preempted for this long."),
+    click.option(
+        "--checkpoint-every", type=DURATION, default=600.0, help="Running time between checkpoints.  [default: 600]"
+    ),
+    click.option("--retries", type=click.IntRange(0), help="Failed runs of a job that are forgiven.  [default: 3]"),
+    click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
+    click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything random."),
+    click.option("--jobs", type=click.IntRange(1), help="Only the first N jobs of the trace."),
+    click.option("--load", type=float, default=1.0, show_default=True, help="Jobs arrive this many times as fast."),
+    click.option("--until", type=DURATION, help="Stop this long after the first submission."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there."),
+    click.option("--quiet", is_flag=True, help="No progress and no notes on stderr."),
+)
+
+
+def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the shared options to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for: a trace, an experiment, and how to answer."""
+
+    trace: Trace
+    experiment: Experiment
+    as_json: bool
+    quiet: bool
+
+
+def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
+    """Read what the options name; raises RequestError for anything wrong, cheap checks first."""
+    preset = preset_named(options["preset"])
+    placement = options["placement"] or preset.placement
+    placement_named(placement)
+    load = options["load"]
+    if not (isfinite(load) and load > 0):
+        raise RequestError(f"--load: expected a finite number above 0, got {load}")
+    cluster = read_cluster(options["cluster"])
+    believed = _table(options["throughputs"])
+    experiment = Experiment(
+        cluster,
+        policy,
+        placement=placement,
+        combinators=preset.combinators,
+        settings=replace(preset.settings, **_given_settings(options)),
+        throughputs=believed or shipped(),
+        truths=_table(options["true_throughputs"]),
+        truth=Truth(options["restart_overhead"] or preset.settings.restart_overhead, options["checkpoint_every"]),
+        faults=options["faults"],
+        fairness=Fairness(options["fairness"]),
+        seed=options["seed"],
+        until=float("inf") if options["until"] is None else options["until"],
+    )
+    experiment.effective_policy()
+    speeds_of(experiment)
+    trace = scaled(read_trace(source, format=options["trace_format"]), load=load, most=options["jobs"])
+    return Request(trace, experiment, options["as_json"], options["quiet"])
+
+
+def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
+    names = {"round_": "round", "backfill": "backfill", "restart_overhead": "restart_overhead"}
+    names |= {"minimum_run": "minimum_run", "retries": "retries"}
+    given = {name: options[option] for option, name in names.items() if options[option] is not None}
+    return given | ({"cadence": Cadence(options["cadence"])} if options["cadence"] else {})
+
+
+def _table(path: str | None) -> Throughputs | None:
+    return None if path is None else read_throughputs(path)

@@ -1,0 +1,70 @@
+"""`poise policies`: the catalogue."""
+
+import json
+
+import click
+from rich.box import SIMPLE
+from rich.table import Table as RichTable
+
+from poise.cli.tables import console
+from poise.model.errors import UnknownNameError
+from poise.policies.catalogue import COMBINATORS, POLICIES, Listing
+
+EPILOG = """\b
+Examples:
+  poise policies
+  poise policies tiresias
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def policies(name: str | None, as_json: bool) -> None:
+    """List the policies, or show one in full."""
+    if name is not None and name not in POLICIES:
+        raise UnknownNameError("policy", name, POLICIES)
+    chosen = list(POLICIES.values()) if name is None else [POLICIES[name]]
+    if as_json:
+        documents = [document(listing) for listing in chosen]
+        click.echo(json.dumps(documents if name is None else documents[0]))
+    elif name is None:
+        _show_all()
+    else:
+        _show_one(chosen[0])
+
+
+def document(listing: Listing) -> dict[str, object]:
+    """A row of the catalogue as JSON."""
+    return {
+        "name": listing.name,
+        "family": listing.family,
+        "summary": listing.summary,
+        "paper": listing.paper,
+        "claims": list(listing.claims),
+        "parameters": [
+            {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
+            for parameter in listing.parameters
+        ],
+    }
+
+
+def _show_all() -> None:
+    shown = RichTable(box=SIMPLE)
+    for heading in ("policy", "family", "what it does", "parameters"):
+        shown.add_column(heading)
+    for listing in POLICIES.values():
+        parameters = " ".join(parameter.name for parameter in listing.parameters)
+        shown.add_row(listing.name, listing.family, listing.summary, parameters)
+    for combinator in COMBINATORS.values():
+        shown.add_row(f"+{combinator.name}", "combinator", combinator.summary, "")
+    console().print(shown)
+
+
+def _show_one(listing: Listing) -> None:
+    click.echo(f"{listing.name} ({listing.family}): {listing.summary}")
+    click.echo(f"from: {listing.paper}")
+    for claim in listing.claims:
+        click.echo(f"claims: {claim}")
+    for parameter in listing.parameters:
+        click.echo(f"  {parameter.name}={parameter.default}  {parameter.meaning}")

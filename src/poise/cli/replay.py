@@ -1,0 +1,32 @@
+"""`poise replay`: re-drive the core from a journal."""
+
+import json
+from pathlib import Path
+
+import click
+
+from poise.assembly import replay_journal
+
+EPILOG = """\b
+Example:
+  poise simulate synthetic:jobs=500 --policy srtf --out run1 && poise replay run1
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def replay(journal: Path, as_json: bool) -> None:
+    """Hand the facts of JOURNAL (a file, or a directory that --out wrote) to the core again.
+
+    Every action must come out as it was written; the first that does not ends the replay with exit code 1.
+    """
+    header, replayed = replay_journal(journal)
+    if as_json:
+        counts = {"instants": replayed.instants, "events": replayed.events, "actions": replayed.actions}
+        click.echo(json.dumps({"journal": str(journal), "policy": header.policy, **counts, "exact": True}))
+    else:
+        click.echo(
+            f"{journal}: {header.policy}: all {replayed.actions:,} actions of {replayed.events:,} events "
+            f"at {replayed.instants:,} instants came out the same"
+        )

@@ -1,0 +1,81 @@
+"""`poise simulate`: one policy over a trace."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from poise.assembly import Outcome
+from poise.assembly import simulate as run_simulation
+from poise.cli.options import Request, experiment_options, request_of
+from poise.cli.per_job import check_per_job, write_per_job
+from poise.cli.progress import watching
+from poise.cli.tables import show_notes, show_summary
+from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
+
+INTERRUPTED = 130
+
+EPILOG = """\b
+Examples:
+  poise simulate synthetic:jobs=1000,seed=1 --cluster gpu:64@8 --policy srtf
+  poise simulate jobs.jsonl --cluster v100:8,k80:16 --policy tiresias:limits=300/900 --json
+  poise simulate synthetic:help
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("trace")
+@click.option("--policy", default="fifo", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@experiment_options
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write journal, summary and jobs to a directory."
+)
+@click.option("--per-job", type=click.Path(dir_okay=False, path_type=Path), help="Write one row a job: .csv or .json.")
+def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **options: Any) -> int:  # noqa: ANN401
+    """Run TRACE under one policy and say how it went.
+
+    TRACE is a file (plain, .gz, .xz, or a .tar.gz of several), a directory of such, - for stdin, or synthetic:KNOBS.
+    """
+    if trace == SYNTHETIC + HELP:
+        show_knobs()
+        return 0
+    check_per_job(per_job)
+    request = request_of(trace, options, policy)
+    show_notes(request.trace.notes, quiet=request.quiet)
+    outcome, interrupted = _run(request, out)
+    _write(outcome, out, per_job)
+    if request.as_json:
+        click.echo(json.dumps(outcome.summary.document(), allow_nan=False))
+    else:
+        show_summary(outcome.summary)
+    if interrupted:
+        click.echo("poise: interrupted; these results are partial", err=True)
+    return INTERRUPTED if interrupted else 0
+
+
+def _run(request: Request, out: Path | None) -> tuple[Outcome, bool]:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    journal = None if out is None else out / "journal.jsonl"
+    with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
+        outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
+    return outcome, outcome.summary.partial
+
+
+def _write(outcome: Outcome, out: Path | None, per_job: Path | None) -> None:
+    """CPU times stay out of the directory, so that equal runs leave equal bytes."""
+    if out is not None:
+        summary = json.dumps(outcome.summary.repeatable(), indent=1, allow_nan=False)
+        (out / "summary.json").write_text(summary + "\n", encoding="utf-8")
+        write_per_job(out / "jobs.csv", outcome)
+    if per_job is not None:
+        write_per_job(per_job, outcome)
+
+
+def show_knobs() -> None:
+    """The knobs of the generator."""
+    click.echo("synthetic:KNOB=VALUE,... draws a trace. Knobs:\n")
+    width = max(len(f"{knob.name}={knob.default}") for knob in KNOBS)
+    for knob in KNOBS:
+        click.echo(f"  {f'{knob.name}={knob.default}':{width}}  {knob.meaning}")

@@ -1,0 +1,78 @@
+"""Tables that a person likes to read."""
+
+from collections.abc import Sequence
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from poise.analysis.summary import Summary
+from poise.report.comparison import cell
+from poise.report.page import Table
+
+_ROWS = (
+    ("jobs", "jobs"),
+    ("finished", "finished"),
+    ("failed", "failed"),
+    ("cancelled", "cancelled"),
+    ("rejected", "rejected"),
+    ("unfinished", "unfinished"),
+    ("average JCT", "avg_jct"),
+    ("median JCT", "median_jct"),
+    ("p99 JCT", "p99_jct"),
+    ("makespan", "makespan"),
+    ("GPUs in use", "utilisation"),
+    ("GPU-hours", "gpu_hours"),
+    ("preemptions", "preemptions"),
+    ("migrations", "migrations"),
+    ("restarts", "restarts"),
+    ("worst ρ", "worst_rho"),
+    ("mean ρ", "mean_rho"),
+    ("unfair jobs", "unfair_fraction"),
+    ("Jain's index", "jain"),
+    ("decisions", "decisions"),
+    ("CPU seconds", "cpu_seconds"),
+)
+_ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
+
+
+def console() -> Console:
+    """Standard output, wide enough for a table even where it is no terminal."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=120)
+
+
+def show_summary(summary: Summary) -> None:
+    """One run, a row a number."""
+    table = RichTable(title=escape(f"{summary.policy} on {summary.cluster}: {summary.trace}"), show_header=False, box=SIMPLE)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for heading, key in _ROWS:
+        if key not in _ONLY_IF_ANY or getattr(summary, key):
+            table.add_row(heading, cell(summary, key))
+    console().print(table)
+    if summary.partial:
+        click.echo("These results are partial: the run was interrupted.", err=True)
+
+
+def show_table(table: Table, title: str) -> None:
+    """Several runs, a row each; the best of a column is bold."""
+    shown = RichTable(title=escape(title), box=SIMPLE)
+    for place, heading in enumerate(table.columns):
+        shown.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    for row, cells in enumerate(table.rows):
+        marked = (
+            f"[bold]{escape(text)}[/bold]" if (row, place) in table.best else escape(text)
+            for place, text in enumerate(cells)
+        )
+        shown.add_row(*marked)
+    console().print(shown)
+
+
+def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """What a reader left out or assumed."""
+    if not quiet:
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
