@@ -19,7 +19,7 @@ from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, J
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
 from poise.model.cluster import Cluster
-from poise.model.errors import UnknownNameError
+from poise.model.errors import RequestError, UnknownNameError
 from poise.model.journal import Entry
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
@@ -27,6 +27,9 @@ from poise.policies.stable import is_stable_able
 from poise.throughput.speeds import Speeds
 from poise.throughput.table import Throughputs, shipped
 from poise.traces.schema import Trace
+
+MOST_SECONDS = 1e15
+"""Thirty million years: floats tell seconds apart up to here, and no trace lasts longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +156,48 @@ def simulate(
     return Outcome(summary, history, measured)
 
 
+def check(trace: Trace, experiment: Experiment) -> None:
+    """Raise RequestError for what would stop a run in its middle: work of unknown length, times beyond reason, outages."""
+    for speeds in speeds_of(experiment):
+        work = _work(trace, speeds)
+        last = trace.jobs[-1].job.submitted if trace.jobs else 0.0
+        if not work + last <= MOST_SECONDS:
+            amounts = f"{work:.3g} GPU-seconds of work, submitted until {last:.3g} s"
+            raise RequestError(f"{trace.name}: expected at most {MOST_SECONDS:.0e} seconds, got {amounts}")
+    _lost_nodes(trace, experiment)
+
+
+def _work(trace: Trace, speeds: Speeds) -> float:
+    """GPU-seconds of all jobs, each on its fastest type."""
+    best: dict[str, float] = {}
+    work = 0.0
+    for each in trace.jobs:
+        kind, estimate, steps = speeds.resolve(each.job)
+        if kind not in best:
+            best[kind] = estimate.best()
+        if best[kind] > 0:
+            work += steps / best[kind] * each.job.gpus
+    return work
+
+
+def _lost_nodes(trace: Trace, experiment: Experiment) -> list[Outage]:
+    if experiment.faults is None or not trace.jobs:
+        return []
+    first, last = trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted
+    horizon = last - first + 4 * _work(trace, speeds_of(experiment)[1]) / experiment.cluster.gpus
+    return outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
+
+
 def _world(trace: Trace, experiment: Experiment) -> Simulator:
     beliefs, truths = speeds_of(experiment)
     first = trace.jobs[0].job.submitted if trace.jobs else 0.0
-    lost: list[Outage] = []
-    if experiment.faults is not None:
-        last = trace.jobs[-1].job.submitted if trace.jobs else 0.0
-        work = sum(
-            truths.steps(each.job) / max(truths.estimate(each.job).best(), 1e-9) * each.job.gpus for each in trace.jobs
-        )
-        horizon = last - first + 4 * work / experiment.cluster.gpus
-        lost = outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
     return Simulator(
         trace.jobs,
         experiment.cluster,
         beliefs=beliefs,
         truths=truths,
         truth=experiment.truth,
-        outages=lost,
+        outages=_lost_nodes(trace, experiment),
         until=first + experiment.until,
     )
 

@@ -19,7 +19,7 @@ class Life:
     """One job. Moments are NaN until they come; `gpu_seconds` are those it held, `waited` seconds by cause."""
 
     __slots__ = (
-        "ended", "gpu_seconds", "gpus", "holding", "id", "kind", "migrations", "preemptions",
+        "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "migrations", "preemptions",
         "restarts", "since", "started", "status", "steps", "submitted", "tenant", "waited",
     )  # fmt: skip
 
@@ -37,6 +37,7 @@ class Life:
         self.gpu_seconds = 0.0
         self.waited = (0.0, 0.0, 0.0)
         self.holding: Holding | None = None
+        self.epoch = 0
 
     def launch(self, action: Launch, now: float) -> None:
         """It gets GPUs."""
@@ -45,6 +46,7 @@ class Life:
         elif self.holding != action.gpus:
             self.migrations += 1
         self.holding = action.gpus
+        self.epoch = action.epoch
         self.since = now
         self.status = Status.RUNNING
         order, fragmentation, capacity = self.waited
@@ -76,6 +78,8 @@ class History:
     """(moment, change of the number of waiting jobs)."""
     live: list[tuple[float, int]] = field(default_factory=list)
     """(moment, change of the number of GPUs there are)."""
+    rejections: list[tuple[str, str]] = field(default_factory=list)
+    """(job, why it can never run here)."""
     end: float = -inf
 
     @staticmethod
@@ -88,6 +92,9 @@ class History:
             for action in actions:
                 history._action(action, now)
             history.end = now
+        for life in history.jobs.values():
+            if life.status is Status.RUNNING:  # the journal ends in the middle of its run
+                life.gpu_seconds += life.gpus * (history.end - life.since)
         return history
 
     def _event(self, event: Event, now: float) -> None:
@@ -99,7 +106,7 @@ class History:
                 self.waiting.append((now, 1))
             case Failed() | Stopped():
                 life = self.jobs[event.job]
-                if life.status is Status.RUNNING:
+                if life.status is Status.RUNNING and life.epoch == event.epoch:
                     life.restarts += 1
                     self._release(life, now, Status.WAITING)
             case Cancelled():
@@ -126,6 +133,7 @@ class History:
                 self._release(life, now, Status.WAITING)
             case Reject():
                 self._release(self.jobs[action.job], now, Status.REJECTED)
+                self.rejections.append((action.job, action.reason))
             case Abandon():
                 self._release(self.jobs[action.job], now, Status.FAILED)
             case _:
@@ -155,8 +163,11 @@ def floats(values: Iterable[float]) -> Floats:
 
 def cumulated(changes: Iterable[tuple[float, int]]) -> tuple[Floats, Ints]:
     """(moments, level from each moment on) of a list of changes; several changes at a moment count as one."""
-    ordered = sorted(changes, key=lambda change: change[0])
-    moments = floats(moment for moment, _ in ordered)
-    levels = np.cumsum(np.fromiter((change for _, change in ordered), dtype=np.int64))
+    table = np.array(list(changes), dtype=np.float64).reshape(-1, 2)
+    moments = table[:, 0]
+    if np.any(np.diff(moments) < 0):
+        table = table[np.argsort(moments, kind="stable")]
+        moments = table[:, 0]
+    levels = np.cumsum(table[:, 1].astype(np.int64))
     last = np.append(np.diff(moments) > 0, True) if len(moments) else np.empty(0, dtype=bool)
     return moments[last], levels[last]

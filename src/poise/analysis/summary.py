@@ -71,12 +71,14 @@ class Summary:
     partial: bool
 
     def document(self) -> dict[str, object]:
-        """As a JSON document."""
-        return asdict(self)
+        """As a JSON document; a number that is beyond all floats is None there."""
+        return {
+            key: None if isinstance(value, float) and not isfinite(value) else value for key, value in asdict(self).items()
+        }
 
     def repeatable(self) -> dict[str, object]:
         """The same without what differs from run to run: CPU times."""
-        return {key: value for key, value in asdict(self).items() if not key.endswith("_seconds")}
+        return {key: value for key, value in self.document().items() if not key.endswith("_seconds")}
 
 
 @dataclass(frozen=True, slots=True)

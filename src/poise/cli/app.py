@@ -5,6 +5,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 
@@ -48,17 +49,28 @@ for _verb in (demo, simulate, compare, policies, replay):
 
 def main() -> None:
     """Run a command and exit with its code."""
+    _settle_streams()
     sys.exit(_run())
+
+
+def _settle_streams() -> None:
+    """A letter that a terminal cannot show is no reason to fail; neither is a standard input that was closed."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
 
 
 def _run() -> int:
     try:
-        result = poise.main(standalone_mode=False)
+        result = poise.main(prog_name="poise", standalone_mode=False)
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
+    except click.ClickException as error:
+        return _say(_on_one_line(error), 2)
     except RequestError as error:
         return _say(error, 2)
     except InvariantError:
@@ -78,6 +90,12 @@ def _say_os(error: OSError) -> int:
         return 1
     place = f"{error.filename}: " if error.filename else ""
     return _say(f"{place}{error.strerror or error}", 1)
+
+
+def _on_one_line(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return " ".join(error.format_message().split()) + hint
 
 
 def _say(message: object, code: int) -> int:

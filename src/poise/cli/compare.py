@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,17 @@ import click
 from poise.assembly import Experiment
 from poise.assembly import simulate as run_simulation
 from poise.cli.options import experiment_options, request_of
-from poise.cli.progress import Bar, watching
+from poise.cli.outputs import check_writable
+from poise.cli.progress import Watch, watching
 from poise.cli.tables import show_notes, show_table
-from poise.model.errors import RequestError
+from poise.model.errors import PoiseError, RequestError
 from poise.report.comparison import Run, comparison_page, table
 from poise.traces.schema import Trace
 
 INTERRUPTED = 130
+
+PULSE = 0.1
+"""Seconds between two looks at whether Ctrl-C was pressed while other processes work."""
 
 EPILOG = """\b
 Example:
@@ -30,11 +34,12 @@ Example:
 
 @click.command(epilog=EPILOG)
 @click.argument("trace")
-@click.option("--policies", required=True, help="Policies, separated by commas (a comma inside one as NAME:a=1;b=2).")
+@click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8.")
 @experiment_options
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with figures to a file.")
 def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int:  # noqa: ANN401
     """Run TRACE under several policies and show them side by side."""
+    check_writable("--html", html)
     names = split_policies(policies)
     request = request_of(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
@@ -53,10 +58,15 @@ def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int
         show_table(table(summaries), title)
         if html is not None:
             click.echo(f"report: {html}")
-    if len(runs) < len(names) or any(summary.partial for summary in summaries):
-        click.echo(f"poise: interrupted; {len(runs)} of {len(names)} policies are shown, results may be partial", err=True)
-        return INTERRUPTED
-    return 0
+    return conclude(runs, names)
+
+
+def conclude(runs: Sequence[Run], names: Sequence[str]) -> int:
+    """The exit code; says so if not all that was asked for is there."""
+    if len(runs) == len(names) and not any(run.summary.partial for run in runs):
+        return 0
+    click.echo(f"poise: interrupted; {len(runs)} of {len(names)} policies are shown, results may be partial", err=True)
+    return INTERRUPTED
 
 
 def split_policies(text: str) -> list[str]:
@@ -78,25 +88,29 @@ def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> 
     if workers == 1:
         return list(_one_by_one(trace, experiments, quiet=quiet))
     done: dict[int, Run] = {}
-    with ProcessPoolExecutor(workers, initializer=_begin, initargs=(trace,)) as pool:
-        futures = {pool.submit(_simulate, experiment): place for place, experiment in enumerate(experiments)}
+    with (  # the watch comes first: Ctrl-C must find it while processes are being started, too
+        watching("policies", len(experiments), quiet=quiet) as watch,
+        ProcessPoolExecutor(workers, initializer=_begin, initargs=(trace,)) as pool,
+    ):
         try:
-            _collect(futures, done, quiet=quiet)
-        except KeyboardInterrupt:
-            for process in list(pool._processes.values()):
-                process.terminate()
+            _collect([pool.submit(_simulate, experiment) for experiment in experiments], done, watch)
+        except BrokenExecutor:
+            raise PoiseError("a process that simulated a policy was killed, perhaps for want of memory") from None
+        finally:
+            if len(done) < len(experiments):
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()
     return [done[place] for place in sorted(done)]
 
 
-def _collect(futures: dict[Future[Run], int], done: dict[int, Run], *, quiet: bool) -> None:
-    bar = Bar("policies", len(futures), quiet=quiet)
-    try:
-        bar.update(0)
-        for future in as_completed(futures):
-            done[futures[future]] = future.result()
-            bar.update(len(done))
-    finally:
-        bar.close()
+def _collect(futures: list[Future[Run]], done: dict[int, Run], watch: Watch) -> None:
+    """Take what comes out, by place, until everything has or Ctrl-C was pressed."""
+    left = set(futures)
+    while left and not watch.interrupted:
+        ended, left = wait(left, timeout=PULSE, return_when=FIRST_COMPLETED)
+        for future in ended:
+            done[futures.index(future)] = future.result()
+        watch.show(len(done))
 
 
 def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[Run]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from poise.assembly import Experiment
-from poise.cli.compare import run_all
+from poise.cli.compare import conclude, run_all
+from poise.cli.outputs import check_writable
 from poise.cli.tables import show_table
 from poise.model.cluster import parse_cluster
 from poise.report.comparison import comparison_page, table
@@ -31,6 +32,7 @@ Example:
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 def demo(html: Path, as_json: bool, quiet: bool) -> int:
     """Run a built-in trace of 240 jobs on a mixed cluster under several policies; a table and an HTML report."""
+    check_writable("--html", html)
     trace = demo_trace()
     base = Experiment(parse_cluster(CLUSTER))
     runs = run_all(trace, [replace(base, policy=name) for name in POLICIES], quiet=quiet)
@@ -40,8 +42,8 @@ def demo(html: Path, as_json: bool, quiet: bool) -> int:
     html.write_text(comparison_page("Poise: the tour", f"{title}.", runs), encoding="utf-8")
     if as_json:
         click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
-        return 0 if len(runs) == len(POLICIES) else 130
-    show_table(table(summaries), title)
-    click.echo(f"report: {html.resolve()}  (open it in a browser)")
-    click.echo("next:   poise policies · poise simulate --help · poise compare --help")
-    return 0 if len(runs) == len(POLICIES) else 130
+    else:
+        show_table(table(summaries), title)
+        click.echo(f"report: {html.resolve()}  (open it in a browser)")
+        click.echo("next:   poise policies · poise simulate --help · poise compare --help")
+    return conclude(runs, POLICIES)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from poise.analysis.fairness import Fairness
-from poise.assembly import PRESETS, Experiment, preset_named, scaled, speeds_of
+from poise.assembly import PRESETS, Experiment, check, preset_named, scaled, speeds_of
 from poise.backends.simulator.world import Truth
 from poise.cli.inputs import read_cluster
 from poise.core.settings import Cadence
@@ -22,6 +22,8 @@ from poise.traces.schema import Trace
 
 CADENCES = [each.value for each in Cadence]
 FAIRNESSES = [each.value for each in Fairness]
+SHORTEST_ROUND = 0.001
+"""Seconds; on the clock of a calendar, shorter rounds fall together."""
 
 
 class Duration(click.ParamType[float]):
@@ -66,7 +68,13 @@ _OPTIONS = (
     click.option("--retries", type=click.IntRange(0), help="Failed runs of a job that are forgiven.  [default: 3]"),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
     click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
-    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything random."),
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="Of drawn outages; a synthetic trace has its own.",
+    ),
     click.option("--jobs", type=click.IntRange(1), help="Only the first N jobs of the trace."),
     click.option("--load", type=float, default=1.0, show_default=True, help="Jobs arrive this many times as fast."),
     click.option("--until", type=DURATION, help="Stop this long after the first submission."),
@@ -102,15 +110,18 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
         raise RequestError(f"--load: expected a finite number above 0, got {load}")
     cluster = read_cluster(options["cluster"])
     believed = _table(options["throughputs"])
+    settings = replace(preset.settings, **_given_settings(options))
+    if settings.round < SHORTEST_ROUND:
+        raise RequestError(f"--round: expected at least {SHORTEST_ROUND} seconds, got {settings.round}")
     experiment = Experiment(
         cluster,
         policy,
         placement=placement,
         combinators=preset.combinators,
-        settings=replace(preset.settings, **_given_settings(options)),
+        settings=settings,
         throughputs=believed or shipped(),
         truths=_table(options["true_throughputs"]),
-        truth=Truth(options["restart_overhead"] or preset.settings.restart_overhead, options["checkpoint_every"]),
+        truth=Truth(settings.restart_overhead, options["checkpoint_every"]),
         faults=options["faults"],
         fairness=Fairness(options["fairness"]),
         seed=options["seed"],
@@ -119,6 +130,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     experiment.effective_policy()
     speeds_of(experiment)
     trace = scaled(read_trace(source, format=options["trace_format"]), load=load, most=options["jobs"])
+    check(trace, experiment)
     return Request(trace, experiment, options["as_json"], options["quiet"])
 
 

@@ -64,6 +64,10 @@ class Watch:
             self._bar.update(ended)
         return not self.interrupted
 
+    def show(self, ended: int) -> None:
+        """Look at the clock now: for work that seldom reports."""
+        self._bar.update(ended)
+
 
 @contextmanager
 def watching(title: str, total: int, *, quiet: bool) -> Iterator[Watch]:

@@ -9,9 +9,10 @@ import click
 from poise.assembly import Outcome
 from poise.assembly import simulate as run_simulation
 from poise.cli.options import Request, experiment_options, request_of
+from poise.cli.outputs import check_writable, make_folder
 from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
-from poise.cli.tables import show_notes, show_summary
+from poise.cli.tables import show_notes, show_rejections, show_summary
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
 
 INTERRUPTED = 130
@@ -43,7 +44,8 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     check_per_job(per_job)
     request = request_of(trace, options, policy)
     show_notes(request.trace.notes, quiet=request.quiet)
-    outcome, interrupted = _run(request, out)
+    outcome, interrupted = _run(request, out, per_job)
+    show_rejections(outcome.history.rejections, quiet=request.quiet)
     _write(outcome, out, per_job)
     if request.as_json:
         click.echo(json.dumps(outcome.summary.document(), allow_nan=False))
@@ -54,9 +56,9 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     return INTERRUPTED if interrupted else 0
 
 
-def _run(request: Request, out: Path | None) -> tuple[Outcome, bool]:
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+def _run(request: Request, out: Path | None, per_job: Path | None) -> tuple[Outcome, bool]:
+    make_folder("--out", out)
+    check_writable("--per-job", per_job)
     journal = None if out is None else out / "journal.jsonl"
     with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)

@@ -35,18 +35,22 @@ _ROWS = (
     ("decisions", "decisions"),
     ("CPU seconds", "cpu_seconds"),
 )
+SHOWN = 3
+"""Rejections that are told one by one."""
+
 _ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
 
 
 def console() -> Console:
     """Standard output, wide enough for a table even where it is no terminal."""
     found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=120)
+    return found if found.is_terminal else Console(highlight=False, width=160)
 
 
 def show_summary(summary: Summary) -> None:
     """One run, a row a number."""
-    table = RichTable(title=escape(f"{summary.policy} on {summary.cluster}: {summary.trace}"), show_header=False, box=SIMPLE)
+    click.echo(f"{summary.policy} on {summary.cluster}: {summary.trace}")
+    table = RichTable(show_header=False, box=SIMPLE)
     table.add_column(style="bold")
     table.add_column(justify="right")
     for heading, key in _ROWS:
@@ -59,7 +63,8 @@ def show_summary(summary: Summary) -> None:
 
 def show_table(table: Table, title: str) -> None:
     """Several runs, a row each; the best of a column is bold."""
-    shown = RichTable(title=escape(title), box=SIMPLE)
+    click.echo(title)
+    shown = RichTable(box=SIMPLE)
     for place, heading in enumerate(table.columns):
         shown.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place == 0)
     for row, cells in enumerate(table.rows):
@@ -76,3 +81,11 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
     if not quiet:
         for note in notes:
             click.echo(f"note: {note}", err=True)
+
+
+def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+    """Which jobs can never run here, and why; the first few of them."""
+    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
+    if len(rejections) > SHOWN:
+        notes.append(f"and {len(rejections) - SHOWN:,} more were rejected; --per-job lists them")
+    show_notes(notes, quiet=quiet)

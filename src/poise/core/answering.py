@@ -8,10 +8,11 @@ from poise.core.candidates import LaneCandidates, PlanCandidates
 from poise.core.granting import Desk, grant
 from poise.core.lanes import Key, Lanes
 from poise.core.state import State
+from poise.core.ties import ByPreviousDecision, BySubmission, Ties
 from poise.core.waiting import Shape
 from poise.model.columns import JobView, Snapshot
 from poise.model.job import Status
-from poise.model.plan import Order, Planner, Preemption, Rank, Unfitting
+from poise.model.plan import Order, Planner, Preemption, Rank, Tied, Unfitting
 
 
 class Answering(Protocol):
@@ -66,14 +67,17 @@ class OrderAnswering:
         self._state = state
         self._memory = order.memory
         self._lanes = Lanes(state.shape_of)
+        self._ties: Ties = ByPreviousDecision() if order.ties is Tied.BY_PREVIOUS_DECISION else BySubmission()
         self._view = JobView(state.columns)
         self._due: list[tuple[float, int]] = []
         self._unsettled: list[int] = []
         self._fresh: list[int] = []
         self._everybody = False
         self._contended = False
+        self._interrupted = False
         self._blocked: Key | None = None
-        self._spots: dict[int, float] = {}
+        self._arrived: list[int] = []
+        self._lost: dict[int, int] = {}
 
     @property
     def drifts(self) -> bool:
@@ -82,24 +86,28 @@ class OrderAnswering:
 
     def arrived(self, row: int, now: float) -> None:
         """It gets its first rank."""
-        self._lanes.add(row, self._rank(row, now, None))
+        self._lanes.add(row, self._rank(row, now, None), self._ties.arrived(row))
         self._fresh.append(row)
 
     def started(self, row: int, now: float) -> None:
         """It gets a rank among the running, if that can ever matter."""
         if self._order.preemption is Preemption.BY_RANK:
-            self._lanes.run(row, self._rank(row, now, self._lanes.ranks[row]), now)
+            previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+            rank = self._rank(row, now, previous)
+            self._lanes.run(row, rank, self._ties.started(tie, previous, rank), now)
 
     def preempted(self, row: int, now: float) -> None:
         """It gets a rank among the waiting."""
-        self._lanes.wait(row, self._rank(row, now, self._lanes.ranks[row]))
+        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        rank = self._rank(row, now, previous)
+        self._lanes.wait(row, rank, self._ties.stopped(tie, previous, rank, self._lost.get(row, row)))
 
     def interrupted(self, row: int, now: float) -> None:
         """It goes from the running to the waiting."""
         if self._lanes.runs(row):
             self._lanes.stop_running(row)
         self.preempted(row, now)
-        self._everybody = True
+        self._everybody = self._interrupted = True
 
     def reported(self, row: int, now: float) -> None:
         """It gets a new rank where it is."""
@@ -122,26 +130,35 @@ class OrderAnswering:
     def refresh(self, now: float) -> bool:
         """Ranks whose time has come are asked for again; as long as nobody waits they decide nothing and can wait too."""
         if not self._contended:
+            if self._interrupted:
+                self._catch_up(now)
             return False
-        found = False
+        asked: set[int] = set()
         while self._due and self._next_due() <= now:
             _, row = heappop(self._due)
-            self._rank_again(row, now)
-            self._everybody = found = True
-        return found
+            if row not in asked:  # a moment that was named twice is one moment
+                asked.add(row)
+                self._rank_again(row, now)
+                self._everybody = True
+        return bool(asked)
 
     def _catch_up(self, now: float) -> None:
         """Ask for the ranks whose time came while nobody waited, each as of its own time."""
         if self._contended:
             return
         self._contended = True
+        self._interrupted = False
         while self._due and (until := self._next_due()) < now:
             _, row = heappop(self._due)
-            rank = self._rank(row, until, self._lanes.ranks[row])
+            if not self._lanes.runs(row):
+                self._rank_again(row, until)
+                continue
+            previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+            rank = self._rank(row, until, previous)
             if rank.until <= until:
                 rank = self._rank(row, until, rank)
             self._lanes.stop_running(row)
-            self._lanes.run(row, rank, until)
+            self._lanes.run(row, rank, self._ties.changed(row, tie, previous, rank), until)
         self._unsettled.clear()
         self.refresh(now)
 
@@ -153,11 +170,12 @@ class OrderAnswering:
         """Only new claims are looked at if nothing else can have changed."""
         preemption = self._order.preemption if allowed is Preemption.BY_RANK else allowed
         candidates = self._candidates(now, preemption)
-        self._fresh.clear()
+        self._arrived, self._fresh = self._fresh, []
         self._everybody = allowed is not Preemption.BY_RANK
         if grant(candidates, desk, self._state):
             self._blocked = candidates.current
-        self._spots = candidates.spots
+        lost = candidates.lost
+        self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
 
     def _candidates(self, now: float, preemption: Preemption) -> LaneCandidates:
         """Everybody, or only new jobs where nothing but their arrival has happened."""
@@ -173,11 +191,12 @@ class OrderAnswering:
 
     def settle(self, now: float) -> bool:
         """Jobs that got their GPUs back return to their lanes; ranks that held for one decision are asked for again."""
-        if self._spots:
-            for row, spot in self._spots.items():
-                if self._state.running(row) and not self._lanes.runs(row):
-                    self._lanes.resume(row, spot)
-            self._spots = {}
+        for row in self._lost:
+            if self._state.running(row) and not self._lanes.runs(row):
+                self._lanes.resume(row)
+        self._lost = {}
+        if self._order.ties is Tied.BY_PREVIOUS_DECISION:
+            self._settle_ties()
         if self._state.waiting_shapes:
             self._catch_up(now)
         else:
@@ -188,6 +207,14 @@ class OrderAnswering:
                     self._rank_again(row, now)
             self._unsettled.clear()
         return False
+
+    def _settle_ties(self) -> None:
+        """Who arrived for this decision and still waits is no newcomer any more."""
+        for row in self._arrived:
+            if self._lanes.waits(row):
+                self._lanes.wait(row, self._lanes.ranks[row], self._ties.settled(self._lanes.ties[row]))
+        self._arrived = []
+        self._ties.decided()
 
     def next_change(self) -> float:
         """The first moment at which a rank is to be asked for, if anybody waits."""
@@ -205,12 +232,12 @@ class OrderAnswering:
     def _new_heads(self) -> list[Shape]:
         """Shapes whose first waiting job is new."""
         shapes = {row: self._state.shape_of[row] for row in self._fresh}
-        return [shape for row, shape in shapes.items() if (head := self._lanes.head(shape)) and head[3] == row]
+        return [shape for row, shape in shapes.items() if (head := self._lanes.head(shape)) and head[4] == row]
 
     def _is_blocked(self) -> bool:
         """The claim that blocked the queue still waits, and nobody new stands before it."""
         blocked = self._blocked
-        if blocked is None or not self._lanes.waits(blocked[3]):
+        if blocked is None or not self._lanes.waits(blocked[4]):
             return False
         heads = (self._lanes.head(self._state.shape_of[row]) for row in self._fresh)
         return all(head is None or head >= blocked for head in heads)
@@ -226,12 +253,16 @@ class OrderAnswering:
         return rank
 
     def _rank_again(self, row: int, now: float) -> None:
-        rank = self._rank(row, now, self._lanes.ranks[row])
+        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        rank = self._rank(row, now, previous)
+        tie = self._ties.changed(row, tie, previous, rank)
+        if rank.queue < previous.queue:
+            self._fresh.append(row)
         if self._lanes.runs(row):
             self._lanes.stop_running(row)
-            self._lanes.run(row, rank, now)
+            self._lanes.run(row, rank, tie, now)
         elif self._lanes.waits(row):
-            self._lanes.wait(row, rank)
+            self._lanes.wait(row, rank, tie)
 
     def _learn(self, row: int, now: float) -> None:
         self._view.row, self._view.now = row, now

@@ -1,5 +1,6 @@
 """What the core believes of speeds, as the policy perceives it, and what follows: on which types a job runs best."""
 
+from poise.core.waiting import Shape
 from poise.model.job import Job
 from poise.model.speed import Estimate, Locality, Rates
 from poise.model.topology import Topology
@@ -9,9 +10,10 @@ class Belief:
     """One kind of job: rates as the policy perceives them, types by falling speed, and the best speed.
 
     impossible   why no job of this kind can ever run here; None if it can
+    shapes       shapes of its jobs' claims, by locality
     """
 
-    __slots__ = ("best", "impossible", "rates", "skew", "types")
+    __slots__ = ("best", "impossible", "rates", "shapes", "skew", "types")
 
     def __init__(self, perceived: Estimate) -> None:
         self.rates: Rates = perceived.rates
@@ -20,6 +22,7 @@ class Belief:
         self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
         self.best = perceived.best()
         self.impossible: str | None = None
+        self.shapes: dict[tuple[int, Locality], Shape] = {}
 
 
 NO_BELIEF = Belief(Estimate(rates=()))
@@ -34,7 +37,7 @@ def why_impossible(job: Job, belief: Belief, topology: Topology) -> str | None:
     usable = [index for index in allowed if index in belief.types]
     if not usable:
         names = ", ".join(topology.types[index] for index in allowed)
-        return f"model {job.model!r} cannot run on {names} with {job.gpus} GPUs (throughput 0)"
+        return f"cannot run as model {job.model!r} on {names} with {job.gpus} GPUs (throughput 0)"
     most = max(usable, key=lambda index: topology.totals[index])
     if job.gpus > topology.totals[most]:
         return f"needs {job.gpus} GPUs of one type; the cluster has at most {topology.totals[most]} ({topology.types[most]})"

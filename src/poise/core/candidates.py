@@ -14,8 +14,12 @@ class LaneCandidates:
     """Claims by rank: of each shape the head; a shape whose head does not fit has nobody behind it that does.
 
     current   key of the claim that was asked for last
-    spots     places in their lanes of the jobs that lost GPUs, whether they got them back or not
+    lost      keys of the jobs that lost GPUs, whether they got them back or not
     """
+
+    __slots__ = (
+        "_catch_up", "_lanes", "_left_out", "_now", "_open", "_shape", "current", "lost", "preemption", "unfitting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class LaneCandidates:
     ) -> None:
         self.unfitting = unfitting
         self.preemption = preemption
-        self.spots: dict[int, float] = {}
+        self.lost: dict[int, Key] = {}
         self._lanes = lanes
         self._now = now
         self._catch_up = catch_up
@@ -49,11 +53,11 @@ class LaneCandidates:
         if not self._open:
             return None
         self.current, self._shape = heappop(self._open)
-        return self.current[3], self._shape
+        return self.current[4], self._shape
 
     def served(self, row: int) -> None:
         """A waiting job leaves its heap, and the next of its shape may come; a victim has no heap to leave."""
-        if row in self.spots:
+        if row in self.lost:
             return
         self._lanes.stop_waiting(row)
         if key := self._lanes.head(self._shape):
@@ -66,8 +70,8 @@ class LaneCandidates:
 
     def returned(self, row: int) -> None:
         """A victim competes from the place it had."""
-        key = self._lanes.running_key(row, self._now)
-        self.spots[row] = self._lanes.stop_running(row)
+        key = self.lost[row] = self._lanes.running_key(row, self._now)
+        self._lanes.stop_running(row)
         heappush(self._open, (key, self._lanes.shape_of[row]))
         for shape in self._left_out:
             if head := self._lanes.head(shape):

@@ -44,6 +44,10 @@ class Desk:
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
+    __slots__ = (
+        "_free", "_now", "_placement", "_protected", "_shapes", "after", "before", "beneficiary", "protected_until",
+    )  # fmt: skip
+
     def __init__(self, free: FreeGpus, placement: Placement, *, now: float, protected: dict[int, float]) -> None:
         self._free = free
         self._placement = placement
@@ -53,6 +57,7 @@ class Desk:
         self.after: dict[int, Holding | None] = {}
         self.beneficiary: dict[int, int] = {}
         self.protected_until = inf
+        self._shapes: dict[int, Shape] = {}
 
     def evict(self, row: int, holding: Holding) -> None:
         """Take a running job's GPUs, for now."""
@@ -62,6 +67,7 @@ class Desk:
 
     def seat(self, row: int, shape: Shape) -> bool:
         """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
+        self._shapes[row] = shape
         had = self.before.get(row)
         if had is not None and self._free.are_free(had):
             self._take(row, had)
@@ -80,6 +86,27 @@ class Desk:
         self.before.setdefault(row, None)
         self.after.pop(row, None)  # so that `after` lists launches in the order in which they were granted
         self.after[row] = holding
+
+    def keep_in_place(self) -> None:
+        """Jobs that lost their GPUs and were given others get their own back, if those who start can do with the rest."""
+        moved = [row for row, had in self.before.items() if had is not None and self.after[row] not in (None, had)]
+        if not moved:
+            return
+        starting = [row for row, holding in self.after.items() if holding is not None and self.before[row] is None]
+        agreed = {row: holding for row in (*moved, *starting) if (holding := self.after[row]) is not None}
+        for holding in agreed.values():
+            self._free.give(holding)
+        if not all(self.seat(row, self._shapes[row]) for row in (*moved, *starting)):
+            self._restore(agreed)
+
+    def _restore(self, agreed: dict[int, Holding]) -> None:
+        """Back to what was agreed: those who start cannot all do with the rest."""
+        for row, holding in agreed.items():
+            found = self.after[row]
+            if found is not None and found is not holding:
+                self._free.give(found)
+        for row, holding in agreed.items():
+            self._take(row, holding)
 
     def make_room(self, row: int, shape: Shape, candidates: Candidates, holdings: "Holdings") -> bool:
         """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim."""
@@ -135,11 +162,12 @@ class Desk:
     def _victims_on_nodes(self, shape: Shape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
         """As `_victims`, for a claim that insists on few nodes: GPUs count where enough of them come together."""
         topology = self._free.topology
-        most = topology.fewest_nodes(gpu_type, shape.gang)
-        room = [
-            mask.bit_count() if kind == gpu_type else 0
-            for mask, kind in zip(self._free.masks, topology.type_of, strict=True)
-        ]
+        most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
+        room = [mask.bit_count() for mask in self._free.masks]
+        racks: dict[int, list[int]] = {}
+        for node, kind in enumerate(topology.type_of):
+            if kind == gpu_type:
+                racks.setdefault(topology.rack_of[node], []).append(node)
         victims: list[int] = []
         for row in rows:
             if holdings.type_of(row) != gpu_type or not self.may_preempt(row):
@@ -147,9 +175,10 @@ class Desk:
             victims.append(row)
             for node, mask in holdings.of(row):
                 room[node] += mask.bit_count()
-            chosen = set(nlargest(most, range(len(room)), key=room.__getitem__))
-            if sum(room[node] for node in chosen) >= shape.gang:
-                return [each for each in victims if any(slots.node in chosen for slots in holdings.of(each))]
+            for rack in racks.values():
+                chosen = nlargest(most, rack, key=room.__getitem__)
+                if sum(room[node] for node in chosen) >= shape.gang:
+                    return [each for each in victims if any(slots.node in chosen for slots in holdings.of(each))]
         return []
 
     def may_preempt(self, row: int) -> bool:
@@ -182,5 +211,7 @@ def grant(candidates: Candidates, desk: Desk, holdings: Holdings) -> bool:
         if desk.seat(row, shape) or (preempting and desk.make_room(row, shape, candidates, holdings)):
             candidates.served(row)
         elif candidates.unfitting is Unfitting.BLOCKS:
+            desk.keep_in_place()
             return True
+    desk.keep_in_place()
     return False

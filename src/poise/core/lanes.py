@@ -7,16 +7,17 @@ lane, and the order of all of them at a moment is a merge of a few lanes.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 
+from poise.core.ties import Tie
 from poise.core.waiting import Shape
 from poise.model.plan import Rank
 
-Key = tuple[int, int, float, int]
-"""(queue, section, value now, row): the total order of jobs at one moment."""
+Key = tuple[int, int, float, Tie, int]
+"""(queue, section, value now, tie, row): the total order of jobs at one moment."""
 
-Lane = list[tuple[float, int]]
-"""(value at time 0, row), ascending."""
+Lane = list[tuple[float, Tie, int]]
+"""(value at time 0, tie, row), ascending."""
 
 
 class Lanes:
@@ -25,29 +26,33 @@ class Lanes:
     def __init__(self, shape_of: list[Shape]) -> None:
         self.shape_of = shape_of
         self.ranks: list[Rank] = []
-        self._heaps: dict[int, list[tuple[int, int, float, int, int]]] = {}
+        self.ties: list[Tie] = []
+        self._heaps: dict[int, list[tuple[int, int, float, Tie, int, int]]] = {}
         self._tickets: list[int] = []
         self._last_ticket = 0
         self._running: dict[tuple[int, int], dict[float, Lane]] = {}
         self._spots: list[float] = []
         self._runs: list[bool] = []
+        self._rising = 0
 
-    def add(self, row: int, rank: Rank) -> None:
+    def add(self, row: int, rank: Rank, tie: Tie) -> None:
         """A new row arrives, and waits. Rows between it and the last one belong to jobs that never compete."""
         while len(self.ranks) <= row:
             self.ranks.append(rank)
+            self.ties.append(tie)
             self._tickets.append(0)
             self._spots.append(0.0)
             self._runs.append(False)
-        self.wait(row, rank)
+        self.wait(row, rank, tie)
 
-    def wait(self, row: int, rank: Rank) -> None:
+    def wait(self, row: int, rank: Rank, tie: Tie) -> None:
         """The job waits with this rank; an earlier entry of it is void from now on."""
         self.ranks[row] = rank
+        self.ties[row] = tie
         self._last_ticket += 1
         self._tickets[row] = self._last_ticket
         heap = self._heaps.setdefault(self.shape_of[row].index, [])
-        heappush(heap, (rank.queue, rank.section, rank.value, row, self._last_ticket))
+        heappush(heap, (rank.queue, rank.section, rank.value, tie, row, self._last_ticket))
 
     def stop_waiting(self, row: int) -> None:
         """The job no longer waits."""
@@ -61,52 +66,54 @@ class Lanes:
         """The first waiting job of a shape."""
         heap = self._heaps.get(shape.index)
         while heap:
-            queue, section, value, row, ticket = heap[0]
+            queue, section, value, tie, row, ticket = heap[0]
             if self._tickets[row] == ticket:
-                return queue, section, value, row
+                return queue, section, value, tie, row
             heappop(heap)
         return None
 
-    def run(self, row: int, rank: Rank, now: float) -> None:
+    def run(self, row: int, rank: Rank, tie: Tie, now: float) -> None:
         """The job runs, with this rank as of now."""
         self.ranks[row] = rank
+        self.ties[row] = tie
         self._tickets[row] = 0
-        self.resume(row, rank.value - rank.slope * now)
+        self._spots[row] = rank.value - rank.slope * now
+        self.resume(row)
 
-    def resume(self, row: int, spot: float) -> None:
-        """Put a running job into its lane, at the place it would have had at time 0."""
-        rank = self.ranks[row]
-        self._spots[row] = spot
+    def resume(self, row: int) -> None:
+        """Put a running job back into its lane."""
+        rank, spot = self.ranks[row], self._spots[row]
         self._runs[row] = True
+        self._rising += rank.slope > 0
         lanes = self._running.setdefault((rank.queue, rank.section), {})
-        insort(lanes.setdefault(rank.slope, []), (spot, row))
+        insort(lanes.setdefault(rank.slope, []), (spot, self.ties[row], row))
 
     def runs(self, row: int) -> bool:
         """The job is in a lane of running jobs."""
         return self._runs[row]
 
-    def stop_running(self, row: int) -> float:
-        """Take a running job out of its lane; returns its place for `resume`."""
+    def stop_running(self, row: int) -> None:
+        """Take a running job out of its lane."""
         rank, spot = self.ranks[row], self._spots[row]
         self._runs[row] = False
+        self._rising -= rank.slope > 0
         lanes = self._running[rank.queue, rank.section]
         lane = lanes[rank.slope]
-        del lane[bisect_left(lane, (spot, row))]
+        del lane[bisect_left(lane, (spot, self.ties[row], row))]
         if not lane:
             del lanes[rank.slope]
             if not lanes:
                 del self._running[rank.queue, rank.section]
-        return spot
 
     def running_key(self, row: int, now: float) -> Key:
         """Where a running job stands now."""
         rank = self.ranks[row]
-        return rank.queue, rank.section, self._spots[row] + rank.slope * now, row
+        return rank.queue, rank.section, self._spots[row] + rank.slope * now, self.ties[row], row
 
     @property
     def drifts(self) -> bool:
         """Time alone may bring a running job behind a waiting one."""
-        return any(slope > 0 for lanes in self._running.values() for slope in lanes)
+        return self._rising > 0
 
     def running_behind(self, key: Key, now: float) -> Iterator[int]:
         """Running jobs that stand behind this key, the last one first."""
@@ -117,24 +124,15 @@ class Lanes:
             for behind in _backwards(self._running[each], now):
                 if each == level and behind <= place:
                     return
-                yield behind[1]
+                yield behind[2]
 
 
-def _backwards(lanes: dict[float, Lane], now: float) -> Iterator[tuple[float, int]]:
-    """(value now, row) of all jobs in the lanes, the last one first."""
-    if len(lanes) == 1:
-        [(slope, lane)] = lanes.items()
-        for spot, row in reversed(lane):
-            yield spot + slope * now, row
-        return
-    rest = {slope: iter(reversed(lane)) for slope, lane in lanes.items()}
-    tails: list[tuple[float, int, float]] = []
-    for slope, lanes_rest in rest.items():
-        spot, row = next(lanes_rest)
-        heappush(tails, (-(spot + slope * now), -row, slope))
-    while tails:
-        value, row, slope = heappop(tails)
-        yield -value, -row
-        following = next(rest[slope], None)
-        if following is not None:
-            heappush(tails, (-(following[0] + slope * now), -following[1], slope))
+def _backwards(lanes: dict[float, Lane], now: float) -> Iterator[tuple[float, Tie, int]]:
+    """(value now, tie, row) of all jobs in the lanes, the last one first."""
+    parts = [_lane_backwards(lane, slope, now) for slope, lane in lanes.items()]
+    return merge(*parts, reverse=True) if len(parts) > 1 else parts[0]
+
+
+def _lane_backwards(lane: Lane, slope: float, now: float) -> Iterator[tuple[float, Tie, int]]:
+    for spot, tie, row in reversed(lane):
+        yield spot + slope * now, tie, row

@@ -69,6 +69,7 @@ class Scheduler:
             self._answering.opened()
             self._pending = True
         self._act(now)
+        self.state.read_clocks(now)
         self._ask_to_wake(now)
         actions = tuple(self._actions)
         self._actions.clear()
@@ -165,7 +166,8 @@ class Scheduler:
     def _running_row(self, job: str, epoch: int) -> int | None:
         """The row of a run that is still under way; None for news of an earlier run."""
         row = self.state.rows.get(job)
-        if row is None or self.state.columns.epoch[row] != epoch or not self.state.running(row):
+        columns = self.state.columns
+        if row is None or columns.epoch[row] != epoch or columns.status[row] != Status.RUNNING:
             return None
         return row
 
@@ -181,7 +183,7 @@ class Scheduler:
 
     def _interrupt(self, row: int, now: float) -> None:
         self.state.free.give(self.state.stop(row, now, Status.WAITING))
-        self.state.begin_waiting(row, now)
+        self.state.begin_waiting(row)
         self._answering.interrupted(row, now)
         self._pending = True
 
@@ -196,6 +198,8 @@ class Scheduler:
         elif self._pending and self.settings.backfill:
             self._decide(now, Preemption.NEVER)
             self._pending = True
+        elif self._pending:
+            self.state.clock_causes(now)
 
     def _may_drift(self) -> bool:
         return bool(self.state.waiting_shapes) and self._answering.drifts
@@ -234,7 +238,7 @@ class Scheduler:
     def _preempt(self, row: int, desk: Desk, now: float, why: Why) -> None:
         columns = self.state.columns
         self.state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
-        self.state.begin_waiting(row, now)
+        self.state.begin_waiting(row)
         moved = desk.after[row] is not None
         beneficiary = None if moved or row not in desk.beneficiary else columns.ids[desk.beneficiary[row]]
         self._actions.append(Preempt(columns.ids[row], columns.epoch[row], Why.MOVED if moved else why, beneficiary))
@@ -254,7 +258,8 @@ class Scheduler:
         wake = min(wake, self._spared_until)
         if self.settings.cadence is Cadence.ROUNDS:
             if wake < inf:
-                wake = wake if self._at_boundary(wake) else self._boundary_after(wake)
+                wake = max(wake, now)
+                wake = wake if wake > now and self._at_boundary(wake) else self._boundary_after(wake)
             if self._pending or self._may_drift():
                 wake = min(wake, self._boundary_after(now))
         elif self.settings.cadence is Cadence.BOTH and self._may_drift():

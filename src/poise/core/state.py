@@ -14,7 +14,7 @@ from poise.model.plan import anywhere
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus
-from poise.placement.strategies import Placement
+from poise.placement.strategies import Placement, count
 
 
 class State:
@@ -38,6 +38,7 @@ class State:
         self._unchecked: set[str] = set()
         self._belief_of: list[Belief] = []
         self._wait_began: dict[int, Waited] = {}
+        self._new_waits: list[int] = []
 
     def believe(self, kind: str, perceived: Estimate) -> None:
         """Take an estimate for jobs of this kind that are submitted from now on."""
@@ -61,10 +62,8 @@ class State:
         self.active[row] = None
         self._belief_of.append(belief)
         asked = Locality.CLUSTER if asks is anywhere else asks(JobView(self.columns, row, now))
-        if asked is not Locality.CLUSTER and job.gpus > max(map(self.topology.largest_rack, belief.types)):
-            asked = Locality.CLUSTER  # no rack could ever hold it
         self.shape_of.append(self.shape(row, asked))
-        self.begin_waiting(row, now)
+        self.begin_waiting(row)
         return row
 
     def refuse(self, job: Job, reason: str, now: float) -> None:
@@ -83,19 +82,43 @@ class State:
         return sum(node.gpus for node, alive in zip(nodes, self.free.alive, strict=True) if alive)
 
     def shape(self, row: int, locality: Locality) -> Shape:
-        """The shape of a job's claim at some locality."""
-        key = (self.columns.gang[row], self._belief_of[row].types, locality)
-        shape = self._shapes.get(key)
+        """The shape of a job's claim at some locality, or else at the nearest wider one that could ever be granted."""
+        belief, gang = self._belief_of[row], self.columns.gang[row]
+        shape = belief.shapes.get((gang, locality))
         if shape is None:
-            shape = self._shapes[key] = Shape(len(self._shapes), *key)
+            shape = belief.shapes[gang, locality] = self._shape(row, (gang, belief.types, locality))
         return shape
 
-    def begin_waiting(self, row: int, now: float) -> None:
+    def _shape(self, row: int, key: tuple[int, tuple[int, ...], Locality]) -> Shape:
+        shape = self._shapes.get(key)
+        if shape is None:
+            locality = key[2]
+            wider = not self._could_be_granted(*key)
+            shape = self.shape(row, Locality(locality + 1)) if wider else Shape(len(self._shapes), *key)
+            self._shapes[key] = shape
+        return shape
+
+    def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
+        """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
+        if locality is Locality.CLUSTER:
+            return True
+        empty = FreeGpus(self.topology)
+        fits = (self.placement(empty, gpu_type, gang, locality) is not None for gpu_type in types)
+        return self.placement is not count and any(fits)
+
+    def begin_waiting(self, row: int) -> None:
         """From now on the job's waiting is clocked."""
         shape = self.shape_of[row]
         shape.waiting += 1
         self.waiting_shapes[shape.index] = shape
-        self._wait_began[row] = shape.reading(now)
+        self._new_waits.append(row)
+
+    def read_clocks(self, now: float) -> None:
+        """At the end of a moment: note what the clocks say for those who began to wait in it and still do."""
+        for row in self._new_waits:
+            if self.columns.status[row] == Status.WAITING:
+                self._wait_began[row] = self.shape_of[row].reading(now)
+        self._new_waits.clear()
 
     def end_waiting(self, row: int, now: float) -> Waited:
         """The job no longer waits; returns how long it did, by cause."""
@@ -103,9 +126,10 @@ class State:
         shape.waiting -= 1
         if not shape.waiting:
             del self.waiting_shapes[shape.index]
-        began = self._wait_began.pop(row)
         if self.columns.waiting_since[row] == now:
+            self._wait_began.pop(row, None)
             return NO_WAIT
+        began = self._wait_began.pop(row)
         ended = shape.reading(now)
         return Waited(*(late - early for late, early in zip(ended, began, strict=True)))
 

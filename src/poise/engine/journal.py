@@ -7,6 +7,7 @@ without it was cut off. A moment or an amount that is infinite is written as nul
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from math import inf
@@ -17,14 +18,16 @@ from poise.core.settings import Cadence, Settings
 from poise.model import action as actions
 from poise.model import event as events
 from poise.model.action import Waited, Why
-from poise.model.cluster import Cluster, Holding, Node, Slots
-from poise.model.errors import JournalError
+from poise.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
+from poise.model.errors import JournalError, RequestError
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
 
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
+MOST_HEADER = 1 << 26
+"""Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +136,42 @@ def _same(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
+def _entry(now: float, facts: list[list[Any]], wishes: list[list[Any]], *, last: float) -> Entry:
+    if not last <= now < inf:
+        raise ValueError(f"expected a moment not before {last}, got {now}")
+    return Entry(
+        float(now),
+        tuple(_decoded(_EVENTS, fact) for fact in facts),
+        tuple(_decoded(_ACTIONS, wish) for wish in wishes),
+    )
+
+
 def _header(document: dict[str, Any]) -> Header:
     settings = document["settings"]
     return Header(
-        document["trace"],
-        Cluster(tuple(Node(*node) for node in document["nodes"])),
-        document["policy"],
-        document["placement"],
+        _text(document["trace"]),
+        Cluster(tuple(_node(*node) for node in document["nodes"])),
+        _text(document["policy"]),
+        _text(document["placement"]),
         Settings(**{**settings, "cadence": Cadence(settings["cadence"])}),
         document["seed"],
     )
+
+
+def _node(name: object, gpu_type: object, gpus: object, rack: object) -> Node:
+    if not isinstance(gpus, int) or gpus > MOST_GPUS:
+        raise ValueError(f"expected a number of GPUs, got {gpus!r}")
+    return Node(_text(name), _text(gpu_type), gpus, _text(rack))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r}")
+    return value
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
 
 
 class JournalReader:
@@ -152,8 +181,8 @@ class JournalReader:
         file = Path(path)
         self._path = file / "journal.jsonl" if file.is_dir() else file
         self._lines = self._numbered()
-        self._number, first = next(self._lines, (1, ""))
-        document = self._parsed(first)
+        self._number, first = next(self._lines)
+        document = self._parsed(first) if first.startswith("{") else None
         if not isinstance(document, dict) or "journal" not in document:
             raise JournalError(f"{self._path}: not a journal: its first line is no header")
         if document["journal"] != VERSION:
@@ -161,36 +190,36 @@ class JournalReader:
             raise JournalError(f"{self._path}: written in journal {newer}")
         try:
             self.header = _header(document)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RequestError) as error:
             raise JournalError(f"{self._path}:1: not a header of a journal: {error}") from None
 
     def entries(self) -> Iterator[Entry]:
         """All instants; raises JournalError where the journal is damaged or cut off, after what could be read."""
+        last = -inf
         for number, line in self._lines:
             self._number = number
             document = self._parsed(line)
             if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
                 return
             try:
-                now, facts, wishes = document
-                yield Entry(
-                    float(now),
-                    tuple(_decoded(_EVENTS, fact) for fact in facts),
-                    tuple(_decoded(_ACTIONS, wish) for wish in wishes),
-                )
+                entry = _entry(*document, last=last)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
+            last = entry.now
+            yield entry
         raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
 
     def _parsed(self, line: str) -> Any:  # noqa: ANN401
         try:
-            return json.loads(line)
-        except ValueError:
+            return json.loads(line, parse_constant=_refused)
+        except (ValueError, RecursionError):
             raise JournalError(f"{self._path}:{self._number}: not JSON") from None
 
     def _numbered(self) -> Iterator[tuple[int, str]]:
         try:
-            with gzip.open(self._path, "rt") if self._path.suffix == ".gz" else self._path.open() as stream:
-                yield from enumerate(stream, start=1)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+            packed = self._path.suffix == ".gz"
+            with gzip.open(self._path, "rt", encoding="utf-8") if packed else self._path.open(encoding="utf-8") as stream:
+                yield 1, stream.readline(MOST_HEADER)
+                yield from enumerate(stream, start=2)
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise JournalError(f"{self._path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

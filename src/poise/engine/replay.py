@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from poise.core.scheduler import Scheduler
+from poise.model.action import Action
 from poise.model.errors import ReplayError
 from poise.model.journal import Entry
 
@@ -18,16 +19,25 @@ class Replayed:
 
 
 def replay(scheduler: Scheduler, entries: Iterable[Entry]) -> Replayed:
-    """Hand every fact to the core again; raises ReplayError at the first wish that differs."""
+    """Hand every fact to the core again; raises ReplayError at the first wish that differs, or fact that cannot be."""
     instants = events = actions = 0
     for entry in entries:
-        got = scheduler.handle(entry.now, entry.events)
+        got = _answer(scheduler, entry)
         if got != entry.actions:
             raise ReplayError(_difference(entry, got))
         instants += 1
         events += len(entry.events)
         actions += len(got)
     return Replayed(instants, events, actions)
+
+
+def _answer(scheduler: Scheduler, entry: Entry) -> tuple[Action, ...]:
+    """What the core answers; facts that were tampered with may break it in any way, and that is news, not a crash."""
+    try:
+        return scheduler.handle(entry.now, entry.events)
+    except Exception as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ReplayError(f"at {entry.now}: the core cannot take in what the journal says: {problem}") from error
 
 
 def _difference(entry: Entry, got: tuple[object, ...]) -> str:

@@ -29,8 +29,15 @@ class Preemption(Enum):
     BY_RANK = auto()
 
 
+class Tied(Enum):
+    """How jobs of equal rank stand: by submission, or as they stood at the previous decision."""
+
+    BY_SUBMISSION = auto()
+    BY_PREVIOUS_DECISION = auto()
+
+
 class Rank(NamedTuple):
-    """Where a job stands: smaller first, by queue, then section, then value; equal ranks by row.
+    """Where a job stands: smaller first, by queue, then section, then value; equal ranks as the order says (`Tied`).
 
     value    as of the moment of asking
     slope    change of the value per second while the job runs; a waiting job's value stands still
@@ -69,6 +76,7 @@ class Order:
     rank: Callable[[JobView, Rank | None, Any], Rank]
     preemption: Preemption
     unfitting: Unfitting
+    ties: Tied = Tied.BY_SUBMISSION
     asks: Callable[[JobView], Locality] = anywhere
     memory: Any = None
     learn: Callable[[Any, JobView], tuple[Any, bool]] = nothing_learnt

@@ -11,6 +11,7 @@ Without the clamp a job entitled to more than its gang falls behind for ever and
 A job arrives with the least pass of the others. O(J log J) a quantum.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -29,11 +30,14 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes by row, the global pass, and when the quantum that they were charged for ends."""
+    """Passes by row, and the global pass."""
 
     of: MappingProxyType[int, float]
     everybody: float
-    ends: float
+
+
+NOBODY = Passes(MappingProxyType({}), 0.0)
+"""Before anybody has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,55 +54,74 @@ class Gang:
         return self.gpus / self.tickets
 
 
-def serve(gangs: list[Gang], passes: Passes, gpus: int, clamp: Clamp) -> tuple[list[Gang], Passes]:
-    """One quantum: who runs on `gpus` GPUs, in order of choice, and the passes afterwards. Ties go by place in `gangs`."""
+def current(gangs: Sequence[Gang], passes: Passes) -> dict[int, float]:
+    """Everybody's pass; who is new has the least of the others."""
     least = min((passes.of[gang.row] for gang in gangs if gang.row in passes.of), default=0.0)
-    current = {gang.row: passes.of.get(gang.row, least) for gang in gangs}
+    return {gang.row: passes.of.get(gang.row, least) for gang in gangs}
+
+
+def charge(gangs: Sequence[Gang], passes: Passes, quanta: Mapping[int, float], clamp: Clamp) -> Passes:
+    """The passes after service: `quanta` says how much each was served, in quanta of its whole gang."""
+    now = current(gangs, passes)
+    used = sum(gang.gpus * quanta.get(gang.row, 0.0) for gang in gangs)
+    everybody = passes.everybody + (used / sum(gang.tickets for gang in gangs) if gangs else 0.0)
+    for gang in gangs:
+        now[gang.row] += gang.stride * quanta.get(gang.row, 0.0)
+        if clamp is Clamp.LAG:
+            now[gang.row] = max(now[gang.row], everybody - gang.stride)
+    return Passes(MappingProxyType(now), everybody)
+
+
+def serve(gangs: Sequence[Gang], passes: Passes, gpus: int, clamp: Clamp) -> tuple[list[Gang], Passes]:
+    """One quantum on GPUs that are all alike: who runs, in order of choice, and the passes afterwards.
+
+    Ties go by place in `gangs`. This is the mechanism alone; as a policy, the core does the fitting.
+    """
+    now = current(gangs, passes)
     chosen: list[Gang] = []
-    free = gpus
-    for gang in sorted(gangs, key=lambda gang: current[gang.row]):
-        if gang.gpus <= free:
+    for gang in sorted(gangs, key=lambda gang: now[gang.row]):
+        if gang.gpus <= gpus:
             chosen.append(gang)
-            free -= gang.gpus
-    tickets = sum(gang.tickets for gang in gangs)
-    everybody = passes.everybody + (gpus - free) / tickets if tickets else passes.everybody
-    for gang in chosen:
-        current[gang.row] += gang.stride
-    if clamp is Clamp.LAG:
-        for gang in gangs:
-            current[gang.row] = max(current[gang.row], everybody - gang.stride)
-    return chosen, Passes(MappingProxyType(current), everybody, passes.ends)
+            gpus -= gang.gpus
+    return chosen, charge(gangs, passes, {gang.row: 1.0 for gang in chosen}, clamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Memory of the policy: passes, what each job had attained when it was last charged, and when the quantum ends."""
+
+    passes: Passes
+    attained: MappingProxyType[int, float]
+    ends: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stride:
-    """Time slices in proportion to weight, gangs whole."""
+    """Time slices in proportion to weight, gangs whole. Jobs are charged for the time that they really got."""
 
     quantum: float = 60.0
     clamp: Clamp = Clamp.LAG
 
-    def start(self) -> Passes:
+    def start(self) -> Slices:
         """Nobody has run."""
-        return Passes(MappingProxyType({}), 0.0, -inf)
+        return Slices(NOBODY, MappingProxyType({}), -inf)
 
-    def plan(self, snapshot: Snapshot, memory: Passes) -> tuple[Plan, Passes]:
-        """The jobs of this quantum; the others only fill what is left. Inside a quantum nobody is charged again."""
-        gangs = [
-            Gang(row, gang, weight)
-            for row, gang, weight in zip(
-                snapshot.rows.tolist(), snapshot.gang.tolist(), snapshot.weight.tolist(), strict=True
-            )
-        ]
+    def plan(self, snapshot: Snapshot, memory: Slices) -> tuple[Plan, Slices]:
+        """At the end of a quantum by pass; inside one, running jobs go on and others fill what is left."""
+        rows = snapshot.rows.tolist()
+        columns = (rows, snapshot.gang.tolist(), snapshot.weight.tolist())
+        gangs = [Gang(row, gang, weight) for row, gang, weight in zip(*columns, strict=True)]
+        running = set(snapshot.rows[snapshot.running].tolist())
         if snapshot.now < memory.ends:
-            running = dict.fromkeys(snapshot.rows[snapshot.running].tolist())
-            rest = sorted((g for g in gangs if g.row not in running), key=lambda g: memory.of.get(g.row, memory.everybody))
-            order = [*running, *(gang.row for gang in rest)]
+            now = current(gangs, memory.passes)
+            order = sorted(rows, key=lambda row: (row not in running, now[row], row))
             return self._plan(order, memory.ends), memory
-        chosen, passes = serve(gangs, memory, snapshot.gpus, self.clamp)
-        first = {gang.row for gang in chosen}
-        order = [*(gang.row for gang in chosen), *(gang.row for gang in gangs if gang.row not in first)]
+        attained = dict(zip(rows, snapshot.attained_seconds.tolist(), strict=True))
+        quanta = {row: (attained[row] - memory.attained.get(row, 0.0)) / self.quantum for row in rows}
+        passes = charge(gangs, memory.passes, quanta, self.clamp)
+        order = sorted(rows, key=lambda row: (passes.of[row], row not in running, row))
         ends = snapshot.now + self.quantum
-        return self._plan(order, ends if gangs else inf), Passes(passes.of, passes.everybody, ends)
+        return self._plan(order, ends), Slices(passes, MappingProxyType(attained), ends)
 
     @staticmethod
     def _plan(order: list[int], wake: float) -> Plan:

@@ -51,7 +51,7 @@ COLUMNS = (
     ("preemptions", "preemptions", "lowest"),
     ("worst ρ", "worst_rho", "lowest"),
     ("unfair", "unfair_fraction", "lowest"),
-    ("ended", "finished", "highest"),
+    ("finished", "finished", "highest"),
 )
 """(heading, key of the summary, which value is best)."""
 

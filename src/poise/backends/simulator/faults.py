@@ -68,7 +68,7 @@ def _outage(line: str, index: dict[str, int], where: Where) -> Outage:
     try:
         row = json.loads(line)
         node, time, duration = row["node"], float(row["time"]), float(row["duration"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         want = 'expected {"node": NAME, "time": SECONDS, "duration": SECONDS}'
         raise TraceError(where, f"{want}, got {line.strip()[:80]!r}") from None
     if node not in index:

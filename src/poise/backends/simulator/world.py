@@ -11,7 +11,7 @@ from math import floor, inf
 from typing import NamedTuple, assert_never
 
 from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt
-from poise.model.cluster import Cluster
+from poise.model.cluster import Cluster, Holding
 from poise.model.event import (
     Cancelled,
     Estimated,
@@ -56,15 +56,19 @@ class Truth:
 class Run:
     """A run under way: since when it makes progress, how fast, from which step, where, and whether it dies at its end."""
 
-    __slots__ = ("dies", "epoch", "nodes", "rate", "since", "steps")
+    __slots__ = ("dies", "epoch", "gpus", "rate", "since", "steps")
 
-    def __init__(self, epoch: int, nodes: tuple[int, ...], rate: float, since: float, steps: float) -> None:
+    def __init__(self, epoch: int, gpus: Holding, rate: float, since: float, steps: float) -> None:
         self.epoch = epoch
         self.dies = False
-        self.nodes = nodes
+        self.gpus = gpus
         self.rate = rate
         self.since = since
         self.steps = steps
+
+    def is_on(self, node: int) -> bool:
+        """It has GPUs of this node."""
+        return any(slots.node == node for slots in self.gpus)
 
     def seconds(self, now: float) -> float:
         """Time with progress so far."""
@@ -135,6 +139,7 @@ class Simulator:
         self._node_news = _node_news(outages)
         self._next_node = 0
         self._next_job = 0
+        self._next_arrival = jobs[0].job.submitted if jobs else inf
         self._wake = inf
         self._stopped: list[Event] = []
         self._now = -inf
@@ -160,12 +165,12 @@ class Simulator:
         ends = self._ends
         while ends and ends[0][2].run is not ends[0][3]:
             heappop(ends)
-        time = min(ends[0][0], self._wake) if ends else self._wake
-        if self._next_job < len(self._jobs):
-            time = min(time, self._jobs[self._next_job].job.submitted)
+        time = self._wake if self._wake < self._next_arrival else self._next_arrival
+        if ends and ends[0][0] < time:
+            time = ends[0][0]
         if self._next_node < len(self._node_news):
             time = min(time, self._node_news[self._next_node][0])
-        return max(time, self._now)
+        return time if time > self._now else self._now
 
     def _facts(self, now: float) -> tuple[Event, ...]:
         """What ended, what was lost or returned, what arrived, the wake-up."""
@@ -178,9 +183,10 @@ class Simulator:
         while self._next_node < len(self._node_news) and self._node_news[self._next_node][0] <= now:
             self._node_changed(self._node_news[self._next_node][1], now, facts)
             self._next_node += 1
-        while self._next_job < len(self._jobs) and self._jobs[self._next_job].job.submitted <= now:
+        while self._next_arrival <= now:
             self._arrive(self._jobs[self._next_job], facts)
             self._next_job += 1
+            self._next_arrival = self._jobs[self._next_job].job.submitted if self._next_job < len(self._jobs) else inf
         if self._wake <= now:
             self._wake = inf
             facts.append(Woke())
@@ -216,7 +222,7 @@ class Simulator:
     def _node_changed(self, change: NodeLost | NodeReturned, now: float, facts: list[Event]) -> None:
         facts.append(change)
         if isinstance(change, NodeLost):
-            for fate in [fate for fate in self._running.values() if fate.run and change.node in fate.run.nodes]:
+            for fate in [fate for fate in self._running.values() if fate.run and fate.run.is_on(change.node)]:
                 self._halt(fate, now, facts, saved=self._truth.checkpoint_every)
 
     def _halt(self, fate: Fate, now: float, facts: list[Event], *, saved: float) -> None:
@@ -249,7 +255,7 @@ class Simulator:
         gpu_type = self._topology.type_of[action.gpus[0].node]
         rate = fate.rates[gpu_type][self._topology.locality(action.gpus)]
         since = now + self._truth.restart_overhead
-        run = Run(action.epoch, tuple(slots.node for slots in action.gpus), rate, since, fate.steps)
+        run = Run(action.epoch, action.gpus, rate, since, fate.steps)
         fate.run = run
         self._running[action.job] = fate
         seconds = (fate.total - fate.steps) / rate if rate > 0 else inf

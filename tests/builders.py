@@ -1,0 +1,238 @@
+"""What the tests are written with: builders with sensible defaults, one way to simulate, and a story that can be asked.
+
+Random worlds are in `tests/strategies.py`.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from typing import TypeVar
+
+from poise.backends.simulator.world import Outage, Simulator, Truth
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Cadence, Settings
+from poise.model.action import Action, Launch, Preempt
+from poise.model.cluster import Cluster, Holding, Node, gpu_count, parse_cluster
+from poise.model.event import Cancelled, Event, Failed, Finished, NodeLost, Submitted
+from poise.model.job import Job, Status
+from poise.model.journal import Entry
+from poise.model.plan import Policy
+from poise.model.speed import Locality
+from poise.model.topology import Topology
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
+from poise.throughput.measured import Alone, JobClass, Throughputs
+from poise.throughput.speeds import Speeds
+from poise.throughput.table import shipped
+from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+
+EVENTS = Settings(cadence=Cadence.EVENTS)
+"""Decide at every change: the setting in which exact claims are made."""
+
+MOST_INSTANTS = 4_000
+"""More than any small trace needs: a simulation that comes so far goes round in circles."""
+
+A = TypeVar("A", bound=Action)
+E = TypeVar("E", bound=Event)
+
+Ending = Finished | Failed | Cancelled | NodeLost | Preempt
+
+
+def a_job(
+    name: str = "job",
+    *,
+    at: float = 0.0,
+    gpus: int = 1,
+    seconds: float = 10.0,
+    weight: float = 1.0,
+    model: str | None = None,
+    gpu_types: tuple[str, ...] = (),
+    outcome: Outcome = Outcome.PASSED,
+    dies: tuple[float, ...] = (),
+) -> TraceJob:
+    """A job of so many seconds on the reference type, whose attempts die after these running times."""
+    job = Job(name, at, gpus, seconds, weight=weight, model=model, gpu_types=gpu_types)
+    return TraceJob(job, outcome, tuple(FailedAttempt(after, "out of memory") for after in dies))
+
+
+def a_cluster(spec: str = "gpu:4", *, racks: int = 1) -> Cluster:
+    """The cluster of a specification, its nodes dealt out to racks in turn."""
+    cluster = parse_cluster(spec)
+    nodes = (Node(n.name, n.gpu_type, n.gpus, f"rack-{i % racks}") for i, n in enumerate(cluster.nodes))
+    return Cluster(tuple(nodes), cluster.speeds, cluster.prices)
+
+
+def nodes(*sizes: int, racks: Iterable[int] = (), gpu_type: str = "gpu") -> Cluster:
+    """A cluster of one type with nodes of these sizes, in these racks."""
+    where = [*racks] or [0] * len(sizes)
+    pairs = zip(sizes, where, strict=True)
+    return Cluster(tuple(Node(f"n{i}", gpu_type, size, f"rack-{rack}") for i, (size, rack) in enumerate(pairs)))
+
+
+def a_table(gpu_type: str = "v100", **rates: float) -> Throughputs:
+    """A throughput table in which a model does so many steps a second on one GPU of the reference type."""
+    rows = [Alone(JobClass(model), gpu_type, 1, Locality.PACKED, rate) for model, rate in rates.items()]
+    return Throughputs.of("test", gpu_type, rows)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a job: from its launch to its end, and what ended it; None: the world stopped while it ran."""
+
+    job: str
+    epoch: int
+    gpus: Holding
+    began: float
+    ended: float = inf
+    ending: Ending | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.seconds * gpu_count(self.gpus)
+
+
+@dataclass
+class Story:
+    """What happened in a simulation: its journal, and the scheduler as it was left."""
+
+    entries: list[Entry]
+    scheduler: Scheduler
+    cluster: Cluster
+    jobs: list[TraceJob]
+    speeds: Speeds = field(repr=False)
+    """True speeds."""
+
+    def actions(self, kind: type[A]) -> list[tuple[float, A]]:
+        """All wishes of one kind with their moments."""
+        return [(entry.now, each) for entry in self.entries for each in entry.actions if isinstance(each, kind)]
+
+    def events(self, kind: type[E]) -> list[tuple[float, E]]:
+        """All facts of one kind with their moments."""
+        return [(entry.now, each) for entry in self.entries for each in entry.events if isinstance(each, kind)]
+
+    @cached_property
+    def finishes(self) -> dict[str, float]:
+        """When each job finished."""
+        return {fact.job: now for now, fact in self.events(Finished)}
+
+    @cached_property
+    def starts(self) -> dict[str, float]:
+        """When each job started first, in the order of starting."""
+        return {wish.job: now for now, wish in self.actions(Launch) if wish.epoch == 1}
+
+    @property
+    def preemptions(self) -> int:
+        return len(self.actions(Preempt))
+
+    @property
+    def completion_times(self) -> dict[str, float]:
+        submitted = {fact.job.id: fact.job.submitted for _, fact in self.events(Submitted)}
+        return {job: finished - submitted[job] for job, finished in self.finishes.items()}
+
+    def status(self, job: str) -> Status:
+        state = self.scheduler.state
+        return Status(state.columns.status[state.rows[job]])
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Every run, by the moment of its launch; reconstructed from facts and wishes alone."""
+        return sorted(_runs(self.entries), key=lambda run: (run.began, run.job))
+
+    def runs_of(self, job: str) -> list[Run]:
+        return [each for each in self.runs if each.job == job]
+
+    def rate(self, run: Run) -> float:
+        """True steps a second of a run."""
+        job = next(each.job for each in self.jobs if each.job.id == run.job)
+        topology = Topology(self.cluster)
+        return self.speeds.estimate(job).rates[topology.type_of[run.gpus[0].node]][topology.locality(run.gpus)]
+
+
+class _Book:
+    """Runs under way, by job."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, Run] = {}
+        self.closed: list[Run] = []
+
+    def close(self, job: str, now: float, ending: Ending) -> None:
+        if (run := self.open.pop(job, None)) is not None:
+            self.closed.append(Run(run.job, run.epoch, run.gpus, run.began, now, ending))
+
+    def read(self, now: float, fact: Event) -> None:
+        match fact:
+            case Finished() | Failed() | Cancelled():
+                self.close(fact.job, now, fact)
+            case NodeLost(node):
+                hit = [job for job, run in self.open.items() if any(slots.node == node for slots in run.gpus)]
+                for job in hit:
+                    self.close(job, now, fact)
+            case _:
+                pass
+
+    def carry_out(self, now: float, wish: Action) -> None:
+        if isinstance(wish, Preempt):
+            self.close(wish.job, now, wish)
+        elif isinstance(wish, Launch):
+            assert wish.job not in self.open, f"{wish.job} was launched while it ran"
+            self.open[wish.job] = Run(wish.job, wish.epoch, wish.gpus, now)
+
+
+def _runs(entries: list[Entry]) -> list[Run]:
+    book = _Book()
+    for now, events, actions in entries:
+        for fact in events:
+            book.read(now, fact)
+        for wish in actions:
+            book.carry_out(now, wish)
+    return [*book.closed, *book.open.values()]
+
+
+def simulate(
+    jobs: Iterable[TraceJob],
+    policy: str | Policy = "fifo",
+    cluster: str | Cluster = "gpu:4",
+    *,
+    placement: str = "count",
+    settings: Settings = EVENTS,
+    truth: Truth | None = None,
+    believed: Throughputs | None = None,
+    true: Throughputs | None = None,
+    outages: Iterable[Outage] = (),
+    until: float = inf,
+    watch: Callable[[Scheduler, Entry], None] | None = None,
+) -> Story:
+    """Simulate a trace; jobs are put into order of submission first, equal ones as given.
+
+    The world has the restart overhead that the settings tell the core of, unless `truth` says otherwise. `watch` is shown
+    the scheduler after every instant.
+    """
+    where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    trace = sorted(jobs, key=lambda each: each.job.submitted)
+    beliefs = Speeds(believed or shipped(), where)
+    truths = Speeds(true, where) if true else beliefs
+    world = Simulator(
+        trace,
+        where,
+        beliefs=beliefs,
+        truths=truths,
+        truth=truth or Truth(restart_overhead=settings.restart_overhead),
+        outages=outages,
+        until=until,
+    )
+    how = policy_named(policy) if isinstance(policy, str) else policy
+    scheduler = Scheduler(where, how, placement_named(placement), settings)
+    entries: list[Entry] = []
+    for now, events in world.instants():
+        actions = scheduler.handle(now, events)
+        world.apply(now, actions)
+        entries.append(Entry(now, events, actions))
+        if watch is not None:
+            watch(scheduler, entries[-1])
+        assert len(entries) < MOST_INSTANTS + 100 * len(trace), f"goes round in circles at {entries[-1]}"
+    return Story(entries, scheduler, where, trace, truths)

@@ -1,0 +1,131 @@
+"""The parts of the documents that are made from the code: catalogue, command line, formats, knobs, presets, codes."""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+
+import click
+
+from poise.assembly import PRESETS
+from poise.cli.app import poise
+from poise.core.reasons import Code
+from poise.core.settings import Settings
+from poise.policies.catalogue import COMBINATORS, POLICIES, Claim
+from poise.traces.registry import FORMATS
+from poise.traces.synthetic import KNOBS
+
+WIDTH = 100
+"""Columns of the help that the reference shows."""
+
+
+def generated(name: str) -> str:
+    """The text of a generated part; a name may carry an argument, as in `policy fifo`."""
+    kind, _, argument = name.partition(" ")
+    return f"\n{_PARTS[kind](argument).strip()}\n\n"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _policies(_argument: str) -> str:
+    """The comparison: one row a policy, one column a claim."""
+    headings = ["policy", "family", "what it does", "parameters", *map(str, Claim), "from"]
+    rows = [
+        [
+            f"[`{each.name}`]({each.name}.md)",
+            each.family,
+            each.summary,
+            " ".join(_code(parameter.name) for parameter in each.parameters),
+            *("yes" if claim in each.claims else "" for claim in Claim),
+            each.paper,
+        ]
+        for each in POLICIES.values()
+    ]
+    return _table(headings, rows)
+
+
+def _policy(name: str) -> str:
+    """The catalogue's row of one policy."""
+    listing = POLICIES[name]
+    claims = "\n".join(f"- {claim}" for claim in listing.claims)
+    parameters = _table(
+        ("parameter", "default", "meaning"), [(_code(p.name), _code(p.default), p.meaning) for p in listing.parameters]
+    )
+    shown = parameters if listing.parameters else "It has no parameters."
+    return f"From: {listing.paper}.\n\nClaims, which the tests check in random worlds:\n\n{claims}\n\n{shown}"
+
+
+def _combinators(_argument: str) -> str:
+    return _table(("combinator", "what it does"), [(_code(f"+{each.name}"), each.summary) for each in COMBINATORS.values()])
+
+
+def _help(verb: str) -> str:
+    """The help of one verb, or of `poise` itself."""
+    top = click.Context(poise, info_name="poise", terminal_width=WIDTH, help_option_names=["-h", "--help"])
+    context = click.Context(poise.commands[verb], info_name=verb, parent=top) if verb else top
+    return f"```text\n{context.command.get_help(context)}\n```"
+
+
+def _formats(_argument: str) -> str:
+    return _table(("format", "what it is"), [(_code(each.name), each.summary) for each in FORMATS])
+
+
+def _format(name: str) -> str:
+    """What the reader of a format says of it."""
+    reader = next(each for each in FORMATS if each.name == name).read
+    text = sys.modules[reader.__module__].__doc__ or ""
+    return re.sub(r"^(\w+)   (?=\S)", r"- `\1`: ", text, flags=re.MULTILINE)
+
+
+def _knobs(_argument: str) -> str:
+    return _table(("knob", "default", "meaning"), [(_code(each.name), _code(each.default), each.meaning) for each in KNOBS])
+
+
+def _presets(_argument: str) -> str:
+    rows = [
+        (
+            _code(name),
+            preset.settings.cadence,
+            f"{preset.settings.round:g} s",
+            "yes" if preset.settings.backfill else "no",
+            _code(preset.placement),
+            _code(preset.combinators),
+            preset.summary,
+        )
+        for name, preset in PRESETS.items()
+    ]
+    return _table(("preset", "cadence", "round", "back-fill", "placement", "adds", "in words"), rows)
+
+
+def _settings(_argument: str) -> str:
+    default = Settings()
+    return _table(("setting", "default"), [(_code(each.name), f"{getattr(default, each.name)}") for each in fields(default)])
+
+
+def _codes(_argument: str) -> str:
+    return ", ".join(_code(code) for code in Code)
+
+
+_PARTS: dict[str, Callable[[str], str]] = {
+    "policies": _policies,
+    "policy": _policy,
+    "combinators": _combinators,
+    "help": _help,
+    "formats": _formats,
+    "format": _format,
+    "knobs": _knobs,
+    "presets": _presets,
+    "settings": _settings,
+    "codes": _codes,
+}

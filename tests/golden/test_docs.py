@@ -1,0 +1,159 @@
+"""The documents are true: what they show is run, what is generated is current, what they link to is there."""
+
+import contextlib
+import io
+import re
+import runpy
+import sys
+from dataclasses import fields
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from tests.docs_runner import ROOT, blocks, missing, pages, play, regenerated, steps, verbs
+
+from poise.analysis.summary import Summary
+from poise.backends.simulator.world import Truth
+from poise.cli.app import poise
+from poise.cli.per_job import COLUMNS
+from poise.core.reasons import Code
+from poise.core.settings import Settings
+from poise.model.action import Action, Why
+from poise.model.event import Event
+from poise.policies.catalogue import POLICIES
+from poise.traces.registry import FORMATS
+
+_LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+_ADDRESS = re.compile(r"https?://|www\.|\.(?:org|com|io|net|dev)\b")
+_NOT_A_PROGRAM = {"text", "json", "csv", "yaml", "toml", "make", "console", "python"}
+EACH_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def _text(*parts: str) -> str:
+    return ROOT.joinpath(*parts).read_text(encoding="utf-8")
+
+
+def _prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", _prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@EACH_PAGE
+def test_a_page_shows_what_poise_prints(page: Path, tmp_path: Path) -> None:
+    for played in play(page, tmp_path):
+        shown = "\n".join([f"$ {played.step.command}", *played.got])
+        place = f"{page.relative_to(ROOT)}:{played.block.at}"
+        assert played.fits, f"{place} shows something else than\n{shown}"
+    left_out = [block.needs for block in blocks(page.read_text(encoding="utf-8")) if missing(block)]
+    if left_out:
+        pytest.skip(f"public data is not here: {', '.join(map(str, left_out))}; the rest of the page was run")
+
+
+@EACH_PAGE
+def test_the_generated_parts_of_a_page_are_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert regenerated(text) == text, "run `python -m tests.docs_runner`"
+
+
+@EACH_PAGE
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_prose(page.read_text(encoding="utf-8"))):
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in _anchors(there.read_text(encoding="utf-8")), target
+
+
+@EACH_PAGE
+def test_a_page_names_no_host(page: Path) -> None:
+    """Neither package registries nor any other site: papers are cited by name, code by its repository."""
+    assert not _ADDRESS.findall(page.read_text(encoding="utf-8"))
+
+
+@EACH_PAGE
+def test_every_verb_of_make_that_a_page_speaks_of_exists(page: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):", _text("Makefile"), re.MULTILINE))
+    assert verbs(page.read_text(encoding="utf-8")) <= known
+
+
+@EACH_PAGE
+def test_every_block_of_a_page_is_of_a_kind_that_is_run_or_cannot_be(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        assert block.language in _NOT_A_PROGRAM, f"line {block.at}"
+
+
+def test_every_policy_has_a_page_of_the_same_shape_with_an_example_that_is_run() -> None:
+    for name in POLICIES:
+        text = _text("docs", "policies", f"{name}.md")
+        for part in ("**Idea.**", "**Problem in symbols.**", "## Worked example", "## When not to use it", "## Differences"):
+            assert part in text, f"{name}: {part}"
+        assert f"<!-- generated: policy {name} -->" in text
+        commands = [step.command for block in blocks(text) if block.language == "console" for step in steps(block)]
+        assert any(f"--policy {name}" in command for command in commands), name
+
+
+def test_every_verb_has_its_help_in_the_reference() -> None:
+    text = _text("docs", "reference", "cli.md")
+    for verb in poise.commands:
+        assert f"<!-- generated: help {verb} -->" in text, verb
+
+
+def test_every_format_of_traces_is_in_the_reference() -> None:
+    text = _text("docs", "reference", "traces.md")
+    for each in FORMATS:
+        assert f"<!-- generated: format {each.name} -->" in text, each.name
+
+
+def test_every_number_of_a_summary_and_every_column_a_job_is_in_the_reference() -> None:
+    text = _text("docs", "reference", "metrics.md")
+    for name in (*(each.name for each in fields(Summary)), *COLUMNS):
+        assert f"| `{name}` |" in text, name
+
+
+def test_every_event_and_action_is_in_the_reference_of_the_journal_with_its_fields() -> None:
+    text = _text("docs", "reference", "journal.md")
+    for kind in (*Event.__args__, *Action.__args__):
+        row = f"| `{kind.__name__.lower()}` | {' '.join(f'`{each.name}`' for each in fields(kind))} |"
+        assert row.replace("|  |", "| |") in text, row
+
+
+def test_every_code_of_a_reason_is_in_the_reference() -> None:
+    text = _text("docs", "reference", "reasons.md")
+    for code in (*Code, *Why):
+        assert f"| `{code}` |" in text, code
+
+
+def test_every_setting_of_the_simulator_is_in_the_reference() -> None:
+    text = _text("docs", "reference", "simulator-defaults.md")
+    for each in (*fields(Settings), *fields(Truth)):
+        assert f"| `{each.name}` |" in text, each.name
+
+
+def test_every_word_of_the_house_is_in_the_glossary_once() -> None:
+    text = _text("docs", "glossary.md")
+    for word in ("gang", "tenant", "claim", "plan", "decision", "round", "lease", "attained service", "rho", "journal"):
+        assert len(re.findall(rf"^\| [^|]*\b{word}\b[^|]*\|", text, re.MULTILINE)) == 1, word
+
+
+def test_the_picture_of_the_demonstration_is_current(tmp_path: Path) -> None:
+    _run("docs/images/make_demo_picture.py", tmp_path / "demo.svg")
+    assert (tmp_path / "demo.svg").read_bytes() == (ROOT / "docs/images/demo.svg").read_bytes()
+    assert (ROOT / "docs/images/report.png").stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs_and_leaves_a_figure(example: Path, tmp_path: Path) -> None:
+    _run(str(example.relative_to(ROOT)), tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def _run(script: str, target: Path) -> None:
+    with mock.patch.object(sys, "argv", [script, str(target)]), contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(ROOT / script), run_name="__main__")

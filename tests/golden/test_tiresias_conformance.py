@@ -1,0 +1,126 @@
+"""Conformance with the Tiresias authors' simulator (ALGORITHMS §7.3): its published table, and job by job with an oracle."""
+
+import csv
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import Story, simulate
+from tests.oracles import Outcome, Task, oracle
+from tests.strategies import choices
+
+from poise.model.action import Preempt, Why
+from poise.model.job import Job
+from poise.traces.schema import TraceJob
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+SIXTY = DATA / "tiresias" / "60_job.csv"
+MURI = sorted(DATA.glob("muri/muri_trace*_job.csv")) or [DATA / "muri" / "muri_trace1_job.csv"]
+
+Row = tuple[float, float, int, float]
+"""Submission, duration, GPUs; and a place that keeps the order of the file."""
+
+TABLE = {
+    "fifo": (200.816667, 151, 1864, 3335, 0),
+    "fifo-skip": (190.683333, 130, 1800, 3271, 0),
+    "tiresias:service=seconds": (190.683333, 130, 1800, 3271, 0),
+    "tiresias": (190.683333, 130, 1800, 3271, 0),
+    "smallest-first": (198.2, 127, 1800, 3271, 8),
+    "srtf": (192.116667, 127, 1800, 3271, 4),
+    "srsf": (195.9, None, None, 3315, 7),
+}
+"""Average, sorted[30] and greatest completion time, makespan, preemptions; None where nothing was published."""
+
+POLICIES = (
+    "fifo",
+    "fifo-skip",
+    "smallest-first",
+    "srtf",
+    "srsf",
+    "las",
+    "lrtf",
+    "tiresias:limits=8/24",
+    "tiresias:limits=4/16,service=seconds",
+    "tiresias:limits=8/24,promote=1",
+    "tiresias:limits=4/8/32,promote=2",
+    "tiresias:limits=4,service=seconds,promote=0.5",
+)
+
+
+def read(path: Path) -> list[Job]:
+    if not path.exists():
+        pytest.skip(f"{path} is not there: the public traces are not part of the repository")
+    with path.open() as lines:
+        return [
+            Job(row["job_id"], float(row["submit_time"]), int(row["num_gpu"]), float(row["duration"]))
+            for row in csv.DictReader(lines)
+        ]
+
+
+def ours(policy: str, jobs: Iterable[Job], gpus: int) -> Story:
+    return simulate([TraceJob(job) for job in jobs], f"{policy}+stable", f"gpu:{gpus}", placement="count")
+
+
+def theirs(policy: str, jobs: Iterable[Job], gpus: int) -> Outcome:
+    tasks = [Task(job.id, Fraction(job.submitted), job.gpus, Fraction(job.duration or 0)) for job in jobs]
+    return oracle(policy, tasks, gpus)
+
+
+def stops(story: Story) -> int:
+    """Jobs that ran and then waited; one that went on elsewhere did not wait."""
+    return sum(wish.why is not Why.MOVED for _, wish in story.actions(Preempt))
+
+
+def assert_same(policy: str, jobs: list[Job], gpus: int) -> None:
+    story, want = ours(policy, jobs, gpus), theirs(policy, jobs, gpus)
+    assert {job: Fraction(time) for job, time in story.finishes.items()} == want.finishes
+    assert stops(story) == want.preemptions
+
+
+@pytest.mark.parametrize("policy", TABLE)
+def test_the_published_table_comes_out_exactly(policy: str) -> None:
+    story = ours(policy, read(SIXTY), 16)
+    times = sorted(story.completion_times.values())
+    first = min(each.job.submitted for each in story.jobs)
+    average, median, longest, makespan, preemptions = TABLE[policy]
+    assert len(times) == 60
+    assert round(sum(times) / 60, 6) == average
+    assert median in (None, times[30])
+    assert longest in (None, times[-1])
+    assert max(story.finishes.values()) - first == makespan
+    assert story.preemptions == preemptions
+
+
+def test_srsf_with_ties_by_submission_is_the_other_legitimate_figure() -> None:
+    times = simulate([TraceJob(job) for job in read(SIXTY)], "srsf", "gpu:16").completion_times
+    assert round(sum(times.values()) / 60, 3) == 194.983
+
+
+@pytest.mark.parametrize("policy", [*TABLE, *POLICIES])
+def test_the_60_jobs_end_when_the_oracle_says(policy: str) -> None:
+    assert_same(policy, read(SIXTY), 16)
+
+
+each_job = choices(
+    (0.0, 0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0), (1, 2, 4, 1, 2, 8), (2.0, 4.0, 1.0, 2.0, 4.0, 8.0, 3.0, 6.0)
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(rows=st.lists(each_job, min_size=1, max_size=16), gpus=st.sampled_from((8, 16)))
+def test_small_traces_full_of_ties_end_when_the_oracle_says(policy: str, rows: list[Row], gpus: int) -> None:
+    ordered = sorted(rows, key=lambda row: row[0])
+    jobs = [Job(str(i), float(at), int(gang), float(seconds)) for i, (at, gang, seconds) in enumerate(ordered)]
+    assert_same(policy, jobs, gpus)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", MURI, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "policy", ["fifo", "smallest-first", "srtf", "srsf", "tiresias", "tiresias:limits=200000/2000000,promote=8"]
+)
+def test_the_first_jobs_of_larger_traces_end_when_the_oracle_says(policy: str, trace: Path) -> None:
+    assert_same(policy, read(trace)[:300], 64)

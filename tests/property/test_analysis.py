@@ -1,0 +1,140 @@
+"""Laws of the metrics, over random worlds and against slow and obvious calculations."""
+
+from itertools import pairwise
+from math import isfinite, isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import World, worlds
+
+from poise.analysis.fairness import Fairness, jain, rho
+from poise.analysis.history import History, Life, cumulated
+from poise.analysis.summary import Effort, Labels, Summary, measure, summarise
+from poise.core.settings import Cadence
+from poise.model.job import Status
+
+values = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
+
+
+def summary(history: History) -> Summary:
+    labels, effort = Labels("p", "t", "c", 0), Effort(0, 0.0, 0.0)
+    return summarise(history, measure(history), labels, effort, round_seconds=None, partial=False)
+
+
+@given(values)
+def test_jains_index_lies_between_one_nth_and_one(found: list[float]) -> None:
+    assert 1 / len(found) - 1e-9 <= jain(np.array(found)) <= 1 + 1e-9
+
+
+@given(values.flatmap(lambda found: st.tuples(st.just(found), st.permutations(found))), st.floats(0.01, 100))
+def test_jains_index_does_not_depend_on_scale_or_order(found: tuple[list[float], list[float]], factor: float) -> None:
+    before, after = (np.array(each) for each in found)
+    assert jain(after * factor) == pytest.approx(jain(before))
+
+
+@given(st.floats(0.01, 100), st.integers(1, 30))
+def test_jains_index_of_equal_values_is_one(value: float, count: int) -> None:
+    assert jain(np.full(count, value)) == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(-3, 3)), max_size=20), st.floats(-1, 11))
+def test_a_level_is_the_sum_of_the_changes_so_far(changes: list[tuple[float, int]], moment: float) -> None:
+    moments, levels = cumulated(changes)
+    assert (np.diff(moments) > 0).all()
+    place = int(np.searchsorted(moments, moment, side="right")) - 1
+    got = int(levels[place]) if place >= 0 else 0
+    assert got == sum(change for time, change in changes if time <= moment)
+
+
+@given(worlds(forever=True))
+def test_history_agrees_with_the_scheduler_and_with_the_runs(world: World) -> None:
+    story = world.played()
+    history = History.of(story.entries, world.cluster)
+    assert {job: life.status for job, life in history.jobs.items()} == {job: story.status(job) for job in history.jobs}
+    for job, life in history.jobs.items():
+        closed = [run for run in story.runs_of(job) if isfinite(run.ended)]
+        assert life.gpu_seconds == pytest.approx(sum(run.gpu_seconds for run in closed))
+        assert (life.started == story.starts[job]) if closed else (job not in story.starts or life.since == life.started)
+    assert sum(life.preemptions for life in history.jobs.values()) == story.preemptions
+
+
+@given(worlds())
+def test_time_from_submission_to_end_is_waiting_or_holding(world: World) -> None:
+    history = History.of(world.played().entries, world.cluster)
+    for life in history.ran():
+        assert sum(life.waited) + life.gpu_seconds / life.gpus == pytest.approx(life.ended - life.submitted)
+
+
+@given(worlds(forever=True))
+def test_no_more_gpus_are_held_than_there_are(world: World) -> None:
+    story = world.played()
+    history = History.of(story.entries, world.cluster)
+    moments, held = cumulated(history.held)
+    times, lost = cumulated(history.live)
+    alive = np.array([world.cluster.gpus + sum(lost[times <= moment][-1:]) for moment in moments])
+    assert (held >= 0).all()
+    assert (held <= alive).all()
+    running = sum(life.gpus for life in history.jobs.values() if life.status is Status.RUNNING)
+    assert not len(held) or held[-1] == running
+
+
+@given(worlds(forever=True))
+def test_waiting_jobs_are_those_that_are_neither_running_nor_at_their_end(world: World) -> None:
+    history = History.of(world.played().entries, world.cluster)
+    _, waiting = cumulated(history.waiting)
+    assert (waiting >= 0).all()
+    assert not len(waiting) or waiting[-1] == history.count(Status.WAITING)
+
+
+@given(worlds(forever=True))
+def test_counts_add_up_and_shares_are_shares(world: World) -> None:
+    found = summary(History.of(world.played().entries, world.cluster))
+    assert found.finished + found.failed + found.cancelled + found.rejected + found.unfinished == found.jobs
+    assert found.jobs == len(world.jobs)
+    assert 0 <= found.utilisation <= 1 + 1e-9
+    if found.unfair_fraction is not None:
+        assert 0 <= found.unfair_fraction <= 1
+        assert found.worst_rho is not None
+        assert found.mean_rho is not None
+        assert 0 < found.mean_rho <= found.worst_rho + 1e-9
+
+
+def slow_rho(history: History, life: Life, fairness: Fairness) -> float:
+    """By the definition, one piece of time after the other."""
+    cluster = history.cluster
+    rates = history.rates[life.kind]
+    speed = sum(rate * cluster.gpus_of(name) / cluster.gpus for rate, name in zip(rates, cluster.gpu_types, strict=True))
+    who = (lambda each: each.tenant) if fairness is Fairness.TENANT else (lambda each: each.id)
+    spans = [(each.submitted, history.end if isnan(each.ended) else each.ended, who(each)) for each in history.jobs.values()]
+    edges = sorted({life.submitted, life.ended, *(edge for span in spans for edge in span[:2])})
+    area = 0.0
+    for start, end in pairwise(edges):
+        if life.submitted <= start and end <= life.ended:
+            area += (end - start) * len({name for begin, stop, name in spans if begin <= start and end <= stop})
+    mean = area / (life.ended - life.submitted)
+    return (life.ended - life.submitted) / (life.steps / speed * max(1, life.gpus * mean / cluster.gpus))
+
+
+@pytest.mark.parametrize("fairness", Fairness)
+@given(world=worlds())
+def test_rho_agrees_with_its_definition(fairness: Fairness, world: World) -> None:
+    history = History.of(world.played().entries, world.cluster)
+    lives = history.ran()
+    for life, got in zip(lives, rho(history, lives, fairness).tolist() if lives else [], strict=True):
+        if life.steps == 0:
+            assert isnan(got)
+        else:
+            assert got == pytest.approx(slow_rho(history, life, fairness))
+
+
+@given(worlds(policy=st.just("fifo-skip"), cadence=st.just(Cadence.EVENTS), trouble=False))
+def test_more_tenants_in_a_slice_make_jobs_look_better_off(world: World) -> None:
+    """All jobs are of one tenant: a 1/1 slice is the whole cluster, and nobody finishes sooner than on that."""
+    history = History.of(world.played().entries, world.cluster)
+    lives = history.ran()
+    if lives:
+        by_job, by_tenant = rho(history, lives, Fairness.JOB), rho(history, lives, Fairness.TENANT)
+        known = ~np.isnan(by_job)
+        assert (by_job[known] <= by_tenant[known] + 1e-9).all()

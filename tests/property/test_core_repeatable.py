@@ -1,0 +1,97 @@
+"""The same facts give the same wishes: runs repeat, journals replay, names mean nothing, and the unit of time neither."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.strategies import VARIANTS, World, worlds
+
+from poise.backends.simulator.world import Outage, Truth
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Settings
+from poise.model.journal import Entry
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import POLICIES, policy_named
+from poise.traces.schema import FailedAttempt, TraceJob
+
+
+@given(worlds(forever=True))
+def test_two_runs_give_equal_journals(world: World) -> None:
+    assert world.played().entries == world.played().entries
+
+
+@given(worlds(forever=True))
+def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
+    again = Scheduler(world.cluster, policy_named(world.policy), placement_named(world.placement), world.settings)
+    for now, events, actions in world.played().entries:
+        assert again.handle(now, events) == actions
+
+
+def renamed(value: Any, names: dict[str, str]) -> Any:
+    """The same journal with other names of jobs; an id stands in `job`, `beneficiary` and in the job itself."""
+    if isinstance(value, Entry):
+        return Entry(value.now, renamed(value.events, names), renamed(value.actions, names))
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(renamed(each, names) for each in value)
+    for field in ("job", "beneficiary"):
+        old = getattr(value, field, None)
+        if isinstance(old, str):
+            value = replace(value, **{field: names[old]})
+        elif old is not None:
+            value = replace(value, job=replace(old, id=names[old.id]))
+    return value
+
+
+@given(worlds(), st.randoms(use_true_random=False))
+def test_names_of_jobs_mean_nothing(world: World, random: Any) -> None:
+    """In particular, equal jobs in another order change nothing but who is called what."""
+    old = [each.job.id for each in world.jobs]
+    new = random.sample(old, len(old))
+    names = dict(zip(old, new, strict=True))
+    jobs = [replace(each, job=replace(each.job, id=names[each.job.id])) for each in world.jobs]
+    got = replace(world, jobs=jobs).played().entries
+    assert got == [renamed(entry, names) for entry in world.played().entries]
+
+
+@given(worlds(), st.randoms(use_true_random=False))
+def test_rows_in_another_order_change_nothing_if_submission_times_differ(world: World, random: Any) -> None:
+    apart = [replace(each, job=replace(each.job, submitted=i / 2)) for i, each in enumerate(world.jobs)]
+    shuffled = random.sample(apart, len(apart))
+    assert replace(world, jobs=apart).played().entries == replace(world, jobs=shuffled).played().entries
+
+
+def twice_as_slow(world: World) -> World:
+    """All times doubled, which is exact in binary."""
+    how, truth = world.settings, world.truth
+    return World(
+        jobs=[_doubled(each) for each in world.jobs],
+        cluster=world.cluster,
+        policy=re.sub(r"(limits|quantum)=([\d./]+)", _doubled_numbers, world.policy),
+        placement=world.placement,
+        settings=Settings(
+            how.cadence, how.round * 2, how.backfill, how.restart_overhead * 2, how.minimum_run * 2, how.retries
+        ),
+        outages=[Outage(each.time * 2, each.node, each.duration * 2) for each in world.outages],
+        truth=Truth(truth.restart_overhead * 2, truth.checkpoint_every * 2),
+    )
+
+
+def _doubled(each: TraceJob) -> TraceJob:
+    job = replace(each.job, submitted=each.job.submitted * 2, duration=(each.job.duration or 0.0) * 2)
+    return TraceJob(job, each.outcome, tuple(FailedAttempt(died.after * 2, died.cause) for died in each.failures))
+
+
+def _doubled_numbers(found: re.Match[str]) -> str:
+    return f"{found[1]}=" + "/".join(str(float(number) * 2) for number in found[2].split("/"))
+
+
+TIMELESS = [name for name, listing in POLICIES.items() if not listing.parameters]
+
+
+@given(worlds(policy=st.sampled_from([*TIMELESS, *VARIANTS])))
+def test_the_unit_of_time_means_nothing(world: World) -> None:
+    slow, fast = twice_as_slow(world).played(), world.played()
+    assert [entry.now for entry in slow.entries] == [2 * entry.now for entry in fast.entries]
+    assert [(run.job, run.gpus, run.began) for run in slow.runs] == [(run.job, run.gpus, 2 * run.began) for run in fast.runs]

@@ -1,0 +1,150 @@
+"""Laws of the journal: any run can be written, read back as it was, written again as the same bytes, and replayed."""
+
+import io
+import tempfile
+from math import inf
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.strategies import World, worlds
+
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Cadence, Settings
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.replay import replay
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.cluster import Cluster, Node, Slots
+from poise.model.event import (
+    Cancelled,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.model.speed import Estimate
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
+
+names = st.text(st.characters(), max_size=8) | st.sampled_from(("a", '"', "\n", "\\", "]", "\u2028", "\udcff", "ü😀"))
+amounts = st.floats(0, allow_nan=False, allow_infinity=False)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+counts = st.integers(0, 2**70)
+maybe = st.none()
+
+given_jobs = st.builds(
+    Job,
+    names,
+    amounts,
+    st.integers(1, 10**6),
+    maybe | amounts,
+    maybe | amounts,
+    names,
+    maybe | names,
+    maybe | names,
+    maybe | counts,
+    amounts,
+    st.integers(-(10**9), 10**9),
+    maybe | amounts,
+    st.lists(names, max_size=3).map(tuple),
+    maybe | counts,
+    maybe | counts,
+    maybe | counts,
+    maybe | names,
+)
+estimates = st.builds(Estimate, st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple), maybe | amounts)
+holdings = st.lists(st.builds(Slots, counts, counts), max_size=3).map(tuple)
+waits = st.builds(Waited, amounts, amounts, amounts)
+
+EVENTS: dict[type, st.SearchStrategy[Event]] = {
+    Estimated: st.builds(Estimated, names, estimates),
+    Submitted: st.builds(Submitted, given_jobs, names, amounts | st.just(inf)),
+    Finished: st.builds(Finished, names, counts),
+    Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
+    Stopped: st.builds(Stopped, names, counts, amounts),
+    Cancelled: st.builds(Cancelled, names),
+    NodeLost: st.builds(NodeLost, counts),
+    NodeReturned: st.builds(NodeReturned, counts),
+    Woke: st.just(Woke()),
+}
+ACTIONS: dict[type, st.SearchStrategy[Action]] = {
+    Launch: st.builds(Launch, names, counts, holdings, waits),
+    Preempt: st.builds(Preempt, names, counts, st.sampled_from(Why), maybe | names),
+    Reject: st.builds(Reject, names, names),
+    Abandon: st.builds(Abandon, names, names),
+    WakeAt: st.builds(WakeAt, numbers),
+}
+entries = st.lists(
+    st.builds(
+        Entry,
+        numbers,
+        st.lists(st.one_of(*EVENTS.values()), max_size=4).map(tuple),
+        st.lists(st.one_of(*ACTIONS.values()), max_size=4).map(tuple),
+    ),
+    max_size=5,
+).map(lambda found: sorted(found, key=lambda entry: entry.now))
+nodes = st.builds(Node, names, names, st.integers(1, 10**6), names)
+headers = st.builds(
+    Header,
+    names,
+    st.lists(nodes, min_size=1, max_size=4, unique_by=lambda node: node.name).map(lambda found: Cluster(tuple(found))),
+    names,
+    names,
+    st.builds(Settings, st.sampled_from(Cadence), st.floats(1e-9, 1e9), st.booleans(), amounts, amounts, counts),
+    counts,
+)
+
+
+def written(header: Header, found: list[Entry], end: str = COMPLETE) -> str:
+    stream = io.StringIO()
+    writer = JournalWriter(stream, header)
+    for entry in found:
+        writer.record(entry)
+    writer.close(end)
+    return stream.getvalue()
+
+
+def read(text: str) -> tuple[Header, list[Entry]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_bytes(text.encode("ascii"))
+        reader = JournalReader(path)
+        return reader.header, list(reader.entries())
+
+
+def test_every_kind_of_event_and_action_is_drawn() -> None:
+    assert set(EVENTS) == set(Event.__args__)
+    assert set(ACTIONS) == set(Action.__args__)
+
+
+@given(headers, entries, st.sampled_from((COMPLETE, INTERRUPTED)))
+def test_what_is_written_is_read_back_and_written_again_as_the_same_bytes(
+    header: Header, found: list[Entry], end: str
+) -> None:
+    text = written(header, found, end)
+    assert len(text.splitlines()) == len(found) + 2
+    again, same = read(text)
+    assert (again, same) == (header, found)
+    assert repr(same) == repr(found)
+    assert written(again, same, end) == text
+
+
+def fresh(header: Header) -> Scheduler:
+    return Scheduler(header.cluster, policy_named(header.policy), placement_named(header.placement), header.settings)
+
+
+@settings(max_examples=25)
+@given(worlds())
+def test_a_run_that_went_through_a_file_replays_exactly(world: World) -> None:
+    story = world.played()
+    header = Header("t", world.cluster, world.policy, world.placement, world.settings, 0)
+    header, found = read(written(header, story.entries))
+    assert found == story.entries
+    assert replay(fresh(header), found).instants == len(found)

@@ -1,0 +1,269 @@
+"""A hostile but truthful world: random facts at random moments, late, stale, repeated and about jobs nobody knows.
+
+After every batch the whole state of the core is audited against a book that is kept from facts and wishes alone.
+"""
+
+from typing import Any
+
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.strategies import clusters, placements, policies, settings
+
+from poise.core.answering import OrderAnswering
+from poise.core.reasons import Code
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Settings
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt
+from poise.model.cluster import Cluster, Holding
+from poise.model.event import (
+    Cancelled,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.job import Job, Status
+from poise.model.plan import Preemption
+from poise.model.speed import Estimate
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
+
+RATES = ((1.0, 1.0, 1.0), (2.0, 1.5, 1.0), (0.5, 0.5, 0.25), (0.0, 0.0, 0.0))
+SKEWS = (None, 0.2, 0.9)
+STEPS = (1.0, 4.0, 20.0, float("inf"))
+GHOST = "nobody knows this job"
+WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER}
+
+which = st.integers(0, 10**6)
+
+
+class Book:
+    """What runs where, from facts and wishes."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, tuple[int, Holding]] = {}
+        self.stopping: list[tuple[str, int]] = []
+        self.lost: set[int] = set()
+        self.ended: set[str] = set()
+
+    def read(self, fact: Event) -> None:
+        match fact:
+            case Finished(job, epoch) if self.running.get(job, (0, ()))[0] == epoch:
+                del self.running[job]
+                self.ended.add(job)
+            case Failed(job, epoch) if self.running.get(job, (0, ()))[0] == epoch:
+                del self.running[job]
+            case Cancelled(job):
+                self.running.pop(job, None)
+                self.ended.add(job)
+            case NodeLost(node):
+                self.lost.add(node)
+                for job, (epoch, gpus) in list(self.running.items()):
+                    if any(slots.node == node for slots in gpus):
+                        del self.running[job]
+                        self.stopping.append((job, epoch))
+            case NodeReturned(node):
+                self.lost.discard(node)
+            case _:
+                pass
+
+    def carry_out(self, now: float, wish: Action) -> None:
+        match wish:
+            case Launch(job, epoch, gpus):
+                assert job not in self.running
+                assert job not in self.ended
+                self.running[job] = (epoch, gpus)
+            case Preempt(job, epoch):
+                assert self.running.pop(job)[0] == epoch
+                self.stopping.append((job, epoch))
+            case Reject(job) | Abandon(job):
+                assert job not in self.running
+                self.ended.add(job)
+            case WakeAt(time):
+                assert time > now
+
+
+class HostileWorld(RuleBasedStateMachine):
+    """Facts in any order that could happen."""
+
+    @initialize(cluster=clusters(), policy=policies, placement=placements, how=settings())
+    def begin(self, cluster: Cluster, policy: str, placement: str, how: Settings) -> None:
+        self.now = 0.0
+        self.book = Book()
+        self.names: list[str] = []
+        self.kinds: set[str] = set()
+        self.types = len(cluster.gpu_types)
+        self.nodes = len(cluster.nodes)
+        self.settings = how
+        self.scheduler = Scheduler(cluster, policy_named(policy), placement_named(placement), how)
+
+    def tell(self, *facts: Event) -> None:
+        for fact in facts:
+            self.book.read(fact)
+        for wish in self.scheduler.handle(self.now, facts):
+            self.book.carry_out(self.now, wish)
+
+    def some_run(self, number: int) -> tuple[str, int]:
+        names = sorted(self.book.running)
+        name = names[number % len(names)]
+        return name, self.book.running[name][0]
+
+    def submission(self, number: int) -> list[Event]:
+        """A job of some kind, with the estimate of its kind if that is new, or by chance an estimate that replaces it."""
+        number, kind = divmod(number, 6)
+        number, gpus = divmod(number, 9)
+        number, steps = divmod(number, len(STEPS))
+        name, label = f"j{len(self.names)}", f"kind {kind} of {gpus + 1}"
+        facts: list[Event] = []
+        if label not in self.kinds or number % 5 == 0:
+            self.kinds.add(label)
+            rates = tuple(RATES[(kind + number * i) % len(RATES)] for i in range(self.types))
+            facts.append(Estimated(label, Estimate(rates, SKEWS[kind % len(SKEWS)])))
+        self.names.append(name)
+        return [*facts, Submitted(Job(name, self.now, gpus + 1), label, STEPS[steps])]
+
+    @rule(seconds=st.sampled_from((0.25, 1.0, 2.0, 3.0, 7.5, 60.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(numbers=st.lists(which, min_size=1, max_size=3))
+    def jobs_arrive(self, numbers: list[int]) -> None:
+        self.tell(*(fact for number in numbers for fact in self.submission(number)))
+
+    @precondition(lambda self: self.book.running)
+    @rule(number=which)
+    def run_finishes(self, number: int) -> None:
+        self.tell(Finished(*self.some_run(number)))
+
+    @precondition(lambda self: self.book.running)
+    @rule(number=which, steps=st.sampled_from((0.0, 1.0)), final=st.booleans())
+    def run_fails(self, number: int, steps: float, final: bool) -> None:
+        self.tell(Failed(*self.some_run(number), "died", steps, final))
+
+    @precondition(lambda self: self.book.running)
+    @rule(number=which, off=st.sampled_from((-1, 1, 5)))
+    def news_of_other_runs_arrives(self, number: int, off: int) -> None:
+        """Of a run that is over, or of one that never was."""
+        name, epoch = self.some_run(number)
+        self.tell(Finished(name, epoch + off), Failed(name, epoch + off, "died", 0.0))
+        assert name in self.book.running or self.scheduler.explain(name).code in WAITING
+
+    @precondition(lambda self: self.book.stopping)
+    @rule(number=which, again=st.booleans(), steps=st.sampled_from((0.0, 0.5, 2.0)))
+    def news_of_a_stop_arrives(self, number: int, again: bool, steps: float) -> None:
+        """Perhaps late, when the job runs elsewhere already; perhaps twice."""
+        at = number % len(self.book.stopping)
+        name, epoch = self.book.stopping[at] if again else self.book.stopping.pop(at)
+        self.tell(Stopped(name, epoch, steps))
+
+    @precondition(lambda self: self.names)
+    @rule(number=which)
+    def owner_cancels(self, number: int) -> None:
+        """Whatever became of the job."""
+        self.tell(Cancelled(self.names[number % len(self.names)]))
+
+    @rule()
+    def news_of_nobody_arrives(self) -> None:
+        self.tell(Finished(GHOST, 1), Failed(GHOST, 1, "died", 0.0), Stopped(GHOST, 1, 0.0), Cancelled(GHOST))
+
+    @rule(number=which)
+    def node_is_lost(self, number: int) -> None:
+        """Perhaps one that is lost already."""
+        self.tell(NodeLost(number % self.nodes))
+
+    @rule(number=which)
+    def node_returns(self, number: int) -> None:
+        """Perhaps one that was never away."""
+        self.tell(NodeReturned(number % self.nodes))
+
+    @rule(number=which)
+    def everything_happens_at_once(self, number: int) -> None:
+        ends = [Finished(*self.some_run(number))] if self.book.running else []
+        lost, back = NodeLost(number % self.nodes), NodeReturned((number // 7) % self.nodes)
+        self.tell(*ends, lost, back, *self.submission(number), Woke())
+
+    @rule()
+    def core_wakes(self) -> None:
+        self.tell(Woke())
+
+    @invariant()
+    def state_agrees_with_the_book(self) -> None:
+        if hasattr(self, "scheduler"):
+            audit(self.scheduler, self.book)
+
+
+def audit(scheduler: Scheduler, book: Book) -> None:
+    """The whole state of the core, looked at from outside."""
+    state = scheduler.state
+    running = {state.columns.ids[row] for row in state.active if state.running(row)}
+    assert running == set(book.running)
+    for name, row in state.rows.items():
+        status = Status(state.columns.status[row])
+        assert (row in state.active) == (not status.is_final)
+        code = scheduler.explain(name).code
+        assert (code in WAITING) == (status is Status.WAITING)
+        assert (code is Code.RUNNING) == (status is Status.RUNNING)
+    audit_gpus(scheduler, book)
+    audit_waiting(scheduler)
+    audit_order(scheduler)
+
+
+def audit_gpus(scheduler: Scheduler, book: Book) -> None:
+    state = scheduler.state
+    held = [0] * len(state.topology.full)
+    for name, (epoch, gpus) in book.running.items():
+        row = state.rows[name]
+        assert state.of(row) == gpus
+        assert state.columns.epoch[row] == epoch
+        assert sum(slots.mask.bit_count() for slots in gpus) == state.columns.gang[row]
+        assert len({state.topology.type_of[slots.node] for slots in gpus}) == 1
+        for node, mask in gpus:
+            assert not held[node] & mask
+            held[node] |= mask
+    for node, full in enumerate(state.topology.full):
+        assert state.free.alive[node] == (node not in book.lost)
+        assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node])
+        assert not held[node] or node not in book.lost
+
+
+def audit_waiting(scheduler: Scheduler) -> None:
+    state = scheduler.state
+    waiting: dict[int, int] = {}
+    for row in state.active:
+        if not state.running(row):
+            index = state.shape_of[row].index
+            waiting[index] = waiting.get(index, 0) + 1
+    assert {index: shape.waiting for index, shape in state.waiting_shapes.items()} == waiting
+    assert all(state.running(row) for row in state.protected)
+
+
+def audit_order(scheduler: Scheduler) -> None:
+    """The lanes hold just the active jobs, and in order."""
+    answering: Any = scheduler._answering
+    if not isinstance(answering, OrderAnswering):
+        return
+    state, lanes = scheduler.state, answering._lanes
+    ranks = answering._order.preemption is Preemption.BY_RANK
+    running = [row for row in state.active if state.running(row)]
+    waiting = [row for row in state.active if not state.running(row)]
+    for row in range(len(lanes.ranks)):
+        assert lanes.waits(row) == (row in waiting)
+        assert lanes.runs(row) == (row in running and ranks)
+    for shape in state.waiting_shapes.values():
+        mine = [row for row in waiting if state.shape_of[row] is shape]
+        head = lanes.head(shape)
+        assert head[-1] in mine
+        assert head[:3] == min((*lanes.ranks[row][1:3], lanes.ranks[row].value) for row in mine)
+    if ranks:
+        keys = sorted((lanes.running_key(row, 100.0) for row in running), reverse=True)
+        assert list(lanes.running_behind((-1, 0), 100.0)) == [key[-1] for key in keys]
+
+
+TestHostileWorld = HostileWorld.TestCase
+TestHostileWorld.settings = hypothesis_settings(stateful_step_count=40)

@@ -1,0 +1,189 @@
+"""Random worlds: clusters, traces, settings, outages and policies, small and full of ties on purpose.
+
+Most of the time of a property test goes into drawing. So whatever is made of many small choices is drawn as one number
+and decoded digit by digit, each digit an index into a list of options from the plainest to the oddest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any
+
+from hypothesis import strategies as st
+from tests.builders import Story, simulate
+
+from poise.backends.simulator.world import Outage, Truth
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Cadence, Settings
+from poise.model.cluster import Cluster, Node
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.placement.strategies import PLACEMENTS
+from poise.policies.catalogue import POLICIES
+from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+
+VARIANTS = (
+    "tiresias:limits=8/24",
+    "tiresias:limits=8/24,promote=1",
+    "tiresias:limits=5,promote=0.5,service=seconds",
+    "tiresias-gittins:limits=8/24,samples=2",
+    "tiresias-gittins:limits=12/40,samples=1,delta=best,promote=2",
+    "stride:quantum=4",
+    "stride:quantum=5,clamp=off",
+)
+"""Catalogue entries with limits that small jobs reach."""
+
+STABLE = (
+    "fifo+stable",
+    "fifo-skip+stable",
+    "srtf+stable",
+    "srsf+stable",
+    "smallest-first+stable",
+    "las+stable",
+    "tiresias:limits=8/24,promote=1+stable",
+)
+AGNOSTIC = ("srtf+agnostic", "las+agnostic", "fifo-skip+agnostic", "tiresias:limits=8/24,promote=1+stable+agnostic")
+
+ORDERS = (*(name for name in POLICIES if name != "stride"), *(each for each in VARIANTS if "stride" not in each))
+"""Every policy that is nothing but an order."""
+
+policies = st.sampled_from((*POLICIES, *VARIANTS, *STABLE, *AGNOSTIC))
+placements = st.sampled_from(sorted(PLACEMENTS))
+cadences = st.sampled_from(Cadence)
+
+GPU_TYPES = ("gpu", "v100", "p100", "k80")
+MOMENTS = (*map(float, range(13)), 0.0, 0.0, 1.0, 1.0, 0.25, 2.5, 3.75, 6.125, 7.3, 11.1)
+GANGS = (1, 2, 4, 1, 2, 3, 4, 5, 6, 8, 9)
+SECONDS = (1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 0.0, 0.125, 20.0, 12.5, 1.3, 3.7, 5.01, 7.123)
+MODELS = (None, "ResNet50", "VGG16", None, "nobody knows this one")
+WEIGHTS = (1.0, 2.0, 0.5)
+CHOICES: tuple[tuple[str, ...], ...] = ((), (), (), (), ("v100",), ("k80", "gpu"))
+OUTCOMES = (Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.KILLED)
+DEATHS: tuple[tuple[float, ...], ...] = ((), (), (), (0.5,), (1.0, 3.0), (0.5, 0.5, 1.0, 0.0, 0.5))
+
+
+def choices(*options: Sequence[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """One choice of each list of options, drawn as one number."""
+    total = prod(map(len, options))
+    assert total < 2**24, "Hypothesis prefers small numbers where there are more"
+
+    def decoded(number: int) -> tuple[Any, ...]:
+        chosen = []
+        for each in options:
+            number, digit = divmod(number, len(each))
+            chosen.append(each[digit])
+        return tuple(chosen)
+
+    return st.integers(0, total - 1).map(decoded)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, most_types: int = 3, most_nodes: int = 5) -> Cluster:
+    """One to three GPU types, racks, nodes of uneven sizes; the first node of each type is there."""
+    first, types, racks = draw(choices(range(4), range(1, most_types + 1), range(1, 4)))
+    kinds = [GPU_TYPES[(first + i) % 4] for i in range(types)]
+    parts = draw(
+        st.lists(choices((4, 2, 1, 4, 3, 8), range(racks), range(types)), min_size=types, max_size=max(types, most_nodes))
+    )
+    nodes = (Node(f"n{i}", kinds[i if i < types else kind], size, f"r{rack}") for i, (size, rack, kind) in enumerate(parts))
+    return Cluster(tuple(nodes))
+
+
+def traces(
+    *,
+    most: int = 14,
+    gangs: Sequence[int] = GANGS,
+    moments: Sequence[float] = MOMENTS,
+    seconds: Sequence[float] = SECONDS,
+    models: Sequence[str | None] = MODELS,
+    types: Sequence[tuple[str, ...]] = CHOICES,
+    trouble: bool = True,
+) -> st.SearchStrategy[list[TraceJob]]:
+    """Traces with many equal submission times and durations, by submission."""
+    world = (OUTCOMES, DEATHS) if trouble else (OUTCOMES[:1], DEATHS[:1])
+    each = choices(gangs, moments, seconds, models, WEIGHTS, types, *world)
+    return st.lists(each, min_size=1, max_size=most).map(_trace)
+
+
+def _trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
+    jobs = []
+    for i, (gpus, at, seconds, model, weight, types, outcome, dies) in enumerate(sorted(parts, key=lambda part: part[1])):
+        job = Job(f"j{i}", at, gpus, seconds, model=model, weight=weight, gpu_types=types)
+        jobs.append(TraceJob(job, outcome, tuple(FailedAttempt(after, "died") for after in dies)))
+    return jobs
+
+
+@st.composite
+def settings(draw: st.DrawFn, *, cadence: st.SearchStrategy[Cadence] = cadences) -> Settings:
+    """Short rounds, some overhead, some protection. No time slice is as short as the overhead."""
+    rounds, overheads, protections = (3.0, 2.0, 10.0, 2.7), (0.0, 0.0, 0.25, 0.5), (0.0, 0.0, 2.0, 7.0)
+    return Settings(draw(cadence), *draw(choices(rounds, (True, False), overheads, protections, (3, 0, 1))))
+
+
+@st.composite
+def outages(draw: st.DrawFn, cluster: Cluster, *, forever: bool = False) -> list[Outage]:
+    """Up to four lost nodes, overlapping at will."""
+    durations = (1.0, 0.0, 5.0, 20.0, *((inf,) if forever else ()))
+    each = choices(MOMENTS, range(len(cluster.nodes)), durations)
+    return [Outage(*parts) for parts in draw(st.lists(each, max_size=4))]
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that a simulation depends on."""
+
+    jobs: list[TraceJob]
+    cluster: Cluster
+    policy: str
+    placement: str
+    settings: Settings
+    outages: list[Outage]
+    truth: Truth
+
+    def __repr__(self) -> str:
+        jobs = "\n".join(
+            f"  {e.job.id}: at {e.job.submitted} {e.job.gpus} GPUs {e.job.duration}s {e.job.model} w{e.job.weight}"
+            f" {'/'.join(e.job.gpu_types)} {e.outcome} {[each.after for each in e.failures]}"
+            for e in self.jobs
+        )
+        nodes = " ".join(f"{node.gpu_type}*{node.gpus}@{node.rack}" for node in self.cluster.nodes)
+        return f"World({nodes}\n{jobs}\n  {self.policy} {self.placement} {self.settings} {self.outages} {self.truth})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+    def played(self, watch: Callable[[Scheduler, Entry], None] | None = None) -> Story:
+        """What happens in this world."""
+        return simulate(
+            self.jobs,
+            self.policy,
+            self.cluster,
+            placement=self.placement,
+            settings=self.settings,
+            truth=self.truth,
+            outages=self.outages,
+            watch=watch,
+        )
+
+
+@st.composite
+def worlds(
+    draw: st.DrawFn,
+    *,
+    policy: st.SearchStrategy[str] = policies,
+    cadence: st.SearchStrategy[Cadence] = cadences,
+    trouble: bool = True,
+    forever: bool = False,
+) -> World:
+    """A random world; without trouble nothing fails and no node is lost."""
+    cluster = draw(clusters())
+    how = draw(settings(cadence=cadence))
+    return World(
+        jobs=draw(traces(trouble=trouble)),
+        cluster=cluster,
+        policy=draw(policy),
+        placement=draw(placements),
+        settings=how,
+        outages=draw(outages(cluster, forever=forever)) if trouble else [],
+        truth=Truth(how.restart_overhead, draw(st.sampled_from((0.0, 1.0, 600.0)))),
+    )

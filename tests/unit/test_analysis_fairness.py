@@ -1,0 +1,123 @@
+"""ρ and Jain's index, against numbers worked out by hand.
+
+T = steps ÷ (mean speed of the cluster's mix) · max(1, gang · N ÷ GPUs), ρ = JCT ÷ T; N the mean number of active jobs, or
+tenants, over the job's life.
+"""
+
+from dataclasses import replace
+from math import isnan
+
+import numpy as np
+import pytest
+from tests.builders import Story, a_job, simulate
+
+from poise.analysis.fairness import Fairness, jain, rho
+from poise.analysis.history import History
+from poise.model.speed import Locality
+from poise.throughput.measured import Alone, JobClass, Throughputs
+from poise.traces.schema import TraceJob
+
+
+def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
+    history = History.of(story.entries, story.cluster)
+    lives = history.ran()
+    return {life.id: value for life, value in zip(lives, rho(history, lives, fairness).tolist(), strict=True)}
+
+
+JAIN = {
+    (1, 1, 1, 1): 1.0,
+    (1.2, 1, 0.9, 0.8): 0.9775,
+    (3, 1, 1, 1): 0.75,
+    (5,): 1.0,
+    (1, 0, 0, 0): 0.25,
+    (): 1.0,
+    (0, 0): 1.0,
+}
+
+
+@pytest.mark.parametrize("values", JAIN)
+def test_jains_index_has_its_closed_forms(values: tuple[float, ...]) -> None:
+    assert jain(np.array(values, dtype=np.float64)) == pytest.approx(JAIN[values], abs=1e-4)
+
+
+def test_a_job_alone_has_rho_one() -> None:
+    assert rhos(simulate([a_job("a", at=7, gpus=3, seconds=50)])) == {"a": 1}
+
+
+def test_jobs_with_a_gpu_each_have_rho_one() -> None:
+    assert rhos(simulate([a_job(f"{n}") for n in range(4)], cluster="gpu:4")) == {"0": 1, "1": 1, "2": 1, "3": 1}
+
+
+def test_rho_of_two_jobs_on_one_gpu() -> None:
+    """a: N = 2, alone 200 s, took 100. b: N = 2 for 100 s and 1 for 100 s, alone 150 s, took 200."""
+    story = simulate([a_job("a", seconds=100), a_job("b", seconds=100)], cluster="gpu:1")
+    assert rhos(story) == pytest.approx({"a": 1 / 2, "b": 4 / 3})
+
+
+def test_a_gang_larger_than_its_slice_is_served_for_a_part_of_the_time() -> None:
+    """big: N = 2 for 50 s and 1 for 100 s, mean 4/3; 4·(4/3) ÷ 4 = 4/3; alone 100·4/3, took 150. small: 1·2 ÷ 4 < 1."""
+    story = simulate([a_job("small", seconds=50), a_job("big", gpus=4, seconds=100)], cluster="gpu:4")
+    assert rhos(story) == pytest.approx({"small": 1, "big": 150 / (100 * 4 / 3)})
+
+
+def test_n_is_the_mean_over_the_life_of_the_job_not_of_the_trace() -> None:
+    """late is active from 100 on, when nobody else is."""
+    story = simulate([a_job("a", seconds=40), a_job("b", seconds=40), a_job("late", at=100)], cluster="gpu:1")
+    assert rhos(story)["late"] == 1
+
+
+TYPES = Throughputs.of(
+    "two types",
+    "v100",
+    [
+        Alone(JobClass("m"), "v100", 1, Locality.PACKED, 10.0),
+        Alone(JobClass("m"), "k80", 1, Locality.PACKED, 2.0),
+    ],
+)
+
+
+def test_rho_of_two_types_measures_with_the_mean_speed_of_the_mix() -> None:
+    """1 V100 of 10 steps/s and 3 K80 of 2: 4 steps/s on the mix. 120 steps take 30 s alone, 12 on the V100, 60 on a K80."""
+    jobs = [a_job("fast", seconds=12, model="m"), a_job("slow", seconds=12, model="m")]
+    story = simulate(jobs, cluster="v100:1,k80:3@3", believed=TYPES)
+    assert story.finishes == {"fast": 12, "slow": 60}
+    assert rhos(story) == pytest.approx({"fast": 12 / 30, "slow": 60 / 30})
+
+
+def test_rho_of_two_types_counts_the_slice_in_gpus_of_all_types() -> None:
+    """Two jobs on 2 GPUs: a slice is one GPU, half of each; 120 steps at 6 steps/s take 20 s."""
+    jobs = [a_job("fast", seconds=12, model="m"), a_job("slow", seconds=12, model="m")]
+    assert rhos(simulate(jobs, cluster="v100:1,k80:1", believed=TYPES)) == pytest.approx({"fast": 12 / 20, "slow": 60 / 20})
+
+
+def owned(job: TraceJob, tenant: str) -> TraceJob:
+    return replace(job, job=replace(job.job, tenant=tenant))
+
+
+def test_tenants_share_in_place_of_jobs() -> None:
+    """A has two jobs, B one, of 100 s each on one GPU. By tenant: N = 2 until A is done at 200, then 1."""
+    jobs = [a_job(name, seconds=100) for name in ("a1", "a2", "b")]
+    story = simulate([owned(each, each.job.id[0]) for each in jobs], cluster="gpu:1")
+    assert rhos(story) == pytest.approx({"a1": 100 / 300, "a2": 200 / 250, "b": 300 / 200})
+    want = {"a1": 100 / 200, "a2": 200 / 200, "b": 300 / (100 * 5 / 3)}
+    assert rhos(story, Fairness.TENANT) == pytest.approx(want)
+
+
+def test_a_tenant_that_comes_back_counts_only_while_it_has_jobs() -> None:
+    """B is active from 0 to 100; A from 0 to 10 and from 50 to 60: N = 1.2 over the life of B on one of two GPUs."""
+    jobs = [owned(a_job("b", gpus=2, seconds=80), "B"), owned(a_job("a", seconds=10), "A")]
+    jobs += [owned(a_job("a2", at=85, seconds=10), "A")]
+    story = simulate(jobs, "smallest-first", "gpu:2")
+    assert story.finishes == {"a": 10, "b": 100, "a2": 95}
+    assert rhos(story, Fairness.TENANT)["b"] == pytest.approx(100 / (80 * 1.2))
+
+
+def test_jobs_that_never_end_are_active_to_the_end() -> None:
+    story = simulate([a_job("a", seconds=100), a_job("b", seconds=999)], cluster="gpu:1", until=150)
+    assert rhos(story) == pytest.approx({"a": 1 / 2})
+
+
+def test_a_job_without_work_has_no_rho() -> None:
+    found = rhos(simulate([a_job("nothing", seconds=0), a_job("something")]))
+    assert isnan(found["nothing"])
+    assert found["something"] == 1

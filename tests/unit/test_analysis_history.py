@@ -1,0 +1,139 @@
+"""What became of every job, read off facts and wishes."""
+
+from math import isnan
+
+import pytest
+from tests.builders import a_cluster, a_job, simulate
+
+from poise.analysis.history import History, cumulated
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Waited, Why
+from poise.model.cluster import Slots
+from poise.model.event import Cancelled, Estimated, Event, Failed, Finished, NodeLost, NodeReturned, Stopped, Submitted, Woke
+from poise.model.job import Job, Status
+from poise.model.journal import Entry
+from poise.model.speed import Estimate
+
+CLUSTER = a_cluster("gpu:4")
+NO_WAIT = Waited(0, 0, 0)
+ESTIMATED = Estimated("k", Estimate(((2.0, 1.0, 0.5),)))
+
+
+def submitted(job: str, at: float = 0, gpus: int = 1) -> Submitted:
+    return Submitted(Job(job, at, gpus, 10.0, tenant=f"of {job}"), "k", 20.0)
+
+
+def launch(job: str, epoch: int, mask: int = 1, waited: Waited = NO_WAIT) -> Launch:
+    return Launch(job, epoch, (Slots(0, mask),), waited)
+
+
+def history(*entries: tuple[float, list[Event], list[Action]]) -> History:
+    return History.of((Entry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
+
+
+def levels(changes: list[tuple[float, int]]) -> dict[float, int]:
+    moments, values = cumulated(changes)
+    return dict(zip(moments.tolist(), values.tolist(), strict=True))
+
+
+def test_a_job_that_runs_through_is_read_off() -> None:
+    found = history(
+        (0, [ESTIMATED, submitted("a", gpus=2)], []),
+        (5, [Woke()], [launch("a", 1, 0b11, Waited(1, 0, 4))]),
+        (15, [Finished("a", 1)], []),
+    )
+    life = found.jobs["a"]
+    assert (life.submitted, life.started, life.ended, life.status) == (0, 5, 15, Status.FINISHED)
+    assert (life.gpu_seconds, life.waited, life.tenant, life.steps) == (20, (1, 0, 4), "of a", 20)
+    assert (life.preemptions, life.migrations, life.restarts) == (0, 0, 0)
+    assert found.rates == {"k": (2.0,)}
+    assert levels(found.held) == {5: 2, 15: 0}
+    assert levels(found.waiting) == {0: 1, 5: 0}
+    assert found.end == 15
+
+
+def test_a_preempted_job_waits_and_its_waits_add_up() -> None:
+    found = history(
+        (0, [submitted("a")], [launch("a", 1)]),
+        (10, [], [Preempt("a", 1, Why.OUTRANKED, "b")]),
+        (10, [Stopped("a", 1, 5.0)], []),
+        (30, [], [launch("a", 2, waited=Waited(5, 0, 15))]),
+        (40, [Finished("a", 2)], []),
+    )
+    life = found.jobs["a"]
+    assert (life.preemptions, life.migrations, life.restarts, life.gpu_seconds) == (1, 0, 0, 20)
+    assert life.waited == (5, 0, 15)
+    assert life.started == 0
+    assert levels(found.held) == {0: 1, 10: 0, 30: 1, 40: 0}
+    assert levels(found.waiting) == {0: 0, 10: 1, 30: 0}
+
+
+def test_a_job_moved_in_one_instant_goes_on_whatever_is_heard_of_its_former_run() -> None:
+    found = history(
+        (0, [submitted("a")], [launch("a", 1, 0b01)]),
+        (10, [], [Preempt("a", 1, Why.MOVED, None), launch("a", 2, 0b10)]),
+        (10, [Stopped("a", 1, 5.0)], []),
+        (20, [Finished("a", 2)], []),
+    )
+    life = found.jobs["a"]
+    assert (life.preemptions, life.migrations, life.restarts) == (1, 1, 0)
+    assert (life.gpu_seconds, life.status) == (20, Status.FINISHED)
+    assert levels(found.held) == {0: 1, 10: 1, 20: 0}
+
+
+def test_moving_jobs_in_a_simulation_lose_no_gpu_seconds() -> None:
+    """las on uneven work moves jobs; all the work there is must be held, and nothing restarts by itself."""
+    jobs = [a_job(f"j{n}", at=n, gpus=1 + n % 3, seconds=10 + 7 * n) for n in range(12)]
+    story = simulate(jobs, "las", "gpu:4")
+    found = History.of(story.entries, story.cluster)
+    assert sum(life.gpu_seconds for life in found.jobs.values()) == pytest.approx(
+        sum(each.job.gpus * (each.job.duration or 0) for each in jobs)
+    )
+    assert sum(life.restarts for life in found.jobs.values()) == 0
+    assert sum(life.preemptions for life in found.jobs.values()) == story.preemptions > 0
+
+
+def test_failures_and_lost_nodes_are_restarts() -> None:
+    found = history(
+        (0, [submitted("a"), submitted("b")], [launch("a", 1, 1), launch("b", 1, 2)]),
+        (5, [Failed("a", 1, "x", 0.0)], [launch("a", 2, 1)]),
+        (10, [NodeLost(0), Stopped("a", 2, 0.0), Stopped("b", 1, 0.0)], []),
+        (20, [NodeReturned(0)], [launch("a", 3, 1), launch("b", 2, 4)]),
+        (30, [Finished("a", 3), Finished("b", 2)], []),
+    )
+    assert [(life.restarts, life.migrations, life.preemptions) for life in found.jobs.values()] == [(2, 0, 0), (1, 1, 0)]
+    assert [life.gpu_seconds for life in found.jobs.values()] == [20, 20]
+    assert levels(found.live) == {10: -4, 20: 0}
+    assert levels(found.held) == {0: 2, 5: 2, 10: 0, 20: 2, 30: 0}
+
+
+def test_every_way_to_end_is_counted_once() -> None:
+    found = history(
+        (0, [submitted("fails"), submitted("killed"), submitted("huge", gpus=9)], [Reject("huge", "needs 9 GPUs")]),
+        (0, [Woke()], [launch("fails", 1, 1), launch("killed", 1, 2)]),
+        (4, [Failed("fails", 1, "x", 0.0, final=True), Cancelled("killed")], [Abandon("fails", "run 1 failed: x")]),
+        (9, [submitted("late", at=9), submitted("withdrawn", at=9)], []),
+        (10, [Cancelled("withdrawn")], []),
+    )
+    assert {name: life.status.name for name, life in found.jobs.items()} == {
+        "fails": "FAILED",
+        "killed": "CANCELLED",
+        "huge": "REJECTED",
+        "late": "WAITING",
+        "withdrawn": "CANCELLED",
+    }
+    assert [life.id for life in found.ran()] == ["fails", "killed", "withdrawn"]
+    assert found.count(Status.CANCELLED) == 2
+    assert found.rejections == [("huge", "needs 9 GPUs")]
+    assert levels(found.waiting) == {0: 0, 4: 0, 9: 2, 10: 1}
+    assert isnan(found.jobs["late"].ended)
+    assert isnan(found.jobs["huge"].started)
+
+
+def test_nothing_is_a_history() -> None:
+    found = History.of([], CLUSTER)
+    assert (found.jobs, found.ran(), found.count(Status.FINISHED)) == ({}, [], 0)
+
+
+def test_changes_at_one_moment_count_as_one_and_order_does_not_matter() -> None:
+    assert levels([(5, 1), (0, 2), (5, -3), (9, 0)]) == {0: 2, 5: 0, 9: 0}
+    assert levels([]) == {}

@@ -1,0 +1,55 @@
+"""Why a job waits, in seconds by cause and in words."""
+
+from tests.builders import Story, a_job, simulate
+
+from poise.core.reasons import Code
+from poise.core.settings import Cadence, Settings
+from poise.model.action import Launch, Waited
+
+
+def waited(story: Story, job: str) -> list[Waited]:
+    return [launch.waited for _, launch in story.actions(Launch) if launch.job == job]
+
+
+def test_a_gang_that_finds_too_few_free_gpus_waits_for_capacity() -> None:
+    story = simulate([a_job("first", gpus=3, seconds=30), a_job("second", at=10, gpus=2)])
+    assert waited(story, "first") == [(0, 0, 0)]
+    assert waited(story, "second") == [(0, 0, 20)]
+
+
+def test_a_job_behind_a_head_that_blocks_waits_for_order() -> None:
+    jobs = [a_job("runs", gpus=3, seconds=30), a_job("head", at=5, gpus=4), a_job("small", at=10, seconds=1)]
+    story = simulate(jobs, "fifo", until=20)
+    assert story.scheduler.explain("small").code is Code.ORDER
+    assert story.scheduler.explain("head").code is Code.CAPACITY
+    story = simulate(jobs, "fifo")
+    assert story.starts == {"runs": 0, "head": 30, "small": 40}
+    assert waited(story, "small") == [(20, 0, 10)]
+
+
+def test_a_job_that_waits_for_the_round_though_gpus_are_free_waits_for_order() -> None:
+    how = Settings(cadence=Cadence.ROUNDS, round=100, backfill=False)
+    story = simulate([a_job("first"), a_job("second", at=20)], settings=how)
+    assert story.starts == {"first": 0, "second": 100}
+    assert waited(story, "second") == [(80, 0, 0)]
+
+
+def test_a_job_whose_gpus_come_free_inside_a_round_waits_for_order_from_then_on() -> None:
+    how = Settings(cadence=Cadence.ROUNDS, round=100, backfill=False)
+    story = simulate([a_job("first", gpus=4, seconds=30), a_job("second", gpus=4)], settings=how)
+    assert waited(story, "second") == [(70, 0, 30)]
+
+
+def test_waiting_is_clocked_anew_after_each_run() -> None:
+    jobs = [a_job("long", gpus=4, seconds=100), a_job("short", at=30, gpus=1, seconds=10)]
+    story = simulate(jobs, "srtf")
+    assert waited(story, "long") == [(0, 0, 0), (0, 0, 10)]
+
+
+def test_a_job_says_where_it_runs_and_how_it_ended() -> None:
+    jobs = [a_job("here", gpus=2, seconds=30), a_job("huge", gpus=5)]
+    story = simulate(jobs, until=10)
+    assert story.scheduler.explain("here").text == "runs on 2 GPU of gpu-0"
+    assert story.scheduler.explain("huge").text == "needs 5 GPUs of one type; the cluster has at most 4 (gpu)"
+    story = simulate(jobs)
+    assert story.scheduler.explain("here").code is Code.FINISHED

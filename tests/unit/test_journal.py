@@ -1,0 +1,201 @@
+"""The journal as text: bytes that do not change, and what a reader makes of them. Damage is tested in test_cli_replay."""
+
+import io
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from tests.builders import a_job, simulate
+
+from poise.core.settings import Cadence, Settings
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.loop import run
+from poise.engine.replay import replay
+from poise.model.action import Abandon, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.cluster import Cluster, Node, Slots
+from poise.model.errors import JournalError, ReplayError
+from poise.model.event import (
+    Cancelled,
+    Estimated,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.model.speed import Estimate
+
+HEADER = Header(
+    trace="t.jsonl",
+    cluster=Cluster((Node("n0", "v100", 4, "r0"), Node("n1", "k80", 64, "r1"))),
+    policy="tiresias:limits=3/9+stable",
+    placement="best-fit",
+    settings=Settings(Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1),
+    seed=42,
+)
+ENTRIES = (
+    Entry(
+        0.0,
+        (
+            Estimated("k", Estimate(((1.0, 0.5, 0.25), (2.0, 2.0, 2.0)), 0.75)),
+            Estimated("l", Estimate(((0.0, 0.0, 0.0), (1e-9, 1e-9, 1e-9)))),
+            Submitted(Job("a", 0.0, 2, 10.0), "k", 10.0),
+            Submitted(Job("b", 0.0, 64, steps=5.0, model="m", gpu_types=("v100", "k80"), weight=2.0, priority=-1), "k", inf),
+            Submitted(Job("c", 0.0, 999, 1.0), "l", 1.0),
+        ),
+        (
+            Reject("c", "needs 999 GPUs"),
+            Launch("a", 1, (Slots(0, 0b11),), Waited(0.0, 0.0, 0.0)),
+            Launch("b", 1, (Slots(0, 0b1100), Slots(1, (1 << 64) - 1)), Waited(1.5, 2.5, 1e300)),
+            WakeAt(60.0),
+        ),
+    ),
+    Entry(
+        60.0,
+        (Finished("a", 1), Failed("b", 1, "out of memory", 2.5), NodeLost(1), NodeReturned(1), Woke()),
+        (Preempt("b", 2, Why.OUTRANKED, "a"), Preempt("b", 3, Why.MOVED, None), Abandon("b", "run 1 failed")),
+    ),
+    Entry(60.0, (Stopped("b", 2, 0.1 + 0.2), Cancelled("b"), Failed("b", 1, "x", 0.0, final=True)), ()),
+    Entry(1e12, (), (Preempt("b", 1, Why.UNPLANNED, None),)),
+)
+TEXT = """\
+{"journal":1,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
+{"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1},"nodes":\
+[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
+[0.0,[["estimated","k",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],0.75]],["estimated","l",[[[0.0,0.0,0.0],[1e-09,1e-09,1e-09]],null]],\
+["submitted",{"id":"a","submitted":0.0,"gpus":2,"duration":10.0},"k",10.0],["submitted",{"id":"b","submitted":0.0,"gpus":64,\
+"steps":5.0,"model":"m","weight":2.0,"priority":-1,"gpu_types":["v100","k80"]},"k",null],["submitted",{"id":"c",\
+"submitted":0.0,"gpus":999,"duration":1.0},"l",1.0]],[["reject","c","needs 999 GPUs"],["launch","a",1,[[0,3]],\
+[0.0,0.0,0.0]],["launch","b",1,[[0,12],[1,18446744073709551615]],[1.5,2.5,1e+300]],["wakeat",60.0]]]
+[60.0,[["finished","a",1],["failed","b",1,"out of memory",2.5,false],["nodelost",1],["nodereturned",1],["woke"]],\
+[["preempt","b",2,"outranked","a"],["preempt","b",3,"moved",null],["abandon","b","run 1 failed"]]]
+[60.0,[["stopped","b",2,0.30000000000000004],["cancelled","b"],["failed","b",1,"x",0.0,true]],[]]
+[1000000000000.0,[],[["preempt","b",1,"unplanned",null]]]
+{"end":"complete"}
+"""
+"""Files that people have kept must stay readable: change this only with a new version."""
+
+
+def written(header: Header, *entries: Entry, end: str | None = COMPLETE) -> str:
+    stream = io.StringIO()
+    writer = JournalWriter(stream, header)
+    for entry in entries:
+        writer.record(entry)
+    if end:
+        writer.close(end)
+    return stream.getvalue()
+
+
+def reader(tmp_path: Path, text: str) -> JournalReader:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(text, encoding="utf-8", newline="")
+    return JournalReader(path)
+
+
+def test_the_text_of_a_journal_is_what_it_always_was() -> None:
+    assert written(HEADER, *ENTRIES) == TEXT
+
+
+def test_a_journal_is_read_back_as_it_was(tmp_path: Path) -> None:
+    found = reader(tmp_path, TEXT)
+    assert found.header == HEADER
+    assert tuple(found.entries()) == ENTRIES
+
+
+def test_what_is_read_is_of_the_same_types(tmp_path: Path) -> None:
+    """Equal is not enough: a list, or a text in place of a name of a cause, would be equal in part."""
+    for got, want in zip(reader(tmp_path, TEXT).entries(), ENTRIES, strict=True):
+        assert repr(got) == repr(want)
+
+
+def test_a_journal_of_nothing_is_a_journal(tmp_path: Path) -> None:
+    assert tuple(reader(tmp_path, written(HEADER)).entries()) == ()
+
+
+def test_an_interrupted_journal_is_whole(tmp_path: Path) -> None:
+    assert tuple(reader(tmp_path, written(HEADER, *ENTRIES, end=INTERRUPTED)).entries()) == ENTRIES
+
+
+def test_a_journal_that_was_cut_off_gives_what_there_is_and_says_so(tmp_path: Path) -> None:
+    entries = reader(tmp_path, written(HEADER, *ENTRIES, end=None)).entries()
+    assert tuple(next(entries) for _ in ENTRIES) == ENTRIES
+    with pytest.raises(JournalError, match=r"journal\.jsonl:5: cut off here"):
+        next(entries)
+
+
+def test_a_folder_stands_for_the_journal_in_it(tmp_path: Path) -> None:
+    reader(tmp_path, TEXT)
+    assert JournalReader(tmp_path).header == JournalReader(str(tmp_path / "journal.jsonl")).header
+
+
+def test_what_json_cannot_say_is_not_written() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        written(HEADER, Entry(float("nan"), (), ()))
+
+
+def test_names_of_any_letters_fit_on_one_line(tmp_path: Path) -> None:
+    names = ("a b", 'quo"te', "new\nline", "\r", "\u2028", "ü", "😀", "\x00", "\udcff", "]", "\\", "")
+    entry = Entry(0.0, tuple(Cancelled(name) for name in names), tuple(Reject(name, name) for name in names))
+    text = written(replace(HEADER, trace="\n\udcff"), entry)
+    assert text.isascii()
+    assert len(text.splitlines()) == 3
+    found = reader(tmp_path, text)
+    assert found.header.trace == "\n\udcff"
+    assert tuple(found.entries()) == (entry,)
+
+
+def test_replay_reproduces_a_simulation_and_counts_it() -> None:
+    jobs = [a_job("a", gpus=3, seconds=30), a_job("b", at=5, gpus=2, seconds=5), a_job("c", at=6, dies=(1.0,))]
+    story = simulate(jobs, "srtf")
+    again = simulate([], "srtf").scheduler
+    replayed = replay(again, story.entries)
+    assert replayed.instants == len(story.entries)
+    assert replayed.events == sum(len(entry.events) for entry in story.entries)
+    assert replayed.actions == sum(len(entry.actions) for entry in story.entries)
+    assert again.decisions == story.scheduler.decisions
+
+
+def test_replay_names_the_moment_and_both_wishes_where_they_differ() -> None:
+    story = simulate([a_job("a"), a_job("b", at=5)], "fifo", "gpu:1")
+    other = simulate([], "fifo", "gpu:2").scheduler
+    with pytest.raises(ReplayError, match=r"at 5: the core answers Launch\(job='b'.*the journal has nothing"):
+        replay(other, story.entries)
+
+
+def test_loop_records_every_instant_in_order_and_stops_when_told() -> None:
+    story = simulate([a_job("a"), a_job("b", at=5)], "fifo", "gpu:1")
+
+    class Script:
+        """A back end that tells a story once more."""
+
+        def __init__(self) -> None:
+            self.applied = 0
+
+        def instants(self) -> list[tuple[float, tuple[object, ...]]]:
+            return [(entry.now, entry.events) for entry in story.entries]
+
+        def apply(self, now: float, actions: object) -> None:
+            self.applied += 1
+
+    entries: list[Entry] = []
+    script = Script()
+    complete, seconds = run(simulate([], "fifo", "gpu:1").scheduler, script, entries.append)  # type: ignore[arg-type]
+    assert complete
+    assert seconds > 0
+    assert entries == story.entries
+    left = iter([True, True, False])
+    entries, script = [], Script()
+    complete, _ = run(simulate([], "fifo", "gpu:1").scheduler, script, entries.append, lambda: next(left))  # type: ignore[arg-type]
+    assert not complete
+    assert entries == story.entries[:2]
+    assert script.applied == 2
+
+
+def test_a_header_holds_everything_that_settings_hold() -> None:
+    assert json.loads(TEXT.splitlines()[0])["settings"].keys() == set(Settings.__slots__)
