@@ -40,7 +40,7 @@ class Candidates(Protocol):
 class Desk:
     """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
 
-    beneficiary       for a job that lost its GPUs: the job they went to
+    beneficiary       for a job that lost its GPUs: the job they were taken for
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
@@ -86,6 +86,13 @@ class Desk:
         self.before.setdefault(row, None)
         self.after.pop(row, None)  # so that `after` lists launches in the order in which they were granted
         self.after[row] = holding
+
+    def beneficiary_of(self, row: int) -> int | None:
+        """The job for which GPUs were taken in the end: one that was itself a victim and kept its own took them for another."""
+        found = self.beneficiary.get(row)
+        while found is not None and self.before[found] is not None and self.before[found] == self.after[found]:
+            found = self.beneficiary.get(found)
+        return found
 
     def keep_in_place(self) -> None:
         """Jobs that lost their GPUs and were given others get their own back, if those who start can do with the rest."""

@@ -240,7 +240,8 @@ class Scheduler:
         self.state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
         self.state.begin_waiting(row)
         moved = desk.after[row] is not None
-        beneficiary = None if moved or row not in desk.beneficiary else columns.ids[desk.beneficiary[row]]
+        taken_for = None if moved else desk.beneficiary_of(row)
+        beneficiary = None if taken_for is None else columns.ids[taken_for]
         self._actions.append(Preempt(columns.ids[row], columns.epoch[row], Why.MOVED if moved else why, beneficiary))
         self._answering.preempted(row, now)
 

@@ -12,7 +12,7 @@ from poise.model.errors import ClusterError
 
 GPUS_PER_NODE = 4
 MOST_GPUS = 1_000_000
-_PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>\d+)(?:@(?P<per_node>\d+))?")
+_PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>\d{1,9})(?:@(?P<per_node>\d{1,9}))?")
 
 
 class Slots(NamedTuple):

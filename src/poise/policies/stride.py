@@ -119,7 +119,7 @@ class Stride:
         attained = dict(zip(rows, snapshot.attained_seconds.tolist(), strict=True))
         quanta = {row: (attained[row] - memory.attained.get(row, 0.0)) / self.quantum for row in rows}
         passes = charge(gangs, memory.passes, quanta, self.clamp)
-        order = sorted(rows, key=lambda row: (passes.of[row], row not in running, row))
+        order = sorted(rows, key=lambda row: (passes.of[row], row))
         ends = snapshot.now + self.quantum
         return self._plan(order, ends), Slices(passes, MappingProxyType(attained), ends)
 

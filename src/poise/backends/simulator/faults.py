@@ -14,6 +14,9 @@ from poise.backends.simulator.world import Outage
 from poise.model.cluster import Cluster
 from poise.model.errors import RequestError, TraceError, UnknownNameError, Where
 from poise.model.units import parse_seconds
+from poise.traces.lines import lines
+
+MOST_OUTAGES = 1_000_000
 
 _DEFAULTS = {"mtbf": "30d", "repair": "4h"}
 
@@ -38,6 +41,8 @@ def outages(spec: str, cluster: Cluster, *, start: float, horizon: float, seed: 
 
 
 def _drawn(nodes: int, mtbf: float, repair: float, *, start: float, horizon: float, seed: int) -> list[Outage]:
+    if nodes * horizon / (mtbf + repair) > MOST_OUTAGES:
+        raise RequestError(f"faults: more than {MOST_OUTAGES:,} outages are to be expected; give a longer mtbf")
     found: list[Outage] = []
     for node, child in enumerate(np.random.SeedSequence(seed).spawn(nodes)):
         draw = np.random.default_rng(child)
@@ -51,23 +56,17 @@ def _drawn(nodes: int, mtbf: float, repair: float, *, start: float, horizon: flo
 
 def _read(path: Path, cluster: Cluster) -> list[Outage]:
     index = {node.name: place for place, node in enumerate(cluster.nodes)}
-    found: list[Outage] = []
     try:
-        with path.open(encoding="utf-8") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    found.append(_outage(line, index, Where(str(path), number)))
+        with path.open("rb") as stream:
+            return [_outage(line, index, Where(str(path), number)) for number, line in lines(stream, str(path))]
     except OSError as error:
         raise TraceError(Where(str(path)), error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise TraceError(Where(str(path)), "not UTF-8 text") from None
-    return found
 
 
 def _outage(line: str, index: dict[str, int], where: Where) -> Outage:
     try:
         row = json.loads(line)
-        node, time, duration = row["node"], float(row["time"]), float(row["duration"])
+        node, time, duration = str(row["node"]), float(row["time"]), float(row["duration"])
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         want = 'expected {"node": NAME, "time": SECONDS, "duration": SECONDS}'
         raise TraceError(where, f"{want}, got {line.strip()[:80]!r}") from None
