@@ -5,7 +5,7 @@ import os
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
-    "check", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "check", derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
     "long", deadline=None, max_examples=1500, suppress_health_check=[HealthCheck.too_slow], print_blob=True

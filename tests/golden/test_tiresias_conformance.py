@@ -20,8 +20,12 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SIXTY = DATA / "tiresias" / "60_job.csv"
 MURI = sorted(DATA.glob("muri/muri_trace*_job.csv")) or [DATA / "muri" / "muri_trace1_job.csv"]
 
-Row = tuple[float, float, int, float]
-"""Submission, duration, GPUs; and a place that keeps the order of the file."""
+Row = tuple[float, int, float]
+"""Submission, GPUs, seconds."""
+
+MOMENTS = (0.0, 0.0, 0.0, 1.0, 1.0, 2.0, 3.0, 5.0, 8.0)
+GANGS = (1, 2, 4, 1, 2, 8)
+SECONDS = (2.0, 4.0, 1.0, 2.0, 4.0, 8.0, 3.0, 6.0)
 
 TABLE = {
     "fifo": (200.816667, 151, 1864, 3335, 0),
@@ -48,6 +52,8 @@ POLICIES = (
     "tiresias:limits=4/8/32,promote=2",
     "tiresias:limits=4,service=seconds,promote=0.5",
 )
+
+LARGE = ("fifo", "smallest-first", "srtf", "srsf", "tiresias", "tiresias:limits=200000/2000000,promote=8")
 
 
 def read(path: Path) -> list[Job]:
@@ -110,10 +116,10 @@ each_job = choices(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(rows=st.lists(each_job, min_size=1, max_size=16), gpus=st.sampled_from((8, 16)))
+@given(rows=st.lists(choices(MOMENTS, GANGS, SECONDS), min_size=1, max_size=16), gpus=st.sampled_from((8, 16)))
 def test_small_traces_full_of_ties_end_when_the_oracle_says(policy: str, rows: list[Row], gpus: int) -> None:
     ordered = sorted(rows, key=lambda row: row[0])
-    jobs = [Job(str(i), float(at), int(gang), float(seconds)) for i, (at, gang, seconds) in enumerate(ordered)]
+    jobs = [Job(str(i), at, gang, seconds) for i, (at, gang, seconds) in enumerate(ordered)]
     assert_same(policy, jobs, gpus)
 
 

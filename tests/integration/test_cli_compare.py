@@ -60,7 +60,6 @@ def test_table_has_a_row_a_policy_in_the_order_asked_for(tmp_path: Path) -> None
     assert [line.split()[0] for line in lines[4:7]] == ["srtf", "fifo", "las"]
 
 
-@pytest.mark.slow
 def test_processes_give_the_same_answer_as_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("compare", a_trace(tmp_path, *FOUR), "--policies", "las,fifo,srtf,lrtf", "--cluster", "gpu:4", "--json")
     several = poise_apart(*words).json

@@ -218,9 +218,7 @@ def test_ctrl_c_while_a_trace_is_read_says_that_nothing_was_done(monkeypatch: py
 PIPED = {
     "table": ("simulate", "synthetic:jobs=5"),
     "json": ("simulate", "synthetic:jobs=5", "--json"),
-    "catalogue": ("policies",),
     "help": ("simulate", "--help"),
-    "knobs": ("simulate", "synthetic:help"),
 }
 
 

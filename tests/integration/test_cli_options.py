@@ -134,6 +134,17 @@ def test_a_lost_node_stops_its_jobs_and_is_not_counted_as_there(tmp_path: Path) 
     assert (got["restarts"], got["utilisation"], got["gpu_hours"] * 3600) == (1, 1, pytest.approx(110))
 
 
+def test_fairness_is_among_jobs_or_among_tenants(tmp_path: Path) -> None:
+    """Two jobs of A and one of B, 100 s each on one GPU: B has its third of the jobs, but not its half of the tenants."""
+    rows = (a_row("a1", seconds=100, tenant="A"), a_row("a2", seconds=100, tenant="A"), a_row("b", seconds=100, tenant="B"))
+    options = (a_trace(tmp_path, *rows), "--cluster", "gpu:1")
+    assert simulated(*options)["worst_rho"] == pytest.approx(300 / 200)
+    got = simulated(*options, "--fairness", "tenant")
+    assert got["worst_rho"] == pytest.approx(300 / (100 * 5 / 3))
+    assert got["mean_rho"] == pytest.approx((0.5 + 1 + 1.8) / 3)
+    assert got["unfair_fraction"] == pytest.approx(1 / 3)
+
+
 def test_format_is_taken_at_its_word(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text("job_id,submission_time,duration,num_gpu\na,5,20,2\n")

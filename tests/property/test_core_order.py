@@ -40,6 +40,9 @@ CHANGING = ("las", "lrtf", "srtf", "srsf")
 has more left to do than when it waits, so with overhead a stop may improve a rank, which the core does not look for.)"""
 
 
+FIRST = Rank(0.0)
+
+
 @dataclass
 class NaiveJob:
     """What an order may ask of a job, from the plainest book-keeping."""
@@ -58,7 +61,7 @@ class NaiveJob:
     held: float = 0.0
     started: float = 0.0
     epoch: int = 0
-    rank: Rank = Rank(0.0)
+    rank: Rank = FIRST
     asked: float = 0.0
 
     @property
@@ -178,8 +181,8 @@ class Naive:
             for each in self.jobs.values() if stale else ():
                 self.ask(each, now, each.rank)
 
-    def handle(self, now: float, events: tuple[Event, ...], moved: set[str]) -> set[str]:
-        """Who runs after this instant; those that the core says it moved have been stopped and started again."""
+    def handle(self, now: float, events: tuple[Event, ...]) -> set[str]:
+        """Who runs after this instant."""
         self.catch_up(now)
         called = [self.take(event, now) for event in events]
         for job in self.jobs.values():
@@ -187,18 +190,18 @@ class Naive:
                 self.ask(job, now, job.rank)
                 called.append(True)
         if any(called) or not any(job.rank.slope for job in self.jobs.values()):
-            self.decide(now, moved)
+            self.decide(now)
         for job in self.jobs.values():
             if job.rank.until <= now:
                 self.ask(job, now, job.rank)
         return {name for name, job in self.jobs.items() if job.running}
 
-    def decide(self, now: float, moved: set[str]) -> None:
+    def decide(self, now: float) -> None:
         before = {name for name, job in self.jobs.items() if job.running}
         after = self.chosen(now, before)
-        for name in (before - after) | moved:
+        for name in before - after:
             self.interrupt(name, now)
-        for name in (after - before) | moved:
+        for name in after - before:
             self.jobs[name].start(now, self.settings.restart_overhead)
             self.ask(self.jobs[name], now, self.jobs[name].rank)
 
@@ -231,10 +234,10 @@ def compare(policy: str, world: World) -> None:
 
     def watch(scheduler: Scheduler, entry: Entry) -> None:
         naive.places = dict(running)
-        moved = {wish.job for wish in entry.actions if isinstance(wish, Preempt) and wish.why is Why.MOVED}
-        want = naive.handle(entry.now, entry.events, moved)
+        want = naive.handle(entry.now, entry.events)
         for wish in entry.actions:
             if isinstance(wish, Preempt):
+                assert wish.why is Why.OUTRANKED, "where GPUs are all alike nobody need be moved"
                 running.pop(wish.job)
             elif isinstance(wish, Launch):
                 running[wish.job] = wish.gpus

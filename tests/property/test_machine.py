@@ -248,7 +248,8 @@ def audit_order(scheduler: Scheduler) -> None:
     answering: Any = scheduler._answering
     if not isinstance(answering, OrderAnswering):
         return
-    state, lanes = scheduler.state, answering._lanes
+    state = scheduler.state
+    lanes: Any = answering._lanes
     ranks = answering._order.preemption is Preemption.BY_RANK
     running = [row for row in state.active if state.running(row)]
     waiting = [row for row in state.active if not state.running(row)]

@@ -76,10 +76,9 @@ def test_an_unknown_parameter_is_refused(spec: str) -> None:
         drawn(spec)
 
 
-@pytest.mark.xfail(run=False, reason="every outage is drawn, however many there are: memory fills up")
 @pytest.mark.parametrize(("spec", "days"), [("mtbf=0.00001s,repair=0.00001s", 100), ("mtbf=30d", inf)])
 def test_more_outages_than_anybody_can_mean_are_refused(spec: str, days: float) -> None:
-    with pytest.raises(RequestError, match="outages"):
+    with pytest.raises(RequestError, match="more than 1,000,000 outages"):
         drawn(spec, days=days)
 
 
@@ -109,11 +108,13 @@ WRONG_LINES = {
     "garbage": ("lorem ipsum", SHAPE),
     "a list": ("[1, 2, 3]", SHAPE),
     "a number": ("17", SHAPE),
+    "brackets without end": ("[" * 100_000, SHAPE),
     "no time": ('{"node": "v100-0", "duration": 9}', SHAPE),
     "a time in words": ('{"node": "v100-0", "time": "noon", "duration": 9}', SHAPE),
     "no node": ('{"time": 5, "duration": 9}', SHAPE),
     "an unknown node": ('{"node": "v100-7", "time": 5, "duration": 9}', "node: unknown node 'v100-7'; did you mean v100-"),
     "a node by number": ('{"node": 0, "time": 5, "duration": 9}', "node: unknown node '0'"),
+    "a node that is a list": ('{"node": [], "time": 5, "duration": 9}', "unknown node '[]'"),
     "no duration": ('{"node": "v100-0", "time": 5, "duration": 0}', "expected a finite time and a finite duration above 0"),
     "NaN": ('{"node": "v100-0", "time": NaN, "duration": 9}', "expected a finite time and a finite duration above 0"),
     "infinity": ('{"node": "v100-0", "time": 5, "duration": Infinity}', "expected a finite time"),
@@ -132,17 +133,8 @@ def test_a_wrong_line_is_refused_with_its_place(what: str, tmp_path: Path) -> No
     assert "\n" not in message
 
 
-@pytest.mark.xfail(strict=True, raises=(RecursionError, TypeError), reason="only ValueError, TypeError, KeyError are caught")
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"node": [], "time": 5, "duration": 9}'], ids=["deep", "a list for a node"]
-)
-def test_a_strange_line_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=":1: "):
-        read(tmp_path, text)
-
-
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="not UTF-8 text"):
+    with pytest.raises(TraceError, match=r"faults\.jsonl:1: expected UTF-8 text, got the byte 0xff"):
         read(tmp_path, b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="none: No such file or directory"):
         outages(str(tmp_path / "none"), CLUSTER, start=0, horizon=1, seed=0)

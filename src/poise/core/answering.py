@@ -168,6 +168,8 @@ class OrderAnswering:
 
     def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
         """Only new claims are looked at if nothing else can have changed."""
+        if self._serves_newcomer(desk):
+            return
         preemption = self._order.preemption if allowed is Preemption.BY_RANK else allowed
         candidates = self._candidates(now, preemption)
         self._arrived, self._fresh = self._fresh, []
@@ -176,6 +178,18 @@ class OrderAnswering:
             self._blocked = candidates.current
         lost = candidates.lost
         self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
+
+    def _serves_newcomer(self, desk: Desk) -> bool:
+        """What happens most: one job has arrived, nobody else waits, and there is room. Nothing need be compared then."""
+        if self._everybody or len(self._fresh) != 1:
+            return False
+        row = self._fresh[0]
+        shape = self._state.shape_of[row]
+        if shape.waiting != 1 or len(self._state.waiting_shapes) != 1 or not desk.seat(row, shape):
+            return False
+        self._lanes.clear_waiting(row)
+        self._arrived, self._fresh = self._fresh, []
+        return True
 
     def _candidates(self, now: float, preemption: Preemption) -> LaneCandidates:
         """Everybody, or only new jobs where nothing but their arrival has happened."""

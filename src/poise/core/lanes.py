@@ -58,6 +58,11 @@ class Lanes:
         """The job no longer waits."""
         self._tickets[row] = 0
 
+    def clear_waiting(self, row: int) -> None:
+        """The job no longer waits, and it was the only one of its shape."""
+        self._tickets[row] = 0
+        self._heaps[self.shape_of[row].index].clear()
+
     def waits(self, row: int) -> bool:
         """The job is among the waiting."""
         return self._tickets[row] > 0

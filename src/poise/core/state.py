@@ -10,7 +10,6 @@ from poise.model.cluster import Cluster, Holding
 from poise.model.columns import JobColumns, JobView
 from poise.model.errors import InvariantError
 from poise.model.job import Job, Status
-from poise.model.plan import anywhere
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus
@@ -26,6 +25,7 @@ class State:
         self.free = FreeGpus(self.topology)
         self.ledger = Ledger(self.topology)
         self.columns = JobColumns()
+        self._view = JobView(self.columns)
         self.rows: dict[str, int] = {}
         self.active: dict[int, None] = {}
         self.shape_of: list[Shape] = []
@@ -61,7 +61,8 @@ class State:
         self.rows[job.id] = row
         self.active[row] = None
         self._belief_of.append(belief)
-        asked = Locality.CLUSTER if asks is anywhere else asks(JobView(self.columns, row, now))
+        self._view.row, self._view.now = row, now
+        asked = asks(self._view)
         self.shape_of.append(self.shape(row, asked))
         self.begin_waiting(row)
         return row

@@ -1,0 +1,91 @@
+"""What every entry of the catalogue owes: defaults that are as documented, any world survived, a page of its own."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from tests.builders import a_job, simulate
+
+from poise.core.settings import Cadence, Settings
+from poise.model.job import Status
+from poise.model.plan import Order, Policy
+from poise.placement.strategies import PLACEMENTS
+from poise.policies.catalogue import COMBINATORS, POLICIES, policy_named
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "policies"
+
+TRACE = [
+    a_job("wide", gpus=4, seconds=50),
+    a_job("narrow", gpus=1, seconds=400, weight=2),
+    a_job("vgg", at=5, gpus=2, seconds=30, model="VGG16"),
+    a_job("resnet", at=5, gpus=2, seconds=100, model="ResNet50"),
+    a_job("again", at=20, gpus=1, seconds=10, dies=(3, 4)),
+    a_job("short", at=60, gpus=3, seconds=1),
+    a_job("none", at=60, gpus=1, seconds=0),
+    a_job("late", at=2000, gpus=4, seconds=20),
+]
+
+every_cadence = pytest.mark.parametrize("cadence", Cadence)
+every_placement = pytest.mark.parametrize("placement", PLACEMENTS)
+every_cluster = pytest.mark.parametrize("cluster", ["gpu:8", "v100:4,k80:4,p100:2@2"])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_can_be_asked_for_by_its_name_alone(name: str) -> None:
+    policy = policy_named(name)
+    assert isinstance(policy, Policy)
+    assert isinstance(policy.answer, Order) or callable(policy.answer.plan)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_documented_defaults_are_those_of_the_factory(name: str) -> None:
+    listing = POLICIES[name]
+    taken = inspect.signature(listing.make).parameters
+    assert {parameter.name: parameter.read(parameter.default) for parameter in listing.parameters} == {
+        each.name: each.default for each in taken.values()
+    }
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_says_what_it_is(name: str) -> None:
+    listing = POLICIES[name]
+    assert listing.summary
+    assert listing.paper
+    assert len(set(listing.claims)) == len(listing.claims)
+    assert all(parameter.meaning for parameter in listing.parameters)
+
+
+@every_cluster
+@every_placement
+@every_cadence
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_brings_every_job_to_its_end(name: str, cadence: Cadence, placement: str, cluster: str) -> None:
+    how = Settings(cadence=cadence, round=40)
+    story = simulate(TRACE, name, cluster, placement=placement, settings=how)
+    assert {story.status(each.job.id) for each in TRACE} == {Status.FINISHED}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_blind_to_types(name: str) -> None:
+    story = simulate(TRACE, f"{name}+agnostic", "v100:4,k80:4")
+    assert len(story.finishes) == len(TRACE)
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if isinstance(policy_named(name).answer, Order)])
+def test_every_order_can_have_stable_ties(name: str) -> None:
+    assert len(simulate(TRACE, f"{name}+stable", "gpu:8").finishes) == len(TRACE)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_has_a_page(name: str) -> None:
+    page = PAGES / f"{name}.md"
+    assert page.is_file(), f"write {page.relative_to(PAGES.parents[1])}: idea, problem, example, claims, when not to use"
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    for parameter in POLICIES[name].parameters:
+        assert f"`{parameter.name}`" in text, f"{page.name} does not mention the parameter {parameter.name}"
+
+
+@pytest.mark.parametrize("name", COMBINATORS)
+def test_a_combinator_says_what_it_does(name: str) -> None:
+    assert COMBINATORS[name].summary

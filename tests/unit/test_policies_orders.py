@@ -1,0 +1,121 @@
+"""Orders without queues: who goes first, who preempts whom, and how the heterogeneity-agnostic world looks."""
+
+import pytest
+from tests.builders import Story, a_job, simulate
+
+from poise.core.settings import Cadence, Settings
+from poise.model.action import Preempt
+from poise.model.speed import Estimate
+from poise.policies.catalogue import policy_named
+
+
+def runs(story: Story) -> list[tuple[str, float, float]]:
+    return [(run.job, run.began, run.ended) for run in story.runs]
+
+
+def test_fifo_blocks_behind_a_gang_that_does_not_fit() -> None:
+    jobs = [a_job("a", gpus=3), a_job("b", at=1, gpus=4), a_job("c", at=2, gpus=1, seconds=1)]
+    assert simulate(jobs, "fifo").starts == {"a": 0, "b": 10, "c": 20}
+
+
+def test_fifo_skip_passes_a_gang_that_does_not_fit() -> None:
+    jobs = [a_job("a", gpus=3), a_job("b", at=1, gpus=4), a_job("c", at=2, gpus=1, seconds=1)]
+    assert simulate(jobs, "fifo-skip").starts == {"a": 0, "c": 2, "b": 10}
+
+
+def test_smallest_first_preempts_larger_gangs_only() -> None:
+    jobs = [a_job("large", gpus=3), a_job("same", at=1, gpus=3), a_job("small", at=2, gpus=2, seconds=3)]
+    story = simulate(jobs, "smallest-first")
+    assert runs(story) == [("large", 0, 2), ("small", 2, 5), ("large", 5, 13), ("same", 13, 23)]
+
+
+def test_srtf_preempts_for_a_job_that_ends_sooner() -> None:
+    jobs = [a_job("long", seconds=100), a_job("short", at=10, seconds=20), a_job("shorter", at=15, seconds=14)]
+    story = simulate(jobs, "srtf", "gpu:1")
+    assert runs(story) == [("long", 0, 10), ("short", 10, 15), ("shorter", 15, 29), ("short", 29, 44), ("long", 44, 134)]
+
+
+def test_srtf_lets_a_job_of_equal_rest_go_on() -> None:
+    jobs = [a_job("first", seconds=20), a_job("second", at=5, seconds=15)]
+    assert simulate(jobs, "srtf", "gpu:1").preemptions == 0
+
+
+def test_srsf_weighs_the_rest_by_the_gang() -> None:
+    jobs = [a_job("wide", gpus=4, seconds=10), a_job("narrow", at=1, gpus=2, seconds=15)]
+    assert simulate(jobs, "srtf").preemptions == 0
+    assert runs(simulate(jobs, "srsf"))[:2] == [("wide", 0, 1), ("narrow", 1, 16)]
+
+
+def test_lrtf_is_the_opposite_of_srtf() -> None:
+    jobs = [a_job("short", seconds=10), a_job("long", at=1, seconds=20)]
+    assert runs(simulate(jobs, "lrtf", "gpu:1")) == [("short", 0, 1), ("long", 1, 21), ("short", 21, 30)]
+
+
+def test_las_looks_again_at_every_round() -> None:
+    how = Settings(cadence=Cadence.BOTH, round=10)
+    jobs = [a_job("a", seconds=30), a_job("b", seconds=30)]
+    story = simulate(jobs, "las", "gpu:1", settings=how)
+    assert runs(story) == [("a", 0, 10), ("b", 10, 20), ("a", 20, 30), ("b", 30, 40), ("a", 40, 50), ("b", 50, 60)]
+
+
+def test_las_at_events_alone_slices_no_time() -> None:
+    jobs = [a_job("a", seconds=30), a_job("b", seconds=30)]
+    assert runs(simulate(jobs, "las", "gpu:1")) == [("a", 0, 30), ("b", 30, 60)]
+
+
+def test_the_victim_is_told_who_comes_instead() -> None:
+    story = simulate([a_job("long", seconds=100), a_job("short", at=10, seconds=20)], "srtf", "gpu:1")
+    [(when, wish)] = story.actions(Preempt)
+    assert (when, wish.job, wish.epoch, wish.why, wish.beneficiary) == (10, "long", 1, "outranked", "short")
+
+
+def test_the_fewest_jobs_furthest_back_are_preempted() -> None:
+    """The 2 GPUs for `urgent` come from c alone; b, which stands further ahead, is spared."""
+    jobs = [a_job(name, gpus=gpus, seconds=s) for name, gpus, s in (("a", 1, 50), ("b", 1, 60), ("c", 2, 70))]
+    story = simulate([*jobs, a_job("urgent", at=1, gpus=2, seconds=5)], "srtf")
+    assert [wish.job for _, wish in story.actions(Preempt)] == ["c"]
+
+
+def test_a_job_is_not_moved_because_others_come_and_go() -> None:
+    """At 3 `kept` loses its GPUs to the first of three, and there is room for it again once `wide` has gone."""
+    jobs = [a_job("kept", gpus=2, seconds=4), a_job("wide", at=1, gpus=5, seconds=8)]
+    three = [a_job(f"new-{i}", at=3, gpus=2, seconds=8) for i in range(3)]
+    story = simulate([*jobs, *three], "lrtf", "gpu:8")
+    assert [wish.job for now, wish in story.actions(Preempt) if now == 3] == ["wide"]
+    assert [(run.began, run.ended) for run in story.runs_of("kept")] == [(0, 4)]
+
+
+def test_a_job_runs_on_its_fastest_free_type() -> None:
+    story = simulate([a_job("a", model="ResNet50"), a_job("b", model="ResNet50")], cluster="k80:1,v100:1")
+    names = {run.job: story.cluster.nodes[run.gpus[0].node].gpu_type for run in story.runs}
+    assert names == {"a": "v100", "b": "k80"}
+
+
+def test_an_agnostic_policy_takes_types_in_the_order_of_the_cluster() -> None:
+    jobs = [a_job("a", model="ResNet50"), a_job("b", model="ResNet50")]
+    story = simulate(jobs, "fifo+agnostic", cluster="k80:1,v100:1")
+    names = {run.job: story.cluster.nodes[run.gpus[0].node].gpu_type for run in story.runs}
+    assert names == {"a": "k80", "b": "v100"}
+
+
+def test_an_agnostic_policy_changes_what_is_believed_and_not_what_is_true() -> None:
+    jobs = [a_job("a", model="ResNet50", seconds=100)]
+    slow = simulate(jobs, "fifo+agnostic", cluster="k80:1,v100:1").finishes["a"]
+    assert slow == pytest.approx(100 * 38.358209 / 7.4626866, rel=1e-6)
+    assert simulate(jobs, "fifo", cluster="k80:1,v100:1").finishes["a"] == pytest.approx(100)
+
+
+def test_agnostic_gives_every_usable_type_the_best_speed() -> None:
+    perceive = policy_named("fifo+agnostic").perceive
+    seen = perceive(Estimate(((1.0, 0.9, 0.8), (0.0, 0.0, 0.0), (4.0, 3.0, 2.0)), skew=0.3))
+    assert seen == Estimate(((4.0, 3.0, 2.0), (0.0, 0.0, 0.0), (4.0, 3.0, 2.0)), skew=0.3)
+
+
+def test_agnostic_of_a_job_that_runs_nowhere_is_nothing() -> None:
+    assert policy_named("fifo+agnostic").perceive(Estimate(())) == Estimate(())
+
+
+def test_ties_go_by_submission_and_then_by_place_in_the_trace() -> None:
+    jobs = [a_job("z", at=0, gpus=4), a_job("y", at=0, gpus=4), a_job("x", at=0, gpus=4)]
+    for policy in ("fifo", "srtf", "smallest-first", "las", "tiresias", "stride:quantum=100"):
+        assert list(simulate(jobs, policy).starts) == ["z", "y", "x"]
