@@ -150,7 +150,7 @@ def simulate(
         history = History.of(entries, experiment.cluster)
     measured = measure(history, experiment.fairness)
     effort = Effort(scheduler.decisions, process_time() - began, deciding)
-    labels = Labels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed)
+    labels = Labels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
     summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
     return Outcome(summary, history, measured)

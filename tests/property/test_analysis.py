@@ -19,7 +19,7 @@ values = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
 
 
 def summary(history: History) -> Summary:
-    labels, effort = Labels("p", "t", "c", 0), Effort(0, 0.0, 0.0)
+    labels, effort = Labels("p", "t", "c", 0, len(history.jobs)), Effort(0, 0.0, 0.0)
     return summarise(history, measure(history), labels, effort, round_seconds=None, partial=False)
 
 

@@ -185,33 +185,34 @@ class Naive:
         """Who runs after this instant."""
         self.catch_up(now)
         called = [self.take(event, now) for event in events]
-        for job in self.jobs.values():
-            if job.rank.until <= now:
-                self.ask(job, now, job.rank)
-                called.append(True)
+        called += self.refresh(now)
         if any(called) or not any(job.rank.slope for job in self.jobs.values()):
             self.decide(now)
-        for job in self.jobs.values():
-            if job.rank.until <= now:
-                self.ask(job, now, job.rank)
+        self.refresh(now)
         return {name for name, job in self.jobs.items() if job.running}
+
+    def refresh(self, now: float) -> list[bool]:
+        """Ranks whose time has come are asked for again."""
+        late = [job for job in self.jobs.values() if job.rank.until <= now]
+        for job in late:
+            self.ask(job, now, job.rank)
+        return [True] * len(late)
 
     def decide(self, now: float) -> None:
         before = {name for name, job in self.jobs.items() if job.running}
-        after = self.chosen(now, before)
+        after = self.chosen(now, {name for name in before if self.is_sure(self.jobs[name], now)})
         for name in before - after:
             self.interrupt(name, now)
         for name in after - before:
             self.jobs[name].start(now, self.settings.restart_overhead)
             self.ask(self.jobs[name], now, self.jobs[name].rank)
 
-    def chosen(self, now: float, before: set[str]) -> set[str]:
+    def chosen(self, now: float, sure: set[str]) -> set[str]:
         """The definition of a decision."""
-        in_order = sorted(self.jobs, key=lambda name: self.jobs[name].key(now))
-        sure = [name for name in in_order if name in before and self.is_sure(self.jobs[name], now)]
+        in_order = sorted(self.jobs, key=lambda name: (name not in sure, self.jobs[name].key(now)))
         free = sum(self.live.values())
         after: set[str] = set()
-        for name in [*sure, *(name for name in in_order if name not in sure)]:
+        for name in in_order:
             gang = self.jobs[name].gang
             if gang <= free:
                 after.add(name)

@@ -17,9 +17,7 @@ from poise.throughput.table import JobClass, _parse
 TYPES = ("v100", "k80", "a100", "h100")
 RATES = st.just(0.0) | st.floats(0.001, 1e6)
 LEVELS = st.sampled_from(Locality)
-JOB_CLASSES = st.builds(
-    JobClass, st.sampled_from(["LM", "ResNet-50", "vgg_16"]), st.none() | st.sampled_from([1, 16, 64])
-)
+JOB_CLASSES = st.builds(JobClass, st.sampled_from(["LM", "ResNet-50", "vgg_16"]), st.none() | st.sampled_from([1, 16, 64]))
 ALONE = st.builds(Alone, JOB_CLASSES, st.sampled_from(TYPES), st.sampled_from([1, 2, 4, 8]), LEVELS, RATES)
 TOGETHER = st.builds(
     Together, JOB_CLASSES, JOB_CLASSES, st.sampled_from(TYPES), st.sampled_from([1, 2]), st.tuples(RATES, RATES)

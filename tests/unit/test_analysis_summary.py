@@ -14,7 +14,6 @@ from poise.backends.simulator.world import Outage
 from poise.core.settings import Cadence, Settings
 from poise.traces.schema import Outcome
 
-LABELS = Labels("fifo", "t", "gpu:4", 3)
 EFFORT = Effort(decisions=7, cpu_seconds=1.5, policy_seconds=0.5)
 
 
@@ -23,7 +22,8 @@ def summary(
 ) -> Summary:
     history = History.of(story.entries, story.cluster)
     measured = measure(history, fairness)
-    return summarise(history, measured, LABELS, EFFORT, round_seconds=round_seconds, partial=partial)
+    labels = Labels("fifo", "t", "gpu:4", 3, len(history.jobs))
+    return summarise(history, measured, labels, EFFORT, round_seconds=round_seconds, partial=partial)
 
 
 def test_utilisation_counts_an_idle_gap_as_idle() -> None:

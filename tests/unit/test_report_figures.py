@@ -55,9 +55,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "huge": lambda: plot(line("a", [-1e308, 1e308], [-1e308, 1e308])),
     "tiny": lambda: plot(line("a", [5e-324, 1e-310], [5e-324, 1e-300])),
     "twenty series": lambda: plot(*(line(f"p{n}", [0.0, 1.0], [n, n + 1.0]) for n in range(20))),
-    "hostile words": lambda: lines(
-        [line(HOSTILE, [0.0, 1.0], [0.0, 1.0])], title=HOSTILE, x_label=HOSTILE, y_label=HOSTILE
-    ),
+    "hostile words": lambda: lines([line(HOSTILE, [0.0, 1.0], [0.0, 1.0])], title=HOSTILE, x_label=HOSTILE, y_label=HOSTILE),
     "no samples": lambda: cdf({}, title="t", x_label="x"),
     "odd samples": lambda: cdf(
         {"a": values_of([]), "b": values_of([0.0, 0.0]), "c": values_of([5.0] * 3), "d": values_of([NAN, INF])},
@@ -66,9 +64,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     ),
     "hostile samples": lambda: cdf({HOSTILE: values_of([1.0, 2.0])}, title=HOSTILE, x_label=HOSTILE),
     "no bars": lambda: bars({}, title="t", unit="plain", best="lowest"),
-    "odd bars": lambda: bars(
-        {"a": NAN, "b": INF, "c": 0.0, "d": -3.0, "e": 1e308}, title="t", unit="plain", best="lowest"
-    ),
+    "odd bars": lambda: bars({"a": NAN, "b": INF, "c": 0.0, "d": -3.0, "e": 1e308}, title="t", unit="plain", best="lowest"),
     "hostile bars": lambda: bars({HOSTILE: 1.0}, title=HOSTILE, unit="percent", best="highest"),
     "no points": lambda: points(),
     "odd points": lambda: points(a=(NAN, 1.0), b=(1.0, INF), c=(1.0, 1.0), d=(1.0, 1.0), e=(1e308, -1e308)),
@@ -214,9 +210,7 @@ def test_empty_series_keeps_the_colours_of_those_behind_it() -> None:
 def test_legend_entries_do_not_overlap_and_stay_inside() -> None:
     labels = [f"policy-{'x' * (n % 7)}" for n in range(20)]
     legend = legend_for(labels, 30.0)
-    ends = [
-        (left, left + 29 + text_width(label, 12.0), y) for label, (left, y) in zip(labels, legend.spots, strict=True)
-    ]
+    ends = [(left, left + 29 + text_width(label, 12.0), y) for label, (left, y) in zip(labels, legend.spots, strict=True)]
     assert all(right <= WIDTH for _, right, _ in ends)
     assert all(b[2] > a[2] or b[0] > a[1] for a, b in itertools.pairwise(ends))
 
@@ -281,9 +275,7 @@ def test_frontier_is_the_points_that_nothing_beats() -> None:
 def test_frontier_agrees_with_the_definition(places: list[tuple[int, int]]) -> None:
     x, y = values_of([float(a) for a, _ in places]), values_of([float(b) for _, b in places])
     want = {
-        index
-        for index, (a, b) in enumerate(places)
-        if not any(c <= a and d <= b and (c < a or d < b) for c, d in places)
+        index for index, (a, b) in enumerate(places) if not any(c <= a and d <= b and (c < a or d < b) for c, d in places)
     }
     assert set(frontier(x, y)) == want
 

@@ -10,9 +10,7 @@ from poise.model.speed import Locality
 from poise.throughput.measured import Alone, Throughputs
 from poise.throughput.table import MOST_BYTES, JobClass, read_throughputs
 
-HEADER = (
-    "model,batch_size,gpu_type,gpus,locality,steps_per_second,with_model,with_batch_size,with_steps_per_second,source"
-)
+HEADER = "model,batch_size,gpu_type,gpus,locality,steps_per_second,with_model,with_batch_size,with_steps_per_second,source"
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/throughput-tables.md"
 PACKED, RACK, CLUSTER = Locality.PACKED, Locality.RACK, Locality.CLUSTER
 
@@ -31,10 +29,7 @@ def a_table(*rates: tuple[str, int | None, str, int, Locality, float]) -> Throug
     return Throughputs.of(
         "t",
         "v100",
-        [
-            Alone(JobClass(model, size), gpu_type, gpus, level, rate)
-            for model, size, gpu_type, gpus, level, rate in rates
-        ],
+        [Alone(JobClass(model, size), gpu_type, gpus, level, rate) for model, size, gpu_type, gpus, level, rate in rates],
     )
 
 
@@ -124,9 +119,11 @@ def test_locality_means_nothing_to_one_gpu() -> None:
     table = a_table(("lm", None, "v100", 4, PACKED, 8.0), ("lm", None, "v100", 4, RACK, 4.0))
     assert table.row("lm", None, "v100", 1) == (2.0, 2.0, 2.0)
     assert table.row("lm", None, "v100", 2) == (4.0, 2.0, 2.0)
-    assert a_table(("lm", None, "v100", 1, RACK, 4.0), ("lm", None, "v100", 1, PACKED, 8.0)).row(
-        "lm", None, "v100", 1
-    ) == (8.0, 8.0, 8.0)
+    assert a_table(("lm", None, "v100", 1, RACK, 4.0), ("lm", None, "v100", 1, PACKED, 8.0)).row("lm", None, "v100", 1) == (
+        8.0,
+        8.0,
+        8.0,
+    )
 
 
 def test_pair_answers_both_ways_round_and_is_not_scaled(file: Path) -> None:

@@ -92,9 +92,7 @@ def test_every_format_is_documented_by_a_table_of_columns(name: str) -> None:
     assert "gpus" in document
 
 
-@pytest.mark.parametrize(
-    "head", [b"", b"\n\n", b"\0" * 600, b"MIT License\n", b"a,b,c\n1,2,3\n", b'{"k80": {}}', b"[1, 2]"]
-)
+@pytest.mark.parametrize("head", [b"", b"\n\n", b"\0" * 600, b"MIT License\n", b"a,b,c\n1,2,3\n", b'{"k80": {}}', b"[1, 2]"])
 def test_other_content_is_not_recognised(head: bytes) -> None:
     assert recognise(head) is None
 

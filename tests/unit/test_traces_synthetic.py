@@ -44,9 +44,7 @@ def test_longer_trace_begins_with_the_shorter_one() -> None:
 def test_default_sizes_and_tenants_are_in_the_published_proportion() -> None:
     trace = generate("jobs=50000")
     gpus = Counter(each.job.gpus for each in trace.jobs)
-    buckets = [
-        sum(gpus[size] for size in gpus if low <= size <= high) for low, high in ((1, 1), (2, 4), (5, 8), (9, 999))
-    ]
+    buckets = [sum(gpus[size] for size in gpus if low <= size <= high) for low, high in ((1, 1), (2, 4), (5, 8), (9, 999))]
     want = (93.17, 4.48, 2.00, 0.35)
     assert [100 * each / 50_000 for each in buckets] == pytest.approx(want, abs=0.3)
     assert set(gpus) <= set(philly_shape.GPUS)

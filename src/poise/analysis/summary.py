@@ -16,12 +16,13 @@ UNFAIR = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What was run."""
+    """What was run; `jobs` are all jobs of the trace, those not yet submitted when the run stopped included."""
 
     policy: str
     trace: str
     cluster: str
     seed: int
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +106,13 @@ def summarise(
     rhos = measured.rhos[np.isfinite(measured.rhos)]
     first = min((life.submitted for life in lives), default=0.0)
     last = max((life.ended for life in measured.lives), default=first)
-    unfinished = len(lives) - len(measured.lives) - history.count(Status.REJECTED)
+    unfinished = labels.jobs - len(measured.lives) - history.count(Status.REJECTED)
     return Summary(
         policy=labels.policy,
         trace=labels.trace,
         cluster=labels.cluster,
         seed=labels.seed,
-        jobs=len(lives),
+        jobs=labels.jobs,
         finished=history.count(Status.FINISHED),
         failed=history.count(Status.FAILED),
         cancelled=history.count(Status.CANCELLED),

@@ -48,6 +48,9 @@ def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int
     show_notes(request.trace.notes, quiet=request.quiet)
     runs = run_all(request.trace, experiments, quiet=request.quiet)
     summaries = [run.summary for run in runs]
+    rejected = max((summary.rejected for summary in summaries), default=0)
+    notes = [f"{rejected:,} jobs can never run here and were rejected; `poise simulate` says why"] if rejected else []
+    show_notes(notes, quiet=request.quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
     if html is not None:
         intro = f"{len(request.trace.jobs):,} jobs of {request.trace.name} on {request.experiment.cluster}."

@@ -44,7 +44,10 @@ class Answering(Protocol):
         """There may be room for anybody: all claims are to be looked at."""
 
     def refresh(self, now: float) -> bool:
-        """Take in what time alone has changed; says whether a decision is called for."""
+        """Take in how ranks have changed by now; says whether any has, which is as good as something happening."""
+
+    def is_due(self, now: float) -> bool:
+        """The policy wants to be asked now although nothing happened."""
 
     def is_idle(self) -> bool:
         """There is nothing that a decision could change."""
@@ -161,6 +164,10 @@ class OrderAnswering:
             self._lanes.run(row, rank, self._ties.changed(row, tie, previous, rank), until)
         self._unsettled.clear()
         self.refresh(now)
+
+    def is_due(self, now: float) -> bool:
+        """An order has no moments of its own besides those of its ranks."""
+        return False
 
     def is_idle(self) -> bool:
         """Nobody waits."""
@@ -307,6 +314,10 @@ class PlannerAnswering:
         """Every plan looks at everybody."""
 
     def refresh(self, now: float) -> bool:
+        """There are no ranks."""
+        return False
+
+    def is_due(self, now: float) -> bool:
         """The moment has come that the last plan named."""
         return self._wake <= now
 

@@ -5,7 +5,7 @@ a decision means. Here only waiting claims are looked at: before a claim there i
 further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import nlargest
 from math import inf
 from typing import Protocol
@@ -41,18 +41,29 @@ class Desk:
     """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
 
     beneficiary       for a job that lost its GPUs: the job they were taken for
+    unworked          says of a job that its run has not got beyond its restart overhead; such a run is spared (None: no)
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
     __slots__ = (
-        "_free", "_now", "_placement", "_protected", "_shapes", "after", "before", "beneficiary", "protected_until",
+        "_free", "_now", "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary",
+        "protected_until",
     )  # fmt: skip
 
-    def __init__(self, free: FreeGpus, placement: Placement, *, now: float, protected: dict[int, float]) -> None:
+    def __init__(
+        self,
+        free: FreeGpus,
+        placement: Placement,
+        *,
+        now: float,
+        protected: dict[int, float],
+        unworked: Callable[[int], bool] | None,
+    ) -> None:
         self._free = free
         self._placement = placement
         self._now = now
         self._protected = protected
+        self._unworked = unworked
         self.before: dict[int, Holding | None] = {}
         self.after: dict[int, Holding | None] = {}
         self.beneficiary: dict[int, int] = {}
@@ -88,7 +99,7 @@ class Desk:
         self.after[row] = holding
 
     def beneficiary_of(self, row: int) -> int | None:
-        """The job for which GPUs were taken in the end: one that was itself a victim and kept its own took them for another."""
+        """The job that GPUs were taken for in the end: a victim that kept its own GPUs took others for somebody else."""
         found = self.beneficiary.get(row)
         while found is not None and self.before[found] is not None and self.before[found] == self.after[found]:
             found = self.beneficiary.get(found)
@@ -192,7 +203,7 @@ class Desk:
         """The job has run for long enough to be stopped."""
         until = self._protected.get(row)
         if until is None or until <= self._now:
-            return True
+            return self._unworked is None or not self._unworked(row)
         self.protected_until = min(self.protected_until, until)
         return False
 

@@ -5,6 +5,7 @@ and carry it into the tables · say what changed, preemptions before the launche
 """
 
 from collections.abc import Iterable
+from functools import partial
 from math import floor, inf
 from typing import assert_never
 
@@ -188,30 +189,41 @@ class Scheduler:
         self._pending = True
 
     def _act(self, now: float) -> None:
-        if self.settings.cadence is not Cadence.ROUNDS:
-            time_came = self._answering.refresh(now)
-            if self._pending or time_came or (self._at_boundary(now) and self._may_drift()):
-                self._decide(now, Preemption.BY_RANK)
-        elif self._at_boundary(now):
-            if self._answering.refresh(now) or self._pending or self._may_drift():
-                self._decide(now, Preemption.BY_RANK)
+        if self.settings.cadence is not Cadence.ROUNDS or self._at_boundary(now):
+            happened = self._answering.refresh(now) or self._pending
+            if happened or self._answering.is_due(now) or self._has_drifted(now):
+                self._decide(now, Preemption.BY_RANK, spares_unworked=not happened)
         elif self._pending and self.settings.backfill:
             self._decide(now, Preemption.NEVER)
             self._pending = True
         elif self._pending:
             self.state.clock_causes(now)
 
+    def _has_drifted(self, now: float) -> bool:
+        """At the end of a round the order may be another one though nothing happened."""
+        return self.settings.cadence is not Cadence.EVENTS and self._at_boundary(now) and self._may_drift()
+
     def _may_drift(self) -> bool:
         return bool(self.state.waiting_shapes) and self._answering.drifts
 
-    def _decide(self, now: float, allowed: Preemption) -> None:
+    def _decide(self, now: float, allowed: Preemption, *, spares_unworked: bool = False) -> None:
+        """Decide. If nothing but time calls for it, runs that have not got beyond their overhead are to be spared:
+
+        otherwise time slices that are no longer than the overhead would leave nobody ever getting anything done.
+        """
         self._pending = False
         if self._answering.is_idle():
             self._answering.settle(now)
             return
         self.decisions += 1
         for _ in range(MOST_PLANS):
-            desk = Desk(self.state.free, self.state.placement, now=now, protected=self.state.protected)
+            desk = Desk(
+                self.state.free,
+                self.state.placement,
+                now=now,
+                protected=self.state.protected,
+                unworked=partial(self._unworked, now) if spares_unworked else None,
+            )
             self._answering.decide(now, desk, allowed)
             self._carry_out(desk, now)
             self._spared_until = min(self._spared_until, desk.protected_until)
@@ -219,6 +231,9 @@ class Scheduler:
                 self.state.clock_causes(now)
                 return
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
+
+    def _unworked(self, now: float, row: int) -> bool:
+        return now <= self.state.columns.progress_from[row] > self.state.columns.started[row]
 
     def _carry_out(self, desk: Desk, now: float) -> None:
         """Preemptions first, the furthest back first; then launches in the order in which they were granted."""

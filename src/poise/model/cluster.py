@@ -12,6 +12,8 @@ from poise.model.errors import ClusterError
 
 GPUS_PER_NODE = 4
 MOST_GPUS = 1_000_000
+LONGEST_SHOWN = 100
+"""Characters of a specification that a message repeats."""
 _PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>\d{1,9})(?:@(?P<per_node>\d{1,9}))?")
 
 
@@ -87,19 +89,22 @@ class Cluster:
 
 def parse_cluster(spec: str) -> Cluster:
     """`v100:12,p100:12@8`: GPUs of each type, 4 a node unless `@n`; the last node of a type may be smaller; one rack."""
+    shown = spec if len(spec) <= LONGEST_SHOWN else spec[:LONGEST_SHOWN] + "…"
     nodes: list[Node] = []
     seen: set[str] = set()
     for part in spec.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise ClusterError(f"cluster {spec!r}: {part!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8")
+            raise ClusterError(
+                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8"
+            )
         gpu_type, count, per_node = match["type"].lower(), int(match["count"]), int(match["per_node"] or GPUS_PER_NODE)
         if count < 1 or per_node < 1:
-            raise ClusterError(f"cluster {spec!r}: {part!r} needs at least 1 GPU and at least 1 a node")
+            raise ClusterError(f"cluster {shown!r}: {part!r} needs at least 1 GPU and at least 1 a node")
         if count > MOST_GPUS:
-            raise ClusterError(f"cluster {spec!r}: {part!r} has more than {MOST_GPUS:,} GPUs")
+            raise ClusterError(f"cluster {shown!r}: {part!r} has more than {MOST_GPUS:,} GPUs")
         if gpu_type in seen:
-            raise ClusterError(f"cluster {spec!r}: type {gpu_type!r} stands there twice; add the two up")
+            raise ClusterError(f"cluster {shown!r}: type {gpu_type!r} stands there twice; add the two up")
         seen.add(gpu_type)
         sizes = [per_node] * (count // per_node) + ([count % per_node] if count % per_node else [])
         nodes += [Node(f"{gpu_type}-{index}", gpu_type, size) for index, size in enumerate(sizes)]

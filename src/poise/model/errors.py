@@ -16,6 +16,7 @@ A message names the thing, the value and the remedy, on one line.
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 
 class PoiseError(Exception):
@@ -34,6 +35,11 @@ class UnknownNameError(RequestError):
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
+        self._made_of = (kind, name, tuple(names))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...]]]:
+        """So that it survives the way back from a worker process."""
+        return type(self), self._made_of
 
 
 class ClusterError(RequestError):
@@ -64,6 +70,11 @@ class TraceError(RequestError):
     def __init__(self, where: Where, problem: str) -> None:
         super().__init__(f"{where}: {problem}")
         self.where = where
+        self._problem = problem
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Where, str]]:
+        """So that it survives the way back from a worker process."""
+        return type(self), (self.where, self._problem)
 
 
 class JournalError(RequestError):

@@ -63,10 +63,16 @@ class Combinator:
     apply: Callable[[Policy], Policy]
 
 
+SMALLEST = 0.001
+"""Of a parameter that is an amount of time or service: what is smaller makes runs that never end."""
+
+
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value) or value < 0:
         raise ValueError("expected a finite number that is not negative")
+    if 0 < value < SMALLEST:
+        raise ValueError(f"expected 0, or at least {SMALLEST}")
     return value
 
 
