@@ -244,14 +244,16 @@ def audit_waiting(scheduler: Scheduler) -> None:
 
 
 def audit_order(scheduler: Scheduler) -> None:
-    """The lanes hold just the active jobs, and in order."""
+    """The lanes hold just the active jobs, and in order, but for runs whose rank cannot matter yet."""
     answering: Any = scheduler._answering
     if not isinstance(answering, OrderAnswering):
         return
     state = scheduler.state
     lanes: Any = answering._lanes
     ranks = answering._order.preemption is Preemption.BY_RANK
-    running = [row for row in state.active if state.running(row)]
+    assert not answering._unranked or not state.waiting_shapes
+    assert all(state.running(row) for row in answering._unranked)
+    running = [row for row in state.active if state.running(row) and row not in answering._unranked]
     waiting = [row for row in state.active if not state.running(row)]
     for row in range(len(lanes.ranks)):
         assert lanes.waits(row) == (row in waiting)

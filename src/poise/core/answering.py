@@ -31,8 +31,11 @@ class Answering(Protocol):
     def preempted(self, row: int, now: float) -> None:
         """A decision took a running job's GPUs."""
 
+    def catch_up(self, now: float) -> None:
+        """Something unusual is about to happen to running jobs: whatever was put off about them is to be done."""
+
     def interrupted(self, row: int, now: float) -> None:
-        """A running job lost its GPUs to the world, and waits."""
+        """A running job lost its GPUs to the world, and waits; `catch_up` was called before it did."""
 
     def reported(self, row: int, now: float) -> None:
         """What is known of a job's progress has changed."""
@@ -77,7 +80,7 @@ class OrderAnswering:
         self._fresh: list[int] = []
         self._everybody = False
         self._contended = False
-        self._interrupted = False
+        self._unranked: dict[int, float] = {}
         self._blocked: Key | None = None
         self._arrived: list[int] = []
         self._lost: dict[int, int] = {}
@@ -93,11 +96,19 @@ class OrderAnswering:
         self._fresh.append(row)
 
     def started(self, row: int, now: float) -> None:
-        """It gets a rank among the running, if that can ever matter."""
-        if self._order.preemption is Preemption.BY_RANK:
-            previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
-            rank = self._rank(row, now, previous)
-            self._lanes.run(row, rank, self._ties.started(tie, previous, rank), now)
+        """It gets a rank among the running once that matters: most jobs are gone before anybody has to wait."""
+        if self._order.preemption is Preemption.NEVER:
+            return
+        if self._contended or self._order.ties is Tied.BY_PREVIOUS_DECISION:
+            self._join(row, now)
+        else:
+            self._unranked[row] = now
+
+    def _join(self, row: int, since: float) -> None:
+        """It gets a rank among the running, as of when it started."""
+        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        rank = self._rank(row, since, previous)
+        self._lanes.run(row, rank, self._ties.started(tie, previous, rank), since)
 
     def preempted(self, row: int, now: float) -> None:
         """It gets a rank among the waiting."""
@@ -110,18 +121,20 @@ class OrderAnswering:
         if self._lanes.runs(row):
             self._lanes.stop_running(row)
         self.preempted(row, now)
-        self._everybody = self._interrupted = True
+        self._everybody = True
 
     def reported(self, row: int, now: float) -> None:
-        """It gets a new rank where it is."""
-        self._rank_again(row, now)
+        """It gets a new rank where it is, if it has one."""
+        if row not in self._unranked:
+            self._rank_again(row, now)
 
     def ended(self, row: int, now: float) -> None:
         """Its place is given up, and the order may learn from it."""
-        if self._lanes.runs(row):
-            self._lanes.stop_running(row)
-        else:
-            self._lanes.stop_waiting(row)
+        if self._unranked.pop(row, None) is None:
+            if self._lanes.runs(row):
+                self._lanes.stop_running(row)
+            else:
+                self._lanes.stop_waiting(row)
         if self._state.columns.status[row] == Status.FINISHED:
             self._learn(row, now)
         self._everybody = True
@@ -133,8 +146,6 @@ class OrderAnswering:
     def refresh(self, now: float) -> bool:
         """Ranks whose time has come are asked for again; as long as nobody waits they decide nothing and can wait too."""
         if not self._contended:
-            if self._interrupted:
-                self._catch_up(now)
             return False
         asked: set[int] = set()
         while self._due and self._next_due() <= now:
@@ -145,12 +156,14 @@ class OrderAnswering:
                 self._everybody = True
         return bool(asked)
 
-    def _catch_up(self, now: float) -> None:
-        """Ask for the ranks whose time came while nobody waited, each as of its own time."""
+    def catch_up(self, now: float) -> None:
+        """Ask for the ranks that were put off while nobody waited, each as of its own time."""
         if self._contended:
             return
         self._contended = True
-        self._interrupted = False
+        for row, since in self._unranked.items():
+            self._join(row, since)
+        self._unranked.clear()
         while self._due and (until := self._next_due()) < now:
             _, row = heappop(self._due)
             if not self._lanes.runs(row):
@@ -202,13 +215,13 @@ class OrderAnswering:
         """Everybody, or only new jobs where nothing but their arrival has happened."""
         shapes, unfitting = self._state.waiting_shapes, self._order.unfitting
         if self._everybody or self._lanes.drifts:
-            return LaneCandidates(self._lanes, shapes.values(), unfitting, preemption, now, self._catch_up)
+            return LaneCandidates(self._lanes, shapes.values(), unfitting, preemption, now, self.catch_up)
         if unfitting is Unfitting.BLOCKS:
             able = () if self._is_blocked() else shapes.values()
-            return LaneCandidates(self._lanes, able, unfitting, preemption, now, self._catch_up)
+            return LaneCandidates(self._lanes, able, unfitting, preemption, now, self.catch_up)
         new = self._new_heads()
         others = (shape for shape in shapes.values() if shape not in new)
-        return LaneCandidates(self._lanes, new, unfitting, preemption, now, self._catch_up).but_later(others)
+        return LaneCandidates(self._lanes, new, unfitting, preemption, now, self.catch_up).but_later(others)
 
     def settle(self, now: float) -> bool:
         """Jobs that got their GPUs back return to their lanes; ranks that held for one decision are asked for again."""
@@ -219,7 +232,7 @@ class OrderAnswering:
         if self._order.ties is Tied.BY_PREVIOUS_DECISION:
             self._settle_ties()
         if self._state.waiting_shapes:
-            self._catch_up(now)
+            self.catch_up(now)
         else:
             self._contended = False
         if self._unsettled:
@@ -289,7 +302,7 @@ class OrderAnswering:
         self._view.row, self._view.now = row, now
         self._memory, stale = self._order.learn(self._memory, self._view)
         if stale:
-            self._catch_up(now)
+            self.catch_up(now)
             for each in self._state.active:
                 self._rank_again(each, now)
 
@@ -309,6 +322,9 @@ class PlannerAnswering:
         """The next snapshot will show it."""
 
     started = preempted = interrupted = reported = ended = arrived
+
+    def catch_up(self, now: float) -> None:
+        """Nothing is put off."""
 
     def opened(self) -> None:
         """Every plan looks at everybody."""

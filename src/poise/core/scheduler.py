@@ -183,6 +183,7 @@ class Scheduler:
         self._pending = True
 
     def _interrupt(self, row: int, now: float) -> None:
+        self._answering.catch_up(now)
         self.state.free.give(self.state.stop(row, now, Status.WAITING))
         self.state.begin_waiting(row)
         self._answering.interrupted(row, now)
