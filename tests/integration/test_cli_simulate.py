@@ -134,7 +134,7 @@ def test_counts_of_endings_add_up_to_the_jobs(tmp_path: Path) -> None:
         a_row("finishes"),
         a_row("fails", outcome="failed"),
         a_row("killed", outcome="killed"),
-        a_row("dies", failures=[[1, "x"]] * 4),
+        a_row("dies", failures=[[1, "x"]] * 5),
         a_row("huge", gpus=9),
     )
     got = simulated(a_trace(tmp_path, *rows), "--cluster", "gpu:4")

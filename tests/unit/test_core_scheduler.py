@@ -171,6 +171,15 @@ def test_with_rounds_the_next_boundary_is_asked_for_while_a_decision_is_due() ->
     assert [type(wish) for wish in scheduler.handle(67, [Woke()])] == [Preempt, Launch]
 
 
+def test_a_moment_that_a_planner_named_long_ago_is_not_asked_for_again() -> None:
+    """The plan at 0 named 4; nobody was there any more when it came, and now it is 13."""
+    scheduler = a_scheduler("stride:quantum=4", settings=Settings(Cadence.ROUNDS, round=10, backfill=False))
+    scheduler.handle(0, arrival("a"))
+    scheduler.handle(1, [Finished("a", 1)])
+    scheduler.handle(10, [Woke()])
+    assert scheduler.handle(13, arrival("b", at=13)) == (WakeAt(20),)
+
+
 def test_being_woken_for_nothing_changes_nothing() -> None:
     scheduler = a_scheduler("tiresias")
     scheduler.handle(0, arrival("a"))

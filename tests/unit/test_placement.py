@@ -105,6 +105,12 @@ def test_consolidate_prefers_one_rack_among_equal_numbers_of_nodes() -> None:
     assert counts(consolidate(free, 0, 6, ANYWHERE)) == {1: 3, 2: 3}
 
 
+def test_consolidate_leaves_a_rack_for_no_tighter_node_of_another() -> None:
+    """A 4 and a 3 would fit tightly, but stand in two racks; rack 0 has more free GPUs, but needs three nodes."""
+    free = free_of(nodes(4, 4, 4, 4, 4, racks=(0, 0, 0, 1, 1)), 3, 3, 3, 4, 4)
+    assert counts(consolidate(free, 0, 7, ANYWHERE)) == {3: 4, 4: 3}
+
+
 def test_across_racks_consolidate_still_takes_the_fewest_nodes() -> None:
     free = free_of(nodes(4, 4, 4, racks=(0, 1, 2)), 4, 1, 4)
     assert counts(consolidate(free, 0, 8, ANYWHERE)) == {0: 4, 2: 4}

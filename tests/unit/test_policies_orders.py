@@ -119,3 +119,12 @@ def test_ties_go_by_submission_and_then_by_place_in_the_trace() -> None:
     jobs = [a_job("z", at=0, gpus=4), a_job("y", at=0, gpus=4), a_job("x", at=0, gpus=4)]
     for policy in ("fifo", "srtf", "smallest-first", "las", "tiresias", "stride:quantum=100"):
         assert list(simulate(jobs, policy).starts) == ["z", "y", "x"]
+
+
+@pytest.mark.parametrize("policy", ["las", "lrtf"])
+def test_equal_jobs_do_not_take_turns_within_one_instant(policy: str) -> None:
+    """At 5.4 all four have had 2.7 s, up to the last bit: who runs has been looked at, and is not looked at again."""
+    how = Settings(cadence=Cadence.ROUNDS, round=2.7)
+    story = simulate([a_job(name, seconds=1) for name in "abcd"], policy, "k80:2", settings=how)
+    assert len(story.finishes) == 4
+    assert all(run.seconds > 1 for run in story.runs)

@@ -65,7 +65,7 @@ _OPTIONS = (
     click.option(
         "--checkpoint-every", type=DURATION, default=600.0, help="Running time between checkpoints.  [default: 600]"
     ),
-    click.option("--retries", type=click.IntRange(0), help="Failed runs of a job that are forgiven.  [default: 3]"),
+    click.option("--retries", type=click.IntRange(0), help="Failed runs of a job that are forgiven.  [default: 4]"),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
     click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
     click.option(

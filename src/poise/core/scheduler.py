@@ -58,6 +58,7 @@ class Scheduler:
         self._pending = False
         self._spared_until = inf
         self._wake = inf
+        self._looked = -inf
 
     def handle(self, now: float, events: Iterable[Event]) -> tuple[Action, ...]:
         """Take in the facts of one instant, in order; moments never go backwards."""
@@ -193,6 +194,7 @@ class Scheduler:
         if self.settings.cadence is not Cadence.ROUNDS or self._at_boundary(now):
             happened = self._answering.refresh(now) or self._pending
             if happened or self._answering.is_due(now) or self._has_drifted(now):
+                self._looked = now
                 self._decide(now, Preemption.BY_RANK, spares_unworked=not happened)
         elif self._pending and self.settings.backfill:
             self._decide(now, Preemption.NEVER)
@@ -201,8 +203,10 @@ class Scheduler:
             self.state.clock_causes(now)
 
     def _has_drifted(self, now: float) -> bool:
-        """At the end of a round the order may be another one though nothing happened."""
-        return self.settings.cadence is not Cadence.EVENTS and self._at_boundary(now) and self._may_drift()
+        """At the end of a round, once, the order may be another one though nothing happened."""
+        if self.settings.cadence is Cadence.EVENTS or self._looked == now:
+            return False
+        return self._at_boundary(now) and self._may_drift()
 
     def _may_drift(self) -> bool:
         return bool(self.state.waiting_shapes) and self._answering.drifts

@@ -21,7 +21,7 @@ class Settings:
     backfill           with cadence `rounds`: GPUs freed inside a round go to waiting jobs at once, without preemption
     restart_overhead   time without progress at each start, as the core believes it
     minimum_run        a job that just started is not preempted for this long
-    retries            failed runs of a job that are forgiven
+    retries            failed runs of a job that are forgiven; 4 is what the Philly job log shows (at most 5 attempts)
     """
 
     cadence: Cadence = Cadence.BOTH
@@ -29,7 +29,7 @@ class Settings:
     backfill: bool = True
     restart_overhead: float = 0.0
     minimum_run: float = 0.0
-    retries: int = 3
+    retries: int = 4
 
     def __post_init__(self) -> None:
         if not self.round > 0:
