@@ -113,7 +113,7 @@ def test_fairness_between_tenants_is_passed_on() -> None:
     assert summary(story, fairness=Fairness.JOB).worst_rho == pytest.approx(3 / 2)
 
 
-@pytest.mark.parametrize(("seconds", "want"), [(None, 0), (100.0, 1), (40.0, 2), (30.0, 3), (20.0, 4)])
+@pytest.mark.parametrize(("seconds", "want"), [(None, 0), (100.0, 1), (40.0, 2), (30.0, 2), (20.0, 3), (25.0, 3)])
 def test_rounds_are_those_that_began_before_the_last_finish(seconds: float | None, want: int) -> None:
     assert summary(simulate([a_job("a", seconds=60)]), round_seconds=seconds).rounds == want
 

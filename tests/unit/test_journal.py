@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import a_job, simulate
+from tests.shell import poise
 
 from poise.core.settings import Cadence, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
@@ -199,3 +200,10 @@ def test_loop_records_every_instant_in_order_and_stops_when_told() -> None:
 
 def test_a_header_holds_everything_that_settings_hold() -> None:
     assert json.loads(TEXT.splitlines()[0])["settings"].keys() == set(Settings.__slots__)
+
+
+def test_a_journal_that_goes_on_after_its_end_is_refused(tmp_path: Path) -> None:
+    poise("simulate", "synthetic:jobs=3", "--out", str(tmp_path / "run"), "--quiet")
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_text(journal.read_text() + "[0.0,[],[]]\n")
+    assert "something follows the end" in poise("replay", str(journal)).refusal

@@ -128,3 +128,11 @@ def test_equal_jobs_do_not_take_turns_within_one_instant(policy: str) -> None:
     story = simulate([a_job(name, seconds=1) for name in "abcd"], policy, "k80:2", settings=how)
     assert len(story.finishes) == 4
     assert all(run.seconds > 1 for run in story.runs)
+
+
+@pytest.mark.parametrize("policy", ["srtf", "srtf+stable"])
+def test_a_newcomer_of_equal_rank_stands_behind(policy: str) -> None:
+    """At 2 both have 4 s left and run; at 3 one of them has to go."""
+    jobs = [a_job("first", gpus=2, seconds=6), a_job("equal", at=2, gpus=2, seconds=4)]
+    story = simulate([*jobs, a_job("short", at=3, gpus=2, seconds=1)], policy)
+    assert [wish.job for _, wish in story.actions(Preempt)] == ["equal"]

@@ -1,5 +1,6 @@
 """A table bound to a cluster: kinds, estimates, work."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,9 +61,10 @@ def test_estimate_on_a_type_that_nothing_relates_to_the_reference_is_zero() -> N
 def test_estimate_is_zero_on_types_that_the_job_rules_out() -> None:
     job = a_job(model="lm", gpu_types=("V100",), duration=5.0)
     speeds = on("k80:4,v100:4")
-    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (10.0, 10.0, 10.0))
+    assert speeds.estimate(replace(job, steps=1.0)).rates == ((0.0, 0.0, 0.0), (10.0, 10.0, 10.0))
+    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     assert speeds.estimate(a_job(gpu_types=("k80",), duration=5.0)).rates == ((0.25, 0.25, 0.25), (0.0, 0.0, 0.0))
-    assert on("k80:4").steps(job) == 50.0
+    assert on("k80:4").steps(job) == 5.0
 
 
 @pytest.mark.parametrize("model", [None, "tacotron"])
@@ -104,29 +106,30 @@ def test_no_work_is_no_steps_at_a_rate_above_zero(fields: dict[str, Any], want: 
 
 def test_work_of_a_model_never_measured_on_the_reference_is_derived_from_its_fastest_type() -> None:
     speeds, job = on("v100:4,k80:4,gpu:4"), a_job(model="vgg19", gpus=4, duration=100.0)
-    v100, k80, gpu = speeds.estimate(job).rates
+    v100, k80, gpu = speeds.estimate(replace(job, steps=1.0)).rates
     assert (v100, k80, gpu) == ((32.0, 24.0, 24.0), (8.0, 6.0, 6.0), (32.0, 24.0, 24.0))
-    assert speeds.steps(job) == 3200.0
+    assert speeds.estimate(job).rates == ((1.0, 0.75, 0.75), (0.25, 0.1875, 0.1875), (1.0, 0.75, 0.75))
+    assert speeds.steps(job) == 100.0
     assert speeds.estimate(job).skew == 0.7
-    assert speeds.estimate(a_job(model="vgg19", duration=100.0)).rates[1] == (2.0, 2.0, 2.0)
+    assert speeds.estimate(a_job(model="vgg19", steps=1.0)).rates[1] == (2.0, 2.0, 2.0)
 
 
 def test_work_of_a_model_that_cannot_run_on_the_reference_is_stated_on_its_fastest_type() -> None:
     speeds, job = on("v100:4,k80:4,gpu:4"), a_job(model="too big", duration=100.0)
-    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (3.0, 3.0, 3.0), (3.0, 3.0, 3.0))
-    assert speeds.steps(job) == 300.0
+    assert speeds.estimate(replace(job, steps=1.0)).rates == ((0.0, 0.0, 0.0), (3.0, 3.0, 3.0), (3.0, 3.0, 3.0))
+    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 
 
 def test_work_of_a_model_that_nothing_relates_to_the_reference_is_stated_on_its_fastest_type() -> None:
     speeds, job = on("v100:4,b200:4,gpu:4"), a_job(model="only new", duration=100.0)
-    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (7.0, 7.0, 7.0), (7.0, 7.0, 7.0))
-    assert speeds.steps(job) == 700.0
+    assert speeds.estimate(replace(job, steps=1.0)).rates == ((0.0, 0.0, 0.0), (7.0, 7.0, 7.0), (7.0, 7.0, 7.0))
+    assert speeds.estimate(job).rates == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 
 
 def test_model_that_runs_nowhere_has_no_rate_and_raises_nothing() -> None:
     speeds, job = on("v100:4,k80:4,gpu:4"), a_job(model="nowhere", duration=100.0)
     assert speeds.estimate(job).best() == 0.0
-    assert speeds.steps(job) == 0.0
+    assert speeds.steps(job) == 100.0
 
 
 def test_generic_type_has_the_reference_rate_unless_it_is_stated() -> None:
@@ -140,7 +143,8 @@ def test_kind_is_shared_by_jobs_that_are_alike_and_by_no_others() -> None:
     speeds = on("v100:4,k80:4")
     base: dict[str, Any] = {"model": "LM", "batch_size": 5, "gpus": 4, "duration": 10.0}
     kind = speeds.kind(a_job(**base))
-    assert kind == "lm/b5/x4"
+    assert kind == "lm/b5/x4~"
+    assert speeds.kind(a_job(**base, steps=7.0)) == "lm/b5/x4"
     assert kind == speeds.kind(a_job(**{**base, "id": "other", "model": "l-m", "duration": 99.0, "tenant": "x"}))
     others: list[dict[str, Any]] = [
         {"model": None},

@@ -1,7 +1,7 @@
 """One run in a few numbers: the keys of `--json` (INTERFACE §2)."""
 
 from dataclasses import asdict, dataclass
-from math import floor, isfinite
+from math import ceil, isfinite
 
 import numpy as np
 
@@ -131,7 +131,7 @@ def summarise(
         unfair_fraction=_mean((rhos > UNFAIR).astype(np.float64)),
         jain=jain(1 / rhos[rhos > 0]) if len(rhos) else None,
         gpu_hours=sum(life.gpu_seconds for life in lives) / 3600,
-        rounds=floor((last - first) / round_seconds) + 1 if round_seconds and measured.lives else 0,
+        rounds=max(1, ceil((last - first) / round_seconds)) if round_seconds and measured.lives else 0,
         decisions=effort.decisions,
         cpu_seconds=effort.cpu_seconds,
         policy_seconds=effort.policy_seconds,

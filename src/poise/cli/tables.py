@@ -83,6 +83,12 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
             click.echo(f"note: {note}", err=True)
 
 
+def show_unfinished(summary: Summary, *, quiet: bool) -> None:
+    """Jobs that had not ended when the run did, and so are in no mean."""
+    if summary.unfinished and not summary.partial:
+        show_notes([f"{summary.unfinished:,} jobs had not ended when the run did; means leave them out"], quiet=quiet)
+
+
 def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> None:
     """Which jobs can never run here, and why; the first few of them."""
     notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]

@@ -200,6 +200,8 @@ class JournalReader:
             self._number = number
             document = self._parsed(line)
             if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
+                if next(self._lines, None) is not None:
+                    raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
                 return
             try:
                 entry = _entry(*document, last=last)

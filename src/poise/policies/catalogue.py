@@ -68,7 +68,10 @@ SMALLEST = 0.001
 
 
 def _number(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected a number") from None
     if not math.isfinite(value) or value < 0:
         raise ValueError("expected a finite number that is not negative")
     if 0 < value < SMALLEST:

@@ -18,6 +18,9 @@ from poise.model.job import Job
 from poise.model.speed import Estimate, Locality
 from poise.throughput.measured import CANNOT_RUN, Row, Throughputs, same_model
 
+TIMED = "~"
+"""Ends the kind of jobs whose work is counted in seconds on the reference type, though the table knows their steps."""
+
 GENERIC = "gpu"
 """The GPU type of traces and clusters that name none."""
 
@@ -37,8 +40,7 @@ class Speeds:
         self._known: dict[tuple[str | None, int | None], bool] = {}
         self._kinds: dict[tuple[object, ...], str] = {}
         self._estimates: dict[str, Estimate] = {}
-        self._by_duration: dict[tuple[object, ...], tuple[str, Estimate, float]] = {}
-        self._duration_rates: dict[tuple[str | None, int | None, int], float] = {}
+        self._by_duration: dict[tuple[object, ...], tuple[str, Estimate]] = {}
 
     def kind(self, job: Job) -> str:
         """A stable name of the model, batch size, gang and types allowed: jobs of one kind share an Estimate.
@@ -46,10 +48,10 @@ class Speeds:
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
         own = None if self._knows(job) else _own_rate(self._table, job)
-        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own)
+        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own, self._is_timed(job))
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = _name(job, own)
+            kind = self._kinds[key] = _name(job, own) + (TIMED if self._is_timed(job) else "")
         return kind
 
     def estimate(self, job: Job) -> Estimate:
@@ -61,13 +63,13 @@ class Speeds:
         return estimate
 
     def steps(self, job: Job) -> float:
-        """The job's work: its steps, or else its duration times the rate on the reference type, same gang, packed."""
+        """The job's work: its steps, or else its duration, which is its work in seconds on the reference type."""
         if job.steps is None and job.duration is None:
             raise ThroughputError(f"job {job.id!r} states neither steps nor a duration; give one of the two")
         if not self._knows(job):
             _own_rate(self._table, job)
             return float(job.steps if job.steps is not None and job.duration else job.duration or 0.0)
-        return float(job.steps) if job.steps is not None else (job.duration or 0.0) * self._duration_rate(job)
+        return float(job.steps if job.steps is not None else job.duration or 0.0)
 
     def resolve(self, job: Job) -> tuple[str, Estimate, float]:
         """Kind, estimate and work of a job at once; jobs that state a duration and nothing else cost one look-up."""
@@ -76,10 +78,13 @@ class Speeds:
         key = (job.model, job.batch_size, job.gpus, job.gpu_types)
         found = self._by_duration.get(key)
         if found is None:
-            rate = self._duration_rate(job) if self._knows(job) else 1.0
-            found = self._by_duration[key] = (self.kind(job), self.estimate(job), rate)
-        kind, estimate, rate = found
-        return kind, estimate, job.duration * rate
+            found = self._by_duration[key] = (self.kind(job), self.estimate(job))
+        kind, estimate = found
+        return kind, estimate, float(job.duration)
+
+    def _is_timed(self, job: Job) -> bool:
+        """The table knows the job's model, but its work is stated as a duration."""
+        return job.steps is None and job.duration is not None and self._knows(job)
 
     def _knows(self, job: Job) -> bool:
         key = (job.model, job.batch_size)
@@ -92,6 +97,10 @@ class Speeds:
         allowed = {gpu_type.lower() for gpu_type in job.gpu_types} or set(self._types)
         on = self._measured if self._knows(job) else self._stated_by_owner
         rates = tuple(on(job, gpu_type) if gpu_type in allowed else CANNOT_RUN for gpu_type in self._types)
+        if self._is_timed(job):
+            # Work is stated in seconds: on the reference type the rate must be 1 to the last bit, not d·r ÷ r.
+            second = self._duration_row(job)[Locality.PACKED] or 1.0  # a model that runs nowhere has no rates to divide
+            rates = tuple((packed / second, rack / second, cluster / second) for packed, rack, cluster in rates)
         return Estimate(rates, None if job.model is None else self._table.skew(job.model))
 
     def _stated_by_owner(self, job: Job, gpu_type: str) -> Row:
@@ -107,13 +116,6 @@ class Speeds:
             return self._duration_row(job)
         reference = self._reference_row(job)
         return CANNOT_RUN if reference is None else _scaled(reference, self._relative[gpu_type])
-
-    def _duration_rate(self, job: Job) -> float:
-        key = (job.model, job.batch_size, job.gpus)
-        rate = self._duration_rates.get(key)
-        if rate is None:
-            rate = self._duration_rates[key] = self._duration_row(job)[Locality.PACKED]
-        return rate
 
     def _duration_row(self, job: Job) -> Row:
         """The rates that a duration refers to: on the reference type; if the job cannot run there, on its fastest."""

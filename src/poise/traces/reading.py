@@ -92,7 +92,7 @@ class _Loading:
         """Everything taken, merged."""
         if self._format is None:
             what = f"{self._wanted.name} trace" if self._wanted else "trace in a known format"
-            raise TraceError(Where(self._source), f"no such file in it: expected at least one {what}, got none")
+            raise TraceError(Where(self._source), f"expected at least one {what}, got none")
         parts = _with_final_ids(sorted(self._parts, key=attrgetter("path")))
         jobs = [job for part in parts for job in part.jobs]
         if not jobs:
