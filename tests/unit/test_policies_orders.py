@@ -5,6 +5,7 @@ from tests.builders import Story, a_job, simulate
 
 from poise.core.settings import Cadence, Settings
 from poise.model.action import Preempt
+from poise.model.cluster import Cluster, Node
 from poise.model.speed import Estimate
 from poise.policies.catalogue import policy_named
 
@@ -136,3 +137,13 @@ def test_a_newcomer_of_equal_rank_stands_behind(policy: str) -> None:
     jobs = [a_job("first", gpus=2, seconds=6), a_job("equal", at=2, gpus=2, seconds=4)]
     story = simulate([*jobs, a_job("short", at=3, gpus=2, seconds=1)], policy)
     assert [wish.job for _, wish in story.actions(Preempt)] == ["equal"]
+
+
+def test_keeping_a_job_in_place_leaves_no_gpus_idle_that_others_wait_for() -> None:
+    """`new` takes the place of `odd`, `odd` that of `one` and `two`; back in place, `odd` would leave room for one of them."""
+    cluster = Cluster((Node("a", "gpu", 3), Node("b", "v100", 4)))
+    jobs = [a_job("one", at=1, gpus=2, seconds=4), a_job("two", at=2.5, gpus=2, seconds=20)]
+    story = simulate([*jobs, a_job("odd", at=3.75, gpus=3), a_job("new", at=4, gpus=2)], "las", cluster, until=4)
+    state = story.scheduler.state
+    waiting = [row for row in state.active if not state.running(row)]
+    assert all(state.gang(row) > max(state.free.idle) for row in waiting)

@@ -112,13 +112,15 @@ class Desk:
             return
         starting = [row for row, holding in self.after.items() if holding is not None and self.before[row] is None]
         agreed = {row: holding for row in (*moved, *starting) if (holding := self.after[row]) is not None}
+        idle = list(self._free.idle)
         for holding in agreed.values():
             self._free.give(holding)
-        if not all(self.seat(row, self._shapes[row]) for row in (*moved, *starting)):
+        all_fit = all(self.seat(row, self._shapes[row]) for row in (*moved, *starting))
+        if not all_fit or self._free.idle != idle:  # other GPUs left over would be another decision
             self._restore(agreed)
 
     def _restore(self, agreed: dict[int, Holding]) -> None:
-        """Back to what was agreed: those who start cannot all do with the rest."""
+        """Back to what was agreed."""
         for row, holding in agreed.items():
             found = self.after[row]
             if found is not None and found is not holding:
