@@ -140,7 +140,7 @@ def test_a_newcomer_of_equal_rank_stands_behind(policy: str) -> None:
 
 
 def test_keeping_a_job_in_place_leaves_no_gpus_idle_that_others_wait_for() -> None:
-    """`new` takes the place of `odd`, `odd` that of `one` and `two`; back in place, `odd` would leave room for one of them."""
+    """`new` takes the place of `odd`, which takes that of `one` and `two`; back in place it would leave room for one."""
     cluster = Cluster((Node("a", "gpu", 3), Node("b", "v100", 4)))
     jobs = [a_job("one", at=1, gpus=2, seconds=4), a_job("two", at=2.5, gpus=2, seconds=20)]
     story = simulate([*jobs, a_job("odd", at=3.75, gpus=3), a_job("new", at=4, gpus=2)], "las", cluster, until=4)
