@@ -147,3 +147,10 @@ def test_keeping_a_job_in_place_leaves_no_gpus_idle_that_others_wait_for() -> No
     state = story.scheduler.state
     waiting = [row for row in state.active if not state.running(row)]
     assert all(state.gang(row) > max(state.free.idle) for row in waiting)
+
+
+@pytest.mark.parametrize("policy", ["las", "stride:quantum=3"])
+def test_time_slices_no_longer_than_the_overhead_still_get_work_done(policy: str) -> None:
+    how = Settings(cadence=Cadence.BOTH, round=3, restart_overhead=3)
+    story = simulate([a_job("a", seconds=10), a_job("b", seconds=10)], policy, "gpu:1", settings=how)
+    assert story.finishes == {"a": 40, "b": 44}
