@@ -1,4 +1,9 @@
-"""Hypothesis profiles: `check` is the same every time; POISE_HYPOTHESIS=long looks at many random examples."""
+"""Hypothesis profiles, by the environment variable POISE_HYPOTHESIS.
+
+check   the default: few examples, the same ones every time
+quick   several hundred random examples, reported as found, without making them smaller first
+long    many random examples
+"""
 
 import os
 
@@ -10,5 +15,5 @@ settings.register_profile(
 settings.register_profile(
     "long", deadline=None, max_examples=1500, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.register_profile("quick", settings.get_profile("long"), max_examples=300, phases=[Phase.generate, Phase.explicit])
+settings.register_profile("quick", settings.get_profile("long"), max_examples=300, phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("POISE_HYPOTHESIS", "check"))
