@@ -251,7 +251,7 @@ def audit_order(scheduler: Scheduler) -> None:
     state = scheduler.state
     lanes: Any = answering._lanes
     ranks = answering._order.preemption is Preemption.BY_RANK
-    assert not answering._unranked or not state.waiting_shapes
+    assert not answering._unranked or not answering._contended
     assert all(state.running(row) for row in answering._unranked)
     running = [row for row in state.active if state.running(row) and row not in answering._unranked]
     waiting = [row for row in state.active if not state.running(row)]
