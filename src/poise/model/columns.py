@@ -142,12 +142,15 @@ class JobView:
 
     @property
     def remaining_seconds(self) -> float:
-        """Believed work left, in seconds on the fastest type; overhead that a run has still to sit out counts as work."""
+        """Believed work left, in seconds on the fastest type, as if a run made progress from its very start.
+
+        A start changes nothing about it, so a job that has just started does not fall behind its equals for its overhead.
+        """
         columns, row = self._columns, self.row
         left = columns.steps[row] - columns.steps_done[row]
         rate = columns.rate[row]
         if rate:
-            left -= rate * (self.now - columns.progress_from[row])
+            left -= rate * (self.now - columns.started[row])
         return left / columns.best[row]
 
     @property

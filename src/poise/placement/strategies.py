@@ -5,7 +5,7 @@ consolidate   fewest nodes, then fewest racks, then the tightest nodes
 best-fit      the tightest node; a gang that no node holds takes whole nodes and then the fullest ones, so that large
               holes stay open for others
 
-All three honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in racks
+The last two honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in racks
 whenever one rack can do; across racks it takes the racks with most free GPUs first.
 """
 
