@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from itertools import accumulate
 
-from poise.model.cluster import Cluster, Holding
+from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.speed import Locality
 
 
@@ -23,7 +23,6 @@ class Topology:
             self.racks[rack] |= 1 << node
         self.totals = [cluster.gpus_of(name) for name in self.types]
         self._reach = [self._cumulated(self._sizes(gpu_type)) for gpu_type in range(len(self.types))]
-        self._rack_reach = [max(self._rack_totals(gpu_type)) for gpu_type in range(len(self.types))]
 
     def _sizes(self, gpu_type: int) -> list[int]:
         return [node.gpus for node, kind in zip(self.cluster.nodes, self.type_of, strict=True) if kind == gpu_type]
@@ -31,12 +30,6 @@ class Topology:
     @staticmethod
     def _cumulated(sizes: list[int]) -> list[int]:
         return list(accumulate(sorted(sizes, reverse=True)))
-
-    def _rack_totals(self, gpu_type: int) -> list[int]:
-        totals = [0] * len(self.racks)
-        for node, kind, rack in zip(self.cluster.nodes, self.type_of, self.rack_of, strict=True):
-            totals[rack] += node.gpus if kind == gpu_type else 0
-        return totals
 
     def largest_node(self, gpu_type: int) -> int:
         """GPUs on the largest node of a type."""
@@ -46,10 +39,6 @@ class Topology:
         """Nodes that a gang needs if the whole cluster were free."""
         return bisect_left(self._reach[gpu_type], gpus) + 1
 
-    def largest_rack(self, gpu_type: int) -> int:
-        """GPUs of a type in the rack that has most of them: what a claim for one rack can hope for."""
-        return self._rack_reach[gpu_type]
-
     def locality(self, holding: Holding) -> Locality:
         """How far apart the GPUs of a gang are."""
         if len(holding) == 1:
@@ -57,6 +46,5 @@ class Topology:
         first = self.rack_of[holding[0].node]
         if any(self.rack_of[slots.node] != first for slots in holding):
             return Locality.CLUSTER
-        gpus = sum(slots.mask.bit_count() for slots in holding)
-        fewest = self.fewest_nodes(self.type_of[holding[0].node], gpus)
+        fewest = self.fewest_nodes(self.type_of[holding[0].node], gpu_count(holding))
         return Locality.PACKED if len(holding) <= fewest else Locality.RACK
