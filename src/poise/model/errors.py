@@ -7,6 +7,9 @@ PoiseError
 │   ├── ThroughputError   a throughput table that cannot be read, or lacks what a job needs
 │   ├── TraceError        a trace that cannot be read: which file, line, field, and what was expected
 │   └── JournalError      a journal that cannot be read, or was written by something newer
+├── SolveError            a program was not solved; a policy may fall back
+│   ├── InfeasibleError   nothing meets what was asked for
+│   └── GaveUpError       the effort allowed is spent, or numbers got in the way, before the answer was good enough
 ├── ReplayError           a journal was re-driven and an action came out differently
 └── InvariantError        our own bug: a decision that `verify` refuses, an impossible event
 
@@ -79,6 +82,21 @@ class TraceError(RequestError):
 
 class JournalError(RequestError):
     """A journal that cannot be read, or that was written by a newer Poise."""
+
+
+class SolveError(PoiseError):
+    """A program was not solved to the accuracy that is promised."""
+
+
+class InfeasibleError(SolveError):
+    """Nothing meets what was asked for."""
+
+
+class GaveUpError(SolveError):
+    """The effort allowed is spent before the answer was good enough. Effort is counted in iterations, never in seconds,
+
+    so that the same facts always give the same decision.
+    """
 
 
 class ReplayError(PoiseError):

@@ -1,0 +1,1 @@
+"""How shares become rounds: who runs now, given what everybody should have in the long run."""

@@ -1,0 +1,1 @@
+"""Numerical machinery that knows nothing of jobs: rows want throughput, columns give it, resources run out."""
