@@ -52,13 +52,27 @@ class Together(NamedTuple):
     rates: tuple[float, float]
 
 
-_Rows = dict[JobClass, dict[str, dict[int, Row]]]
-_Pairs = dict[tuple[JobClass, JobClass, str, int], tuple[float, float]]
+SpeedsAlone = Mapping[JobClass, Mapping[str, Mapping[int, Row]]]
+"""By class, GPU type and number of GPUs. Classes are those that `same_class` gives, types in lower case."""
+
+SpeedsTogether = Mapping[tuple[JobClass, JobClass, str, int], tuple[float, float]]
+"""By two classes, which are `ordered`, GPU type and GPUs of either gang: steps per second of the first and of the second."""
 
 
 def same_model(name: str) -> str:
     """The form in which two spellings of one model are equal."""
     return _IGNORED.sub("", name.lower())
+
+
+def same_class(job: JobClass) -> JobClass:
+    """The form in which two spellings of one class are equal."""
+    return JobClass(same_model(job.model), job.batch_size)
+
+
+def ordered(one: JobClass, other: JobClass) -> tuple[JobClass, JobClass, bool]:
+    """The two in one fixed order, and whether they were swapped for it."""
+    is_swapped = (other.model, other.batch_size or 0) < (one.model, one.batch_size or 0)
+    return (other, one, True) if is_swapped else (one, other, False)
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,8 @@ class Throughputs:
     reference: str
     gpu_types: tuple[str, ...]
     _spellings: Mapping[str, str] = field(repr=False, hash=False)
-    _rows: Mapping[JobClass, Mapping[str, Mapping[int, Row]]] = field(repr=False, hash=False)
-    _pairs: Mapping[tuple[JobClass, JobClass, str, int], tuple[float, float]] = field(repr=False, hash=False)
+    _rows: SpeedsAlone = field(repr=False, hash=False)
+    _pairs: SpeedsTogether = field(repr=False, hash=False)
     _skews: Mapping[str, float] = field(repr=False, hash=False)
 
     @classmethod
@@ -102,6 +116,18 @@ class Throughputs:
         """Every model and batch size measured, in the order of the table."""
         return tuple(JobClass(self._spellings[job.model], job.batch_size) for job in self._rows)
 
+    def alone(self) -> SpeedsAlone:
+        """Every speed alone that the table holds, in its order: classes as in `classes`."""
+        return self._rows
+
+    def together(self) -> SpeedsTogether:
+        """Every pair that the table holds, in its order."""
+        return self._pairs
+
+    def with_speeds(self, name: str, alone: SpeedsAlone, together: SpeedsTogether) -> Self:
+        """A table of this name with these speeds, of the same classes; reference, spellings and skews stay as they are."""
+        return replace(self, name=name, _rows=alone, _pairs=together)
+
     def knows(self, model: str, batch_size: int | None) -> bool:
         """Whether some measurement answers for this model at this batch size."""
         return self._find(model, batch_size) is not None
@@ -129,7 +155,7 @@ class Throughputs:
         one, other = self._find(*first), self._find(*second)
         if one is None or other is None:
             return None
-        left, right, is_swapped = _ordered(one, other)
+        left, right, is_swapped = ordered(one, other)
         rates = self._pairs.get((left, right, gpu_type.lower(), gpus))
         return rates[::-1] if rates is not None and is_swapped else rates
 
@@ -180,10 +206,10 @@ def _spellings(models: Iterable[str]) -> dict[str, str]:
     return spellings
 
 
-def _rows(measurements: Iterable[Alone]) -> _Rows:
+def _rows(measurements: Iterable[Alone]) -> SpeedsAlone:
     levels: dict[JobClass, dict[str, dict[int, dict[Locality, float]]]] = {}
     for job, gpu_type, gpus, locality, rate in measurements:
-        counts = levels.setdefault(_key(job), {}).setdefault(gpu_type.lower(), {})
+        counts = levels.setdefault(same_class(job), {}).setdefault(gpu_type.lower(), {})
         counts.setdefault(gpus, {}).setdefault(locality, rate)
     return {
         job: {gpu_type: {gpus: _filled(given, gpus) for gpus, given in counts.items()} for gpu_type, counts in types.items()}
@@ -191,22 +217,12 @@ def _rows(measurements: Iterable[Alone]) -> _Rows:
     }
 
 
-def _pairs(together: Iterable[Together]) -> _Pairs:
-    pairs: _Pairs = {}
+def _pairs(together: Iterable[Together]) -> SpeedsTogether:
+    pairs: dict[tuple[JobClass, JobClass, str, int], tuple[float, float]] = {}
     for first, second, gpu_type, gpus, rates in together:
-        left, right, is_swapped = _ordered(_key(first), _key(second))
+        left, right, is_swapped = ordered(same_class(first), same_class(second))
         pairs.setdefault((left, right, gpu_type.lower(), gpus), rates[::-1] if is_swapped else rates)
     return pairs
-
-
-def _key(job: JobClass) -> JobClass:
-    return JobClass(same_model(job.model), job.batch_size)
-
-
-def _ordered(one: JobClass, other: JobClass) -> tuple[JobClass, JobClass, bool]:
-    """The two in one fixed order, and whether they were swapped for it."""
-    is_swapped = (other.model, other.batch_size or 0) < (one.model, one.batch_size or 0)
-    return (other, one, True) if is_swapped else (one, other, False)
 
 
 def _filled(given: Mapping[Locality, float], gpus: int) -> Row:

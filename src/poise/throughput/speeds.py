@@ -16,10 +16,13 @@ from poise.model.cluster import Cluster
 from poise.model.errors import ThroughputError, UnknownNameError
 from poise.model.job import Job
 from poise.model.speed import Estimate, Locality
-from poise.throughput.measured import CANNOT_RUN, Row, Throughputs, same_model
+from poise.throughput.measured import CANNOT_RUN, JobClass, Row, Throughputs, same_model
 
 TIMED = "~"
 """Ends the kind of jobs whose work is counted in seconds on the reference type, though the table knows their steps."""
+
+MOST_RATE = 1e100
+"""Steps per second beyond which a duration is a slip of the pen."""
 
 GENERIC = "gpu"
 """The GPU type of traces and clusters that name none."""
@@ -62,6 +65,26 @@ class Speeds:
             estimate = self._estimates[kind] = self._estimated(job)
         return estimate
 
+    def pair(self, one: Job, other: Job) -> tuple[tuple[float, float], ...]:
+        """Steps per second of two jobs of equal gang on the same GPUs, by type of the cluster; 0 where nothing is known."""
+        if not (self._knows(one) and self._knows(other)):
+            return ((0.0, 0.0),) * len(self._types)
+        units = self._unit(one), self._unit(other)
+        classes = (JobClass(one.model or "", one.batch_size), JobClass(other.model or "", other.batch_size))
+        able = zip(self.estimate(one).rates, self.estimate(other).rates, strict=True)
+        pairs = []
+        for gpu_type, (mine, others) in zip(self._types, able, strict=True):
+            measured = self._table.pair(*classes, gpu_type, one.gpus)
+            if measured is None or not (mine[Locality.PACKED] and others[Locality.PACKED]):
+                pairs.append((0.0, 0.0))
+            else:
+                pairs.append((measured[0] / units[0], measured[1] / units[1]))
+        return tuple(pairs)
+
+    def _unit(self, job: Job) -> float:
+        """Steps of the table that are one step of the job's work: a second's worth, if it is stated as a duration."""
+        return (self._duration_row(job)[Locality.PACKED] or 1.0) if self._is_timed(job) else 1.0
+
     def steps(self, job: Job) -> float:
         """The job's work: its steps, or else its duration, which is its work in seconds on the reference type."""
         if job.steps is None and job.duration is None:
@@ -99,7 +122,7 @@ class Speeds:
         rates = tuple(on(job, gpu_type) if gpu_type in allowed else CANNOT_RUN for gpu_type in self._types)
         if self._is_timed(job):
             # Work is stated in seconds: on the reference type the rate must be 1 to the last bit, not d·r ÷ r.
-            second = self._duration_row(job)[Locality.PACKED] or 1.0  # a model that runs nowhere has no rates to divide
+            second = self._unit(job)  # a model that runs nowhere has no rates to divide
             rates = tuple((packed / second, rack / second, cluster / second) for packed, rack, cluster in rates)
         return Estimate(rates, None if job.model is None else self._table.skew(job.model))
 
@@ -168,7 +191,7 @@ def _own_rate(table: Throughputs, job: Job) -> float:
         return 1.0
     if job.duration is None:
         raise ThroughputError(_unknown(table, job))
-    return job.steps / job.duration if job.steps and job.duration else 1.0
+    return min(job.steps / job.duration, MOST_RATE) if job.steps and job.duration else 1.0
 
 
 def _unknown(table: Throughputs, job: Job) -> str:
