@@ -4,12 +4,13 @@ Random worlds are in `tests/strategies.py`.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from typing import TypeVar
 
-from poise.backends.simulator.world import Outage, Simulator, Truth
+from poise.assembly import planned
+from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.model.action import Action, Launch, Preempt
@@ -22,6 +23,7 @@ from poise.model.speed import Locality
 from poise.model.topology import Topology
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
+from poise.policies.packed import shares_gpus
 from poise.throughput.measured import Alone, JobClass, Throughputs
 from poise.throughput.speeds import Speeds
 from poise.throughput.table import shipped
@@ -216,17 +218,19 @@ def simulate(
     trace = sorted(jobs, key=lambda each: each.job.submitted)
     beliefs = Speeds(believed or shipped(), where)
     truths = Speeds(true, where) if true else beliefs
+    how = policy_named(policy) if isinstance(policy, str) else policy
+    costs = truth or Truth(restart_overhead=settings.restart_overhead)
+    costs = replace(costs, tells=Tells.PAIRS if shares_gpus(how) else Tells.SPEEDS)
     world = Simulator(
         trace,
         where,
         beliefs=beliefs,
         truths=truths,
-        truth=truth or Truth(restart_overhead=settings.restart_overhead),
+        truth=costs,
         outages=outages,
         until=until,
     )
-    how = policy_named(policy) if isinstance(policy, str) else policy
-    scheduler = Scheduler(where, how, placement_named(placement), settings)
+    scheduler = Scheduler(where, planned(how, settings), placement_named(placement), settings)
     entries: list[Entry] = []
     for now, events in world.instants():
         actions = scheduler.handle(now, events)

@@ -70,10 +70,12 @@ def _combinators(_argument: str) -> str:
     return _table(("combinator", "what it does"), [(_code(f"+{each.name}"), each.summary) for each in COMBINATORS.values()])
 
 
-def _help(verb: str) -> str:
-    """The help of one verb, or of `poise` itself."""
-    top = click.Context(poise, info_name="poise", terminal_width=WIDTH, help_option_names=["-h", "--help"])
-    context = click.Context(poise.commands[verb], info_name=verb, parent=top) if verb else top
+def _help(verbs: str) -> str:
+    """The help of one verb, of a verb below another as in `bench solve`, or of `poise` itself."""
+    context = click.Context(poise, info_name="poise", terminal_width=WIDTH, help_option_names=["-h", "--help"])
+    for verb in verbs.split():
+        assert isinstance(context.command, click.Group)
+        context = click.Context(context.command.commands[verb], info_name=verb, parent=context)
     return f"```text\n{context.command.get_help(context)}\n```"
 
 
@@ -98,6 +100,7 @@ def _presets(_argument: str) -> str:
             _code(name),
             preset.settings.cadence,
             f"{preset.settings.round:g} s",
+            f"{preset.settings.recompute:g} s",
             "yes" if preset.settings.backfill else "no",
             _code(preset.placement),
             _code(preset.combinators),
@@ -105,7 +108,7 @@ def _presets(_argument: str) -> str:
         )
         for name, preset in PRESETS.items()
     ]
-    return _table(("preset", "cadence", "round", "back-fill", "placement", "adds", "in words"), rows)
+    return _table(("preset", "cadence", "round", "recompute", "back-fill", "placement", "adds", "in words"), rows)
 
 
 def _settings(_argument: str) -> str:

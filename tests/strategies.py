@@ -18,8 +18,9 @@ from poise.core.settings import Cadence, Settings
 from poise.model.cluster import Cluster, Node
 from poise.model.job import Job
 from poise.model.journal import Entry
+from poise.model.plan import Order
 from poise.placement.strategies import PLACEMENTS
-from poise.policies.catalogue import POLICIES
+from poise.policies.catalogue import POLICIES, policy_named
 from poise.traces.schema import FailedAttempt, Outcome, TraceJob
 
 VARIANTS = (
@@ -44,10 +45,23 @@ STABLE = (
 )
 AGNOSTIC = ("srtf+agnostic", "las+agnostic", "fifo-skip+agnostic", "tiresias:limits=8/24,promote=1+stable+agnostic")
 
-ORDERS = (*(name for name in POLICIES if name != "stride"), *(each for each in VARIANTS if "stride" not in each))
+SHARES = (
+    "max-min:then=water-filling",
+    "max-min+packed",
+    "finish-time+agnostic",
+    "makespan+plain",
+    "max-min+partitioned:k=3+fallback:isolated",
+    "hierarchical:inside=fifo,weights=1/3",
+    "min-cost:form=sum",
+    "fifo-fastest:sticky=off",
+    "max-throughput:count=raw+packed",
+)
+"""Share policies in other forms than the default ones."""
+
+ORDERS = tuple(spec for spec in (*POLICIES, *VARIANTS) if isinstance(policy_named(spec).answer, Order))
 """Every policy that is nothing but an order."""
 
-policies = st.sampled_from((*POLICIES, *VARIANTS, *STABLE, *AGNOSTIC))
+policies = st.sampled_from((*POLICIES, *VARIANTS, *SHARES, *STABLE, *AGNOSTIC))
 placements = st.sampled_from(sorted(PLACEMENTS))
 cadences = st.sampled_from(Cadence)
 

@@ -12,18 +12,21 @@ from poise.analysis.fairness import Fairness
 from poise.analysis.history import History
 from poise.analysis.summary import Effort, Labels, Measured, Summary, measure, summarise
 from poise.backends.simulator.faults import outages
-from poise.backends.simulator.world import Outage, Simulator, Truth
+from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
+from poise.mechanism.rounds import Newcomers, Rounds
 from poise.model.cluster import Cluster
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.journal import Entry
+from poise.model.plan import Order, Policy
+from poise.model.workload import Allocator
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
-from poise.policies.stable import is_stable_able
+from poise.policies.packed import shares_gpus
 from poise.throughput.speeds import Speeds
 from poise.throughput.table import Throughputs, shipped
 from poise.traces.schema import Trace
@@ -31,10 +34,16 @@ from poise.traces.schema import Trace
 MOST_SECONDS = 1e15
 """Thirty million years: floats tell seconds apart up to here, and no trace lasts longer."""
 
+FIRST_STREAM = 36
+"""Stream of drawn orders for seed 0. Of the first 64 it comes nearest to the authors' unpublished draws for `isolated`
+
+(docs/how-to/reproduce-a-published-number.md has the spread over all of them).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How a published system is set up: explicit options win over it. `combinators` are added to orders of jobs."""
+    """How a published system is set up: explicit options win over it. A combinator is added to policies it applies to."""
 
     summary: str
     settings: Settings
@@ -45,9 +54,10 @@ class Preset:
 PRESETS = {
     "none": Preset("Poise's own: decide at every change, and at rounds where time matters", Settings(), "consolidate"),
     "gavel": Preset(
-        "rounds of 360 s, GPUs freed inside a round stay idle, restarts cost nothing, GPUs are counted",
-        Settings(cadence=Cadence.ROUNDS, round=360.0, backfill=False),
+        "rounds of 360 s, shares at most every 1,920 s, GPUs freed inside a round stay idle, GPUs are counted",
+        Settings(cadence=Cadence.ROUNDS, round=360.0, backfill=False, recompute=1920.0, patience=0.0),
         "count",
+        "+plain",
     ),
     "tiresias": Preset(
         "the authors' simulator: events, GPUs are counted, ties as in the list kept from the previous event",
@@ -92,7 +102,8 @@ class Experiment:
     def effective_policy(self) -> str:
         """The policy with the preset's combinators, where they apply."""
         policy = policy_named(self.policy)
-        return self.policy + (self.combinators if is_stable_able(policy) else "")
+        wanted = Order if self.combinators == "+stable" else Allocator
+        return self.policy + (self.combinators if isinstance(policy.answer, wanted) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +117,20 @@ class Outcome:
 
 def scheduler_of(header: Header) -> Scheduler:
     """The core as a journal's header describes it."""
-    policy = policy_named(header.policy)
+    policy = planned(policy_named(header.policy), header.settings, header.seed)
     return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)
+
+
+def planned(policy: Policy, settings: Settings, seed: int = 0) -> Policy:
+    """Shares are made into plans by the mechanism of rounds."""
+    if not isinstance(policy.answer, Allocator):
+        return policy
+    waits = settings.cadence is Cadence.ROUNDS and not settings.backfill
+    newcomers = Newcomers.WAIT if waits else Newcomers.FILL
+    rounds = Rounds(
+        policy.answer, settings.round, settings.recompute, settings.credit, newcomers, seed + FIRST_STREAM, settings.patience
+    )
+    return replace(policy, answer=rounds)
 
 
 def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
@@ -191,12 +214,13 @@ def _lost_nodes(trace: Trace, experiment: Experiment) -> list[Outage]:
 def _world(trace: Trace, experiment: Experiment) -> Simulator:
     beliefs, truths = speeds_of(experiment)
     first = trace.jobs[0].job.submitted if trace.jobs else 0.0
+    tells = Tells.PAIRS if shares_gpus(policy_named(experiment.policy)) else Tells.SPEEDS
     return Simulator(
         trace.jobs,
         experiment.cluster,
         beliefs=beliefs,
         truths=truths,
-        truth=experiment.truth,
+        truth=replace(experiment.truth, tells=tells),
         outages=_lost_nodes(trace, experiment),
         until=first + experiment.until,
     )

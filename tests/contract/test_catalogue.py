@@ -8,7 +8,8 @@ from tests.builders import a_job, simulate
 
 from poise.core.settings import Cadence, Settings
 from poise.model.job import Status
-from poise.model.plan import Order, Policy
+from poise.model.plan import Order, Planner, Policy
+from poise.model.workload import Allocator
 from poise.placement.strategies import PLACEMENTS
 from poise.policies.catalogue import COMBINATORS, POLICIES, policy_named
 
@@ -34,7 +35,7 @@ every_cluster = pytest.mark.parametrize("cluster", ["gpu:8", "v100:4,k80:4,p100:
 def test_a_policy_can_be_asked_for_by_its_name_alone(name: str) -> None:
     policy = policy_named(name)
     assert isinstance(policy, Policy)
-    assert isinstance(policy.answer, Order) or callable(policy.answer.plan)
+    assert isinstance(policy.answer, Order | Planner | Allocator)
 
 
 @pytest.mark.parametrize("name", POLICIES)

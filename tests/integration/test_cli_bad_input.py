@@ -80,7 +80,7 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
 
 REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "verb": (("simulat", "good.jsonl"), "unknown command 'simulat'; did you mean simulate?"),
-    "verb like none": (("xyzzy",), "unknown command 'xyzzy'; known: compare, demo, policies, replay, simulate"),
+    "verb like none": (("xyzzy",), "unknown command 'xyzzy'; known: bench, compare, demo, policies, replay, simulate"),
     "no trace": (("simulate",), "Missing argument 'TRACE'. (see poise simulate --help)"),
     "no policies": (("compare", "good.jsonl"), "Missing option '--policies'. (see poise compare --help)"),
     "two traces": (("simulate", "good.jsonl", "good.jsonl"), "unexpected extra argument"),
@@ -94,7 +94,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
         "good.jsonl:1: expected a header with",
     ),
     "policy": (("simulate", "good.jsonl", "--policy", "tiresia"), "unknown policy 'tiresia'; did you mean tiresias or"),
-    "no policy": (("simulate", "good.jsonl", "--policy", ""), "unknown policy ''; known: fifo, "),
+    "no policy": (("simulate", "good.jsonl", "--policy", ""), "unknown policy ''; known: allox, fifo, "),
     "policy in the catalogue": (("policies", "strife"), "unknown policy 'strife'; did you mean stride"),
     "parameter": (
         ("simulate", "good.jsonl", "--policy", "tiresias:limit=3"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_preset_count_is_overruled_by_a_placement(tmp_path: Path) -> None:
     options = ("--cluster", tmp_path / "c.yaml", "--preset", "tiresias")
     assert jcts(trace, tmp_path, *options)["a"] == pytest.approx(10)
     assert jcts(trace, tmp_path, *options, "--placement", "consolidate")["a"] == pytest.approx(1036 / 80.4)
+
+
+def test_recompute_puts_off_new_shares_and_wins_over_the_preset(tmp_path: Path) -> None:
+    """The first shares may be replaced at 10. Those in which `late` has a part come at 20, or 100 s after the ones at 10."""
+    trace = a_trace(tmp_path, a_row("a", seconds=3000), a_row("b", at=5, seconds=3000), a_row("late", at=15, seconds=10))
+    options = ("--cluster", "gpu:3", "--policy", "max-min", "--round", "10")
+    rounds = (*options, "--cadence", "rounds", "--no-backfill")
+    assert jcts(trace, tmp_path, *rounds)["late"] == 15
+    assert jcts(trace, tmp_path, *rounds, "--recompute", "100s")["late"] == 105
+    assert jcts(trace, tmp_path, *options, "--preset", "gavel")["late"] == 1925
+    assert jcts(trace, tmp_path, *options, "--preset", "gavel", "--recompute", "100s")["late"] == 105
 
 
 def test_load_divides_the_time_between_arrivals(tmp_path: Path) -> None:
@@ -110,6 +122,72 @@ def test_true_throughputs_are_the_world_and_throughputs_the_belief(tmp_path: Pat
     assert jcts(trace, tmp_path, *options, "--true-throughputs", tmp_path / "true.csv") == {"m": 100, "n": 120}
     options = (*options[:-1], tmp_path / "true.csv")
     assert jcts(trace, tmp_path, *options) == {"m": 120, "n": 20}
+
+
+ODD = """# reference: v100
+model,batch_size,gpu_type,gpus,locality,steps_per_second
+odd,,v100,1,packed,100
+odd,,k80,1,packed,1
+"""
+ODD += "".join(f"{model},,{on},1,packed,10\n" for model in ("n", "o", "p") for on in ("v100", "k80"))
+
+
+def odd_jcts(folder: Path, *options: object) -> dict[str, float]:
+    """Under srtf on a K80, of `m`, 100 steps of the odd model, and `n`, 200 steps of another."""
+    (folder / "odd.csv").write_text(ODD)
+    rows = (a_row("m", seconds=None, steps=100, model="odd"), a_row("n", seconds=None, steps=200, model="n"))
+    given = ("--cluster", "k80:1", "--policy", "srtf", *EVENTS, "--throughputs", folder / "odd.csv")
+    return jcts(a_trace(folder, *rows), folder, *given, *options)
+
+
+ON_A_V100 = ("--estimate", "profiled:types=1,rank=0,seed=1")
+"""By this seed the profile of `odd` is on a V100, so that it is believed to be as fast on a K80, where it is not."""
+
+
+def test_estimate_changes_what_is_believed_and_not_the_world(tmp_path: Path) -> None:
+    """Believed to be the shorter one, `m` goes first; it takes its 100 s all the same."""
+    assert odd_jcts(tmp_path) == {"m": 120, "n": 20}
+    assert odd_jcts(tmp_path, *ON_A_V100) == {"m": 100, "n": 120}
+    assert odd_jcts(tmp_path, "--estimate", "profiled:types=all") == {"m": 120, "n": 20}
+
+
+def test_estimate_leaves_the_world_to_true_throughputs(tmp_path: Path) -> None:
+    (tmp_path / "true.csv").write_text(ODD.replace("odd,,k80,1,packed,1\n", "odd,,k80,1,packed,2\n"))
+    assert odd_jcts(tmp_path, *ON_A_V100, "--true-throughputs", tmp_path / "true.csv") == {"m": 50, "n": 70}
+
+
+MIXED = ("synthetic:jobs=60,seed=2,models=resnet50/vgg16", "--cluster", "v100:4,k80:4", "--policy", "max-min")
+
+
+def test_estimate_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    one, again, other = (
+        per_job(MIXED[0], tmp_path, *MIXED[1:], "--estimate", f"profiled:seed={seed}") for seed in (1, 1, 2)
+    )
+    assert one == again != other
+
+
+def test_estimate_says_how_far_off_it_is_unless_asked_to_be_quiet() -> None:
+    options = ("synthetic:jobs=2", "--estimate", "profiled")
+    for verb in (("simulate", *options), ("compare", *options, "--policies", "fifo")):
+        said = poise(*verb)
+        assert said.code == 0
+        assert re.search(r"^note: 19 job classes estimated: \d+ speeds alone, off by ", said.err, re.MULTILINE)
+        assert poise(*verb, "--quiet").err == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ("", "estimate '': expected profiled:KEY=VALUE"),
+        ("profile", "estimate 'profile': expected profiled:KEY=VALUE"),
+        ("profiled:tpyes=1", "expected profiled:KEY=VALUE,... with each key once, of types, pairs,"),
+        ("profiled:pairs=2", "pairs: expected a number from 0 to 1, got '2'"),
+        ("profiled:references=19", "expected fewer references than the 19 job classes of table 'shipped', got 19"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("simulate",), ("compare", "--policies", "fifo")])
+def test_a_bad_estimate_is_refused(verb: tuple[str, ...], spec: str, want: str) -> None:
+    assert want in poise(*verb, "synthetic:jobs=2", "--estimate", spec).refusal
 
 
 def test_seed_and_faults_decide_which_nodes_are_lost(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import STABLE, VARIANTS, World, worlds
 
+from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence
 from poise.model.event import Event, Submitted
@@ -57,6 +58,8 @@ def without_durations(events: tuple[Event, ...]) -> list[Event]:
 @given(worlds(policy=claiming(Claim.NO_DURATIONS)))
 def test_a_policy_that_needs_no_durations_does_the_same_without_them(world: World) -> None:
     story = world.played()
-    blind = Scheduler(world.cluster, policy_named(world.policy), placement_named(world.placement), world.settings)
+    blind = Scheduler(
+        world.cluster, planned(policy_named(world.policy), world.settings), placement_named(world.placement), world.settings
+    )
     for now, events, actions in story.entries:
         assert blind.handle(now, without_durations(events)) == actions

@@ -17,6 +17,9 @@ from poise.model.speed import Locality
 from poise.model.topology import Topology
 from poise.policies.catalogue import policy_named
 
+LEAVING_IDLE = ("min-cost", "fifo-fastest:sticky=off")
+"""Policies that stop a job though nobody else is to have its GPUs."""
+
 
 @given(worlds(forever=True))
 def test_every_decision_gives_whole_gangs_of_one_type_on_live_nodes_and_no_gpu_twice(world: World) -> None:
@@ -160,10 +163,10 @@ def test_every_preemption_makes_room_for_a_job_that_is_launched_with_it(world: W
                         assert wish.job in launches
                         assert wish.beneficiary is None
                     case Why.OUTRANKED:
-                        assert wish.beneficiary in launches
+                        assert wish.beneficiary in launches or "+packed" in world.policy  # or the one it shared with
                         assert wish.job not in launches
                     case Why.UNPLANNED:
-                        pytest.fail("every policy of the catalogue plans for everybody")
+                        assert world.policy.startswith(LEAVING_IDLE), "others plan for everybody"
 
 
 @given(worlds())

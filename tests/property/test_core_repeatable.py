@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
+from poise.assembly import planned
 from poise.backends.simulator.world import Outage, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
@@ -24,7 +25,9 @@ def test_two_runs_give_equal_journals(world: World) -> None:
 
 @given(worlds(forever=True))
 def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
-    again = Scheduler(world.cluster, policy_named(world.policy), placement_named(world.placement), world.settings)
+    again = Scheduler(
+        world.cluster, planned(policy_named(world.policy), world.settings), placement_named(world.placement), world.settings
+    )
     for now, events, actions in world.played().entries:
         assert again.handle(now, events) == actions
 

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import World, worlds
 
+from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.replay import replay
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.event import (
     Cancelled,
+    Colocated,
     Estimated,
     Event,
     Failed,
@@ -65,6 +67,7 @@ waits = st.builds(Waited, amounts, amounts, amounts)
 
 EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Estimated: st.builds(Estimated, names, estimates),
+    Colocated: st.builds(Colocated, names, names, st.lists(st.tuples(amounts, amounts), max_size=3).map(tuple)),
     Submitted: st.builds(Submitted, given_jobs, names, amounts | st.just(inf)),
     Finished: st.builds(Finished, names, counts),
     Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
@@ -79,6 +82,7 @@ ACTIONS: dict[type, st.SearchStrategy[Action]] = {
     Preempt: st.builds(Preempt, names, counts, st.sampled_from(Why), maybe | names),
     Reject: st.builds(Reject, names, names),
     Abandon: st.builds(Abandon, names, names),
+    Remark: st.builds(Remark, names),
     WakeAt: st.builds(WakeAt, numbers),
 }
 entries = st.lists(
@@ -137,7 +141,12 @@ def test_what_is_written_is_read_back_and_written_again_as_the_same_bytes(
 
 
 def fresh(header: Header) -> Scheduler:
-    return Scheduler(header.cluster, policy_named(header.policy), placement_named(header.placement), header.settings)
+    return Scheduler(
+        header.cluster,
+        planned(policy_named(header.policy), header.settings),
+        placement_named(header.placement),
+        header.settings,
+    )
 
 
 @settings(max_examples=25)

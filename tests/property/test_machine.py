@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.strategies import clusters, placements, policies, settings
 
+from poise.assembly import planned
 from poise.core.answering import OrderAnswering
 from poise.core.reasons import Code
 from poise.core.scheduler import Scheduler
@@ -101,7 +102,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.types = len(cluster.gpu_types)
         self.nodes = len(cluster.nodes)
         self.settings = how
-        self.scheduler = Scheduler(cluster, policy_named(policy), placement_named(placement), how)
+        self.scheduler = Scheduler(cluster, planned(policy_named(policy), how), placement_named(placement), how)
 
     def tell(self, *facts: Event) -> None:
         for fact in facts:

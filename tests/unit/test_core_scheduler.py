@@ -6,6 +6,7 @@ from math import inf
 import pytest
 from tests.builders import EVENTS, a_cluster, nodes
 
+from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.core.verify import Ledger
@@ -35,7 +36,7 @@ from poise.policies.catalogue import policy_named
 
 def a_scheduler(policy: str | Policy = "fifo", cluster: str = "gpu:4", settings: Settings = EVENTS) -> Scheduler:
     how = policy_named(policy) if isinstance(policy, str) else policy
-    return Scheduler(a_cluster(cluster), how, placement_named("count"), settings)
+    return Scheduler(a_cluster(cluster), planned(how, settings), placement_named("count"), settings)
 
 
 def arrival(name: str, *, gpus: int = 1, at: float = 0.0, steps: float = 10.0) -> list[Event]:
@@ -138,7 +139,7 @@ def test_a_node_lost_twice_is_lost_once() -> None:
     scheduler = a_scheduler(cluster="gpu:2@1")
     scheduler.handle(0, arrival("a", gpus=2))
     scheduler.handle(1, [NodeLost(0), NodeLost(0)])
-    assert scheduler.state.live_gpus == 1
+    assert scheduler.state.live_gpus() == (1,)
     assert scheduler.explain("a").code == "capacity"
 
 

@@ -14,11 +14,12 @@ from poise.core.settings import Cadence, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import replay
-from poise.model.action import Abandon, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.action import Abandon, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.errors import JournalError, ReplayError
 from poise.model.event import (
     Cancelled,
+    Colocated,
     Estimated,
     Failed,
     Finished,
@@ -37,7 +38,7 @@ HEADER = Header(
     cluster=Cluster((Node("n0", "v100", 4, "r0"), Node("n1", "k80", 64, "r1"))),
     policy="tiresias:limits=3/9+stable",
     placement="best-fit",
-    settings=Settings(Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1),
+    settings=Settings(Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1, 120.0, 0.25, 2.0),
     seed=42,
 )
 ENTRIES = (
@@ -46,6 +47,7 @@ ENTRIES = (
         (
             Estimated("k", Estimate(((1.0, 0.5, 0.25), (2.0, 2.0, 2.0)), 0.75)),
             Estimated("l", Estimate(((0.0, 0.0, 0.0), (1e-9, 1e-9, 1e-9)))),
+            Colocated("l", "k", ((0.0, 0.0), (5e-10, 1.5))),
             Submitted(Job("a", 0.0, 2, 10.0), "k", 10.0),
             Submitted(Job("b", 0.0, 64, steps=5.0, model="m", gpu_types=("v100", "k80"), weight=2.0, priority=-1), "k", inf),
             Submitted(Job("c", 0.0, 999, 1.0), "l", 1.0),
@@ -60,22 +62,29 @@ ENTRIES = (
     Entry(
         60.0,
         (Finished("a", 1), Failed("b", 1, "out of memory", 2.5), NodeLost(1), NodeReturned(1), Woke()),
-        (Preempt("b", 2, Why.OUTRANKED, "a"), Preempt("b", 3, Why.MOVED, None), Abandon("b", "run 1 failed")),
+        (
+            Remark("no new shares"),
+            Preempt("b", 2, Why.OUTRANKED, "a"),
+            Preempt("b", 3, Why.MOVED, None),
+            Abandon("b", "run 1 failed"),
+        ),
     ),
     Entry(60.0, (Stopped("b", 2, 0.1 + 0.2), Cancelled("b"), Failed("b", 1, "x", 0.0, final=True)), ()),
     Entry(1e12, (), (Preempt("b", 1, Why.UNPLANNED, None),)),
 )
 TEXT = """\
 {"journal":1,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
-{"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1},"nodes":\
-[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
+{"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1,"recompute":120.0,\
+"credit":0.25,"patience":2.0},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
 [0.0,[["estimated","k",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],0.75]],["estimated","l",[[[0.0,0.0,0.0],[1e-09,1e-09,1e-09]],null]],\
-["submitted",{"id":"a","submitted":0.0,"gpus":2,"duration":10.0},"k",10.0],["submitted",{"id":"b","submitted":0.0,"gpus":64,\
-"steps":5.0,"model":"m","weight":2.0,"priority":-1,"gpu_types":["v100","k80"]},"k",null],["submitted",{"id":"c",\
-"submitted":0.0,"gpus":999,"duration":1.0},"l",1.0]],[["reject","c","needs 999 GPUs"],["launch","a",1,[[0,3]],\
+["colocated","l","k",[[0.0,0.0],[5e-10,1.5]]],["submitted",{"id":"a","submitted":0.0,"gpus":2,"duration":10.0},"k",10.0],\
+["submitted",{"id":"b","submitted":0.0,"gpus":64,"steps":5.0,"model":"m","weight":2.0,"priority":-1,\
+"gpu_types":["v100","k80"]},"k",null],\
+["submitted",{"id":"c","submitted":0.0,"gpus":999,"duration":1.0},"l",1.0]],[["reject","c","needs 999 GPUs"],\
+["launch","a",1,[[0,3]],\
 [0.0,0.0,0.0]],["launch","b",1,[[0,12],[1,18446744073709551615]],[1.5,2.5,1e+300]],["wakeat",60.0]]]
 [60.0,[["finished","a",1],["failed","b",1,"out of memory",2.5,false],["nodelost",1],["nodereturned",1],["woke"]],\
-[["preempt","b",2,"outranked","a"],["preempt","b",3,"moved",null],["abandon","b","run 1 failed"]]]
+[["remark","no new shares"],["preempt","b",2,"outranked","a"],["preempt","b",3,"moved",null],["abandon","b","run 1 failed"]]]
 [60.0,[["stopped","b",2,0.30000000000000004],["cancelled","b"],["failed","b",1,"x",0.0,true]],[]]
 [1000000000000.0,[],[["preempt","b",1,"unplanned",null]]]
 {"end":"complete"}
@@ -106,6 +115,14 @@ def test_the_text_of_a_journal_is_what_it_always_was() -> None:
 def test_a_journal_is_read_back_as_it_was(tmp_path: Path) -> None:
     found = reader(tmp_path, TEXT)
     assert found.header == HEADER
+    assert tuple(found.entries()) == ENTRIES
+
+
+def test_a_setting_that_an_older_journal_does_not_have_is_the_default(tmp_path: Path) -> None:
+    older = TEXT.replace(',"recompute":120.0,"credit":0.25', "")
+    assert older != TEXT
+    found = reader(tmp_path, older)
+    assert found.header.settings == replace(HEADER.settings, recompute=Settings().recompute, credit=Settings().credit)
     assert tuple(found.entries()) == ENTRIES
 
 

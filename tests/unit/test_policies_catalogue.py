@@ -50,11 +50,11 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_ones(spec: str, near: s
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("xyzzy", "unknown policy 'xyzzy'; known: fifo, fifo-skip"),
+        ("xyzzy", "unknown policy 'xyzzy'; known: allox, fifo"),
         ("", "unknown policy ''; known: "),
         (":quantum=3", "unknown policy ''; known: "),
-        ("fifo+", "unknown combinator ''; known: agnostic, stable"),
-        ("fifo+qqq", "unknown combinator 'qqq'; known: agnostic, stable"),
+        ("fifo+", "unknown combinator ''; known: agnostic, fallback"),
+        ("fifo+qqq", "unknown combinator 'qqq'; known: agnostic, fallback"),
         ("fifo:x=1", r"unknown parameter of fifo 'x'; known: \(it takes none\)"),
         ("stride:quantum", "policy 'stride:quantum': write each parameter once, as quantum=VALUE"),
         ("stride:quantum=1,quantum=2", "write each parameter once, as quantum=VALUE"),

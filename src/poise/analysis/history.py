@@ -81,6 +81,7 @@ class History:
     rejections: list[tuple[str, str]] = field(default_factory=list)
     """(job, why it can never run here)."""
     end: float = -inf
+    _holders: dict[Holding, int] = field(default_factory=dict)
 
     @staticmethod
     def of(entries: Iterable[Entry], cluster: Cluster) -> "History":
@@ -125,7 +126,9 @@ class History:
             case Launch():
                 life = self.jobs[action.job]
                 life.launch(action, now)
-                self.held.append((now, life.gpus))
+                self._holders[action.gpus] = self._holders.get(action.gpus, 0) + 1
+                if self._holders[action.gpus] == 1:  # GPUs that two jobs share are held once
+                    self.held.append((now, life.gpus))
                 self.waiting.append((now, -1))
             case Preempt():
                 life = self.jobs[action.job]
@@ -141,7 +144,11 @@ class History:
 
     def _release(self, life: Life, now: float, status: Status) -> None:
         if life.release(now, status):
-            self.held.append((now, -life.gpus))
+            if life.holding is not None:
+                self._holders[life.holding] -= 1
+                if not self._holders[life.holding]:
+                    del self._holders[life.holding]
+                    self.held.append((now, -life.gpus))
             if not status.is_final:
                 self.waiting.append((now, 1))
         elif status.is_final:

@@ -1,5 +1,6 @@
 """How a policy's answers are asked for and kept: an order job by job, a planner's plan as a whole."""
 
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Protocol
@@ -10,9 +11,9 @@ from poise.core.lanes import Key, Lanes
 from poise.core.state import State
 from poise.core.ties import ByPreviousDecision, BySubmission, Ties
 from poise.core.waiting import Shape
-from poise.model.columns import JobView, Snapshot
+from poise.model.columns import JobView
 from poise.model.job import Status
-from poise.model.plan import Order, Planner, Preemption, Rank, Tied, Unfitting
+from poise.model.plan import Order, Plan, Planner, Preemption, Rank, Stops, Tied, Unfitting
 
 
 class Answering(Protocol):
@@ -344,16 +345,44 @@ class PlannerAnswering:
     def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
         """Plan, stop what the plan leaves out, then grant its claims in order."""
         state = self._state
-        snapshot = Snapshot.of(state.columns, state.active, now=now, gpus=state.live_gpus)
-        plan, self._memory = self._planner.plan(snapshot, self._memory)
+        plan, self._memory = self._planner.plan(state.snapshot(now), self._memory)
         self._wake = plan.wake
+        desk.remarks = plan.remarks
+        evicted: set[int] = set()
         if allowed is Preemption.BY_RANK:
-            planned = {claim.row for claim in plan.claims}
-            for row in state.active:
-                if row not in planned and state.running(row) and desk.may_preempt(row):
-                    desk.evict(row, state.of(row))
+            for row in self._to_stop(plan):
+                if desk.may_preempt(row):
+                    desk.evict(row, state.of(row), state.ledger.partner.get(row))
+                    evicted.add(row)
         preemption = plan.preemption if allowed is Preemption.BY_RANK else allowed
-        grant(PlanCandidates(plan, preemption, state.running, state.shape), desk, state)
+        grant(PlanCandidates(plan, preemption, state.ledger.rows() - evicted, state.shape), desk, state)
+        for claim in plan.claims:
+            if claim.beside is not None:
+                self._join(claim.beside, claim.row, desk)
+        if plan.stopping is Stops.FOR_OTHERS:
+            desk.settle_stops(evicted, state.ledger.partner)
+        if any(state.free.idle) and (more := plan.more()):
+            further = replace(plan, claims=more)
+            holds = desk.holders(state.ledger.rows())
+            grant(PlanCandidates(further, Preemption.NEVER, holds, state.shape), desk, state)
+
+    def _join(self, row: int, other: int, desk: Desk) -> None:
+        """Put a job beside another one, if that one has GPUs for itself now and the job has none."""
+        state = self._state
+        holding = desk.after[other] if other in desk.after else state.ledger.held_by(other)
+        holds = desk.after[row] if row in desk.after else state.ledger.held_by(row)
+        partner = state.ledger.partner.get(other)
+        is_alone = partner is None or (partner in desk.before and desk.after[partner] is None)
+        if holding is not None and holds is None and is_alone:
+            desk.join(row, other, holding)
+
+    def _to_stop(self, plan: Plan) -> list[int]:
+        """Running jobs that are not to go on, or not where they are; ascending."""
+        state = self._state
+        holds = state.ledger.rows()
+        moved = (claim.row for claim in plan.claims if claim.types and claim.row in holds and not state.allows(claim))
+        stops = holds.difference(claim.row for claim in plan.claims) if plan.stops is None else plan.stops
+        return sorted({*moved, *stops})
 
     def settle(self, now: float) -> bool:
         """Some planners look a second time, at who runs now."""

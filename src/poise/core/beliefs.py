@@ -9,23 +9,25 @@ from poise.model.topology import Topology
 class Belief:
     """One kind of job: rates as the policy perceives them, types by falling speed, and the best speed.
 
+    index        place among all beliefs
     impossible   why no job of this kind can ever run here; None if it can
-    shapes       shapes of its jobs' claims, by locality
+    shapes       shapes of its jobs' claims, by types and locality
     """
 
-    __slots__ = ("best", "impossible", "rates", "shapes", "skew", "types")
+    __slots__ = ("best", "impossible", "index", "rates", "shapes", "skew", "types")
 
-    def __init__(self, perceived: Estimate) -> None:
+    def __init__(self, index: int, perceived: Estimate) -> None:
+        self.index = index
         self.rates: Rates = perceived.rates
         self.skew = perceived.skew
         usable = [index for index, row in enumerate(self.rates) if row[Locality.PACKED] > 0]
         self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
         self.best = perceived.best()
         self.impossible: str | None = None
-        self.shapes: dict[tuple[int, Locality], Shape] = {}
+        self.shapes: dict[tuple[tuple[int, ...] | None, Locality], Shape] = {}
 
 
-NO_BELIEF = Belief(Estimate(rates=()))
+NO_BELIEF = Belief(0, Estimate(rates=()))
 """Of a job that runs nowhere."""
 
 

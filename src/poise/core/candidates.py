@@ -1,6 +1,7 @@
 """The two sources of claims: lanes that are kept in order, and a plan that a planner wrote down."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Self
 
@@ -86,17 +87,25 @@ class PlanCandidates:
         self,
         plan: Plan,
         preemption: Preemption,
-        running: Callable[[int], bool],
-        shape: Callable[[int, Locality], Shape],
+        holds: set[int],
+        shape: Callable[[int, Locality, tuple[int, ...] | None], Shape],
     ) -> None:
         self.unfitting = plan.unfitting
         self.preemption = preemption
         self._claims = plan.claims
         self._shape = shape
         self._at = -1
-        self._place = {claim.row: place for place, claim in enumerate(plan.claims)}
-        self._running = [claim.row for claim in plan.claims if running(claim.row)]
-        self._holds = set(self._running)
+        self._holds = holds
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """Where each job stands in the plan."""
+        return {claim.row: place for place, claim in enumerate(self._claims)}
+
+    @cached_property
+    def _running(self) -> list[int]:
+        """Jobs that ran before the decision and are planned, in the plan's order."""
+        return [claim.row for claim in self._claims if claim.row in self._holds]
 
     def next(self) -> tuple[int, Shape] | None:
         """The next claim of a job without GPUs."""
@@ -104,7 +113,7 @@ class PlanCandidates:
             self._at = at
             claim = self._claims[at]
             if claim.row not in self._holds:
-                return claim.row, self._shape(claim.row, claim.locality)
+                return claim.row, self._shape(claim.row, claim.locality, claim.types)
         return None
 
     def served(self, row: int) -> None:

@@ -5,7 +5,7 @@ a decision means. Here only waiting claims are looked at: before a claim there i
 further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import nlargest
 from math import inf
 from typing import Protocol
@@ -42,12 +42,14 @@ class Desk:
 
     beneficiary       for a job that lost its GPUs: the job they were taken for
     unworked          says of a job that its run has not got beyond its restart overhead; such a run is spared (None: no)
+    joins             jobs that are to share GPUs, each with the job that holds them
+    remarks           what people should know of the decision
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
     __slots__ = (
         "_free", "_now", "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary",
-        "protected_until",
+        "joins", "protected_until", "remarks",
     )  # fmt: skip
 
     def __init__(
@@ -68,19 +70,58 @@ class Desk:
         self.after: dict[int, Holding | None] = {}
         self.beneficiary: dict[int, int] = {}
         self.protected_until = inf
+        self.remarks: tuple[str, ...] = ()
+        self.joins: dict[int, int] = {}
         self._shapes: dict[int, Shape] = {}
 
-    def evict(self, row: int, holding: Holding) -> None:
-        """Take a running job's GPUs, for now."""
+    @property
+    def idle(self) -> list[int]:
+        """Free GPUs by type."""
+        return self._free.idle
+
+    def evict(self, row: int, holding: Holding, partner: int | None = None) -> None:
+        """Take a running job's GPUs, for now; they come free once the job that it shares them with has lost them too."""
         self.before.setdefault(row, holding)
         self.after[row] = None
-        self._free.give(holding)
+        if partner is None or (partner in self.before and self.after[partner] is None):
+            self._free.give(holding)
+
+    def join(self, row: int, other: int, holding: Holding) -> None:
+        """Let a job share what another one holds after the decision."""
+        self.before.setdefault(row, None)
+        self.after.pop(row, None)
+        self.after[row] = holding
+        self.joins[row] = other
+
+    def holders(self, before: set[int]) -> set[int]:
+        """Jobs that hold GPUs after the decision, as far as it has been taken; `before` are those that held some."""
+        for row, holding in self.after.items():
+            if holding is None:
+                before.discard(row)
+            else:
+                before.add(row)
+        return before
+
+    def settle_stops(self, stopped: Iterable[int], partner: Mapping[int, int]) -> None:
+        """Of jobs that were stopped to make room: those whose GPUs nobody took go on; of the others, say who took them."""
+        for row in sorted(stopped):
+            if self.after[row] is None:
+                self._spare(row)
+        takers: dict[int, list[tuple[int, int]]] = {}
+        for row, holding in self.after.items():
+            for node, mask in holding or ():
+                takers.setdefault(node, []).append((mask, row))
+        for row in stopped:
+            if self.after[row] is None:
+                had = self.before[row] or ()
+                taker = next((each for node, mask in had for its, each in takers.get(node, ()) if its & mask), None)
+                self.beneficiary[row] = partner[row] if taker is None else taker
 
     def seat(self, row: int, shape: Shape) -> bool:
         """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
         self._shapes[row] = shape
         had = self.before.get(row)
-        if had is not None and self._free.are_free(had):
+        if had is not None and self._free.are_free(had) and self._suits(had, shape):
             self._take(row, had)
             return True
         idle = self._free.idle
@@ -92,6 +133,13 @@ class Desk:
                     return True
         return False
 
+    def _suits(self, holding: Holding, shape: Shape) -> bool:
+        """These GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
+        topology = self._free.topology
+        if topology.type_of[holding[0].node] not in shape.types:
+            return False
+        return shape.locality is Locality.CLUSTER or topology.locality(holding) <= shape.locality
+
     def _take(self, row: int, holding: Holding) -> None:
         self._free.take(holding)
         self.before.setdefault(row, None)
@@ -101,16 +149,18 @@ class Desk:
     def beneficiary_of(self, row: int) -> int | None:
         """The job that GPUs were taken for in the end: a victim that kept its own GPUs took others for somebody else."""
         found = self.beneficiary.get(row)
-        while found is not None and self.before[found] is not None and self.before[found] == self.after[found]:
+        while found is not None and self.before.get(found) is not None and self.before[found] == self.after[found]:
             found = self.beneficiary.get(found)
         return found
 
     def keep_in_place(self) -> None:
         """Jobs that lost their GPUs and were given others get their own back, if those who start can do with the rest."""
-        moved = [row for row, had in self.before.items() if had is not None and self.after[row] not in (None, had)]
+        shared = {*self.joins, *self.joins.values()}  # who shares GPUs stays with them
+        after = {row: holding for row, holding in self.after.items() if holding is not None and row not in shared}
+        moved = [row for row, holding in after.items() if self.before[row] not in (None, holding)]
         if not moved:
             return
-        starting = [row for row, holding in self.after.items() if holding is not None and self.before[row] is None]
+        starting = [row for row in after if self.before[row] is None]
         agreed = {row: holding for row in (*moved, *starting) if (holding := self.after[row]) is not None}
         idle = list(self._free.idle)
         for holding in agreed.values():
@@ -226,8 +276,11 @@ class Holdings(Protocol):
 def grant(candidates: Candidates, desk: Desk, holdings: Holdings) -> bool:
     """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
     preempting = candidates.preemption is Preemption.BY_RANK
+    needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
     while (claim := candidates.next()) is not None:
         row, shape = claim
+        if needs_idle and not any(desk.idle):
+            break  # nothing is left to give, and nobody can be made to give
         if desk.seat(row, shape) or (preempting and desk.make_room(row, shape, candidates, holdings)):
             candidates.served(row)
         elif candidates.unfitting is Unfitting.BLOCKS:

@@ -14,11 +14,12 @@ from poise.core.granting import Desk
 from poise.core.reasons import Reason, explain
 from poise.core.settings import Cadence, Settings
 from poise.core.state import State
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt, Why
-from poise.model.cluster import Cluster
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
+from poise.model.cluster import Cluster, Holding
 from poise.model.errors import InvariantError
 from poise.model.event import (
     Cancelled,
+    Colocated,
     Estimated,
     Event,
     Failed,
@@ -30,7 +31,7 @@ from poise.model.event import (
     Woke,
 )
 from poise.model.job import Status
-from poise.model.plan import Order, Policy, Preemption, anywhere
+from poise.model.plan import Order, Planner, Policy, Preemption, anywhere
 from poise.placement.strategies import Placement
 
 MOST_PLANS = 4
@@ -49,12 +50,13 @@ class Scheduler:
         self.state = State(cluster, placement)
         self.decisions = 0
         answer = policy.answer
+        if not isinstance(answer, Order | Planner):
+            raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
         self._asks = answer.asks if isinstance(answer, Order) else anywhere
         self._answering: Answering = (
             OrderAnswering(answer, self.state) if isinstance(answer, Order) else PlannerAnswering(answer, self.state)
         )
         self._actions: list[Action] = []
-        self._origin: float | None = None
         self._pending = False
         self._spared_until = inf
         self._wake = inf
@@ -62,8 +64,8 @@ class Scheduler:
 
     def handle(self, now: float, events: Iterable[Event]) -> tuple[Action, ...]:
         """Take in the facts of one instant, in order; moments never go backwards."""
-        if self._origin is None:
-            self._origin = now
+        if self.state.origin is None:
+            self.state.origin = now
         for event in events:
             self._take(event, now)
         if self._spared_until <= now:
@@ -95,8 +97,8 @@ class Scheduler:
                 self._failed(event, now)
             case Cancelled():
                 self._cancelled(event, now)
-            case Estimated():
-                self.state.believe(event.kind, self.policy.perceive(event.estimate))
+            case Estimated() | Colocated():
+                self._learn(event)
             case NodeLost():
                 self._node_lost(event.node, now)
             case NodeReturned():
@@ -106,6 +108,12 @@ class Scheduler:
                 self._pending = True
             case _:
                 assert_never(event)
+
+    def _learn(self, event: Estimated | Colocated) -> None:
+        if isinstance(event, Estimated):
+            self.state.believe(event.kind, self.policy.perceive(event.estimate))
+        else:
+            self.state.believe_pair(event)
 
     def _submitted(self, event: Submitted, now: float) -> None:
         job, state = event.job, self.state
@@ -242,18 +250,25 @@ class Scheduler:
 
     def _carry_out(self, desk: Desk, now: float) -> None:
         """Preemptions first, the furthest back first; then launches in the order in which they were granted."""
+        self._actions += map(Remark, desk.remarks)
         for row, before in desk.before.items():
             after = desk.after[row]
-            if before is not None and after != before:
+            if before is not None and (after != before or row in desk.joins):
                 self._preempt(row, desk, now, Why.OUTRANKED if row in desk.beneficiary else Why.UNPLANNED)
         for row, after in desk.after.items():
-            if after is not None and after != desk.before[row]:
-                waited = self.state.start(row, after, now, self.settings.restart_overhead)
+            if after is not None and (after != desk.before[row] or row in desk.joins):
+                waited = self._start(row, after, desk.joins.get(row), now)
                 if self.settings.minimum_run:
                     self.state.protected[row] = now + self.settings.minimum_run
                 columns = self.state.columns
                 self._actions.append(Launch(columns.ids[row], columns.epoch[row], after, waited))
                 self._answering.started(row, now)
+
+    def _start(self, row: int, holding: Holding, beside: int | None, now: float) -> Waited:
+        overhead = self.settings.restart_overhead
+        if beside is None:
+            return self.state.start(row, holding, now, overhead)
+        return self.state.join(row, beside, now, overhead)
 
     def _preempt(self, row: int, desk: Desk, now: float, why: Why) -> None:
         columns = self.state.columns
@@ -266,12 +281,12 @@ class Scheduler:
         self._answering.preempted(row, now)
 
     def _boundary_after(self, now: float) -> float:
-        origin, length = self._origin or 0.0, self.settings.round
+        origin, length = self.state.origin or 0.0, self.settings.round
         rounds = floor((now - origin) / length) + 1
         return origin + (rounds if origin + rounds * length > now else rounds + 1) * length
 
     def _at_boundary(self, now: float) -> bool:
-        origin, length = self._origin or 0.0, self.settings.round
+        origin, length = self.state.origin or 0.0, self.settings.round
         return now == origin + round((now - origin) / length) * length
 
     def _ask_to_wake(self, now: float) -> None:

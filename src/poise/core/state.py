@@ -1,15 +1,19 @@
 """Everything the core knows of jobs and GPUs. Only `Scheduler` changes it, and only through these methods."""
 
 from collections.abc import Callable
+from functools import partial
 
 from poise.core.beliefs import NO_BELIEF, Belief, why_impossible
+from poise.core.survey import Survey
 from poise.core.verify import Ledger
 from poise.core.waiting import NO_WAIT, Shape
 from poise.model.action import Waited
 from poise.model.cluster import Cluster, Holding
-from poise.model.columns import JobColumns, JobView
+from poise.model.columns import JobColumns, JobView, Snapshot
 from poise.model.errors import InvariantError
+from poise.model.event import Colocated
 from poise.model.job import Job, Status
+from poise.model.plan import Claim
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus
@@ -26,6 +30,8 @@ class State:
         self.ledger = Ledger(self.topology)
         self.columns = JobColumns()
         self._view = JobView(self.columns)
+        self.origin: float | None = None
+        """The first moment there was; rounds are counted from it."""
         self.rows: dict[str, int] = {}
         self.active: dict[int, None] = {}
         self.shape_of: list[Shape] = []
@@ -34,6 +40,7 @@ class State:
         self.reasons: dict[int, str] = {}
         """Why a job ended badly, by row."""
         self._shapes: dict[tuple[int, tuple[int, ...], Locality], Shape] = {}
+        self.survey = Survey(self.topology)
         self._beliefs: dict[str, Belief] = {}
         self._unchecked: set[str] = set()
         self._belief_of: list[Belief] = []
@@ -42,8 +49,12 @@ class State:
 
     def believe(self, kind: str, perceived: Estimate) -> None:
         """Take an estimate for jobs of this kind that are submitted from now on."""
-        self._beliefs[kind] = Belief(perceived)
+        self._beliefs[kind] = Belief(self.survey.learn(perceived), perceived)
         self._unchecked.add(kind)
+
+    def believe_pair(self, event: Colocated) -> None:
+        """Take in what jobs of two kinds do to each other on the same GPUs."""
+        self.survey.learn_pair(self._beliefs[event.kind].index, self._beliefs[event.other].index, event.rates)
 
     def belief(self, kind: str, job: Job) -> Belief:
         """The current estimate for a job's kind; jobs of one kind can all run here, or none of them can."""
@@ -57,7 +68,7 @@ class State:
 
     def enter(self, job: Job, steps: float, belief: Belief, asks: Callable[[JobView], Locality], now: float) -> int:
         """A job that can run here arrives; returns its row."""
-        row = self.columns.append(job, steps, best=belief.best, skew=belief.skew, now=now)
+        row = self.columns.append(job, steps, kind=belief.index, best=belief.best, skew=belief.skew, now=now)
         self.rows[job.id] = row
         self.active[row] = None
         self._belief_of.append(belief)
@@ -69,35 +80,52 @@ class State:
 
     def refuse(self, job: Job, reason: str, now: float) -> None:
         """A job that can never run here arrives; it is remembered with the reason."""
-        row = self.columns.append(job, 0.0, best=1.0, skew=None, now=now)
+        row = self.columns.append(job, 0.0, kind=NO_BELIEF.index, best=1.0, skew=None, now=now)
         self.rows[job.id] = row
         self.columns.status[row] = Status.REJECTED
         self.reasons[row] = reason
         self._belief_of.append(NO_BELIEF)
         self.shape_of.append(self.shape(row, Locality.CLUSTER))
 
-    @property
-    def live_gpus(self) -> int:
-        """GPUs of live nodes."""
-        nodes = self.topology.cluster.nodes
-        return sum(node.gpus for node, alive in zip(nodes, self.free.alive, strict=True) if alive)
+    def snapshot(self, now: float) -> Snapshot:
+        """All active jobs at this moment."""
+        live = self.live_gpus()
+        survey = partial(self.survey.workload, live, self.ledger.partner)
+        origin = now if self.origin is None else self.origin
+        return Snapshot(now, origin, sum(live), tuple(self.free.idle), tuple(self.active), self.columns, survey)
 
-    def shape(self, row: int, locality: Locality) -> Shape:
+    def live_gpus(self) -> tuple[int, ...]:
+        """GPUs of live nodes, by type."""
+        if all(self.free.alive):
+            return tuple(self.topology.totals)
+        live = [0] * len(self.topology.types)
+        for node, alive in enumerate(self.free.alive):
+            live[self.topology.type_of[node]] += alive * self.topology.full[node].bit_count()
+        return tuple(live)
+
+    def shape(self, row: int, locality: Locality, types: tuple[int, ...] | None = None) -> Shape:
         """The shape of a job's claim at some locality, or else at the nearest wider one that could ever be granted."""
-        belief, gang = self._belief_of[row], self.columns.gang[row]
-        shape = belief.shapes.get((gang, locality))
+        belief = self._belief_of[row]
+        shape = belief.shapes.get((types, locality))
         if shape is None:
-            shape = belief.shapes[gang, locality] = self._shape(row, (gang, belief.types, locality))
+            asked = belief.types if types is None else tuple(each for each in types if each in belief.types)
+            shape = belief.shapes[types, locality] = self._shape((self.columns.gang[row], asked, locality))
         return shape
 
-    def _shape(self, row: int, key: tuple[int, tuple[int, ...], Locality]) -> Shape:
+    def _shape(self, key: tuple[int, tuple[int, ...], Locality]) -> Shape:
         shape = self._shapes.get(key)
         if shape is None:
-            locality = key[2]
+            gang, types, locality = key
             wider = not self._could_be_granted(*key)
-            shape = self.shape(row, Locality(locality + 1)) if wider else Shape(len(self._shapes), *key)
+            shape = self._shape((gang, types, Locality(locality + 1))) if wider else Shape(len(self._shapes), *key)
             self._shapes[key] = shape
         return shape
+
+    def allows(self, claim: Claim) -> bool:
+        """A running job may keep what it holds under this claim."""
+        holding = self.ledger.holding(claim.row)
+        shape = self.shape(claim.row, claim.locality, claim.types)
+        return self.type_of(claim.row) in shape.types and self.topology.locality(holding) <= shape.locality
 
     def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
         """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
@@ -138,14 +166,34 @@ class State:
         """A run begins on GPUs that `free` has already given out; returns how long the job waited."""
         self.ledger.open(row, holding, self.columns.gang[row])
         gpu_type = self.topology.type_of[holding[0].node]
-        rate = self._belief_of[row].rates[gpu_type][self.topology.locality(holding)]
+        locality = self.topology.locality(holding)
+        rate = self._belief_of[row].rates[gpu_type][locality]
         waited = self.end_waiting(row, now)
-        self.columns.start(row, now, rate=rate, overhead=overhead)
+        self.columns.start(row, now, place=self.survey.column(gpu_type, locality), rate=rate, overhead=overhead)
+        return waited
+
+    def join(self, row: int, other: int, now: float, overhead: float) -> Waited:
+        """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
+        holding = self.ledger.join(row, other)
+        gpu_type = self.topology.type_of[holding[0].node]
+        kinds = self.columns.kind
+        waited = self.end_waiting(row, now)
+        rate = self.survey.beside(kinds[row], kinds[other], gpu_type)
+        self.columns.start(row, now, place=self.columns.place[other] - 1, rate=rate, overhead=overhead)
+        self.columns.change_rate(other, now, self.survey.beside(kinds[other], kinds[row], gpu_type))
         return waited
 
     def stop(self, row: int, now: float, status: Status) -> Holding:
-        """A run ends; returns the GPUs, which the caller gives back to `free` unless it has done so."""
+        """A run ends; returns the GPUs, which the caller gives back to `free` unless it has done so.
+
+        A job that shared them goes on alone, and they stay with it.
+        """
+        other = self.ledger.partner.get(row)
         holding = self.ledger.close(row)
+        if other is not None:
+            left = self.ledger.holding(other)
+            rates = self._belief_of[other].rates[self.topology.type_of[left[0].node]]
+            self.columns.change_rate(other, now, rates[self.topology.locality(left)])
         self.protected.pop(row, None)
         self.columns.stop(row, now, status)
         return holding

@@ -1,7 +1,7 @@
 """The rules that every decision keeps, checked on every decision against an account of its own.
 
-No GPU twice · whole gangs of one type · no more than there is · only live nodes. Only what a decision changes is looked at;
-everything else was checked when it changed.
+No GPU twice, but for two jobs that are to share theirs · whole gangs of one type · no more than there is · only live nodes.
+Only what a decision changes is looked at; everything else was checked when it changed.
 """
 
 from poise.model.cluster import Holding
@@ -17,6 +17,16 @@ class Ledger:
         self._held = [0] * len(topology.full)
         self._alive = [True] * len(topology.full)
         self._holdings: dict[int, Holding] = {}
+        self.partner: dict[int, int] = {}
+        """Jobs that share their GPUs with another one, both ways."""
+
+    def join(self, row: int, other: int) -> Holding:
+        """The job shares the GPUs of another one; returns them."""
+        if row in self._holdings or other in self.partner:
+            raise InvariantError(f"job in row {row} is to share GPUs with row {other}, which is not possible twice")
+        self._holdings[row] = self._holdings[other]
+        self.partner[row], self.partner[other] = other, row
+        return self._holdings[row]
 
     def open(self, row: int, holding: Holding, gang: int) -> None:
         """The job takes these GPUs; refused if that breaks a rule."""
@@ -40,13 +50,25 @@ class Ledger:
         self._holdings[row] = holding
 
     def close(self, row: int) -> Holding:
-        """The job gives its GPUs back; returns them."""
+        """The job gives its GPUs back; returns those that nobody holds any more."""
         holding = self._holdings.pop(row, None)
         if holding is None:
             raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
+        other = self.partner.pop(row, None)
+        if other is not None:
+            del self.partner[other]
+            return ()
         for node, mask in holding:
             self._held[node] &= ~mask
         return holding
+
+    def rows(self) -> set[int]:
+        """The jobs that hold GPUs."""
+        return set(self._holdings)
+
+    def held_by(self, row: int) -> Holding | None:
+        """What a job holds, if it holds anything."""
+        return self._holdings.get(row)
 
     def holding(self, row: int) -> Holding:
         """What a running job holds."""

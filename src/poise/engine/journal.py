@@ -118,6 +118,7 @@ _DECODERS: dict[tuple[type, str], Callable[[Any], Any]] = {
     (events.Submitted, "job"): _job,
     (events.Submitted, "steps"): _or_inf,
     (events.Estimated, "estimate"): _estimate,
+    (events.Colocated, "rates"): lambda value: tuple((mine, other) for mine, other in value),
     (actions.Launch, "gpus"): _holding,
     (actions.Launch, "waited"): lambda value: Waited(*value),
     (actions.Preempt, "why"): Why,

@@ -65,10 +65,17 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Nothing to do: something that people should know of a decision, such as a deadline that cannot be met."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `Woke` at this moment; replaces any earlier wish of this kind."""
 
     time: float
 
 
-Action = Launch | Preempt | Reject | Abandon | WakeAt
+Action = Launch | Preempt | Reject | Abandon | Remark | WakeAt

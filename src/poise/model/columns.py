@@ -6,17 +6,21 @@ Row r is the r-th job ever submitted, so ascending rows are the tie rule (submis
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poise.model.job import Job, Status
+from poise.model.workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Kind = TypeVar("Kind", bound=np.generic)
 
 
 CHUNK = 1024
@@ -31,6 +35,8 @@ class JobColumns:
     rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
+    kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
+    place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
     """
 
     def __init__(self) -> None:
@@ -51,8 +57,13 @@ class JobColumns:
         self.held = array("d")
         self.started = array("d")
         self.waiting_since = array("d")
+        self.deadline = array("d")
+        self.kind = array("q")
+        self.tenant = array("q")
+        self.place = array("q")
+        self._tenants: dict[str, int] = {}
 
-    def append(self, job: Job, steps: float, *, best: float, skew: float | None, now: float) -> int:
+    def append(self, job: Job, steps: float, *, kind: int, best: float, skew: float | None, now: float) -> int:
         """Add a waiting job; returns its row."""
         row = len(self.ids)
         if row == len(self.status):
@@ -66,6 +77,9 @@ class JobColumns:
         self.steps[row] = steps
         self.best[row] = best
         self.waiting_since[row] = now
+        self.deadline[row] = math.inf if job.deadline is None else job.deadline
+        self.kind[row] = kind
+        self.tenant[row] = self._tenants.setdefault(job.tenant, len(self._tenants))
         return row
 
     def _grow(self) -> None:
@@ -74,13 +88,21 @@ class JobColumns:
             if isinstance(column, array):
                 column.frombytes(bytes(CHUNK * column.itemsize))
 
-    def start(self, row: int, now: float, *, rate: float, overhead: float) -> None:
+    def start(self, row: int, now: float, *, place: int, rate: float, overhead: float) -> None:
         """A run begins; work is done only once the overhead is over."""
         self.status[row] = Status.RUNNING
         self.epoch[row] += 1
+        self.place[row] = place + 1
         self.rate[row] = rate
         self.started[row] = now
         self.progress_from[row] = now + overhead
+
+    def change_rate(self, row: int, now: float, rate: float) -> None:
+        """The run goes on at another speed."""
+        if now > self.progress_from[row]:
+            self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
+            self.progress_from[row] = now
+        self.rate[row] = rate
 
     def stop(self, row: int, now: float, status: Status) -> None:
         """The run ends; what was done is believed until somebody reports otherwise."""
@@ -88,6 +110,7 @@ class JobColumns:
             self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
         self.held[row] += now - self.started[row]
         self.rate[row] = 0.0
+        self.place[row] = 0
         self.status[row] = status
         self.waiting_since[row] = now
 
@@ -161,29 +184,72 @@ class JobView:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All active jobs at one moment, as read-only columns of equal length by ascending row."""
+    """All active jobs at one moment, as read-only columns of equal length by ascending row.
+
+    origin   first moment there was: rounds are counted from it
+    gpus     how many GPUs are alive;  idle: how many are free, by type
+    """
 
     now: float
+    origin: float
     gpus: int
-    rows: Ints
-    gang: Ints
-    running: Bools
-    submitted: Floats
-    weight: Floats
-    attained_seconds: Floats
+    idle: tuple[int, ...]
+    active: tuple[int, ...]
     columns: JobColumns
+    survey: Callable[["Snapshot"], Workload]
 
-    @staticmethod
-    def of(columns: JobColumns, active: Iterable[int], *, now: float, gpus: int) -> "Snapshot":
-        """Freeze the active rows; `gpus` is how many GPUs are alive."""
-        rows = np.array(sorted(active), dtype=np.int64)
-        running = np.frombuffer(columns.status, dtype=np.int8)[rows] == Status.RUNNING
-        held = _gather(columns.held, rows) + np.where(running, now - _gather(columns.started, rows), 0.0)
-        frozen = [rows, np.frombuffer(columns.gang, dtype=np.int64)[rows], running]
-        floats = [_gather(columns.submitted, rows), _gather(columns.weight, rows), held]
-        for column in (*frozen, *floats):
-            column.flags.writeable = False
-        return Snapshot(now, gpus, frozen[0], frozen[1], running, floats[0], floats[1], floats[2], columns)
+    @cached_property
+    def rows(self) -> Ints:
+        """The active rows."""
+        return _frozen(np.array(self.active, dtype=np.int64))
+
+    @cached_property
+    def gang(self) -> Ints:
+        """GPUs needed at once."""
+        return _frozen(np.frombuffer(self.columns.gang, dtype=np.int64)[self.rows])
+
+    @cached_property
+    def running(self) -> Bools:
+        """Who holds GPUs."""
+        status = np.frombuffer(self.columns.status, dtype=np.int8)[self.rows]
+        return _frozen(status == Status.RUNNING)
+
+    @cached_property
+    def submitted(self) -> Floats:
+        """Moments of submission."""
+        return self.floats(self.columns.submitted)
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Weights."""
+        return self.floats(self.columns.weight)
+
+    @cached_property
+    def attained_seconds(self) -> Floats:
+        """Wall time with GPUs."""
+        now = np.where(self.running, self.now - self.floats(self.columns.started), 0.0)
+        return _frozen(self.floats(self.columns.held) + now)
+
+    @cached_property
+    def steps_left(self) -> Floats:
+        """Believed work left."""
+        columns = self.columns
+        since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
+        left = self.floats(columns.steps) - self.floats(columns.steps_done) - self.floats(columns.rate) * since
+        return _frozen(np.maximum(left, 0.0))
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The same jobs as an optimisation problem sees them."""
+        return self.survey(self)
+
+    def floats(self, column: "array[float]") -> Floats:
+        """Some column of these jobs."""
+        return _frozen(np.frombuffer(column, dtype=np.float64)[self.rows]) if len(self.rows) else np.empty(0)
+
+    def ints(self, column: "array[int]") -> Ints:
+        """Some column of these jobs."""
+        return _frozen(np.frombuffer(column, dtype=np.int64)[self.rows]) if len(self.rows) else np.empty(0, dtype=np.int64)
 
     def jobs(self) -> Iterable[JobView]:
         """The same jobs one by one; each view is valid until the next is asked for."""
@@ -193,5 +259,6 @@ class Snapshot:
             yield view
 
 
-def _gather(column: "array[float]", rows: Ints) -> Floats:
-    return np.frombuffer(column, dtype=np.float64)[rows] if len(rows) else np.empty(0)
+def _frozen(column: NDArray[Kind]) -> NDArray[Kind]:
+    column.flags.writeable = False
+    return column

@@ -19,6 +19,18 @@ class Estimated:
 
 
 @dataclass(frozen=True, slots=True)
+class Colocated:
+    """Jobs of two kinds, of equal gang, are now believed to have these speeds while they share GPUs, by GPU type, packed.
+
+    Both kinds have been estimated before. 0: they cannot share there, or nobody knows.
+    """
+
+    kind: str
+    other: str
+    rates: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Submitted:
     """A job arrived. `kind` names the estimate that holds for it; `steps` is its declared work, inf if nobody knows."""
 
@@ -81,4 +93,4 @@ class Woke:
     """The moment that the core asked to be woken at has come."""
 
 
-Event = Estimated | Submitted | Finished | Failed | Stopped | Cancelled | NodeLost | NodeReturned | Woke
+Event = Estimated | Colocated | Submitted | Finished | Failed | Stopped | Cancelled | NodeLost | NodeReturned | Woke

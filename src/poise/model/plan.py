@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from poise.model.columns import JobView, Snapshot
 from poise.model.speed import Estimate, Locality
+from poise.model.workload import Allocator
 
 
 class Unfitting(Enum):
@@ -82,26 +83,52 @@ class Order:
     learn: Callable[[Any, JobView], tuple[Any, bool]] = nothing_learnt
 
 
+class Stops(Enum):
+    """What the stops of a plan are for: to make room for its claims, and undone where none was needed; or firm."""
+
+    FOR_OTHERS = auto()
+    FIRM = auto()
+
+
+def nobody() -> tuple["Claim", ...]:
+    """No claim."""
+    return ()
+
+
 class Claim(NamedTuple):
-    """A wish for a job's whole gang in this decision, at this locality or closer."""
+    """A wish for a job's whole gang in this decision, at this locality or closer.
+
+    types    GPU types that it may be given, the best first; None: any on which the job runs, its fastest first
+    beside   another job of equal gang that is to share these GPUs; it must hold none, or share them already
+    """
 
     row: int
     locality: Locality = Locality.CLUSTER
+    types: tuple[int, ...] | None = None
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Claims in order. A running job that is not claimed for is stopped.
+    """Claims in order. A running job goes on where its claim allows what it holds, and is moved where it does not.
 
-    wake   moment at which to plan again although nothing happened
+    stops     running jobs to stop; None: all that are not claimed for
+    more      asked for further claims if GPUs are left over once all claims have been looked at
+    wake      moment at which to plan again although nothing happened
+    remarks   what people should know of this plan; they go into the journal
     """
 
     claims: tuple[Claim, ...]
     unfitting: Unfitting
     preemption: Preemption
     wake: float = math.inf
+    stops: tuple[int, ...] | None = None
+    stopping: Stops = Stops.FIRM
+    more: Callable[[], tuple[Claim, ...]] = nobody
+    remarks: tuple[str, ...] = ()
 
 
+@runtime_checkable
 class Planner(Protocol):
     """A policy that answers with whole plans."""
 
@@ -125,5 +152,5 @@ class Policy:
     """
 
     name: str
-    answer: Order | Planner
+    answer: Order | Planner | Allocator
     perceive: Callable[[Estimate], Estimate] = as_believed

@@ -1,17 +1,23 @@
 """`+agnostic`: the policy takes all GPU types for equally fast (Gavel's heterogeneity-agnostic world, ALGORITHMS §2.1).
 
 Every type on which the job can run at all is believed to have the speed of the fastest one; what the world does with the
-job is unchanged. Queue policies then take types in the cluster's order instead of the job's fastest type first.
+job is unchanged. Queue policies then take types in the cluster's order instead of the job's fastest type first; share
+policies solve their problem with such speeds, and types are served in turn.
 """
 
 from dataclasses import replace
 
 from poise.model.plan import Policy
 from poise.model.speed import Estimate
+from poise.model.workload import Allocator
+from poise.policies.blind import Blind
+from poise.policies.combining import on_shares
 
 
 def agnostic(policy: Policy) -> Policy:
     """The same policy, blind to differences between GPU types."""
+    if isinstance(policy.answer, Allocator):
+        return on_shares(policy, "agnostic", Blind)
     seen = policy.perceive
     return replace(policy, perceive=lambda estimate: _levelled(seen(estimate)))
 

@@ -10,11 +10,6 @@ from poise.model.errors import RequestError
 from poise.model.plan import Order, Policy, Tied
 
 
-def is_stable_able(policy: Policy) -> bool:
-    """`+stable` applies: the policy is nothing but an order."""
-    return isinstance(policy.answer, Order)
-
-
 def stable(policy: Policy) -> Policy:
     """The same order, with ties by the previous decision."""
     if not isinstance(policy.answer, Order):

@@ -6,14 +6,16 @@ one batch: what ended, what was lost or returned, what arrived, and then the wak
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from heapq import heappop, heappush
 from math import floor, inf
 from typing import NamedTuple, assert_never
 
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt
+from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, WakeAt
 from poise.model.cluster import Cluster, Holding
 from poise.model.event import (
     Cancelled,
+    Colocated,
     Estimated,
     Event,
     Failed,
@@ -24,6 +26,7 @@ from poise.model.event import (
     Submitted,
     Woke,
 )
+from poise.model.job import Job
 from poise.model.speed import Rates
 from poise.model.topology import Topology
 from poise.throughput.speeds import Speeds
@@ -41,26 +44,40 @@ class Outage(NamedTuple):
     duration: float
 
 
+class Tells(Enum):
+    """What the world tells the scheduler of speeds: of jobs alone, or of pairs that share GPUs too."""
+
+    SPEEDS = auto()
+    PAIRS = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What the world costs, in seconds.
+    """What the world costs, in seconds, and what it tells.
 
     restart_overhead   without progress at each start
     checkpoint_every   running time between checkpoints; what a lost node or a failure takes is the work since the last
+    tells              what the scheduler is told of speeds
     """
 
     restart_overhead: float = 0.0
     checkpoint_every: float = 600.0
+    tells: Tells = Tells.SPEEDS
 
 
 class Run:
-    """A run under way: since when it makes progress, how fast, from which step, where, and whether it dies at its end."""
+    """A run under way: since when it is how fast, from which step, where, and whether it dies at its end.
 
-    __slots__ = ("dies", "epoch", "gpus", "rate", "since", "steps")
+    began   when it first made progress;  note: number of the last forecast of its end
+    """
+
+    __slots__ = ("began", "dies", "epoch", "gpus", "note", "rate", "since", "steps")
 
     def __init__(self, epoch: int, gpus: Holding, rate: float, since: float, steps: float) -> None:
         self.epoch = epoch
         self.dies = False
+        self.note = 0
+        self.began = since
         self.gpus = gpus
         self.rate = rate
         self.since = since
@@ -77,6 +94,10 @@ class Run:
     def steps_at(self, now: float) -> float:
         """Work done so far."""
         return self.steps + self.rate * self.seconds(now)
+
+    def change_rate(self, now: float, rate: float) -> None:
+        """From now on it is as fast as this."""
+        self.steps, self.since, self.rate = self.steps_at(now), max(now, self.since), rate
 
     def saved_at(self, now: float, every: float) -> float:
         """Work that the last checkpoint holds."""
@@ -133,7 +154,8 @@ class Simulator:
         self._topology = Topology(cluster)
         self._fates: dict[str, Fate] = {}
         self._running: dict[str, Fate] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, Job] = {}
+        self._shared: dict[Holding, list[Fate]] = {}
         self._ends: list[tuple[float, int, Fate, Run]] = []
         self._launches = 0
         self._node_news = _node_news(outages)
@@ -163,7 +185,7 @@ class Simulator:
         if self._next_job == len(self._jobs) == self.ended:
             return inf
         ends = self._ends
-        while ends and ends[0][2].run is not ends[0][3]:
+        while ends and (ends[0][2].run is not ends[0][3] or ends[0][3].note != ends[0][1]):
             heappop(ends)
         time = self._wake if self._wake < self._next_arrival else self._next_arrival
         if ends and ends[0][0] < time:
@@ -177,8 +199,8 @@ class Simulator:
         facts = self._stopped
         self._stopped = []
         while self._ends and self._ends[0][0] <= now:
-            _, _, fate, run = heappop(self._ends)
-            if fate.run is run:
+            _, note, fate, run = heappop(self._ends)
+            if fate.run is run and run.note == note:
                 facts.append(self._end(fate, run, now))
         while self._next_node < len(self._node_news) and self._node_news[self._next_node][0] <= now:
             self._node_changed(self._node_news[self._next_node][1], now, facts)
@@ -196,18 +218,27 @@ class Simulator:
         job = trace_job.job
         kind, estimate, steps = self._beliefs.resolve(job)
         if kind not in self._told:
-            self._told.add(kind)
+            self._told[kind] = job
             facts.append(Estimated(kind, estimate))
+            if self._truth.tells is Tells.PAIRS:
+                self._tell_pairs(kind, job, facts)
         facts.append(Submitted(job, kind, steps))
         if self._truths is not self._beliefs:
             _, estimate, steps = self._truths.resolve(job)
         self._fates[job.id] = Fate(trace_job, estimate.rates, steps)
 
+    def _tell_pairs(self, kind: str, job: Job, facts: list[Event]) -> None:
+        """What is believed of a new kind beside each that is known."""
+        for other, known in self._told.items():
+            if known.gpus == job.gpus:
+                rates = self._beliefs.pair(job, known)
+                if any(mine > 0 and others > 0 for mine, others in rates):
+                    facts.append(Colocated(kind, other, rates))
+
     def _end(self, fate: Fate, run: Run, now: float) -> Event:
         """A run comes to its own end: the attempt dies, or the work is done and the job ends as it is fated to."""
         job = fate.trace_job.job.id
-        fate.run = None
-        del self._running[job]
+        self._leave(fate, run, now)
         if run.dies:
             cause = fate.trace_job.failures[fate.attempts].cause
             fate.steps = min(run.saved_at(now, self._truth.checkpoint_every), fate.total)
@@ -229,10 +260,9 @@ class Simulator:
         """A run is stopped from outside; what it did since its last checkpoint is lost (saved=0: it saved just now)."""
         run = fate.run
         if run is not None:
-            fate.run = None
+            self._leave(fate, run, now)
             fate.steps = min(run.saved_at(now, saved), fate.total)
-            fate.attempt_seconds += run.seconds(now)
-            del self._running[fate.trace_job.job.id]
+            fate.attempt_seconds += now - run.began if now > run.began else 0.0
             facts.append(Stopped(fate.trace_job.job.id, run.epoch, fate.steps))
 
     def apply(self, now: float, actions: Sequence[Action]) -> None:
@@ -247,6 +277,8 @@ class Simulator:
                     self._wake = action.time
                 case Reject() | Abandon():
                     self.ended += 1
+                case Remark():
+                    pass
                 case _:
                     assert_never(action)
 
@@ -258,11 +290,43 @@ class Simulator:
         run = Run(action.epoch, action.gpus, rate, since, fate.steps)
         fate.run = run
         self._running[action.job] = fate
-        seconds = (fate.total - fate.steps) / rate if rate > 0 else inf
-        failure = fate.seconds_to_failure()
+        here = self._shared.setdefault(action.gpus, [])
+        here.append(fate)
+        if len(here) > 1:
+            self._change_rates(here, gpu_type, now)
+        else:
+            self._foresee(fate, run)
+
+    def _foresee(self, fate: Fate, run: Run) -> None:
+        """Note when the run will end at its present speed; an earlier note is void."""
+        seconds = (fate.total - run.steps) / run.rate if run.rate > 0 else inf
+        failure = fate.seconds_to_failure() - (run.since - run.began)
         run.dies = failure < seconds
         self._launches += 1
-        heappush(self._ends, (since + min(seconds, failure), self._launches, fate, run))
+        run.note = self._launches
+        heappush(self._ends, (run.since + min(seconds, failure), self._launches, fate, run))
+
+    def _leave(self, fate: Fate, run: Run, now: float) -> None:
+        """The run no longer holds its GPUs; who shared them goes on alone."""
+        fate.run = None
+        del self._running[fate.trace_job.job.id]
+        here = self._shared[run.gpus]
+        here.remove(fate)
+        if here:
+            self._change_rates(here, self._topology.type_of[run.gpus[0].node], now)
+        else:
+            del self._shared[run.gpus]
+
+    def _change_rates(self, here: list[Fate], gpu_type: int, now: float) -> None:
+        """Jobs on the same GPUs have the speed of their company."""
+        jobs = [fate.trace_job.job for fate in here]
+        for mine, fate in enumerate(here):
+            run = fate.run
+            if run is not None:
+                alone = fate.rates[gpu_type][self._topology.locality(run.gpus)]
+                together = len(here) > 1 and self._truths.pair(jobs[mine], jobs[1 - mine])[gpu_type][0]
+                run.change_rate(now, together or (alone / len(here)))
+                self._foresee(fate, run)
 
 
 def _node_news(outages: Iterable[Outage]) -> list[tuple[float, NodeLost | NodeReturned]]:

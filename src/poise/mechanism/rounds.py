@@ -1,0 +1,297 @@
+"""Shares into rounds (Gavel, OSDI'20 §5; ALGORITHMS §2.7): who runs now, given what everybody should have in the long run.
+
+    unit        a job alone, or two jobs that share GPUs
+    x_kc        share of unit k on column c;  received_kc: seconds it has had there since the shares were computed
+    priority    x_kc / received_kc: how far behind its share a unit is
+
+At the end of a round the GPU types are served one after the other: units by falling priority, then by what they were owed
+when shares last changed, take their gang if it still fits and none of their jobs has been served. Jobs without a share take
+what is left, so that no GPU idles while a job that fits waits, unless the allocation wants it to. A job that is served where
+it runs already just goes on. Inside a round nobody is stopped: GPUs that come free go to who is furthest behind.
+
+New shares are computed at the end of a round if jobs came or went, but not before `recompute` seconds have passed. Everybody
+starts with a credit of received time, so that the first rounds follow the shares and not the order of arrival.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from math import floor, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poise.mechanism.standing import Standing, Terms, accounted, aligned
+from poise.model.columns import Snapshot
+from poise.model.errors import SolveError
+from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.model.speed import Locality
+from poise.model.workload import Allocator, Floats, Ints, Leftover, Sight, Workload
+
+TIED = 1e-6
+"""Relative difference of priorities that may be one of rounding."""
+WHOLE = 1.0 - 1e-6
+"""A share from which on a job is to run there all the time."""
+
+_ALL = (1 << 64) - 1
+
+
+class Newcomers(Enum):
+    """What a job may do that came after shares were computed: take GPUs that are left over, or wait for the next shares."""
+
+    FILL = auto()
+    WAIT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What everybody is to have in a round: the column of each job, -1 for none, and its partner, -1 for none."""
+
+    column: Ints
+    partner: Ints
+    order: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """A planner made of an allocator. Seconds, but credit and patience in rounds; `stream` tells draws of orders apart."""
+
+    allocator: Allocator
+    round: float = 360.0
+    recompute: float = 0.0
+    credit: float = 0.5
+    newcomers: Newcomers = Newcomers.FILL
+    stream: int = 0
+    patience: float = 0.0
+
+    @property
+    def terms(self) -> Terms:
+        """In seconds."""
+        return Terms(self.round, self.credit * self.round, self.patience * self.round)
+
+    def start(self) -> Standing | None:
+        """Nothing is known before the first plan."""
+        return None
+
+    def plan(self, snapshot: Snapshot, memory: Standing | None) -> tuple[Plan, Standing]:
+        """At the end of a round by shares; inside one, only GPUs that are free are given out."""
+        now = snapshot.now
+        origin = snapshot.origin
+        at_end = now == origin + round((now - origin) / self.round) * self.round
+        if memory is not None and not at_end and not memory.is_urgent and not any(snapshot.idle):
+            return Plan((), Unfitting.SKIPPED, Preemption.NEVER, _next_end(origin, now, self.round), ()), memory
+        workload = snapshot.workload
+        standing = Standing.blank(workload, origin, self.allocator.start()) if memory is None else aligned(memory, workload)
+        remarks: tuple[str, ...] = ()
+        if at_end or standing.is_urgent:
+            standing = accounted(standing, workload, snapshot, self.round)
+            if standing.is_stale and self._may_compute(standing, now):
+                standing, remarks = self._computed(standing, workload)
+        if at_end or standing.is_urgent:
+            plan = self._selected(standing, workload)
+            standing = replace(standing, due=plan.wake)
+        else:
+            plan = self._filled(standing, workload)
+        return replace(plan, remarks=remarks), standing
+
+    def _may_compute(self, standing: Standing, now: float) -> bool:
+        """The first shares, computed when few jobs were known, may be replaced at once."""
+        return standing.computed <= standing.origin or now >= standing.computed + self.recompute
+
+    def _computed(self, standing: Standing, workload: Workload) -> tuple[Standing, tuple[str, ...]]:
+        """New shares, and what there is to say of them. If there are none, the old ones stay until the next round."""
+        try:
+            allocation, memory = self.allocator.allocate(workload, standing.policy)
+        except SolveError as error:
+            return standing, (f"no new shares: {error}; {workload.jobs} jobs go on with the old ones",)
+        return standing.renewed(workload, allocation, memory, self.terms), allocation.remarks
+
+    def _selected(self, standing: Standing, workload: Workload) -> Plan:
+        """The jobs of the next round: those that run elsewhere are moved, those that were not chosen are stopped."""
+        counted = standing.counted(workload, self.terms)
+        served = self._serve(standing, workload, counted)
+        column, types = served.column, workload.types
+        running = workload.held >= 0
+        stays = running & (column >= 0) & (column % types == workload.held % types)
+        stays &= (column >= types) | (workload.held < types)  # time that is to be packed is not spent spread
+        # A pair goes on as it is; of a pair that parts, only one can stay where it is.
+        stays &= (served.partner < 0) | (served.partner == workload.partner)
+        parts = (workload.partner >= 0) & (served.partner != workload.partner)
+        stays &= ~(parts & stays[workload.partner] & (workload.partner < np.arange(workload.jobs)))
+        fresh = [job for job in served.order if not stays[job]]
+        stops = workload.rows[running & ~stays].tolist()
+        if standing.allocation.leftover is Leftover.FILLED:
+            fresh.sort(key=lambda job: (column[job] >= types, -workload.gang[job]))
+        else:
+            fresh.sort()
+        return Plan(
+            tuple(_claim(workload, job, served) for job in fresh),
+            Unfitting.SKIPPED,
+            Preemption.NEVER,
+            _next_end(standing.origin, workload.now, self.round)
+            if fresh
+            else self._next_due(standing, workload, served, counted),
+            tuple(stops),
+            Stops.FOR_OTHERS if standing.allocation.leftover is Leftover.FILLED else Stops.FIRM,
+            partial(self._claims_of_waiting, standing, workload, (column < 0) | ~stays),
+        )
+
+    def _serve(self, standing: Standing, workload: Workload, counted: Floats) -> Served:
+        """Type by type, units by priority, gangs whole."""
+        left = workload.gpus.astype(np.int64).tolist()
+        gangs = workload.gang.astype(np.int64).tolist()
+        column, partner = np.full(workload.jobs, -1), np.full(workload.jobs, -1)
+        order: list[int] = []
+        is_served = [False] * workload.jobs
+        for gpu_type in self._types_in_order(standing, workload):
+            room = left[gpu_type]
+            for job, other, where in _queue(standing, workload, counted, gpu_type, self._may_fill(standing)):
+                if not room:
+                    break
+                if is_served[job] or gangs[job] > room or (other >= 0 and is_served[other]):
+                    continue
+                room -= gangs[job]
+                is_served[job], column[job] = True, where
+                order.append(job)
+                if other >= 0:
+                    is_served[other], column[other] = True, where
+                    partner[job], partner[other] = other, job
+        return Served(column, partner, order)
+
+    def _may_fill(self, standing: Standing) -> NDArray[np.bool_]:
+        """Jobs that may take what is left over without a share in it."""
+        if standing.allocation.leftover is Leftover.IDLE:
+            return np.zeros_like(standing.covered)
+        return standing.covered if self.newcomers is Newcomers.WAIT else np.ones_like(standing.covered)
+
+    def _types_in_order(self, standing: Standing, workload: Workload) -> tuple[int, ...]:
+        """The fastest first; in an order drawn for each round, where the shares do not tell types apart."""
+        if standing.allocation.sight is Sight.AWARE:
+            return standing.order
+        return shuffled(standing.order, self.stream, round((workload.now - standing.origin) / self.round))
+
+    def _next_due(self, standing: Standing, workload: Workload, served: Served, counted: Floats) -> float:
+        """The end of the first round after which another choice is possible, if nothing happens until then.
+
+        Who runs falls in priority, who waits does not. Nothing changes before the first of those who run on a type has
+        fallen as low as somebody who would like to run there.
+        """
+        if standing.is_stale and (served.column < 0).all():  # nobody has a share, and there are no new ones before then
+            return _next_end(standing.origin, max(workload.now, standing.computed + self.recompute - self.round), self.round)
+        wait = 0.0
+        if not (standing.is_stale or standing.allocation.sight is Sight.BLIND or len(standing.pairs.share)):
+            ties = (self._first_tie(standing, workload, served, counted, place) for place in range(workload.types))
+            wait = min(ties)
+        if wait == inf or (not standing.is_stale and self._is_steady(standing, workload, served.column)):
+            return inf
+        return _next_end(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
+
+    def _first_tie(self, standing: Standing, workload: Workload, served: Served, counted: Floats, place: int) -> float:
+        """Seconds after which one who runs on the type at this place is first as low as one who may come instead."""
+        rank = np.argsort(standing.order)[workload.column_type]
+        later = (served.column < 0) | (rank[served.column] > place)
+        mine = np.flatnonzero(rank == place)
+        wishes = np.sort((standing.share[later][:, mine] / counted[later][:, mine]).ravel())
+        wishes = wishes[wishes > 0]
+        runs = np.flatnonzero((served.column >= 0) & (rank[served.column] == place))
+        share, received = standing.share[runs, served.column[runs]], standing.received[runs, served.column[runs]]
+        below = np.searchsorted(wishes, share / counted[runs, served.column[runs]] * (1.0 + TIED), side="right")
+        falls = (below > 0) & (share > 0)
+        if not falls.any():
+            return inf
+        patience = self.patience * self.round
+        return float((share[falls] / wishes[below[falls] - 1] + patience - received[falls]).min())
+
+    def _is_steady(self, standing: Standing, workload: Workload, column: Ints) -> bool:
+        """Every job is where it is to be all the time."""
+        if (column < 0).any():
+            return False
+        return bool((standing.share[np.arange(workload.jobs), column] >= WHOLE).all())
+
+    def _filled(self, standing: Standing, workload: Workload) -> Plan:
+        """Inside a round: free GPUs go to those who wait, the furthest behind first."""
+        waits = workload.held < 0
+        is_due = standing.is_stale or standing.due <= workload.now
+        wake = _next_end(standing.origin, workload.now, self.round) if is_due else standing.due
+        waits &= workload.gang <= _idle(workload).max(initial=0.0)
+        claims = self._claims_of_waiting(standing, workload, waits)
+        return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, ())
+
+    def _claims_of_waiting(self, standing: Standing, workload: Workload, waits: NDArray[np.bool_]) -> tuple[Claim, ...]:
+        """Claims of those who wait on whatever they can use, where they have a share first."""
+        priority = standing.share / standing.received
+        jobs = np.flatnonzero(waits & (self._may_fill(standing) | (priority > 0).any(axis=1)))
+        if not len(jobs):
+            return ()
+        best = np.where(standing.covered[jobs], priority[jobs].max(axis=1), inf)
+        order = jobs[np.lexsort((jobs, -best))]
+        return _claims_anywhere(workload, order, priority[order])
+
+
+def _claim(workload: Workload, job: int, served: Served) -> Claim:
+    """On this type; packed, if being split costs speed and this is a share of packed time."""
+    types, column = workload.types, int(served.column[job])
+    insists = column < types < workload.speed.shape[1]
+    beside = int(workload.rows[served.partner[job]]) if served.partner[job] >= 0 else None
+    locality = Locality.PACKED if insists else Locality.CLUSTER
+    return Claim(int(workload.rows[job]), locality, (column % types,), beside)
+
+
+def _claims_anywhere(workload: Workload, jobs: Ints, priority: Floats) -> tuple[Claim, ...]:
+    """On any type where a job runs: where it is furthest behind its share, then where it is fastest."""
+    shape = (len(jobs), -1, workload.types)
+    speed = workload.speed[jobs].reshape(shape).max(axis=1)
+    wanted = priority.reshape(shape).max(axis=1)
+    fastest = np.argsort(-speed, axis=1, kind="stable")
+    order = np.argsort(-np.take_along_axis(wanted, fastest, axis=1), axis=1, kind="stable")
+    types = np.take_along_axis(fastest, order, axis=1).tolist()  # those where it does not run are the core's to leave out
+    rows = workload.rows[jobs].tolist()
+    return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
+
+
+def _idle(workload: Workload) -> NDArray[np.float64]:
+    """Free GPUs by type; those of a pair are held once."""
+    holds = (workload.held >= 0) & ~((workload.partner >= 0) & (workload.partner < np.arange(workload.jobs)))
+    busy = np.bincount(workload.column_type[workload.held[holds]], workload.gang[holds], workload.types)
+    idle: NDArray[np.float64] = workload.gpus - busy
+    return idle
+
+
+def _queue(
+    standing: Standing, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]
+) -> list[tuple[int, int, int]]:
+    """Who is to be served on a type, in order: (job, partner or -1, column). Jobs without a share there come last."""
+    parts = [
+        standing.alone(
+            column, np.flatnonzero((standing.share[:, column] > 0) | (able & (workload.speed[:, column] > 0))), counted
+        )
+        for column in np.flatnonzero(workload.column_type == gpu_type).tolist()
+    ]
+    if len(standing.pairs.share):
+        parts.append(standing.together(np.flatnonzero(workload.column_type[standing.pairs.column] == gpu_type)))
+    units = parts[0] if len(parts) == 1 else np.hstack(parts)
+    job, share, received, owed = units[0], units[3], units[4], units[5]
+    priority = (share / received).astype(np.float32)  # rounding must not tell apart what is equal
+    order = np.lexsort((job, -share, -owed, -priority))
+    chosen = units[:3, order].astype(np.int64)
+    return list(zip(*chosen.tolist(), strict=True))
+
+
+def shuffled(things: tuple[int, ...], stream: int, index: int) -> tuple[int, ...]:
+    """The things in an order that is drawn, but always the same for a stream and an index.
+
+    Fisher and Yates' shuffle on the numbers of SplitMix64 (Steele et al., OOPSLA'14): no state to carry along.
+    """
+    left, mixed = list(things), (stream << 32) + index
+    for last in range(len(left) - 1, 0, -1):
+        mixed = (mixed + 0x9E3779B97F4A7C15) & _ALL
+        bits = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _ALL
+        chosen = (bits ^ (bits >> 31)) % (last + 1)
+        left[last], left[chosen] = left[chosen], left[last]
+    return tuple(left)
+
+
+def _next_end(origin: float, now: float, length: float) -> float:
+    rounds = floor((now - origin) / length) + 1
+    return origin + (rounds if origin + rounds * length > now else rounds + 1) * length

@@ -1,0 +1,140 @@
+"""What the catalogue says of a policy: its family, its paper, its claims, its parameters and how their text is read."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from poise.model.plan import Order, Planner, Policy
+from poise.model.workload import Allocator
+
+
+class Claim(StrEnum):
+    """What a policy promises; the tests hold it to that."""
+
+    NO_PREEMPTION = "never preempts"
+    WORK_CONSERVING = "no GPU idles while a waiting gang would fit"
+    NO_DURATIONS = "needs no knowledge of durations"
+    IN_ORDER = "starts jobs in the order of submission"
+    DEADLINES = "says so when a deadline cannot be met"
+
+
+class Family(StrEnum):
+    """What a policy answers with."""
+
+    QUEUE = "queue"
+    STRIDE = "stride"
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: how its text is read, its default as text, and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+    read: Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A row of the catalogue."""
+
+    name: str
+    family: Family
+    summary: str
+    paper: str
+    claims: tuple[Claim, ...]
+    make: Callable[..., Order | Planner | Allocator]
+    parameters: tuple[Parameter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Combinator:
+    """A row of the combinators: a policy in, and values of its parameters; another policy out."""
+
+    name: str
+    summary: str
+    apply: Callable[..., Policy]
+    parameters: tuple[Parameter, ...] = ()
+
+
+SMALLEST = 0.001
+"""Of a parameter that is an amount of time or service: what is smaller makes runs that never end."""
+
+
+def number(text: str) -> float:
+    """A finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("expected a finite number that is not negative")
+    if 0 < value < SMALLEST:
+        raise ValueError(f"expected 0, or at least {SMALLEST}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value == 0:
+        raise ValueError("expected a number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number that is not negative."""
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a whole number that is not negative")
+    return value
+
+
+def limits(text: str) -> tuple[float, ...]:
+    """Rising limits, with `/` between them."""
+    values = tuple(positive(part) for part in text.split("/"))
+    if any(later <= earlier for earlier, later in pairwise(values)):
+        raise ValueError("expected rising limits, e.g. 3250/7200")
+    return values
+
+
+def choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    """One of the members of an enumeration."""
+
+    def read(text: str) -> StrEnum:
+        if text not in set(kind):
+            raise ValueError(f"expected {' or '.join(kind)}")
+        return kind(text)
+
+    return read
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1."""
+    value = count(text)
+    if value < 1:
+        raise ValueError("expected 1 or more")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number above 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise ValueError("expected a number above 0, at most 1")
+    return value
+
+
+def weights(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with `/` between them."""
+    return tuple(positive(part) for part in text.split("/"))
+
+
+def text(value: str) -> str:
+    """Any text."""
+    return value

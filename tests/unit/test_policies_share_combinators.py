@@ -1,0 +1,176 @@
+"""Combinators of share policies (fallback, blind, partitioned), and every share policy on the oddest of workloads."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.workloads import a_workload, drawn, example_g, overdrawn, throughput
+
+from poise.model.errors import GaveUpError, RequestError
+from poise.model.workload import Allocation, Allocator, Workload
+from poise.policies.blind import Blind, levelled
+from poise.policies.catalogue import policy_named
+from poise.policies.fallback import Fallback
+from poise.policies.finish_time import FinishTime
+from poise.policies.isolated import Isolated
+from poise.policies.makespan import Makespan
+from poise.policies.max_min import MaxMin, Then
+from poise.policies.max_throughput import MaxThroughput
+from poise.policies.min_cost import Form, MinCost
+from poise.policies.partitioned import Partitioned, parted
+from poise.policies.proportional import Proportional
+from poise.policies.share_listings import SHARES
+from poise.policies.shares import Count, Norm, isolated_throughput
+from poise.policies.strategy_proof import StrategyProof
+
+EVERY = (
+    MaxMin(),
+    MaxMin(Norm.ISOLATED, Then.NOTHING),
+    MaxMin(Norm.FASTEST),
+    Makespan(),
+    FinishTime(),
+    MaxThroughput(),
+    MaxThroughput(Count.RAW),
+    MinCost(),
+    MinCost(Form.SUM),
+    StrategyProof(),
+    Isolated(),
+    Proportional(),
+    Blind(MaxMin()),
+    Partitioned(MaxMin(), 3),
+    Fallback(FinishTime(), Isolated()),
+)
+
+
+def shares(allocator: Allocator, workload: Workload, memory: Any = None) -> Allocation:
+    allocation, _ = allocator.allocate(workload, allocator.start() if memory is None else memory)
+    assert overdrawn(workload, allocation) < 1e-9
+    return allocation
+
+
+# Combinators
+
+
+@dataclass(frozen=True)
+class GivesUp:
+    """An allocator that never has an answer."""
+
+    def start(self) -> int:
+        return 7
+
+    def allocate(self, workload: Workload, memory: int) -> tuple[Allocation, int]:
+        raise GaveUpError(f"a gap of {memory} is left")
+
+
+def test_fallback_says_who_gave_up_why_and_who_answered() -> None:
+    policy = Fallback(GivesUp(), Isolated())
+    got, memory = policy.allocate(example_g(), policy.start())
+    assert got.remarks == ("gives-up gave up: a gap of 7 is left; shares by isolated instead",)
+    assert got.share == pytest.approx(shares(Isolated(), example_g()).share)
+    assert memory == policy.start()
+
+
+@dataclass(frozen=True)
+class Hindered(GivesUp):
+    """A combinator under which a policy never has an answer."""
+
+    allocator: Allocator
+
+
+@pytest.mark.parametrize("name", [listing.name for listing in SHARES])
+def test_fallback_calls_policies_as_the_catalogue_does_whatever_combinators_are_around_them(name: str) -> None:
+    allocator = policy_named(name).answer
+    assert isinstance(allocator, Allocator)
+    got = shares(Fallback(Hindered(allocator), Isolated()), example_g())
+    assert got.remarks[-1] == f"{name} gave up: a gap of 7 is left; shares by isolated instead"
+
+
+def test_fallback_is_not_noticed_where_the_policy_has_an_answer() -> None:
+    got = shares(Fallback(MaxMin(), Isolated()), example_g())
+    assert got.share.tolist() == shares(MaxMin(), example_g()).share.tolist()
+    assert got.remarks == ()
+
+
+def test_levelled_keeps_impossible_types_and_the_relation_of_pairs_to_singles() -> None:
+    beside = np.array([[[2.0, 1.0]]])
+    workload = a_workload([[8, 4, 0, 2]], [1, 1], beside=np.tile(beside, 2), kind=[0])
+    level = levelled(workload)
+    assert level.speed.tolist() == [[8, 8, 0, 2]]
+    assert level.beside is not None
+    assert level.beside[0, 0, :2].tolist() == [2, 2]
+
+
+def test_partitioned_into_one_part_is_the_policy_itself() -> None:
+    workload = drawn(3, 20, 3)
+    policies: tuple[Allocator, ...] = (MaxMin(), Makespan(), FinishTime(), StrategyProof())
+    for policy in policies:
+        got, memory = Partitioned(policy, 1).allocate(workload, policy.start())
+        want, remembered = policy.allocate(workload, policy.start())
+        assert got.share.tolist() == want.share.tolist()
+        assert got.objective == want.objective
+        assert type(memory) is type(remembered)
+
+
+def test_partitioned_loses_nothing_among_identical_jobs() -> None:
+    workload = a_workload([[3, 1]] * 64, [10, 7])
+    whole, parts = (throughput(workload, shares(p, workload)) for p in (MaxMin(), Partitioned(MaxMin(), 4)))
+    assert parts.min() >= 0.95 * whole.min()
+
+
+def test_partitioned_deals_out_every_gpu_and_every_job() -> None:
+    workload = drawn(5, 40, 3)
+    parts = parted(workload, 4)
+    assert sum(part.gpus for part in parts).tolist() == workload.gpus.tolist()  # type: ignore[union-attr]
+    assert sorted(np.concatenate([part.jobs for part in parts]).tolist()) == list(range(40))
+
+
+def test_partitioned_gives_a_large_gang_a_part_that_holds_it() -> None:
+    workload = a_workload([[1, 1]] * 9, [8, 4], gang=[6, *[1] * 8])
+    parts = parted(workload, 4)
+    home = next(part for part in parts if 0 in part.jobs)
+    assert home.gpus[0] >= 6
+    assert shares(Partitioned(MaxMin(), 4), workload).share[0].sum() > 0
+
+
+def test_partitioned_has_no_part_without_a_job() -> None:
+    assert len(parted(a_workload([[1]] * 2, [8]), 2)) == 2
+    got = shares(Partitioned(MaxMin(), 5), a_workload([[1]] * 2, [8]))
+    assert got.share[:, 0] == pytest.approx([1, 1], abs=1e-6)
+
+
+def test_partitioned_remembers_jobs_that_move_to_another_part() -> None:
+    policy, workload = Partitioned(Fallback(FinishTime(), Isolated()), 2), drawn(1, 12, 2)
+    _, memory = policy.allocate(workload, policy.start())
+    assert memory.first.rows.tolist() == workload.rows.tolist()
+    half = replace(workload, steps_left=workload.steps_left / 2).only(np.arange(1, 12))
+    _, memory = policy.allocate(half, memory)
+    assert memory.first.rows.tolist() == half.rows.tolist()
+    assert (memory.first.alone[isolated_throughput(half) > 0] > 0).all()
+
+
+def test_partitioned_into_no_parts_is_refused() -> None:
+    with pytest.raises(RequestError, match="k=0"):
+        Partitioned(MaxMin(), 0)
+
+
+# Edges
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=repr)
+def test_every_policy_answers_where_there_is_no_job(policy: Allocator) -> None:
+    assert shares(policy, a_workload([], [1, 2])).share.shape == (0, 2)
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=repr)
+def test_every_policy_gives_nothing_to_a_job_that_can_run_nowhere(policy: Allocator) -> None:
+    got = shares(policy, a_workload([[0, 0], [2, 1], [9, 9]], [1, 2], gang=[1, 1, 4]))
+    assert got.share[[0, 2]].max() == 0
+    assert got.share[1].sum() == pytest.approx(1, abs=0.7)
+    alone = shares(policy, a_workload([[0, 0]], [1, 2]))
+    assert alone.share.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=repr)
+def test_every_policy_answers_where_no_gpu_is_alive(policy: Allocator) -> None:
+    assert shares(policy, a_workload([[2, 1]], [0, 0])).share.tolist() == [[0, 0]]
