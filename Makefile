@@ -42,8 +42,9 @@ fix: $(READY)    ## format, and mend what the linter can
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
 
-bench: $(READY)  ## speed, as jobs per CPU-second and as growth
+bench: $(READY)  ## speed: of the simulator, as jobs per CPU-second and as growth; of allocations, in CPU seconds
 	$(BIN)/python -m tests.bench.speed
+	$(BIN)/python -m tests.bench.solve
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 import click
 
 from poise import __version__
+from poise.cli.bench import bench
 from poise.cli.compare import compare
 from poise.cli.demo import demo
 from poise.cli.policies import policies
@@ -43,7 +44,7 @@ def poise() -> None:
     """
 
 
-for _verb in (demo, simulate, compare, policies, replay):
+for _verb in (demo, simulate, compare, policies, replay, bench):
     poise.add_command(_verb)
 
 

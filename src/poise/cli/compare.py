@@ -45,7 +45,7 @@ def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
         experiment.effective_policy()
-    show_notes(request.trace.notes, quiet=request.quiet)
+    show_notes(request.notes, quiet=request.quiet)
     runs = run_all(request.trace, experiments, quiet=request.quiet)
     summaries = [run.summary for run in runs]
     rejected = max((summary.rejected for summary in summaries), default=0)

@@ -15,6 +15,7 @@ from poise.core.settings import Cadence
 from poise.model.errors import RequestError
 from poise.model.units import parse_seconds
 from poise.placement.strategies import PLACEMENTS, placement_named
+from poise.throughput.estimation import estimated, parse_profile
 from poise.throughput.table import Throughputs, read_throughputs, shipped
 from poise.traces.reading import read_trace
 from poise.traces.registry import format_names
@@ -54,10 +55,19 @@ _OPTIONS = (
     ),
     click.option("--throughputs", metavar="FILE", help="Believed speeds: our CSV or Gavel's JSON.  [default: shipped]"),
     click.option("--true-throughputs", metavar="FILE", help="The world's speeds where they differ from the believed ones."),
+    click.option(
+        "--estimate",
+        metavar="SPEC",
+        help="Believe speeds estimated from a short profile, profiled:types=1,pairs=0.2,...; the world keeps the true ones.",
+    ),
     click.option("--preset", default="none", show_default=True, help=f"Set-up of a published system: {', '.join(PRESETS)}."),
     click.option("--round", "round_", type=DURATION, help="Length of a round.  [default: 360, or the preset's]"),
     click.option("--cadence", type=click.Choice(CADENCES), help="When to decide.  [default: both, or the preset's]"),
-    click.option("--recompute", type=DURATION, help="Least time between two solves of a share policy; others ignore it."),
+    click.option(
+        "--recompute",
+        type=DURATION,
+        help="Least time between two solves of a share policy; others ignore it.  [default: 0, or the preset's]",
+    ),
     click.option("--backfill/--no-backfill", default=None, help="Use GPUs that become free inside a round at once."),
     click.option("--placement", metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}.  [default: consolidate]"),
     click.option("--restart-overhead", type=DURATION, help="Time without progress at each start.  [default: 0]"),
@@ -73,7 +83,8 @@ _OPTIONS = (
         type=click.IntRange(0),
         default=0,
         show_default=True,
-        help="Of drawn outages; a synthetic trace has its own.",
+        help="Of drawn outages, and of the order of GPU types under policies that do not tell them apart; "
+        "a synthetic trace has its own.",
     ),
     click.option("--jobs", type=click.IntRange(1), help="Only the first N jobs of the trace."),
     click.option("--load", type=float, default=1.0, show_default=True, help="Jobs arrive this many times as fast."),
@@ -92,10 +103,11 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for: a trace, an experiment, and how to answer."""
+    """What was asked for: a trace, an experiment, what to say about the two beforehand, and how to answer."""
 
     trace: Trace
     experiment: Experiment
+    notes: tuple[str, ...]
     as_json: bool
     quiet: bool
 
@@ -109,7 +121,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     if not (isfinite(load) and load > 0):
         raise RequestError(f"--load: expected a finite number above 0, got {load}")
     cluster = read_cluster(options["cluster"])
-    believed = _table(options["throughputs"])
+    believed, true, notes = _tables(options)
     settings = replace(preset.settings, **_given_settings(options))
     if settings.round < SHORTEST_ROUND:
         raise RequestError(f"--round: expected at least {SHORTEST_ROUND} seconds, got {settings.round}")
@@ -119,8 +131,8 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
         placement=placement,
         combinators=preset.combinators,
         settings=settings,
-        throughputs=believed or shipped(),
-        truths=_table(options["true_throughputs"]),
+        throughputs=believed,
+        truths=true,
         truth=Truth(settings.restart_overhead, options["checkpoint_every"]),
         faults=options["faults"],
         fairness=Fairness(options["fairness"]),
@@ -131,14 +143,24 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     speeds_of(experiment)
     trace = scaled(read_trace(source, format=options["trace_format"]), load=load, most=options["jobs"])
     check(trace, experiment)
-    return Request(trace, experiment, options["as_json"], options["quiet"])
+    return Request(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
 
 
 def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
     names = {"round_": "round", "backfill": "backfill", "restart_overhead": "restart_overhead"}
-    names |= {"minimum_run": "minimum_run", "retries": "retries"}
+    names |= {"minimum_run": "minimum_run", "retries": "retries", "recompute": "recompute"}
     given = {name: options[option] for option, name in names.items() if options[option] is not None}
     return given | ({"cadence": Cadence(options["cadence"])} if options["cadence"] else {})
+
+
+def _tables(options: dict[str, Any]) -> tuple[Throughputs, Throughputs | None, tuple[str, ...]]:
+    """The believed speeds, the true ones if they differ, and what there is to say of estimates."""
+    profile = None if options["estimate"] is None else parse_profile(options["estimate"])
+    table, true = _table(options["throughputs"]) or shipped(), _table(options["true_throughputs"])
+    if profile is None:
+        return table, true, ()
+    believed, report = estimated(table, profile)
+    return believed, true or table, (str(report),)
 
 
 def _table(path: str | None) -> Throughputs | None:

@@ -21,6 +21,7 @@ EPILOG = """\b
 Examples:
   poise simulate synthetic:jobs=1000,seed=1 --cluster gpu:64@8 --policy srtf
   poise simulate jobs.jsonl --cluster v100:8,k80:16 --policy tiresias:limits=300/900 --json
+  poise simulate synthetic:models=resnet50/vgg16 --cluster v100:8,k80:8 --policy max-min --estimate profiled:types=1
   poise simulate synthetic:help
 """
 
@@ -43,7 +44,7 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
         return 0
     check_per_job(per_job)
     request = request_of(trace, options, policy)
-    show_notes(request.trace.notes, quiet=request.quiet)
+    show_notes(request.notes, quiet=request.quiet)
     outcome, interrupted = _run(request, out, per_job)
     show_rejections(outcome.history.rejections, quiet=request.quiet)
     show_unfinished(outcome.summary, quiet=request.quiet)
