@@ -7,7 +7,8 @@ A page is run from top to bottom in a folder of its own.
                demonstration, which is run as make would run it.
 - ```python    is run; the blocks of a page share their names.
 - <!-- file: NAME -->        before a block: the block is a file that the page asks the reader to save.
-- <!-- needs: FOLDER/NAME --> before a block: the block needs a public data file, and is left out where that is not there.
+- <!-- needs: FOLDER/NAME --> before a block: the block needs a public data file (or several, with commas between them), and
+  is left out where that is not there.
 - <!-- generated: NAME --> ... <!-- end -->   is what `tests.docs_tables` makes of the code.
 
 `python -m tests.docs_runner` writes what Poise really prints into the pages; what it changed is to be read, not trusted.
@@ -217,7 +218,8 @@ def play(page: Path, folder: Path) -> Iterator[Played]:
         if block.needs:
             if missing(block):
                 continue
-            shutil.copyfile(DATA / block.needs, folder / Path(block.needs).name)
+            for name in block.needs.split(","):
+                shutil.copyfile(DATA / name, folder / Path(name).name)
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
@@ -232,7 +234,7 @@ def play(page: Path, folder: Path) -> Iterator[Played]:
 
 def missing(block: Block) -> bool:
     """The block needs public data that is not there."""
-    return block.needs is not None and not (DATA / block.needs).exists()
+    return block.needs is not None and not all((DATA / name).exists() for name in block.needs.split(","))
 
 
 def regenerated(text: str) -> str:

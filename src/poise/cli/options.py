@@ -68,6 +68,11 @@ _OPTIONS = (
         type=DURATION,
         help="Least time between two solves of a share policy; others ignore it.  [default: 0, or the preset's]",
     ),
+    click.option(
+        "--patience",
+        type=click.FloatRange(min=0),
+        help="Rounds that a job may run ahead of its share; share policies.  [default: 1, or the preset's]",
+    ),
     click.option("--backfill/--no-backfill", default=None, help="Use GPUs that become free inside a round at once."),
     click.option("--placement", metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}.  [default: consolidate]"),
     click.option("--restart-overhead", type=DURATION, help="Time without progress at each start.  [default: 0]"),
@@ -148,7 +153,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
 
 def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
     names = {"round_": "round", "backfill": "backfill", "restart_overhead": "restart_overhead"}
-    names |= {"minimum_run": "minimum_run", "retries": "retries", "recompute": "recompute"}
+    names |= {"minimum_run": "minimum_run", "retries": "retries", "recompute": "recompute", "patience": "patience"}
     given = {name: options[option] for option, name in names.items() if options[option] is not None}
     return given | ({"cadence": Cadence(options["cadence"])} if options["cadence"] else {})
 

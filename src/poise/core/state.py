@@ -92,7 +92,8 @@ class State:
         live = self.live_gpus()
         survey = partial(self.survey.workload, live, self.ledger.partner)
         origin = now if self.origin is None else self.origin
-        return Snapshot(now, origin, sum(live), tuple(self.free.idle), tuple(self.active), self.columns, survey)
+        waits = bool(self.waiting_shapes)
+        return Snapshot(now, origin, sum(live), tuple(self.free.idle), waits, tuple(self.active), self.columns, survey)
 
     def live_gpus(self) -> tuple[int, ...]:
         """GPUs of live nodes, by type."""

@@ -83,6 +83,7 @@ class JournalWriter:
                 "settings": asdict(header.settings),
                 "nodes": [[node.name, node.gpu_type, node.gpus, node.rack] for node in header.cluster.nodes],
             }
+            | ({"prices": header.cluster.prices} if header.cluster.prices else {})
         )
 
     def record(self, entry: Entry) -> None:
@@ -151,7 +152,7 @@ def _header(document: dict[str, Any]) -> Header:
     settings = document["settings"]
     return Header(
         _text(document["trace"]),
-        Cluster(tuple(_node(*node) for node in document["nodes"])),
+        Cluster(tuple(_node(*node) for node in document["nodes"]), prices=_prices(document.get("prices", {}))),
         _text(document["policy"]),
         _text(document["placement"]),
         Settings(**{**settings, "cadence": Cadence(settings["cadence"])}),
@@ -163,6 +164,10 @@ def _node(name: object, gpu_type: object, gpus: object, rack: object) -> Node:
     if not isinstance(gpus, int) or gpus > MOST_GPUS:
         raise ValueError(f"expected a number of GPUs, got {gpus!r}")
     return Node(_text(name), _text(gpu_type), gpus, _text(rack))
+
+
+def _prices(value: dict[str, Any]) -> dict[str, float]:
+    return {_text(gpu_type): float(price) for gpu_type, price in value.items()}
 
 
 def _text(value: object) -> str:

@@ -9,6 +9,9 @@ when shares last changed, take their gang if it still fits and none of their job
 what is left, so that no GPU idles while a job that fits waits, unless the allocation wants it to. A job that is served where
 it runs already just goes on. Inside a round nobody is stopped: GPUs that come free go to who is furthest behind.
 
+A job that runs may get ahead by `patience` before it has to make way, so that jobs are not moved in every round for little;
+debts are then carried along when shares change. Without patience (Gavel) debts only break ties.
+
 New shares are computed at the end of a round if jobs came or went, but not before `recompute` seconds have passed. Everybody
 starts with a credit of received time, so that the first rounds follow the shares and not the order of arrival.
 """
@@ -62,7 +65,7 @@ class Rounds:
     credit: float = 0.5
     newcomers: Newcomers = Newcomers.FILL
     stream: int = 0
-    patience: float = 0.0
+    patience: float = 1.0
 
     @property
     def terms(self) -> Terms:
@@ -78,7 +81,8 @@ class Rounds:
         now = snapshot.now
         origin = snapshot.origin
         at_end = now == origin + round((now - origin) / self.round) * self.round
-        if memory is not None and not at_end and not memory.is_urgent and not any(snapshot.idle):
+        may_fill = snapshot.is_contended and any(snapshot.idle)
+        if memory is not None and not at_end and not memory.is_urgent and not may_fill:
             return Plan((), Unfitting.SKIPPED, Preemption.NEVER, _next_end(origin, now, self.round), ()), memory
         workload = snapshot.workload
         standing = Standing.blank(workload, origin, self.allocator.start()) if memory is None else aligned(memory, workload)
@@ -103,7 +107,7 @@ class Rounds:
         try:
             allocation, memory = self.allocator.allocate(workload, standing.policy)
         except SolveError as error:
-            return standing, (f"no new shares: {error}; {workload.jobs} jobs go on with the old ones",)
+            return standing, (f"no new shares: {error}; the old ones stay",)
         return standing.renewed(workload, allocation, memory, self.terms), allocation.remarks
 
     def _selected(self, standing: Standing, workload: Workload) -> Plan:

@@ -187,13 +187,14 @@ class Snapshot:
     """All active jobs at one moment, as read-only columns of equal length by ascending row.
 
     origin   first moment there was: rounds are counted from it
-    gpus     how many GPUs are alive;  idle: how many are free, by type
+    gpus     how many GPUs are alive;  idle: how many are free, by type;  is_contended: whether anybody waits
     """
 
     now: float
     origin: float
     gpus: int
     idle: tuple[int, ...]
+    is_contended: bool
     active: tuple[int, ...]
     columns: JobColumns
     survey: Callable[["Snapshot"], Workload]

@@ -1,8 +1,8 @@
 """`+agnostic`: the policy takes all GPU types for equally fast (Gavel's heterogeneity-agnostic world, ALGORITHMS §2.1).
 
-Every type on which the job can run at all is believed to have the speed of the fastest one; what the world does with the
-job is unchanged. Queue policies then take types in the cluster's order instead of the job's fastest type first; share
-policies solve their problem with such speeds, and types are served in turn.
+Every type on which the job can run at all is believed to be equally fast; what the world does with the job is unchanged.
+Queue policies take the speed of the fastest type, and types in the cluster's order instead of the job's fastest type first;
+share policies take that of the cluster's first type (`blind.py`), and types are served in an order drawn for each round.
 """
 
 from dataclasses import replace

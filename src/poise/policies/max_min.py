@@ -48,17 +48,22 @@ class MaxMin:
     def allocate(self, workload: Workload, memory: Start | None) -> tuple[Allocation, Start | None]:
         """Shares that maximise λ; the next ones are looked for from where these were found."""
         market = market_of(workload)
-        demand = workload.weight * normaliser(workload, self.norm) / workload.gang
+        demand = workload.weight * self._norm(workload) / workload.gang
         then = inverse(fastest(workload)) if self.then is Then.THROUGHPUT else None
         if self.then is Then.WATER_FILLING:
             return self._filled(workload, demand), memory
         solution = highest(market, demand, then=then, start=memory)
         return allocation_of(workload, solution, solution.level), solution.start
 
+    def _norm(self, workload: Workload) -> Floats:
+        """What g·θ is measured by; iso is the throughput of an n-th of the GPUs, which counts g already."""
+        norm = normaliser(workload, self.norm)
+        return norm * workload.gang if self.norm is Norm.ISOLATED else norm
+
     def _filled(self, workload: Workload, demand: Floats) -> Allocation:
         """The lexicographic optimum: one group of everybody, each rising by its weight."""
         everybody = Group(1.0, np.arange(workload.jobs), workload.weight)
-        filled = fill(market_of(workload), [everybody], normaliser(workload, self.norm))
+        filled = fill(market_of(workload), [everybody], self._norm(workload))
         asks = demand > 0
         level = float((filled.throughput[asks] / demand[asks]).min()) if asks.any() else nan
         pairs = Pairs(filled.shared.first, filled.shared.second, filled.shared.column, filled.shared.share)
