@@ -218,8 +218,7 @@ def play(page: Path, folder: Path) -> Iterator[Played]:
         if block.needs:
             if missing(block):
                 continue
-            for name in block.needs.split(","):
-                shutil.copyfile(DATA / name, folder / Path(name).name)
+            _fetch(block.needs, folder)
         if block.file:
             (folder / block.file).write_text(block.text, encoding="utf-8")
         elif block.language == "python":
@@ -230,6 +229,11 @@ def play(page: Path, folder: Path) -> Iterator[Played]:
                     yield Played(block, step, workshop.run(step.command))
                 elif recipe := _RUN_FOR.get(step.command):
                     yield Played(block, step, [f".venv/bin/{recipe}", *workshop.run(recipe)])
+
+
+def _fetch(names: str, folder: Path) -> None:
+    for name in names.split(","):
+        shutil.copyfile(DATA / name, folder / Path(name).name)
 
 
 def missing(block: Block) -> bool:

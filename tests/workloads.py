@@ -22,6 +22,7 @@ def a_workload(
     price: Sequence[float] | None = None,
     rows: Sequence[int] | None = None,
     kind: Sequence[int] | None = None,
+    held: Sequence[int] | None = None,
     beside: Any = None,
     now: float = 0.0,
 ) -> Workload:
@@ -42,7 +43,7 @@ def a_workload(
         steps_left=each(steps, 1000.0),
         tenant=np.zeros(n, dtype=np.int64),
         speed=table,
-        held=np.full(n, -1, dtype=np.int64),
+        held=np.full(n, -1) if held is None else np.array(held, dtype=np.int64),
         partner=np.full(n, -1, dtype=np.int64),
         gpus=np.array(gpus, dtype=float),
         price=np.ones(len(gpus)) if price is None else np.array(price, dtype=float),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.workloads import a_workload as built
 
 from poise.model.errors import RequestError
 from poise.model.workload import Allocation, Leftover, Workload
@@ -30,25 +31,10 @@ def a_workload(
     steps: Sequence[float] | None = None,
 ) -> Workload:
     """Jobs in order of arrival, by the seconds that they need on each column for one step; inf where they cannot run."""
-    n, types = len(seconds), len(gpus)
-    columns = np.array(seconds, dtype=np.float64).reshape(n, len(seconds[0]) if n else types)
-    return Workload(
-        now=0.0,
-        rows=np.arange(n) + 10,
-        gang=np.array(gang if gang is not None else [1] * n, dtype=np.float64),
-        weight=np.ones(n),
-        submitted=np.zeros(n),
-        deadline=np.full(n, inf),
-        steps_left=np.array(steps if steps is not None else [1.0] * n, dtype=np.float64),
-        tenant=np.zeros(n, dtype=np.int64),
-        speed=1 / columns,
-        held=np.array(held if held is not None else [-1] * n, dtype=np.int64),
-        partner=np.full(n, -1),
-        gpus=np.array(gpus, dtype=np.float64),
-        price=np.ones(types),
-        column_type=np.tile(np.arange(types), max(1, columns.shape[1] // types)),
-        kind=np.arange(n),
-    )
+    n = len(seconds)
+    speed = (1 / np.array(seconds, dtype=np.float64).reshape(n, len(seconds[0]) if n else len(gpus))).tolist()
+    rows = range(10, 10 + n)
+    return built(speed, gpus, gang=gang, held=held, steps=steps or [1.0] * n, rows=rows)
 
 
 def allox(workload: Workload, alpha: float = 1.0) -> Allocation:

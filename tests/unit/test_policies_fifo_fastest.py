@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.workloads import a_workload as built
 
 from poise.model.workload import Allocation, Leftover, Workload
 from poise.policies.fifo_fastest import FifoFastest, Sticky
@@ -25,25 +26,9 @@ def a_workload(
     held: Sequence[int] | None = None,
 ) -> Workload:
     """Jobs in order of arrival. If there are twice as many columns as types, the second half are the spread ones."""
-    n, types = len(speed), len(gpus)
-    columns = np.array(speed, dtype=np.float64).reshape(n, len(speed[0]) if n else types)
-    return Workload(
-        now=0.0,
-        rows=np.arange(n) + 10,
-        gang=np.array(gang if gang is not None else [1] * n, dtype=np.float64),
-        weight=np.ones(n),
-        submitted=np.arange(n, dtype=np.float64),
-        deadline=np.full(n, inf),
-        steps_left=np.array(steps if steps is not None else [1.0] * n, dtype=np.float64),
-        tenant=np.zeros(n, dtype=np.int64),
-        speed=columns,
-        held=np.array(held if held is not None else [-1] * n, dtype=np.int64),
-        partner=np.full(n, -1),
-        gpus=np.array(gpus, dtype=np.float64),
-        price=np.ones(types),
-        column_type=np.tile(np.arange(types), max(1, columns.shape[1] // types)),
-        kind=np.arange(n),
-    )
+    n = len(speed)
+    arrivals, rows = range(n), range(10, 10 + n)
+    return built(speed, gpus, gang=gang, held=held, steps=steps or [1.0] * n, submitted=arrivals, rows=rows)
 
 
 def fifo(workload: Workload, sticky: Sticky = Sticky.ON) -> Allocation:
