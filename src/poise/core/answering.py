@@ -361,7 +361,7 @@ class PlannerAnswering:
                 self._join(claim.beside, claim.row, desk)
         if plan.stopping is Stops.FOR_OTHERS:
             desk.settle_stops(evicted, state.ledger.partner)
-        if any(state.free.idle) and (more := plan.more()):
+        if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)
             holds = desk.holders(state.ledger.rows())
             grant(PlanCandidates(further, Preemption.NEVER, holds, state.shape), desk, state)

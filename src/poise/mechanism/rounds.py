@@ -95,7 +95,7 @@ class Rounds:
             plan = self._selected(standing, workload)
             standing = replace(standing, due=plan.wake)
         else:
-            plan = self._filled(standing, workload)
+            plan = self._filled(standing, workload, snapshot.idle)
         return replace(plan, remarks=remarks), standing
 
     def _may_compute(self, standing: Standing, now: float) -> bool:
@@ -212,19 +212,24 @@ class Rounds:
             return False
         return bool((standing.share[np.arange(workload.jobs), column] >= WHOLE).all())
 
-    def _filled(self, standing: Standing, workload: Workload) -> Plan:
+    def _filled(self, standing: Standing, workload: Workload, idle: tuple[int, ...]) -> Plan:
         """Inside a round: free GPUs go to those who wait, the furthest behind first."""
         waits = workload.held < 0
         is_due = standing.is_stale or standing.due <= workload.now
         wake = _next_end(standing.origin, workload.now, self.round) if is_due else standing.due
-        waits &= workload.gang <= _idle(workload).max(initial=0.0)
-        claims = self._claims_of_waiting(standing, workload, waits)
+        claims = self._claims_of_waiting(standing, workload, waits, idle)
         return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, ())
 
-    def _claims_of_waiting(self, standing: Standing, workload: Workload, waits: NDArray[np.bool_]) -> tuple[Claim, ...]:
-        """Claims of those who wait on whatever they can use, where they have a share first."""
+    def _claims_of_waiting(
+        self, standing: Standing, workload: Workload, waits: NDArray[np.bool_], idle: tuple[int, ...]
+    ) -> tuple[Claim, ...]:
+        """Claims of those who wait on whatever they can use of what is free, where they have a share first."""
+        fits = (workload.speed > 0) & (workload.gang[:, None] <= np.array(idle)[workload.column_type])
+        able = waits & fits.any(axis=1)
+        if not able.any():
+            return ()
         priority = standing.share / standing.received
-        jobs = np.flatnonzero(waits & (self._may_fill(standing) | (priority > 0).any(axis=1)))
+        jobs = np.flatnonzero(able & (self._may_fill(standing) | (priority > 0).any(axis=1)))
         if not len(jobs):
             return ()
         best = np.where(standing.covered[jobs], priority[jobs].max(axis=1), inf)
@@ -251,14 +256,6 @@ def _claims_anywhere(workload: Workload, jobs: Ints, priority: Floats) -> tuple[
     types = np.take_along_axis(fastest, order, axis=1).tolist()  # those where it does not run are the core's to leave out
     rows = workload.rows[jobs].tolist()
     return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
-
-
-def _idle(workload: Workload) -> NDArray[np.float64]:
-    """Free GPUs by type; those of a pair are held once."""
-    holds = (workload.held >= 0) & ~((workload.partner >= 0) & (workload.partner < np.arange(workload.jobs)))
-    busy = np.bincount(workload.column_type[workload.held[holds]], workload.gang[holds], workload.types)
-    idle: NDArray[np.float64] = workload.gpus - busy
-    return idle
 
 
 def _queue(

@@ -90,8 +90,8 @@ class Stops(Enum):
     FIRM = auto()
 
 
-def nobody() -> tuple["Claim", ...]:
-    """No claim."""
+def nobody(_idle: tuple[int, ...]) -> tuple["Claim", ...]:
+    """No claim, whatever is free."""
     return ()
 
 
@@ -113,7 +113,7 @@ class Plan:
     """Claims in order. A running job goes on where its claim allows what it holds, and is moved where it does not.
 
     stops     running jobs to stop; None: all that are not claimed for
-    more      asked for further claims if GPUs are left over once all claims have been looked at
+    more      (free GPUs by type) -> further claims, if any GPUs are left over once all claims have been looked at
     wake      moment at which to plan again although nothing happened
     remarks   what people should know of this plan; they go into the journal
     """
@@ -124,7 +124,7 @@ class Plan:
     wake: float = math.inf
     stops: tuple[int, ...] | None = None
     stopping: Stops = Stops.FIRM
-    more: Callable[[], tuple[Claim, ...]] = nobody
+    more: Callable[[tuple[int, ...]], tuple[Claim, ...]] = nobody
     remarks: tuple[str, ...] = ()
 
 
