@@ -112,7 +112,8 @@ def level_of(market: Market, demand: Floats) -> float:
 def check_max_min(workload: Workload) -> None:
     market = market_of(workload)
     for norm in Norm:
-        demand = workload.weight * normaliser(workload, norm) / workload.gang
+        gang = 1.0 if norm is Norm.ISOLATED else workload.gang  # iso counts it already
+        demand = workload.weight * normaliser(workload, norm) / gang
         got = answered(MaxMin(norm), workload)
         want = level_of(market, demand)
         theta, asks = throughput(workload, got), demand > 0

@@ -55,6 +55,7 @@ class _Scaled:
         self.columns = market.speed.shape[1]
         self.speed = np.vstack([(market.speed / self.fastest[:, None]).T, np.zeros((1, rows))])
         self.able = np.vstack([self.speed[:-1] > 0, np.ones((2, rows), dtype=bool)])
+        self.all_able = bool(self.able.all())
         self.size = market.size * self.count
         self.capacity = market.capacity
         self.is_even = market.is_even
@@ -81,6 +82,7 @@ class _Scaled:
         worth = max(self.level, 0.0 if value is None else float(np.abs(value).max(initial=0.0)))
         self.worth = worth if worth > 0 else 1.0
         self.level /= self.worth
+        self.has_value = value is not None
         self.cost = np.zeros_like(self.speed)
         if value is not None:
             self.cost[:-1] = -value / self.worth
@@ -198,7 +200,7 @@ class _Method:
     def _gap(self) -> float:
         """Relative difference of the two objectives."""
         p, at = self.p, self.at
-        objective = abs(p.level * at.t - _product(p.cost[:-1], at.y[: p.columns]))
+        objective = abs(p.level * at.t - (_product(p.cost[:-1], at.y[: p.columns]) if p.has_value else 0.0))
         if p.log is None:
             return self._complementarity() / (objective + 1e-12)
         off = float(np.abs(at.y[-1] * at.z[-1] - p.log).sum())
@@ -218,22 +220,23 @@ class _Method:
         """One predictor and one corrector; False if rounding leaves no direction."""
         p, at = self.p, self.at
         self._factor()
-        now = self._complementarity()
-        target = 0.0 if p.log is None else p.log
         product, product_w = at.y * at.z, at.w * at.zw
+        now = float(product[: self._gapped].sum() + product_w.sum())
         residual = -product
-        residual[-1] += target
+        if p.log is not None:
+            residual[-1] += p.log
         ahead = self._direction(residual, -product_w)
         if ahead is None:
             return False
-        primal, dual = self._reach(ahead, 1.0)
-        y, z = (at.y + primal * ahead.y)[: self._gapped], (at.z + dual * ahead.z)[: self._gapped]
-        after = _product(y, z) + float(((at.w + primal * ahead.w) * (at.zw + dual * ahead.zw)).sum())
+        second, second_w = ahead.y * ahead.z, ahead.w * ahead.zw
+        after = self._after(ahead, *self._reach(ahead, 1.0), now, float(second[: self._gapped].sum() + second_w.sum()))
         aim = (after / now) ** 3 * now / self._pairs
-        residual = aim * p.able - product - ahead.y * ahead.z
+        residual = (aim - product) - second
+        if not p.all_able:
+            residual[~p.able] = 0.0
         if p.log is not None:
             residual[-1] += p.log - aim
-        towards = self._direction(residual, aim - product_w - ahead.w * ahead.zw)
+        towards = self._direction(residual, aim - product_w - second_w)
         if towards is None:
             return False
         reach = self._reach(towards, NEARLY)
@@ -241,6 +244,11 @@ class _Method:
             return self._recentre(0.5)  # away from the boundary, which bars the way ahead
         self._move(towards, *reach)
         return True
+
+    def _after(self, step: _Step, primal: float, dual: float, now: float, second: float) -> float:
+        """What would be left of the gap after a predictor step, which takes all of it away to first order."""
+        first = _product(step.y[: self._gapped], self.at.z[: self._gapped]) + float((step.w * self.at.zw).sum())
+        return now + primal * first + dual * (-now - first) + primal * dual * second
 
     def _recentre(self, part: float) -> bool:
         """A step to where everything is evenly complementary, at a part of the gap."""
@@ -314,7 +322,8 @@ class _Method:
         z[: p.columns] += p.by_column(prices)[:, None] * p.size
         z[:-1] *= -1.0
         z[-1] = beta
-        z *= p.able
+        if not p.all_able:
+            z[~p.able] = 0.0
         return _Step(xi - self._d * z, z, xi_w + at.w / at.zw * prices, -prices, t)
 
     def _reach(self, step: _Step, part: float) -> tuple[float, float]:
