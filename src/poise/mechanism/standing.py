@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from poise.model.columns import Snapshot
 from poise.model.workload import Allocation, Floats, Ints, Leftover, Pairs, Workload
 
-MOST_AHEAD, LEAST_CREDIT = 4.0, 0.1
-"""Rounds that a job is remembered to be ahead, and the part of the credit that is left to one who is behind."""
+MOST_AHEAD, MOST_BEHIND = 4.0, 100.0
+"""Rounds that a job is remembered to be ahead or behind."""
+LEAST_CREDIT = 0.1
+"""Part of the credit that a patient runner counts for at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,9 @@ class Standing:
         owed = np.where(self.covered[:, None], owed, 0.0)
         begun = np.full_like(allocation.share, terms.credit)
         if terms.patience > 0:
-            owed = np.clip(owed, -MOST_AHEAD * terms.round, (1.0 - LEAST_CREDIT) * terms.credit)
-            begun -= owed
+            owed = np.clip(owed, -MOST_AHEAD * terms.round, MOST_BEHIND * terms.round)
+            # Priority grows with the debt without end, so that the smallest share has its turn.
+            begun = np.where(owed > 0, begun / (1.0 + np.maximum(owed, 0.0) / terms.credit), begun - owed)
         pairs = allocation.pairs
         return replace(
             self,

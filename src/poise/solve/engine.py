@@ -82,7 +82,8 @@ def alike(problem: Problem) -> tuple[Ints, Ints, Floats]:
     columns += [market.beside.kind[:, None].astype(float)] if market.beside is not None else []
     table = np.concatenate(columns, axis=1)
     # One number a row, so that sorting is cheap; equal rows have equal numbers, and that unequal ones do not is checked.
-    key = table @ _WEIGHTS[: table.shape[1]] if table.shape[1] <= len(_WEIGHTS) else table.sum(axis=1)
+    # No BLAS: it rounds by where a row stands.
+    key = np.einsum("ij,j->i", table, np.resize(_WEIGHTS, table.shape[1]))
     _, first, member = np.unique(key, return_index=True, return_inverse=True)
     if not (table == table[first][member]).all():
         _, first, member = np.unique(table, axis=0, return_index=True, return_inverse=True)

@@ -1,0 +1,258 @@
+"""Laws of the mechanism of rounds: shares are received in the long run, nobody starves, skipped rounds are not missed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from tests.builders import Story, a_job, simulate
+from tests.strategies import choices
+
+from poise.core.settings import Cadence, Settings
+from poise.mechanism.rounds import Rounds
+from poise.mechanism.standing import Standing
+from poise.model.action import Launch, Preempt
+from poise.model.plan import Policy
+from poise.model.speed import Locality
+from poise.model.topology import Topology
+from poise.model.workload import Allocation, Floats, Workload
+from poise.throughput.measured import Alone, JobClass, Throughputs, Together
+from poise.traces.schema import TraceJob
+
+MODELS = {"a": 1.0, "b": 2.0, "c": 3.0}
+ROUND = 10.0
+
+PACKED = (
+    "max-min+packed",
+    "max-throughput+packed",
+    "max-min+packed+plain",
+    "finish-time+packed",
+    "makespan+packed",
+    "max-min:then=water-filling+packed",
+)
+CLUSTERS = ("v100:2", "v100:2,k80:2", "v100:4", "v100:2@1", "v100:4@2,k80:2@1", "v100:1")
+
+
+def known_pairs() -> Throughputs:
+    """Three models on two types, every pair of them measured: each has 0.7 of its speed beside another."""
+    types = {"v100": 1.0, "k80": 0.5}
+    alone = [
+        Alone(JobClass(model), gpu_type, gang, Locality.PACKED, rate * gang * factor)
+        for model, rate in MODELS.items()
+        for gpu_type, factor in types.items()
+        for gang in (1, 2)
+    ]
+    together = [
+        Together(JobClass(one), JobClass(other), t, gang, (0.7 * MODELS[one] * gang * f, 0.7 * MODELS[other] * gang * f))
+        for one in MODELS
+        for other in MODELS
+        if one <= other
+        for t, f in types.items()
+        for gang in (1, 2)
+    ]
+    return Throughputs.of("pairs", "v100", alone, together)
+
+
+PAIRS = known_pairs()
+EVEN = Throughputs.of("even", "v100", [Alone(JobClass("m"), t, 1, Locality.PACKED, 1.0) for t in ("v100", "p100", "k80")])
+
+traces = st.lists(
+    choices((0.0, 0.0, 0.0, 5.0, 30.0), (1, 1, 2), (7.0, 25.0, 40.0, 100.0), tuple(MODELS)), min_size=1, max_size=6
+)
+arrangements = choices(tuple(Cadence), (True, False), (0.0, 25.0), (0.0, 1.0), ("count", "consolidate"), CLUSTERS)
+
+
+def a_trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
+    return [a_job(f"j{i}", at=at, gpus=gpus, seconds=secs, model=m) for i, (at, gpus, secs, m) in enumerate(parts)]
+
+
+def played(trace: list[TraceJob], policy: str, arrangement: tuple[Any, ...]) -> Story:
+    cadence, backfill, recompute, patience, placement, cluster = arrangement
+    settings = Settings(cadence=cadence, round=ROUND, backfill=backfill, recompute=recompute, patience=patience)
+    table = PAIRS.flat() if placement == "count" else PAIRS
+    fitting = [each for each in trace if cluster != "v100:1" or each.job.gpus == 1]
+    return simulate(fitting, policy, cluster, settings=settings, placement=placement, believed=table)
+
+
+# Pairs
+
+
+def steps_done(story: Story, job: str) -> tuple[float, float]:
+    """Steps that a job would have done at the least and at the most, by what it was given: 0.7 of its speed, and all."""
+    runs = story.runs_of(job)
+    most = sum(run.seconds * story.rate(run) for run in runs)
+    return 0.7 * most, most
+
+
+@given(parts=traces, policy=st.sampled_from(PACKED), arrangement=arrangements)
+def test_worlds_in_which_all_pairs_are_known_run_to_their_end(
+    parts: list[tuple[Any, ...]], policy: str, arrangement: tuple[Any, ...]
+) -> None:
+    story = played(a_trace(parts), policy, arrangement)
+    assert set(story.finishes) == {each.job.id for each in story.jobs}
+    shares = [
+        (one.job, other.job)
+        for one in story.runs
+        for other in story.runs
+        if one.job < other.job and one.gpus == other.gpus and one.began < other.ended and other.began < one.ended
+    ]
+    event("somebody shares" if shares else "nobody shares")
+
+
+@given(parts=traces, policy=st.sampled_from(PACKED), arrangement=arrangements)
+def test_no_gpu_has_three_jobs_and_two_share_all_of_theirs(
+    parts: list[tuple[Any, ...]], policy: str, arrangement: tuple[Any, ...]
+) -> None:
+    story = played(a_trace(parts), policy, arrangement)
+    for moment in {run.began for run in story.runs}:
+        there = [run for run in story.runs if run.began <= moment < run.ended]
+        for run in there:
+            beside = [other for other in there if other is not run and overlap(run.gpus, other.gpus)]
+            assert len(beside) <= 1
+            assert all(set(other.gpus) == set(run.gpus) for other in beside)
+
+
+def overlap(one: Any, other: Any) -> bool:
+    return any(a.node == b.node and a.mask & b.mask for a in one for b in other)
+
+
+@given(parts=traces, policy=st.sampled_from(PACKED), arrangement=arrangements)
+def test_jobs_are_never_slower_than_beside_another_nor_faster_than_alone(
+    parts: list[tuple[Any, ...]], policy: str, arrangement: tuple[Any, ...]
+) -> None:
+    story = played(a_trace(parts), policy, arrangement)
+    for each in story.jobs:
+        least, most = steps_done(story, each.job.id)
+        _, _, asked = story.speeds.resolve(each.job)
+        assert least <= asked * (1 + 1e-6)
+        assert most >= asked * (1 - 1e-6)
+
+
+# Skipped rounds
+
+
+@contextmanager
+def no_round_skipped() -> Iterator[None]:
+    """The mechanism looks again at the end of each round."""
+
+    def next_end(rounds: Rounds, standing: Standing, workload: Workload, *_: object) -> float:
+        return standing.origin + (round((workload.now - standing.origin) // rounds.round) + 1) * rounds.round
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rounds, "_next_due", next_end)
+        yield
+
+
+def told(story: Story) -> list[Any]:
+    """Launches, preemptions and ends, with their moments."""
+    launches = [(now, wish.job, wish.gpus) for now, wish in story.actions(Launch)]
+    preemptions = [(now, wish.job) for now, wish in story.actions(Preempt)]
+    return [launches, preemptions, story.finishes]
+
+
+UNPACKED = ("max-min", "finish-time", "makespan", "max-throughput", "isolated", "max-min+agnostic", "max-min+packed")
+
+
+@given(parts=traces, policy=st.sampled_from(UNPACKED), arrangement=arrangements)
+def test_skipping_rounds_changes_nothing(parts: list[tuple[Any, ...]], policy: str, arrangement: tuple[Any, ...]) -> None:
+    trace = a_trace(parts)
+    skipping = played(trace, policy, arrangement)
+    with no_round_skipped():
+        looking = played(trace, policy, arrangement)
+    assert told(skipping) == told(looking)
+    event("rounds were skipped" if len(skipping.entries) < len(looking.entries) else "none was")
+
+
+# Shares in the long run
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Shares by row that never change."""
+
+    shares: tuple[tuple[float, ...], ...]
+
+    def start(self) -> None:
+        return None
+
+    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
+        return Allocation(np.array(self.shares)[workload.rows]), memory
+
+
+def received(shares: Floats, cluster: str, rounds: int, patience: float) -> Floats:
+    """Fractions of the time by job and type."""
+    jobs = [a_job(str(i), seconds=1e9, model="m") for i in range(len(shares))]
+    settings = Settings(cadence=Cadence.ROUNDS, round=ROUND, backfill=False, patience=patience)
+    fixed = Policy("fixed", Fixed(tuple(map(tuple, shares.tolist()))))
+    until = rounds * ROUND
+    story = simulate(jobs, fixed, cluster, settings=settings, believed=EVEN, until=until)
+    types = Topology(story.cluster).type_of
+    got = np.zeros_like(shares)
+    for run in story.runs:
+        got[int(run.job), types[run.gpus[0].node]] += min(run.ended, until) - run.began
+    fractions: Floats = got / until
+    return fractions
+
+
+@given(seed=st.integers(0, 2**32 - 1), gpus=st.integers(1, 3), more=st.integers(0, 4), patience=st.sampled_from((0.0, 1.0)))
+def test_received_fractions_of_one_type_come_as_near_to_shares_as_rounds_allow(
+    seed: int, gpus: int, more: int, patience: float
+) -> None:
+    random = np.random.default_rng(seed)
+    shares = np.zeros((gpus + more, 1))
+    for part in random.dirichlet(np.ones(5)):
+        shares[random.choice(gpus + more, gpus, replace=False), 0] += part
+    for rounds in (25, 100):
+        off = abs(received(shares, f"v100:{gpus}", rounds, patience) - shares).max()
+        assert off <= (1.5 + patience) / rounds
+
+
+@given(seed=st.integers(0, 2**32 - 1), patience=st.sampled_from((0.0, 1.0)))
+def test_received_fractions_of_several_types_tend_to_shares(seed: int, patience: float) -> None:
+    random = np.random.default_rng(seed)
+    shares = np.zeros((3, 3))
+    for part in random.dirichlet(np.ones(5)):
+        shares[np.arange(3), random.permutation(3)] += part
+    off = abs(received(shares, "v100:1,p100:1,k80:1", 60, patience) - shares).max()
+    assert off <= 4.0 / 60
+
+
+# Starvation
+
+
+def with_arrivals(old: TraceJob, seconds: float, cluster: str, rounds: int) -> tuple[float, float]:
+    """Seconds that an endless job got and was due by max-min shares, while another job arrives in every round."""
+    others = [a_job(f"n{i}", at=ROUND * i + 1.0, seconds=seconds, model="m") for i in range(rounds)]
+    shares: dict[float, float] = {}
+    gpus = int(cluster.partition(":")[2])
+
+    def watch(scheduler: Any, entry: Any) -> None:
+        weights = len(scheduler.state.active) - 1 + old.job.weight
+        shares[entry.now // ROUND] = min(1.0, gpus * old.job.weight / weights / old.job.gpus)
+
+    settings = Settings(round=ROUND, patience=1.0)
+    until = rounds * ROUND
+    story = simulate([old, *others], "max-min", cluster, settings=settings, believed=EVEN, until=until, watch=watch)
+    got = sum(min(run.ended, until) - run.began for run in story.runs_of("old"))
+    return got, sum(shares.values()) * ROUND
+
+
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 8.0, 10.0, 12.0, 20.0])
+def test_a_job_gets_half_of_what_it_is_due_though_another_arrives_every_round(seconds: float) -> None:
+    old = a_job("old", seconds=1e9, model="m")
+    got, due = with_arrivals(old, seconds, "v100:1", 100)
+    assert got >= 0.5 * due
+
+
+def test_a_job_of_small_weight_does_not_starve_though_another_arrives_every_round() -> None:
+    got, due = with_arrivals(a_job("old", seconds=1e9, weight=0.3, model="m"), 10.0, "v100:1", 100)
+    assert got >= 0.5 * due
+
+
+def test_a_gang_does_not_starve_though_a_small_job_arrives_every_round() -> None:
+    got, due = with_arrivals(a_job("old", seconds=1e9, gpus=2, model="m"), 10.0, "v100:2", 100)
+    assert got >= 0.5 * due
