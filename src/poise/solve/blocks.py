@@ -25,7 +25,7 @@ from poise.solve.problem import Floats, Problem, Solution
 MOST_STEPS = 100
 GOOD = 1e-9
 """Relative gap at which to stop."""
-GOOD_ENOUGH = 2e-8
+GOOD_ENOUGH = 1e-7
 """The same where a value rides along with a level in a large program: the level is exact by then."""
 MANY = 500
 ACCEPTED = 1e-6
@@ -174,7 +174,8 @@ class _Method:
         """Steps until the gap is small, or rounding has won."""
         best, least, since, step = None, inf, 0, 0
         while step < MOST_STEPS:
-            error = max(self._gap(), self._missed())
+            gap = self._gap()
+            error = max(gap, self._missed(gap))
             since = since + 1 if least <= ACCEPTED and error > 0.9 * least else 0
             if error < least:
                 least = error
@@ -206,13 +207,15 @@ class _Method:
         off = float(np.abs(at.y[-1] * at.z[-1] - p.log).sum())
         return (self._complementarity() + off) / (float(p.log.sum()) + objective)
 
-    def _missed(self) -> float:
+    def _missed(self, gap: float) -> float:
         """By how much the constraints are missed: a start may miss what is asked, and rounding drifts."""
         p, at = self.p, self.at
         self._short: Floats = p.base + p.slope * at.t + at.y[-1] - np.einsum("cm,cm->m", p.speed, at.y[:-1])
         self._over: Floats = 1.0 - at.y[:-1].sum(axis=0)
         used = np.einsum("rm,m->r", p.by_resource(at.y[: p.columns]), p.size)
         self._left: Floats = p.capacity - at.w - used
+        if gap > ACCEPTED:  # nobody asks yet
+            return 0.0
         relative = float((np.abs(self._left) / p.capacity).max())
         return max(float(np.abs(self._short).max()), float(np.abs(self._over).max()), relative)
 
@@ -271,7 +274,8 @@ class _Method:
         speeds are taken relative to their weighted mean.
         """
         p, at = self.p, self.at
-        d = self._d = at.y / at.z
+        self._per_y, self._per_z = 1.0 / at.y, 1.0 / at.z
+        d = self._d = at.y * self._per_z
         taken, busy = d[:-1], d[: p.columns]
         by_resource = p.by_resource(busy)
         self._a = taken.sum(axis=0)
@@ -298,7 +302,7 @@ class _Method:
     def _direction(self, residual: Floats, residual_w: Floats) -> _Step | None:
         """The Newton step for these residuals of y·z and w·zw."""
         p, at = self.p, self.at
-        xi, xi_w = residual / at.z, residual_w / at.zw
+        xi, xi_w = residual * self._per_z, residual_w / at.zw
         second = xi[-1] - np.einsum("cm,cm->m", self._off, xi[:-1]) + self._short - self._mean * self._over
         first = (self._over - xi[:-1].sum(axis=0)) / self._a
         second /= self._c
@@ -329,8 +333,8 @@ class _Method:
     def _reach(self, step: _Step, part: float) -> tuple[float, float]:
         """How far the step may go, on the primal and on the dual side."""
         at = self.at
-        primal = min(_room(at.y, step.y), _room(at.w, step.w))
-        dual = min(_room(at.z, step.z), _room(at.zw, step.zw))
+        primal = min(_room(step.y * self._per_y), _room(step.w / at.w))
+        dual = min(_room(step.z * self._per_z), _room(step.zw / at.zw))
         if self.p.log is not None:  # the objective is curved: both sides must go together
             primal = dual = min(primal, dual)
         return min(1.0, part * primal), min(1.0, part * dual)
@@ -356,9 +360,9 @@ def _products(one: Floats, other: Floats) -> Floats:
     return products
 
 
-def _room(amount: Floats, change: Floats) -> float:
-    """How many times the change can be made before an amount is used up."""
-    most = -float((change / amount).min())
+def _room(change: Floats) -> float:
+    """How many times a change, relative to amounts, can be made before one of them is used up."""
+    most = -float(change.min())
     return 1.0 / most if most > 0 else inf
 
 
