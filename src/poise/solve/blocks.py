@@ -184,15 +184,21 @@ class _Method:
                 break
             step += 1
         if best is not None and self.p.is_even:
-            self.at = best
-            for _ in range(CENTRING):
-                self._recentre(1.0)
-            best = self.at
+            best = self._centred(best)
         if best is None:
             if float(np.abs(self._short).max()) > 1e-5:
                 raise InfeasibleError("what is asked of the rows cannot be met")
             raise GaveUpError(f"a gap of {least:.1e} is left after {step} steps")
         return _answer(problem, self.p, best, step)
+
+    def _centred(self, best: _Point) -> _Point:
+        """Nearer to the centre, as far as that costs nothing."""
+        self.at = best
+        for _ in range(CENTRING):
+            if not self._recentre(1.0) or max(self._gap(), self._missed(0.0)) > 10.0 * GOOD:
+                break
+            best = self.at
+        return best
 
     def _complementarity(self) -> float:
         at = self.at
