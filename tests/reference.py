@@ -11,8 +11,10 @@ import clarabel  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError, InfeasibleError
-from poise.solve.problem import Beside, Floats, Ints, Market, Problem, Shared, Solution
+from poise.model.workload import Pairs
+from poise.solve.problem import Beside, Market, Problem, Solution
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def broken_by(problem: Problem, solution: Solution) -> float:
     )
 
 
-def _unfit(market: Market, shared: Shared) -> list[float]:
+def _unfit(market: Market, shared: Pairs) -> list[float]:
     """Time together of rows that cannot share: of different size, or one that is all alone."""
     count = np.ones(market.rows) if market.count is None else market.count
     alone = (shared.first == shared.second) & (count[shared.first] < 2)
@@ -124,11 +126,11 @@ def _asked(problem: Problem, level: float) -> Floats:
     return asked + level * problem.slope if problem.level and problem.slope is not None else asked
 
 
-def _turned(shared: Shared) -> Shared:
+def _turned(shared: Pairs) -> Pairs:
     return replace(shared, first=shared.second, second=shared.first)
 
 
-def _together(market: Market, shared: Shared) -> Floats:
+def _together(market: Market, shared: Pairs) -> Floats:
     """Throughput of each `first` beside its `second`."""
     if market.beside is None or not len(shared.share):
         return np.zeros(len(shared.share))
@@ -136,7 +138,7 @@ def _together(market: Market, shared: Shared) -> Floats:
     return market.beside.throughput[kind[shared.first], kind[shared.second], shared.column]
 
 
-def _worth(problem: Problem, shared: Shared) -> Floats:
+def _worth(problem: Problem, shared: Pairs) -> Floats:
     """Worth of time together to each `first`: that of its time alone, in proportion to the throughput."""
     if problem.value is None:
         return np.zeros(len(shared.first))
@@ -144,19 +146,19 @@ def _worth(problem: Problem, shared: Shared) -> Floats:
     return problem.value[shared.first, shared.column] * _together(problem.market, shared) / np.where(alone > 0, alone, 1.0)
 
 
-def _pairs(market: Market) -> Shared:
+def _pairs(market: Market) -> Pairs:
     """Every way for two rows to share, with no time in it yet."""
     if market.beside is None:
-        return Shared.nothing()
+        return Pairs.none()
     first, second = np.triu_indices(market.rows, 1)
     equal = market.size[first] == market.size[second]
     first, second = first[equal], second[equal]
     columns = market.speed.shape[1]
     column = np.tile(np.arange(columns), len(first))
-    every = Shared(np.repeat(first, columns), np.repeat(second, columns), column, np.zeros(len(column)))
+    every = Pairs(np.repeat(first, columns), np.repeat(second, columns), column, np.zeros(len(column)))
     can = (_together(market, every) > 0) & (_together(market, _turned(every)) > 0)
     can &= (market.speed[every.first, every.column] > 0) & (market.speed[every.second, every.column] > 0)
-    return Shared(every.first[can], every.second[can], every.column[can], every.share[can])
+    return Pairs(every.first[can], every.second[can], every.column[can], every.share[can])
 
 
 class _Program:

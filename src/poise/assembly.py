@@ -22,10 +22,10 @@ from poise.mechanism.rounds import Newcomers, Rounds
 from poise.model.cluster import Cluster
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.journal import Entry
-from poise.model.plan import Order, Policy
+from poise.model.plan import Policy
 from poise.model.workload import Allocator
 from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
+from poise.policies.catalogue import policy_named, with_combinators
 from poise.policies.packed import shares_gpus
 from poise.throughput.speeds import Speeds
 from poise.throughput.table import Throughputs, shipped
@@ -101,9 +101,7 @@ class Experiment:
 
     def effective_policy(self) -> str:
         """The policy with the preset's combinators, where they apply."""
-        policy = policy_named(self.policy)
-        wanted = Order if self.combinators == "+stable" else Allocator
-        return self.policy + (self.combinators if isinstance(policy.answer, wanted) else "")
+        return with_combinators(self.policy, self.combinators)
 
 
 @dataclass(frozen=True, slots=True)

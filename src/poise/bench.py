@@ -15,9 +15,10 @@ from time import process_time
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import RequestError
 from poise.model.plan import Policy
-from poise.model.workload import Allocation, Allocator, Floats, Ints, Workload
+from poise.model.workload import Allocation, Allocator, Workload
 from poise.policies.allox import AlloX
 from poise.policies.packed import shares_gpus
 from poise.traces import draws

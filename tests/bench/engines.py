@@ -17,8 +17,9 @@ import highspy
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 
+from poise.model.arrays import Floats
 from poise.solve.blocks import maximise_blocks
-from poise.solve.problem import Floats, Market, Problem
+from poise.solve.problem import Market, Problem
 
 ROWS, COLUMNS, TIMES = (256, 2_048, 8_192), (3, 6), 3
 AGREED = 1e-6

@@ -16,10 +16,11 @@ from poise.core.settings import Cadence, Settings
 from poise.mechanism.rounds import Rounds
 from poise.mechanism.standing import Standing
 from poise.model.action import Launch, Preempt
+from poise.model.arrays import Floats
 from poise.model.plan import Policy
 from poise.model.speed import Locality
 from poise.model.topology import Topology
-from poise.model.workload import Allocation, Floats, Workload
+from poise.model.workload import Allocation, Workload
 from poise.throughput.measured import Alone, JobClass, Throughputs, Together
 from poise.traces.schema import TraceJob
 

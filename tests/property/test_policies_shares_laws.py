@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.reference import reference
 from tests.workloads import drawn, overdrawn, throughput, workloads
 
-from poise.model.workload import Allocation, Allocator, Floats, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Allocator, Workload
 from poise.policies.blind import Blind
 from poise.policies.fallback import Fallback
 from poise.policies.finish_time import FinishTime, Ledger

@@ -9,11 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.reference import broken_by, objective_of, reference
 
+from poise.model.arrays import Floats
 from poise.model.errors import GaveUpError, InfeasibleError
+from poise.model.workload import Pairs
 from poise.solve.blocks import maximise_blocks
 from poise.solve.dealing import dealt
 from poise.solve.engine import FEW, alike, maximise
-from poise.solve.problem import Floats, Market, Problem, Shared, Solution
+from poise.solve.problem import Market, Problem, Solution
 from poise.solve.vertices import Corner, maximise_vertex
 
 FEASIBLE = 1e-6
@@ -255,7 +257,7 @@ def test_answers_are_the_same_bit_for_bit(problem: Problem) -> None:
 
 
 @st.composite
-def dealings(draw: st.DrawFn) -> tuple[Shared, list[int], int]:
+def dealings(draw: st.DrawFn) -> tuple[Pairs, list[int], int]:
     """Pairs of classes with their time, and the members of each class."""
     sizes = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
     random = np.random.default_rng(draw(seeds))
@@ -263,13 +265,13 @@ def dealings(draw: st.DrawFn) -> tuple[Shared, list[int], int]:
     pairs = [(a, b) for a in range(len(sizes)) for b in range(a, len(sizes)) if a != b or sizes[a] > 1]
     chosen = [pair for pair in pairs if random.random() < 0.7]
     first, second = (np.array([pair[side] for pair in chosen], dtype=np.int64) for side in (0, 1))
-    shared = Shared(first, second, random.integers(0, 3, len(chosen)), random.uniform(0.1, 2.0, len(chosen)))
+    shared = Pairs(first, second, random.integers(0, 3, len(chosen)), random.uniform(0.1, 2.0, len(chosen)))
     return shared, member.tolist(), len(sizes)
 
 
 @given(dealings())
 def test_time_dealt_out_keeps_totals_in_equal_parts_and_puts_nobody_beside_itself(
-    dealing: tuple[Shared, list[int], int],
+    dealing: tuple[Pairs, list[int], int],
 ) -> None:
     shared, members, classes = dealing
     member = np.array(members, dtype=np.int64)
@@ -277,7 +279,7 @@ def test_time_dealt_out_keeps_totals_in_equal_parts_and_puts_nobody_beside_itsel
     assert (got.first != got.second).all()
     assert (got.share > 0).all()
     for a, b, column, share in zip(shared.first, shared.second, shared.column, shared.share, strict=True):
-        alone = Shared(*(np.array([each]) for each in (a, b, column, share)))
+        alone = Pairs(*(np.array([each]) for each in (a, b, column, share)))
         part = dealt(alone, member, classes)
         assert part.share.sum() == pytest.approx(share)
         assert (part.column == column).all()
@@ -291,4 +293,4 @@ def test_time_dealt_out_keeps_totals_in_equal_parts_and_puts_nobody_beside_itsel
 
 
 def test_nothing_is_dealt_out_of_nothing() -> None:
-    assert len(dealt(Shared.nothing(), np.array([0, 0, 1]), 2).share) == 0
+    assert len(dealt(Pairs.none(), np.array([0, 0, 1]), 2).share) == 0

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 from scipy.optimize import linprog  # type: ignore[import-untyped,unused-ignore]
 
+from poise.model.arrays import Floats
 from poise.solve.filling import Filled, Group, Inside, fill
-from poise.solve.problem import Beside, Floats, Market
+from poise.solve.problem import Beside, Market
 
 Mask = NDArray[np.bool_]
 

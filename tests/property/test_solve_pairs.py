@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reference import broken_by, expanded, objective_of, reference
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError, InfeasibleError
 from poise.solve import master
 from poise.solve.crowds import crossed, divided, folded, missing
 from poise.solve.pairs import maximise_sharing
-from poise.solve.problem import Beside, Floats, Ints, Market, Problem, Solution
+from poise.solve.problem import Beside, Market, Problem, Solution
 
 FEASIBLE = 1e-6
 CLOSE = 1e-5

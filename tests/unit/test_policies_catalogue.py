@@ -74,7 +74,7 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_ones(spec: str, near: s
         ("tiresias:service=gpus", "service='gpus': expected gpu-seconds or seconds"),
         ("tiresias-gittins:delta=far", "delta='far': expected limit or best"),
         ("tiresias-gittins:samples=-1", "samples='-1': expected a whole number that is not negative"),
-        ("tiresias-gittins:samples=2.5", "samples='2.5': invalid literal"),
+        ("tiresias-gittins:samples=2.5", "samples='2.5': expected a whole number"),
         ("stride+stable", r"\+stable applies to orders"),
     ],
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload, overdrawn, throughput
 
-from poise.model.workload import Floats, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Workload
 from poise.policies.hierarchical import Hierarchical, Inside
 from poise.policies.shares import proportional
 

@@ -156,7 +156,9 @@ def test_table_names_its_rows_and_scrolls_by_itself() -> None:
 
 def test_table_without_rows_or_columns_is_a_table() -> None:
     for table in (Table((), (), frozenset()), Table(("a", "b"), (), frozenset())):
-        read(page("t", "", [Section("s", table=table)]))
+        text = page("t", "", [Section("s", table=table)])
+        read(text)
+        assert text.count("<table") == 1
 
 
 def test_table_with_a_ragged_row_is_refused_with_its_number() -> None:

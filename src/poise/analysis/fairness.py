@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from poise.analysis.history import History, Life, cumulated, floats
-from poise.model.columns import Floats
+from poise.model.arrays import Floats
 
 
 class Fairness(StrEnum):

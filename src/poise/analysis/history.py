@@ -7,8 +7,8 @@ from math import inf, nan
 import numpy as np
 
 from poise.model.action import Abandon, Action, Launch, Preempt, Reject
+from poise.model.arrays import Floats, Ints
 from poise.model.cluster import Cluster, Holding
-from poise.model.columns import Floats, Ints
 from poise.model.event import Cancelled, Estimated, Event, Failed, Finished, NodeLost, NodeReturned, Stopped, Submitted
 from poise.model.job import Status
 from poise.model.journal import Entry

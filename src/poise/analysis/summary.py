@@ -7,7 +7,7 @@ import numpy as np
 
 from poise.analysis.fairness import Fairness, jain, rho
 from poise.analysis.history import History, Life, cumulated, floats
-from poise.model.columns import Floats
+from poise.model.arrays import Floats
 from poise.model.job import Status
 
 UNFAIR = 1.1

@@ -6,11 +6,12 @@ and carry it into the tables · say what changed, preemptions before the launche
 
 from collections.abc import Iterable
 from functools import partial
-from math import floor, inf
+from math import inf
 from typing import assert_never
 
-from poise.core.answering import Answering, OrderAnswering, PlannerAnswering
+from poise.core.answering import Answering, OrderAnswering
 from poise.core.granting import Desk
+from poise.core.planning import PlannerAnswering
 from poise.core.reasons import Reason, explain
 from poise.core.settings import Cadence, Settings
 from poise.core.state import State
@@ -30,6 +31,7 @@ from poise.model.event import (
     Submitted,
     Woke,
 )
+from poise.model.grid import end_after, is_end
 from poise.model.job import Status
 from poise.model.plan import Order, Planner, Policy, Preemption, anywhere
 from poise.placement.strategies import Placement
@@ -281,13 +283,10 @@ class Scheduler:
         self._answering.preempted(row, now)
 
     def _boundary_after(self, now: float) -> float:
-        origin, length = self.state.origin or 0.0, self.settings.round
-        rounds = floor((now - origin) / length) + 1
-        return origin + (rounds if origin + rounds * length > now else rounds + 1) * length
+        return end_after(self.state.origin or 0.0, now, self.settings.round)
 
     def _at_boundary(self, now: float) -> bool:
-        origin, length = self.state.origin or 0.0, self.settings.round
-        return now == origin + round((now - origin) / length) * length
+        return is_end(self.state.origin or 0.0, now, self.settings.round)
 
     def _ask_to_wake(self, now: float) -> None:
         wake = self._answering.next_change()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from poise.model.errors import RequestError
 
@@ -43,5 +44,5 @@ class Settings:
             raise RequestError(f"a round takes more than 0 seconds, not {self.round}")
         if self.restart_overhead < 0 or self.minimum_run < 0 or self.retries < 0:
             raise RequestError("restart overhead, minimum run time and retries cannot be negative")
-        if self.recompute < 0 or self.patience < 0 or not self.credit > 0:
-            raise RequestError("recompute and patience cannot be negative, and the credit is more than 0 rounds")
+        if not (0 <= self.recompute < inf and 0 <= self.patience < inf and 0 < self.credit < inf):
+            raise RequestError("recompute and patience are finite and not negative, the credit is finite and above 0 rounds")

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.model.columns import Snapshot
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
-from poise.model.workload import Floats, Ints, Workload
+from poise.model.workload import Workload
 
 NO_PRICE = 1.0
 """Of a GPU-hour where the cluster states none."""

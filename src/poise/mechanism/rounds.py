@@ -19,17 +19,19 @@ starts with a credit of received time, so that the first rounds follow the share
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from math import floor, inf
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poise.mechanism.standing import Standing, Terms, accounted, aligned
+from poise.model.arrays import Floats, Ints
 from poise.model.columns import Snapshot
 from poise.model.errors import SolveError
+from poise.model.grid import end_after, is_end
 from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
 from poise.model.speed import Locality
-from poise.model.workload import Allocator, Floats, Ints, Leftover, Sight, Workload
+from poise.model.workload import Allocator, Leftover, Sight, Workload
 
 TIED = 1e-6
 """Relative difference of priorities that may be one of rounding."""
@@ -78,12 +80,11 @@ class Rounds:
 
     def plan(self, snapshot: Snapshot, memory: Standing | None) -> tuple[Plan, Standing]:
         """At the end of a round by shares; inside one, only GPUs that are free are given out."""
-        now = snapshot.now
-        origin = snapshot.origin
-        at_end = now == origin + round((now - origin) / self.round) * self.round
+        now, origin = snapshot.now, snapshot.origin
+        at_end = is_end(origin, now, self.round)
         may_fill = snapshot.is_contended and any(snapshot.idle)
         if memory is not None and not at_end and not memory.is_urgent and not may_fill:
-            return Plan((), Unfitting.SKIPPED, Preemption.NEVER, _next_end(origin, now, self.round), ()), memory
+            return Plan((), Unfitting.SKIPPED, Preemption.NEVER, end_after(origin, now, self.round), ()), memory
         workload = snapshot.workload
         standing = Standing.blank(workload, origin, self.allocator.start()) if memory is None else aligned(memory, workload)
         remarks: tuple[str, ...] = ()
@@ -132,7 +133,7 @@ class Rounds:
             tuple(_claim(workload, job, served) for job in fresh),
             Unfitting.SKIPPED,
             Preemption.NEVER,
-            _next_end(standing.origin, workload.now, self.round)
+            end_after(standing.origin, workload.now, self.round)
             if fresh
             else self._next_due(standing, workload, served, counted),
             tuple(stops),
@@ -181,14 +182,14 @@ class Rounds:
         fallen as low as somebody who would like to run there.
         """
         if standing.is_stale and (served.column < 0).all():  # nobody has a share, and there are no new ones before then
-            return _next_end(standing.origin, max(workload.now, standing.computed + self.recompute - self.round), self.round)
+            return end_after(standing.origin, max(workload.now, standing.computed + self.recompute - self.round), self.round)
         wait = 0.0
         if not (standing.is_stale or standing.allocation.sight is Sight.BLIND or len(standing.pairs.share)):
             ties = (self._first_tie(standing, workload, served, counted, place) for place in range(workload.types))
             wait = min(ties)
         if wait == inf or (not standing.is_stale and self._is_steady(standing, workload, served.column)):
             return inf
-        return _next_end(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
+        return end_after(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
 
     def _first_tie(self, standing: Standing, workload: Workload, served: Served, counted: Floats, place: int) -> float:
         """Seconds after which one who runs on the type at this place is first as low as one who may come instead."""
@@ -216,7 +217,7 @@ class Rounds:
         """Inside a round: free GPUs go to those who wait, the furthest behind first."""
         waits = workload.held < 0
         is_due = standing.is_stale or standing.due <= workload.now
-        wake = _next_end(standing.origin, workload.now, self.round) if is_due else standing.due
+        wake = end_after(standing.origin, workload.now, self.round) if is_due else standing.due
         claims = self._claims_of_waiting(standing, workload, waits, idle)
         return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, ())
 
@@ -291,8 +292,3 @@ def shuffled(things: tuple[int, ...], stream: int, index: int) -> tuple[int, ...
         chosen = (bits ^ (bits >> 31)) % (last + 1)
         left[last], left[chosen] = left[chosen], left[last]
     return tuple(left)
-
-
-def _next_end(origin: float, now: float, length: float) -> float:
-    rounds = floor((now - origin) / length) + 1
-    return origin + (rounds if origin + rounds * length > now else rounds + 1) * length

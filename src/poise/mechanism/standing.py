@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Floats, Ints
 from poise.model.columns import Snapshot
-from poise.model.workload import Allocation, Floats, Ints, Leftover, Pairs, Workload
+from poise.model.workload import Allocation, Leftover, Pairs, Workload
 
 MOST_AHEAD, MOST_BEHIND = 4.0, 100.0
 """Rounds that a job is remembered to be ahead or behind."""
@@ -33,7 +34,7 @@ class Standing:
     received   seconds since the shares were computed, with the credit
     begun      what `received` was when the shares were computed
     owed       seconds behind the share when shares last changed
-    pairs      shares of pairs, with received and owed of their own
+    pairs      shares of pairs, with time received of their own; a pair owes nothing, for new shares pair jobs anew
     order      GPU types, that on which jobs are fastest first
     since      moment up to which `received` is counted;  due: end of the round after which to choose anew
     computed   moment at which shares were computed;  gpus: GPUs alive then;  is_stale: something has changed since
@@ -47,7 +48,6 @@ class Standing:
     owed: Floats
     pairs: Pairs
     pairs_received: Floats
-    pairs_owed: Floats
     order: tuple[int, ...]
     allocation: Allocation
     since: float
@@ -67,7 +67,6 @@ class Standing:
     def blank(workload: Workload, origin: float, memory: object) -> "Standing":
         """Nobody has a share yet."""
         nothing = np.zeros_like(workload.speed)
-        none = np.empty(0)
         return Standing(
             rows=workload.rows,
             covered=np.zeros(workload.jobs, dtype=bool),
@@ -76,8 +75,7 @@ class Standing:
             begun=np.ones_like(nothing),
             owed=nothing,
             pairs=Pairs.none(),
-            pairs_received=none,
-            pairs_owed=none,
+            pairs_received=np.empty(0),
             order=tuple(range(workload.types)),
             allocation=Allocation(nothing),
             since=workload.now,
@@ -113,7 +111,6 @@ class Standing:
             owed=owed,
             pairs=pairs,
             pairs_received=np.full(len(pairs.share), terms.credit),
-            pairs_owed=np.zeros(len(pairs.share)),
             order=_fastest_first(workload),
             allocation=allocation,
             computed=workload.now,
@@ -142,8 +139,8 @@ class Standing:
     def together(self, pairs: Ints) -> Floats:
         """Units of two jobs, in the same form."""
         of = self.pairs
-        columns = (of.first, of.second, of.column, of.share, self.pairs_received, self.pairs_owed)
-        return np.vstack([column[pairs] for column in columns])
+        columns = (of.first, of.second, of.column, of.share, self.pairs_received)
+        return np.vstack([*(column[pairs] for column in columns), np.zeros(len(pairs))])
 
 
 def accounted(standing: Standing, workload: Workload, snapshot: Snapshot, length: float) -> Standing:
@@ -223,7 +220,6 @@ def _pairs_aligned(standing: Standing, workload: Workload) -> Standing:
         standing,
         pairs=Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept]),
         pairs_received=standing.pairs_received[kept],
-        pairs_owed=standing.pairs_owed[kept],
     )
 
 

@@ -14,12 +14,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Bools, Floats, Ints
 from poise.model.job import Job, Status
 from poise.model.workload import Workload
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Kind = TypeVar("Kind", bound=np.generic)
 
 

@@ -11,8 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from poise.model.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,10 @@ _PER_JOB = ("rows", "gang", "weight", "submitted", "deadline", "steps_left", "te
 
 @dataclass(frozen=True)
 class Pairs:
-    """Time that two jobs are to spend on the same GPUs; indices into the workload, columns, fractions of time."""
+    """Time that two jobs are to spend on the same GPUs; indices into the workload, columns, fractions of time.
+
+    A solver knows them as rows of its market.
+    """
 
     first: Ints
     second: Ints

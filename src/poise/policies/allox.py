@@ -28,8 +28,9 @@ from math import ceil, inf
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import RequestError
-from poise.model.workload import Allocation, Floats, Ints, Leftover, Workload
+from poise.model.workload import Allocation, Leftover, Workload
 from poise.solve.matching import Matching, match
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from poise.model.workload import Allocation, Allocator, Floats, Sight, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Allocator, Sight, Workload
 from poise.policies.shares import inverse
 
 

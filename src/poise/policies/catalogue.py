@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from poise.model.errors import RequestError, UnknownNameError
-from poise.model.plan import Policy
+from poise.model.plan import Order, Policy
 from poise.model.workload import Allocator
 from poise.policies import agnostic, fallback, packed, partitioned, plain, stable
 from poise.policies.combining import on_shares
@@ -16,7 +16,7 @@ from poise.policies.listing import Claim, Combinator, Family, Listing, Parameter
 from poise.policies.queues import QUEUES
 from poise.policies.share_listings import SHARES
 
-__all__ = ["COMBINATORS", "POLICIES", "Claim", "Family", "Listing", "Parameter", "policy_named"]
+__all__ = ["COMBINATORS", "POLICIES", "Claim", "Family", "Listing", "Parameter", "policy_named", "with_combinators"]
 
 POLICIES: Mapping[str, Listing] = {listing.name: listing for listing in (*QUEUES, *SHARES)}
 
@@ -29,32 +29,36 @@ def _with_fallback(policy: Policy, to: str = "isolated") -> Policy:
     return on_shares(policy, "fallback", lambda allocator: fallback.Fallback(allocator, other))
 
 
-def _partitioned(policy: Policy, k: int = 4) -> Policy:
-    """The same policy on k parts of the problem."""
-    return on_shares(policy, "partitioned", lambda allocator: partitioned.Partitioned(allocator, k))
-
-
 COMBINATORS: Mapping[str, Combinator] = {
     combinator.name: combinator
     for combinator in (
         Combinator("agnostic", "takes all GPU types for equally fast", agnostic.agnostic),
-        Combinator("stable", "equal ranks keep the order of the previous decision", stable.stable),
-        Combinator("packed", "two jobs may share GPUs where they were measured to gain by it", packed.packed),
+        Combinator("stable", "equal ranks keep the order of the previous decision", stable.stable, to=Order),
+        Combinator("packed", "two jobs may share GPUs where they were measured to gain by it", packed.packed, to=Allocator),
         Combinator(
             "partitioned",
             "the problem in k parts, solved one by one (POP)",
-            _partitioned,
+            partitioned.partitioned,
             (Parameter("k", "4", "number of parts", at_least_one),),
+            to=Allocator,
         ),
         Combinator(
             "fallback",
             "shares by another policy where this one finds none",
             _with_fallback,
             (Parameter("to", "isolated", "the other policy", text),),
+            to=Allocator,
         ),
-        Combinator("plain", "no second aim: what the objective does not need goes anywhere", plain.plain),
+        Combinator("plain", "no second aim: what the objective does not need goes anywhere", plain.plain, to=Allocator),
     )
 }
+
+
+def with_combinators(spec: str, more: str) -> str:
+    """A specification with further combinators, `+a+b`, as far as they apply to its policy."""
+    answer = policy_named(spec).answer
+    names = filter(None, more.split("+"))
+    return spec + "".join(f"+{name}" for name in names if isinstance(answer, COMBINATORS[name].to))
 
 
 def policy_named(spec: str) -> Policy:

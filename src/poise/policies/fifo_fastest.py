@@ -14,7 +14,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Leftover, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Leftover, Workload
 
 
 class Sticky(StrEnum):

@@ -19,7 +19,8 @@ from math import nan
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Ints, Workload
+from poise.model.arrays import Floats, Ints
+from poise.model.workload import Allocation, Workload
 from poise.policies.shares import Second, allocation_of, inverse, isolated_throughput, market_of, second_aim
 from poise.solve.levels import smallest_ratio
 

@@ -18,7 +18,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from poise.model.columns import Floats, JobView
+from poise.model.arrays import Floats
+from poise.model.columns import JobView
 from poise.model.plan import Order, Preemption, Rank, Unfitting
 from poise.policies.tiresias import Queues, Service, by_skew, first_come
 

@@ -15,7 +15,7 @@ from math import nan
 
 import numpy as np
 
-from poise.model.workload import Allocation, Pairs, Workload
+from poise.model.workload import Allocation, Workload
 from poise.policies.shares import market_of, proportional
 from poise.solve.filling import Group, Inside, fill
 
@@ -38,9 +38,7 @@ class Hierarchical:
         norm = proportional(workload)
         filled = fill(market_of(workload), groups, norm)
         totals = [float((workload.gang * filled.levels)[group.members].sum()) / group.weight for group in groups]
-        shared = filled.shared
-        pairs = Pairs(shared.first, shared.second, shared.column, shared.share)
-        return Allocation(filled.x, pairs, min(totals, default=nan)), memory
+        return Allocation(filled.x, filled.shared, min(totals, default=nan)), memory
 
     def _group(self, workload: Workload, tenant: int) -> Group:
         members = np.flatnonzero(workload.tenant == tenant)

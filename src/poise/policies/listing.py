@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from types import UnionType
 from typing import Any
 
 from poise.model.plan import Order, Planner, Policy
@@ -54,12 +55,16 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Combinator:
-    """A row of the combinators: a policy in, and values of its parameters; another policy out."""
+    """A row of the combinators: a policy in, and values of its parameters; another policy out.
+
+    to   the answers of policies that it applies to
+    """
 
     name: str
     summary: str
     apply: Callable[..., Policy]
     parameters: tuple[Parameter, ...] = ()
+    to: type | UnionType = Order | Planner | Allocator
 
 
 SMALLEST = 0.001
@@ -89,10 +94,9 @@ def positive(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number that is not negative."""
-    value = int(text)
-    if value < 0:
+    if not text.isascii() or not text.isdigit():
         raise ValueError("expected a whole number that is not negative")
-    return value
+    return int(text)
 
 
 def limits(text: str) -> tuple[float, ...]:

@@ -15,7 +15,8 @@ from math import inf
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Workload
 from poise.policies.shares import Given, Second, allocation_of, inverse, isolated_throughput, market_of, second_aim
 from poise.solve.levels import highest
 

@@ -19,7 +19,8 @@ from math import nan
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Pairs, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Workload
 from poise.policies.shares import Norm, allocation_of, fastest, inverse, market_of, normaliser
 from poise.solve.filling import Group, fill
 from poise.solve.levels import highest
@@ -66,5 +67,4 @@ class MaxMin:
         filled = fill(market_of(workload), [everybody], self._norm(workload))
         asks = demand > 0
         level = float((filled.throughput[asks] / demand[asks]).min()) if asks.any() else nan
-        pairs = Pairs(filled.shared.first, filled.shared.second, filled.shared.column, filled.shared.share)
-        return Allocation(filled.x, pairs, level)
+        return Allocation(filled.x, filled.shared, level)

@@ -18,7 +18,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.workload import Allocation, Floats, Leftover, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Leftover, Workload
 from poise.policies.shares import Count, Given, allocation_of, fastest, inverse, market_of, nothing_for, rows_of, worth
 from poise.solve import engine
 from poise.solve.levels import best_ratio, highest

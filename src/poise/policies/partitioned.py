@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import RequestError
-from poise.model.workload import Allocation, Allocator, Floats, Ints, Pairs, Workload
+from poise.model.plan import Policy
+from poise.model.workload import Allocation, Allocator, Pairs, Workload
+from poise.policies.combining import on_shares
 from poise.policies.shares import inverse, joined, packed, usable
+
+
+def partitioned(policy: Policy, k: int = 4) -> Policy:
+    """The same policy on k parts of the problem."""
+    return on_shares(policy, "partitioned", lambda allocator: Partitioned(allocator, k))
 
 
 @dataclass(frozen=True)

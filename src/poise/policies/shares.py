@@ -18,7 +18,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.workload import Allocation, Floats, Leftover, Pairs, Sight, Workload
+from poise.model.arrays import Floats
+from poise.model.workload import Allocation, Leftover, Sight, Workload
 from poise.solve.problem import Beside, Market, Solution
 
 
@@ -138,10 +139,8 @@ def in_columns(workload: Workload, by_type: Floats) -> Floats:
 
 def allocation_of(workload: Workload, solution: Solution, objective: float, given: Given = PLAIN) -> Allocation:
     """What the solver answered, for the mechanism."""
-    shared = solution.shared
-    pairs = Pairs(shared.first, shared.second, shared.column, shared.share)
     share = solution.x if workload.jobs else np.zeros(workload.speed.shape)
-    return Allocation(share, pairs, objective, given.sight, given.leftover, given.remarks)
+    return Allocation(share, solution.shared, objective, given.sight, given.leftover, given.remarks)
 
 
 def nothing_for(workload: Workload) -> Allocation:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Ints, Workload
+from poise.model.arrays import Floats, Ints
+from poise.model.workload import Allocation, Workload
 
 _Offer = tuple[float, int, int]
 """Seconds to the end, the job, the type on which it takes so long."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poise.model.workload import Allocation, Floats, Ints, Pairs, Workload
+from poise.model.arrays import Floats, Ints
+from poise.model.workload import Allocation, Pairs, Workload
 from poise.policies.shares import inverse, market_of, nothing_for, proportional, usable
 from poise.solve import engine
 from poise.solve.problem import Problem, Solution

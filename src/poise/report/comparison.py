@@ -7,7 +7,7 @@ import numpy as np
 
 from poise.analysis.history import History, cumulated
 from poise.analysis.summary import Measured, Summary
-from poise.model.columns import Floats
+from poise.model.arrays import Floats
 from poise.report.amounts import amount
 from poise.report.figures import Series, bars, cdf, lines, scatter
 from poise.report.page import Section, Table, page

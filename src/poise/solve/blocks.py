@@ -3,7 +3,7 @@
 Every row has its own two constraints (one thing at a time; what is asked of it), and only the few resources, and t, tie rows
 together. So the linear system of each step falls apart: two unknowns a row are eliminated in closed form, and what is left
 has as many unknowns as there are resources, plus t. A step costs O(rows · columns) in whole-array operations, and about
-ten to twenty steps are needed whatever the number of rows.
+ten to thirty steps are needed whatever the number of rows.
 
 Primal-dual, predictor and corrector (Mehrotra 1992). A row's amounts stand in one column of `y`: its x by column, then s,
 the time it does nothing, then v, what it gets beyond what is asked; `z` has their dual slacks. The answer approached is the
@@ -13,14 +13,14 @@ is asked in every best answer (`Solution.pressure`).
 Sums go through `einsum` and not through a BLAS: the number of threads must not change the last bit, nor the time.
 """
 
-from dataclasses import dataclass
 from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
 
+from poise.model.arrays import Floats
 from poise.model.errors import GaveUpError, InfeasibleError
-from poise.solve.problem import Floats, Problem, Solution
+from poise.solve.problem import Problem, Solution
 
 MOST_STEPS = 100
 GOOD = 1e-9
@@ -28,6 +28,7 @@ GOOD = 1e-9
 GOOD_ENOUGH = 1e-7
 """The same where a value rides along with a level in a large program: the level is exact by then."""
 MANY = 500
+"""Rows from which on a program is large."""
 ACCEPTED = 1e-6
 """Relative gap that is still good enough where rounding stops progress."""
 NEARLY = 0.9995
@@ -35,7 +36,7 @@ NEARLY = 0.9995
 SHORT = 0.1
 """A step of less than this part of its length gets nowhere."""
 NOTHING = 1e-300
-"""Of a column that a row cannot use: as good as 0, and may be divided by."""
+"""As good as 0, and may be divided by."""
 CENTRING = 3
 """Further steps where columns are alike: then best answers are many, and the very middle of them is wanted."""
 PATIENCE = 8
@@ -97,19 +98,8 @@ class _Scaled:
         return amounts if self.gather is None else amounts[self.resource]
 
 
-@dataclass
-class _Point:
-    """A strictly interior point. Multipliers of resources are −zw, of what is asked the last row of z."""
-
-    y: Floats
-    z: Floats
-    w: Floats
-    zw: Floats
-    t: float
-
-
-class _Step(NamedTuple):
-    """A direction from a point."""
+class _Point(NamedTuple):
+    """A strictly interior point, or a direction. Multipliers of resources are −zw, of what is asked the last row of z."""
 
     y: Floats
     z: Floats
@@ -128,7 +118,7 @@ def _start(p: _Scaled) -> _Point:
     """Everybody gets an equal part of half of everything; multipliers that satisfy the dual constraints."""
     rows, able = len(p.size), p.able[: p.columns]
     use = p.by_resource(able * p.size).sum(axis=1)
-    part = 0.5 * p.capacity / np.maximum(use, 1e-300)
+    part = 0.5 * p.capacity / np.maximum(use, NOTHING)
     x = np.minimum(p.by_column(part)[:, None], 0.5 / p.columns)
     x = np.where(able, x, NOTHING)
     w = p.capacity - p.by_resource(x * p.size).sum(axis=1)
@@ -179,17 +169,15 @@ class _Method:
             since = since + 1 if least <= ACCEPTED and error > 0.9 * least else 0
             if error < least:
                 least = error
-                best = _Point(*vars(self.at).values()) if error <= ACCEPTED else None
+                best = self.at if error <= ACCEPTED else None
             if error <= self._good or since > PATIENCE or not self._step():
                 break
             step += 1
-        if best is not None and self.p.is_even:
-            best = self._centred(best)
         if best is None:
             if float(np.abs(self._short).max()) > 1e-5:
                 raise InfeasibleError("what is asked of the rows cannot be met")
             raise GaveUpError(f"a gap of {least:.1e} is left after {step} steps")
-        return _answer(problem, self.p, best, step)
+        return _answer(problem, self.p, self._centred(best) if self.p.is_even else best, step)
 
     def _centred(self, best: _Point) -> _Point:
         """Nearer to the centre, as far as that costs nothing."""
@@ -254,7 +242,7 @@ class _Method:
         self._move(towards, *reach)
         return True
 
-    def _after(self, step: _Step, primal: float, dual: float, now: float, second: float) -> float:
+    def _after(self, step: _Point, primal: float, dual: float, now: float, second: float) -> float:
         """What would be left of the gap after a predictor step, which takes all of it away to first order."""
         first = _product(step.y[: self._gapped], self.at.z[: self._gapped]) + float((step.w * self.at.zw).sum())
         return now + primal * first + dual * (-now - first) + primal * dual * second
@@ -305,7 +293,7 @@ class _Method:
             schur[-1, -1] = (p.slope * p.slope / self._c).sum()
         self._schur = schur
 
-    def _direction(self, residual: Floats, residual_w: Floats) -> _Step | None:
+    def _direction(self, residual: Floats, residual_w: Floats) -> _Point | None:
         """The Newton step for these residuals of y·z and w·zw."""
         p, at = self.p, self.at
         xi, xi_w = residual * self._per_z, residual_w / at.zw
@@ -334,9 +322,9 @@ class _Method:
         z[-1] = beta
         if not p.all_able:
             z[~p.able] = 0.0
-        return _Step(xi - self._d * z, z, xi_w + at.w / at.zw * prices, -prices, t)
+        return _Point(xi - self._d * z, z, xi_w + at.w / at.zw * prices, -prices, t)
 
-    def _reach(self, step: _Step, part: float) -> tuple[float, float]:
+    def _reach(self, step: _Point, part: float) -> tuple[float, float]:
         """How far the step may go, on the primal and on the dual side."""
         at = self.at
         primal = min(_room(step.y * self._per_y), _room(step.w / at.w))
@@ -345,7 +333,7 @@ class _Method:
             primal = dual = min(primal, dual)
         return min(1.0, part * primal), min(1.0, part * dual)
 
-    def _move(self, step: _Step, primal: float, dual: float) -> None:
+    def _move(self, step: _Point, primal: float, dual: float) -> None:
         at = self.at
         self.at = _Point(
             at.y + primal * step.y,
@@ -378,7 +366,7 @@ def _answer(problem: Problem, p: _Scaled, at: _Point, steps: int) -> Solution:
     x = np.where(p.able[: p.columns], x, 0.0)
     x /= np.maximum(x.sum(axis=0), 1.0)
     used = p.by_resource(x * p.size).sum(axis=1)
-    x *= p.by_column(np.minimum(1.0, p.capacity / np.maximum(used, 1e-300)))[:, None]
+    x *= p.by_column(np.minimum(1.0, p.capacity / np.maximum(used, NOTHING)))[:, None]
     throughput = (p.speed[:-1] * x).sum(axis=0) * p.fastest
     level = nan
     if p.has_level and problem.slope is not None:

@@ -5,7 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.solve.problem import Floats, Market
+from poise.model.arrays import Floats
+from poise.solve.problem import Market
 
 Mask = NDArray[np.bool_]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poise.solve.problem import Floats, Ints
+from poise.model.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

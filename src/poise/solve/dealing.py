@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from poise.solve.problem import Floats, Ints, Shared
+from poise.model.arrays import Floats, Ints
+from poise.model.workload import Pairs
 
 
-def dealt(shared: Shared, member: Ints, classes: int) -> Shared:
+def dealt(shared: Pairs, member: Ints, classes: int) -> Pairs:
     """Pairs of rows for pairs of classes; `member` says of each row which class it is in.
 
     Two classes are laid side by side, each member with an equal part of the time, and whoever lies beside whom shares (the
@@ -20,9 +21,9 @@ def dealt(shared: Shared, member: Ints, classes: int) -> Shared:
         )
     ]
     if not parts:
-        return Shared.nothing()
+        return Pairs.none()
     first, second, column, share = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Shared(first, second, column, share)
+    return Pairs(first, second, column, share)
 
 
 def _dealt_pair(one: Ints, other: Ints, share: float, column: int) -> tuple[Ints, Ints, Ints, Floats]:

@@ -7,10 +7,11 @@ from math import nan
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.solve.blocks import maximise_blocks
 from poise.solve.dealing import dealt
 from poise.solve.pairs import maximise_sharing
-from poise.solve.problem import Beside, Floats, Ints, Market, Problem, Solution, Start
+from poise.solve.problem import Beside, Market, Problem, Solution, Start
 from poise.solve.vertices import maximise_vertex
 
 FEW = 120

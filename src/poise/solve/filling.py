@@ -25,11 +25,13 @@ from typing import Protocol
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError
+from poise.model.workload import Pairs
 from poise.solve.bounds import ROUNDING, Bound, Mask, Pressures, Prices
 from poise.solve.engine import maximise
 from poise.solve.paths import Members, Path
-from poise.solve.problem import Floats, Ints, Market, Problem, Shared, Solution
+from poise.solve.problem import Market, Problem, Solution
 
 CLOSE = 1e-9
 """Levels this near to each other, relative to a row's ceiling, are the same."""
@@ -75,7 +77,7 @@ class Filled:
     """
 
     x: Floats
-    shared: Shared
+    shared: Pairs
     throughput: Floats
     levels: Floats
     passes: int

@@ -13,9 +13,10 @@ from math import inf, nan
 
 import numpy as np
 
+from poise.model.arrays import Floats
 from poise.model.errors import GaveUpError, SolveError
 from poise.solve import engine
-from poise.solve.problem import Floats, Market, Problem, Solution, Start
+from poise.solve.problem import Market, Problem, Solution, Start
 
 SECOND = 1e-4
 """The most that the first aim may lose, relatively, to the second. Linear programs lose nothing at all below some weight,

@@ -6,9 +6,10 @@ import highspy
 import numpy as np
 from highspy import HighsModelStatus
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError, InfeasibleError
 from poise.solve.crowds import Cut, missing
-from poise.solve.problem import Floats, Ints, Problem
+from poise.solve.problem import Problem
 
 INF = highspy.kHighsInf
 TOLERANCE = 1e-9

@@ -11,7 +11,7 @@ A pair on a column is left out from the start if T/T_alone + T'/T'_alone <= 1 th
 crowd and the program is solved again: in the worst case every row is on its own, which is the program as it is defined.
 
 Alike rows (`Market.count`) are as if written out: x, throughput and pressure are those of each one of them, and the
-objective counts all. `Shared.share` is the total time of a pair of rows over all their members: each one of row `first`
+objective counts all. `Pairs.share` is the total time of a pair of rows over all their members: each one of row `first`
 spends share / count[first] of its time in it (twice that where a row with count >= 2 shares with itself), and the resource
 is occupied for size · share. first <= second. `value` is what time alone is worth; time together is worth in proportion to
 its throughput.
@@ -23,10 +23,12 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError
+from poise.model.workload import Pairs
 from poise.solve.crowds import crossed, divided, folded, in_proportion
 from poise.solve.master import Crowds, Master, Scaled
-from poise.solve.problem import Floats, Ints, Problem, Shared, Solution
+from poise.solve.problem import Problem, Solution
 
 NOTHING = 1e-12
 """Shares below this are rounding."""
@@ -135,16 +137,16 @@ def _beside_itself(parts: Floats, own: NDArray[np.bool_], count: Floats) -> NDAr
     return greedy & (count < 2)
 
 
-def _sorted(pairs: list[tuple[Ints, Ints, Ints, Floats]]) -> Shared:
+def _sorted(pairs: list[tuple[Ints, Ints, Ints, Floats]]) -> Pairs:
     """By first, second, column."""
     if not pairs:
-        return Shared.nothing()
+        return Pairs.none()
     first, second, column, time = (np.concatenate(each) for each in zip(*pairs, strict=True))
     order = np.lexsort((column, second, first))
-    return Shared(first[order], second[order], column[order], time[order])
+    return Pairs(first[order], second[order], column[order], time[order])
 
 
-def _throughput(problem: Problem, scaled: Scaled, x: Floats, shared: Shared) -> Floats:
+def _throughput(problem: Problem, scaled: Scaled, x: Floats, shared: Pairs) -> Floats:
     """Of each one of every row's members."""
     market, kind = problem.market, scaled.kind
     theta: Floats = (market.speed * x).sum(axis=1)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from poise.model.arrays import Floats, Ints
 from poise.solve.bounds import Bound, Mask, crossing
-from poise.solve.problem import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,8 @@ in proportion to that: value_mc · beside / speed_mc.
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from poise.model.arrays import Floats, Ints
+from poise.model.workload import Pairs
 
 
 @dataclass(frozen=True)
@@ -89,22 +86,6 @@ class Problem:
     log: Floats | None = None
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Time that pairs of rows spend together: row `first` with row `second` on `column`, for a fraction `share` of time."""
-
-    first: Ints
-    second: Ints
-    column: Ints
-    share: Floats
-
-    @staticmethod
-    def nothing() -> "Shared":
-        """No pair shares."""
-        none = np.empty(0, dtype=np.int64)
-        return Shared(none, none, none, np.empty(0))
-
-
 class Start:
     """Where a program ended, for the next one like it to start from; made by a solver for itself."""
 
@@ -128,6 +109,6 @@ class Solution:
     throughput: Floats
     level: float
     pressure: Floats
-    shared: Shared = field(default_factory=Shared.nothing)
+    shared: Pairs = field(default_factory=Pairs.none)
     effort: int = 0
     start: Start | None = None

@@ -13,8 +13,9 @@ import highspy
 import numpy as np
 from highspy import HighsModelStatus
 
+from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError, InfeasibleError
-from poise.solve.problem import Floats, Ints, Problem, Solution, Start
+from poise.solve.problem import Problem, Solution, Start
 
 INF = highspy.kHighsInf
 SETTINGS = (

@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from poise.model.arrays import Floats
 
 _MOST_SWEEPS = 60
 _OFFSETS_COST = 1e-9

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Floats
 from poise.model.speed import Locality
-from poise.throughput.completion import Floats, Offsets, completed, nearest
+from poise.throughput.completion import Offsets, completed, nearest
 from poise.throughput.lines import LEAST_RATE, MOST_RATE
 from poise.throughput.measured import CANNOT_RUN, JobClass, Row, Throughputs, ordered, same_class
 from poise.throughput.profiling import Pair, Profile, chance, parse_profile, profiled_pairs, profiled_types, references_of

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arrays import Floats, Ints
 from poise.model.cluster import MOST_GPUS
 from poise.model.errors import UnknownNameError
 from poise.traces import philly_shape
 from poise.traces.fields import amount, label, number, refusal, whole
-from poise.traces.philly_shape import CAUSES, Floats
+from poise.traces.philly_shape import CAUSES
 from poise.traces.schema import FailedAttempt, Outcome
-
-Ints = NDArray[np.int64]
 
 PHILLY = "philly"
 GAVEL = "gavel"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from poise.model.arrays import Floats
 
 JOBS = 82_247
 SPAN = 9_408_690.0

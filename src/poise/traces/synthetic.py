@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from poise.model.arrays import Floats
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.job import Job
 from poise.traces import draws
 from poise.traces.fields import FieldError, whole
 from poise.traces.intake import MOST_JOBS
-from poise.traces.philly_shape import Floats
 from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
 
 SYNTHETIC = "synthetic:"
