@@ -13,7 +13,7 @@ from poise.assembly import planned
 from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
-from poise.model.action import Action, Launch, Preempt
+from poise.model.action import Action, Cancel, Launch, Preempt
 from poise.model.cluster import Cluster, Holding, Node, gpu_count, parse_cluster
 from poise.model.event import Cancelled, Event, Failed, Finished, NodeLost, Submitted
 from poise.model.job import Job, Status
@@ -38,7 +38,7 @@ MOST_INSTANTS = 4_000
 A = TypeVar("A", bound=Action)
 E = TypeVar("E", bound=Event)
 
-Ending = Finished | Failed | Cancelled | NodeLost | Preempt
+Ending = Finished | Failed | Cancelled | NodeLost | Preempt | Cancel
 
 
 def a_job(
@@ -149,10 +149,16 @@ class Story:
         return [each for each in self.runs if each.job == job]
 
     def rate(self, run: Run) -> float:
-        """True steps a second of a run."""
+        """True steps a second of a run; 0 on fewer GPUs than the job can do with."""
         job = next(each.job for each in self.jobs if each.job.id == run.job)
-        topology = Topology(self.cluster)
-        return self.speeds.estimate(job).rates[topology.type_of[run.gpus[0].node]][topology.locality(run.gpus)]
+        topology, gpus = Topology(self.cluster), gpu_count(run.gpus)
+        rates = self.speeds.estimate(job).at(gpus)
+        is_enough = gpus >= (job.min_gpus or job.gpus)
+        return rates[topology.type_of[run.gpus[0].node]][topology.locality(run.gpus)] if is_enough else 0.0
+
+    def is_trial(self, gpus: Holding) -> bool:
+        """These GPUs are set aside for trials."""
+        return gpus[0] in self.scheduler.state.pool.slots
 
 
 class _Book:
@@ -178,7 +184,7 @@ class _Book:
                 pass
 
     def carry_out(self, now: float, wish: Action) -> None:
-        if isinstance(wish, Preempt):
+        if isinstance(wish, Preempt | Cancel):
             self.close(wish.job, now, wish)
         elif isinstance(wish, Launch):
             assert wish.job not in self.open, f"{wish.job} was launched while it ran"

@@ -5,23 +5,24 @@ and decoded digit by digit, each digit an index into a list of options from the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
 
 from hypothesis import strategies as st
 from tests.builders import Story, simulate
+from tests.whims import WHIMS, whim
 
 from poise.backends.simulator.world import Outage, Truth
 from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
+from poise.core.settings import Cadence, Retry, Settings
 from poise.model.cluster import Cluster, Node
 from poise.model.job import Job
 from poise.model.journal import Entry
-from poise.model.plan import Order
+from poise.model.plan import Order, Policy
 from poise.placement.strategies import PLACEMENTS
 from poise.policies.catalogue import POLICIES, policy_named
-from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+from poise.traces.schema import Curve, FailedAttempt, Outcome, TraceJob
 
 VARIANTS = (
     "tiresias:limits=8/24",
@@ -31,6 +32,14 @@ VARIANTS = (
     "tiresias-gittins:limits=12/40,samples=1,delta=best,promote=2",
     "stride:quantum=4",
     "stride:quantum=5,clamp=off",
+    "gandiva:quantum=4,period=6",
+    "gandiva:quantum=2.5,period=3,fragmented=0.3",
+    "gandiva-fair:quantum=4,rest=8,cost=0",
+    "optimus:interval=5",
+    "optimus:interval=3,nodes=tightest",
+    "philly:window=2,backoff=1.5,rack=1,any=2",
+    "themis:lease=5",
+    "themis:lease=3,f=0.4,error=0.2,payment=lease",
 )
 """Catalogue entries with limits that small jobs reach."""
 
@@ -61,7 +70,9 @@ SHARES = (
 ORDERS = tuple(spec for spec in (*POLICIES, *VARIANTS) if isinstance(policy_named(spec).answer, Order))
 """Every policy that is nothing but an order."""
 
-policies = st.sampled_from((*POLICIES, *VARIANTS, *SHARES, *STABLE, *AGNOSTIC))
+named = st.sampled_from((*POLICIES, *VARIANTS, *SHARES, *STABLE, *AGNOSTIC))
+"""Policies of the catalogue."""
+policies = named | st.sampled_from(WHIMS)
 placements = st.sampled_from(sorted(PLACEMENTS))
 cadences = st.sampled_from(Cadence)
 
@@ -74,6 +85,12 @@ WEIGHTS = (1.0, 2.0, 0.5)
 CHOICES: tuple[tuple[str, ...], ...] = ((), (), (), (), ("v100",), ("k80", "gpu"))
 OUTCOMES = (Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.KILLED)
 DEATHS: tuple[tuple[float, ...], ...] = ((), (), (), (0.5,), (1.0, 3.0), (0.5, 0.5, 1.0, 0.0, 0.5))
+CAUSES = ("died", "network-error", "gpu-ecc-error", "syntax-error", "core-dump")
+BOUNDS = ((None, None), (None, None), (1, None), (None, 3), (1, 4), (2, 2))
+"""Fewest GPUs, and how many beyond the gang."""
+LOSSES = (None, None, Curve(0.5, 1.0, 0.1), Curve(0.0, 2.0, 0.0))
+WAITS = ((0.0, 0.0), (0.0, 0.0), (2.0, 0.0), (0.7, 3.1), (0.0, 1.5), (20.0, 5.0))
+"""Seconds for which jobs insist on few nodes, and on one rack."""
 
 
 def choices(*options: Sequence[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -127,11 +144,45 @@ def _trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
     return jobs
 
 
+def varied(jobs: list[TraceJob], number: int) -> list[TraceJob]:
+    """The same jobs, some of them elastic, reporting their loss, of an app, or dying of something else; 0: all plain."""
+    return [_varied(each, number * (2 * i + 1)) for i, each in enumerate(jobs)] if number else jobs
+
+
+def _varied(each: TraceJob, number: int) -> TraceJob:
+    chosen: list[Any] = []
+    for options in (BOUNDS, LOSSES, CAUSES, (None, "sweep"), ("default", "other")):
+        number, digit = divmod(number, len(options))
+        chosen.append(options[digit])
+    (least, beyond), loss, cause, app, tenant = chosen
+    gpus = each.job.gpus
+    least, most = least and min(least, gpus), beyond and gpus + beyond
+    job = replace(each.job, app=app, tenant=tenant, min_gpus=least, max_gpus=most)
+    return replace(each, job=job, failures=tuple(FailedAttempt(after, cause) for after, _ in each.failures), loss=loss)
+
+
 @st.composite
-def settings(draw: st.DrawFn, *, cadence: st.SearchStrategy[Cadence] = cadences) -> Settings:
-    """Short rounds, some overhead, some protection. No time slice is as short as the overhead."""
+def settings(draw: st.DrawFn, *, cadence: st.SearchStrategy[Cadence] = cadences, guidelines: bool = False) -> Settings:
+    """Short rounds, some overhead, some protection. No time slice is as short as the overhead.
+
+    With guidelines, jobs may wait for locality, be moved, be tried out, and be retried by what they died of.
+    """
     rounds, overheads, protections = (3.0, 2.0, 10.0, 2.7), (0.0, 0.0, 0.25, 0.5), (0.0, 0.0, 2.0, 7.0)
-    return Settings(draw(cadence), *draw(choices(rounds, (True, False), overheads, protections, (3, 0, 1))))
+    plain = Settings(draw(cadence), *draw(choices(rounds, (True, False), overheads, protections, (3, 0, 1))))
+    if not guidelines:
+        return plain
+    (packed, rack), moves, pool, trial, retry, backoff = draw(
+        choices(WAITS, (0.0, 0.0, 1.0, 3.3), (0, 0, 1, 3), (1.0, 0.6, 4.0), tuple(Retry), (1.0, 0.0, 0.3))
+    )
+    return replace(
+        plain, packed_wait=packed, rack_wait=rack, defragment=moves,
+        validation_gpus=pool, validation_time=trial, retry=retry, backoff=backoff,
+    )  # fmt: skip
+
+
+def fitted(how: Settings, cluster: Cluster) -> Settings:
+    """The same, with a validation pool that leaves at least one GPU for the jobs."""
+    return replace(how, validation_gpus=min(how.validation_gpus, cluster.gpus - 1))
 
 
 @st.composite
@@ -157,7 +208,8 @@ class World:
     def __repr__(self) -> str:
         jobs = "\n".join(
             f"  {e.job.id}: at {e.job.submitted} {e.job.gpus} GPUs {e.job.duration}s {e.job.model} w{e.job.weight}"
-            f" {'/'.join(e.job.gpu_types)} {e.outcome} {[each.after for each in e.failures]}"
+            f" {'/'.join(e.job.gpu_types)} {e.outcome} {[tuple(each) for each in e.failures]}"
+            f" {e.job.min_gpus}..{e.job.max_gpus} {e.loss or ''}"
             for e in self.jobs
         )
         nodes = " ".join(f"{node.gpu_type}*{node.gpus}@{node.rack}" for node in self.cluster.nodes)
@@ -166,11 +218,16 @@ class World:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
 
+    @property
+    def how(self) -> Policy:
+        """The policy itself."""
+        return whim(self.policy) if self.policy in WHIMS else policy_named(self.policy)
+
     def played(self, watch: Callable[[Scheduler, Entry], None] | None = None) -> Story:
         """What happens in this world."""
         return simulate(
             self.jobs,
-            self.policy,
+            self.how,
             self.cluster,
             placement=self.placement,
             settings=self.settings,
@@ -188,16 +245,17 @@ def worlds(
     cadence: st.SearchStrategy[Cadence] = cadences,
     trouble: bool = True,
     forever: bool = False,
+    plain: bool = False,
 ) -> World:
-    """A random world; without trouble nothing fails and no node is lost."""
+    """A random world; without trouble nothing fails and no node is lost, a plain one has rigid jobs and no guidelines."""
     cluster = draw(clusters())
-    how = draw(settings(cadence=cadence))
+    how = fitted(draw(settings(cadence=cadence, guidelines=not plain)), cluster)
     return World(
-        jobs=draw(traces(trouble=trouble)),
+        jobs=varied(draw(traces(trouble=trouble)), 0 if plain else draw(st.integers(0, 50_000))),
         cluster=cluster,
         policy=draw(policy),
         placement=draw(placements),
         settings=how,
         outages=draw(outages(cluster, forever=forever)) if trouble else [],
-        truth=Truth(how.restart_overhead, draw(st.sampled_from((0.0, 1.0, 600.0)))),
+        truth=Truth(how.restart_overhead, draw(st.sampled_from((0.0, 1.0, 600.0))), report_every=1.5),
     )

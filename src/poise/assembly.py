@@ -51,6 +51,8 @@ class Preset:
     combinators: str = ""
 
 
+_EVENTS = Settings(cadence=Cadence.EVENTS)
+
 PRESETS = {
     "none": Preset("Poise's own: decide at every change, and at rounds where time matters", Settings(), "consolidate"),
     "gavel": Preset(
@@ -65,9 +67,14 @@ PRESETS = {
         "count",
         "+stable",
     ),
-    "themis": Preset("leases of 10 minutes", Settings(cadence=Cadence.BOTH, round=600.0), "consolidate"),
-    "gandiva-fair": Preset("time slices of 1 minute", Settings(cadence=Cadence.ROUNDS, round=60.0), "consolidate"),
-    "philly": Preset("events, tight placement, failed runs retried", Settings(cadence=Cadence.EVENTS), "consolidate"),
+    "themis": Preset(
+        "its policy keeps leases of 10 minutes; decide at every change, tight placement", _EVENTS, "consolidate"
+    ),
+    "gandiva-fair": Preset("its policy keeps slices of 1 minute; decide at every change", _EVENTS, "consolidate"),
+    "gandiva": Preset("its policy keeps slices of 1 minute; decide at every change", _EVENTS, "consolidate"),
+    "optimus": Preset("its policy keeps intervals of 10 minutes; decide at every change", _EVENTS, "consolidate"),
+    "ffdl": Preset("decide at every change, pack nodes, failed runs retried", _EVENTS, "pack"),
+    "philly": Preset("decide at every change, tight placement, failed runs retried 4 times", _EVENTS, "consolidate"),
 }
 
 
@@ -277,6 +284,15 @@ def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
     first = jobs[0].job.submitted
     moved = (replace(each, job=replace(each.job, submitted=_sped_up(each.job.submitted, first, load))) for each in jobs)
     return replace(trace, jobs=tuple(moved))
+
+
+def elastic(trace: Trace) -> Trace:
+    """Jobs that state no bounds can do with any number of GPUs up to what they ask for."""
+    jobs = (
+        replace(each, job=replace(each.job, min_gpus=1)) if each.job.min_gpus is each.job.max_gpus is None else each
+        for each in trace.jobs
+    )
+    return replace(trace, jobs=tuple(jobs))
 
 
 def _sped_up(moment: float, first: float, load: float) -> float:

@@ -11,10 +11,9 @@ from tests.strategies import VARIANTS, World, worlds
 from poise.assembly import planned
 from poise.backends.simulator.world import Outage, Truth
 from poise.core.scheduler import Scheduler
-from poise.core.settings import Settings
 from poise.model.journal import Entry
 from poise.placement.strategies import placement_named
-from poise.policies.catalogue import POLICIES, policy_named
+from poise.policies.catalogue import POLICIES
 from poise.traces.schema import FailedAttempt, TraceJob
 
 
@@ -25,9 +24,7 @@ def test_two_runs_give_equal_journals(world: World) -> None:
 
 @given(worlds(forever=True))
 def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
-    again = Scheduler(
-        world.cluster, planned(policy_named(world.policy), world.settings), placement_named(world.placement), world.settings
-    )
+    again = Scheduler(world.cluster, planned(world.how, world.settings), placement_named(world.placement), world.settings)
     for now, events, actions in world.played().entries:
         assert again.handle(now, events) == actions
 
@@ -65,25 +62,33 @@ def test_rows_in_another_order_change_nothing_if_submission_times_differ(world: 
     assert replace(world, jobs=apart).played().entries == replace(world, jobs=shuffled).played().entries
 
 
+TIMES = (
+    "round", "restart_overhead", "minimum_run", "packed_wait", "rack_wait", "defragment", "validation_time", "backoff",
+)  # fmt: skip
+"""The settings that are seconds."""
+
+
 def twice_as_slow(world: World) -> World:
     """All times doubled, which is exact in binary."""
     how, truth = world.settings, world.truth
     return World(
         jobs=[_doubled(each) for each in world.jobs],
         cluster=world.cluster,
-        policy=re.sub(r"(limits|quantum)=([\d./]+)", _doubled_numbers, world.policy),
-        placement=world.placement,
-        settings=Settings(
-            how.cadence, how.round * 2, how.backfill, how.restart_overhead * 2, how.minimum_run * 2, how.retries
+        policy=re.sub(
+            r"(limits|quantum|period|interval|window|backoff|lease|rest|cost)=([\d./]+)", _doubled_numbers, world.policy
         ),
+        placement=world.placement,
+        settings=replace(how, **{name: 2 * getattr(how, name) for name in TIMES}),
         outages=[Outage(each.time * 2, each.node, each.duration * 2) for each in world.outages],
-        truth=Truth(truth.restart_overhead * 2, truth.checkpoint_every * 2),
+        truth=Truth(truth.restart_overhead * 2, truth.checkpoint_every * 2, report_every=truth.report_every * 2),
     )
 
 
 def _doubled(each: TraceJob) -> TraceJob:
     job = replace(each.job, submitted=each.job.submitted * 2, duration=(each.job.duration or 0.0) * 2)
-    return TraceJob(job, each.outcome, tuple(FailedAttempt(died.after * 2, died.cause) for died in each.failures))
+    loss = None if each.loss is None else each.loss._replace(speed=each.loss.speed / 2)
+    failures = tuple(FailedAttempt(died.after * 2, died.cause) for died in each.failures)
+    return replace(each, job=job, failures=failures, loss=loss)
 
 
 def _doubled_numbers(found: re.Match[str]) -> str:

@@ -7,14 +7,27 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import World, worlds
+from tests.strategies import World, named, worlds
 
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.replay import replay
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
+from poise.model.action import (
+    Abandon,
+    Action,
+    Cancel,
+    Entitled,
+    Launch,
+    Preempt,
+    Reject,
+    Remark,
+    Traded,
+    Waited,
+    WakeAt,
+    Why,
+)
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.event import (
     Cancelled,
@@ -25,6 +38,7 @@ from poise.model.event import (
     Finished,
     NodeLost,
     NodeReturned,
+    Progressed,
     Stopped,
     Submitted,
     Woke,
@@ -61,7 +75,8 @@ given_jobs = st.builds(
     maybe | counts,
     maybe | names,
 )
-estimates = st.builds(Estimate, st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple), maybe | amounts)
+rates = st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple)
+estimates = st.builds(Estimate, rates, maybe | amounts, st.lists(st.tuples(counts, rates), max_size=2).map(tuple))
 holdings = st.lists(st.builds(Slots, counts, counts), max_size=3).map(tuple)
 waits = st.builds(Waited, amounts, amounts, amounts)
 
@@ -72,6 +87,7 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Finished: st.builds(Finished, names, counts),
     Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
     Stopped: st.builds(Stopped, names, counts, amounts),
+    Progressed: st.builds(Progressed, names, counts, amounts, numbers),
     Cancelled: st.builds(Cancelled, names),
     NodeLost: st.builds(NodeLost, counts),
     NodeReturned: st.builds(NodeReturned, counts),
@@ -82,7 +98,10 @@ ACTIONS: dict[type, st.SearchStrategy[Action]] = {
     Preempt: st.builds(Preempt, names, counts, st.sampled_from(Why), maybe | names),
     Reject: st.builds(Reject, names, names),
     Abandon: st.builds(Abandon, names, names),
+    Cancel: st.builds(Cancel, names, names),
     Remark: st.builds(Remark, names),
+    Traded: st.builds(Traded, names, names, names, names, amounts, amounts),
+    Entitled: st.builds(Entitled, names, st.lists(amounts, max_size=3).map(tuple)),
     WakeAt: st.builds(WakeAt, numbers),
 }
 entries = st.lists(
@@ -150,7 +169,7 @@ def fresh(header: Header) -> Scheduler:
 
 
 @settings(max_examples=25)
-@given(worlds())
+@given(worlds(policy=named))
 def test_a_run_that_went_through_a_file_replays_exactly(world: World) -> None:
     story = world.played()
     header = Header("t", world.cluster, world.policy, world.placement, world.settings, 0)

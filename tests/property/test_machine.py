@@ -8,14 +8,15 @@ from typing import Any
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.strategies import clusters, placements, policies, settings
+from tests.strategies import CAUSES, clusters, fitted, placements, policies, settings
+from tests.whims import WHIMS, whim
 
 from poise.assembly import planned
 from poise.core.answering import OrderAnswering
 from poise.core.reasons import Code
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt
+from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, WakeAt
 from poise.model.cluster import Cluster, Holding
 from poise.model.event import (
     Cancelled,
@@ -25,6 +26,7 @@ from poise.model.event import (
     Finished,
     NodeLost,
     NodeReturned,
+    Progressed,
     Stopped,
     Submitted,
     Woke,
@@ -39,7 +41,7 @@ RATES = ((1.0, 1.0, 1.0), (2.0, 1.5, 1.0), (0.5, 0.5, 0.25), (0.0, 0.0, 0.0))
 SKEWS = (None, 0.2, 0.9)
 STEPS = (1.0, 4.0, 20.0, float("inf"))
 GHOST = "nobody knows this job"
-WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER}
+WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
 
 which = st.integers(0, 10**6)
 
@@ -86,6 +88,10 @@ class Book:
             case Reject(job) | Abandon(job):
                 assert job not in self.running
                 self.ended.add(job)
+            case Cancel(job):
+                assert job not in self.ended
+                self.running.pop(job, None)
+                self.ended.add(job)
             case WakeAt(time):
                 assert time > now
 
@@ -93,7 +99,7 @@ class Book:
 class HostileWorld(RuleBasedStateMachine):
     """Facts in any order that could happen."""
 
-    @initialize(cluster=clusters(), policy=policies, placement=placements, how=settings())
+    @initialize(cluster=clusters(), policy=policies, placement=placements, how=settings(guidelines=True))
     def begin(self, cluster: Cluster, policy: str, placement: str, how: Settings) -> None:
         self.now = 0.0
         self.book = Book()
@@ -101,8 +107,9 @@ class HostileWorld(RuleBasedStateMachine):
         self.kinds: set[str] = set()
         self.types = len(cluster.gpu_types)
         self.nodes = len(cluster.nodes)
-        self.settings = how
-        self.scheduler = Scheduler(cluster, planned(policy_named(policy), how), placement_named(placement), how)
+        self.settings = fitted(how, cluster)
+        answer = whim(policy) if policy in WHIMS else policy_named(policy)
+        self.scheduler = Scheduler(cluster, planned(answer, how), placement_named(placement), self.settings)
 
     def tell(self, *facts: Event) -> None:
         for fact in facts:
@@ -120,14 +127,16 @@ class HostileWorld(RuleBasedStateMachine):
         number, kind = divmod(number, 6)
         number, gpus = divmod(number, 9)
         number, steps = divmod(number, len(STEPS))
+        least, most = (1, gpus + 3) if kind == 5 else (None, None)
         name, label = f"j{len(self.names)}", f"kind {kind} of {gpus + 1}"
         facts: list[Event] = []
         if label not in self.kinds or number % 5 == 0:
             self.kinds.add(label)
             rates = tuple(RATES[(kind + number * i) % len(RATES)] for i in range(self.types))
-            facts.append(Estimated(label, Estimate(rates, SKEWS[kind % len(SKEWS)])))
+            others = tuple((count, rates) for count in range(1, most + 1) if count != gpus + 1) if most else ()
+            facts.append(Estimated(label, Estimate(rates, SKEWS[kind % len(SKEWS)], others)))
         self.names.append(name)
-        return [*facts, Submitted(Job(name, self.now, gpus + 1), label, STEPS[steps])]
+        return [*facts, Submitted(Job(name, self.now, gpus + 1, min_gpus=least, max_gpus=most), label, STEPS[steps])]
 
     @rule(seconds=st.sampled_from((0.25, 1.0, 2.0, 3.0, 7.5, 60.0)))
     def time_passes(self, seconds: float) -> None:
@@ -143,9 +152,16 @@ class HostileWorld(RuleBasedStateMachine):
         self.tell(Finished(*self.some_run(number)))
 
     @precondition(lambda self: self.book.running)
-    @rule(number=which, steps=st.sampled_from((0.0, 1.0)), final=st.booleans())
-    def run_fails(self, number: int, steps: float, final: bool) -> None:
-        self.tell(Failed(*self.some_run(number), "died", steps, final))
+    @rule(number=which, steps=st.sampled_from((0.0, 1.0)), final=st.booleans(), cause=st.sampled_from(CAUSES))
+    def run_fails(self, number: int, steps: float, final: bool, cause: str) -> None:
+        self.tell(Failed(*self.some_run(number), cause, steps, final))
+
+    @precondition(lambda self: self.book.running)
+    @rule(number=which, off=st.sampled_from((0, 0, -1, 1)))
+    def run_reports_its_loss(self, number: int, off: int) -> None:
+        """Perhaps one that is over."""
+        name, epoch = self.some_run(number)
+        self.tell(Progressed(name, epoch + off, 1.0, 0.5), Progressed(GHOST, 1, 0.0, 1.0))
 
     @precondition(lambda self: self.book.running)
     @rule(number=which, off=st.sampled_from((-1, 1, 5)))
@@ -202,11 +218,13 @@ class HostileWorld(RuleBasedStateMachine):
 def audit(scheduler: Scheduler, book: Book) -> None:
     """The whole state of the core, looked at from outside."""
     state = scheduler.state
-    running = {state.columns.ids[row] for row in state.active if state.running(row)}
+    running = {state.columns.ids[row] for row in (*state.active, *state.away) if state.running(row)}
+    assert not set(state.active).intersection(state.away)
+    assert list(state.active) == sorted(state.active)
     assert running == set(book.running)
     for name, row in state.rows.items():
         status = Status(state.columns.status[row])
-        assert (row in state.active) == (not status.is_final)
+        assert (row in state.active or row in state.away) == (not status.is_final)
         code = scheduler.explain(name).code
         assert (code in WAITING) == (status is Status.WAITING)
         assert (code is Code.RUNNING) == (status is Status.RUNNING)
@@ -218,18 +236,23 @@ def audit(scheduler: Scheduler, book: Book) -> None:
 def audit_gpus(scheduler: Scheduler, book: Book) -> None:
     state = scheduler.state
     held = [0] * len(state.topology.full)
+    kept = [sum(slots.mask for slots in state.pool.on(node)) for node in range(len(held))]
     for name, (epoch, gpus) in book.running.items():
         row = state.rows[name]
         assert state.of(row) == gpus
         assert state.columns.epoch[row] == epoch
-        assert sum(slots.mask.bit_count() for slots in gpus) == state.columns.gang[row]
+        count = sum(slots.mask.bit_count() for slots in gpus)
+        assert count == state.columns.gpus[row]
+        assert count == 1 if row in state.away else state.columns.least[row] <= count <= state.columns.most[row]
+        assert (row in state.away) == state.pool.tries(row) == any(kept[node] & mask for node, mask in gpus)
+        assert (row in state.away) != (row in state.floor.holdings), "policies do not see jobs on trial"
         assert len({state.topology.type_of[slots.node] for slots in gpus}) == 1
         for node, mask in gpus:
             assert not held[node] & mask
             held[node] |= mask
     for node, full in enumerate(state.topology.full):
         assert state.free.alive[node] == (node not in book.lost)
-        assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node])
+        assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node] & ~kept[node])
         assert not held[node] or node not in book.lost
 
 

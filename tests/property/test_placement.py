@@ -7,13 +7,16 @@ from hypothesis import strategies as st
 from tests.strategies import clusters
 
 from poise.model.cluster import Cluster, Holding, Slots, gpu_count
+from poise.model.floor import Floor
 from poise.model.speed import Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus, lowest_node, lowest_slots
-from poise.placement.strategies import PLACEMENTS, best_fit, consolidate, count
+from poise.placement.strategies import PLACEMENTS, best_fit, consolidate, count, spread
+from poise.policies.sketch import Sketch
 
 localities = st.sampled_from(Locality)
-by_nodes = st.sampled_from(("consolidate", "best-fit"))
+by_nodes = st.sampled_from(("consolidate", "best-fit", "spread"))
+tight = st.sampled_from(("consolidate", "pack", "best-fit"))
 
 
 @st.composite
@@ -133,7 +136,21 @@ def test_consolidate_takes_the_fewest_nodes_and_one_rack_where_that_costs_none(
         assert racks_of(free, nodes_of(holding)) == 1
 
 
-@given(questions(), by_nodes, localities)
+@given(questions(), localities)
+def test_spread_sends_a_gang_that_some_node_holds_to_the_emptiest_node(
+    question: tuple[FreeGpus, int, int], asked: Locality
+) -> None:
+    free, gpu_type, gang = question
+    sizes = [(mask.bit_count(), -node) for node, mask in enumerate(free.masks) if free.topology.type_of[node] == gpu_type]
+    holding = spread(free, gpu_type, gang, asked)
+    if max(sizes)[0] >= gang:
+        assert holding is not None
+        assert nodes_of(holding) == (-max(sizes)[1],)
+    else:
+        assert holding == consolidate(free, gpu_type, gang, asked)
+
+
+@given(questions(), tight, localities)
 def test_a_gang_that_some_node_holds_goes_to_the_tightest_such_node(
     question: tuple[FreeGpus, int, int], name: str, asked: Locality
 ) -> None:
@@ -160,6 +177,18 @@ def test_best_fit_breaks_into_no_empty_node_that_it_could_leave_whole(question: 
     whole = sum(1 for node, mask in holding if mask.bit_count() == size)
     empty = free.levels[gpu_type][size].bit_count()
     assert whole >= min(gang // size, empty)
+
+
+@given(questions(), localities)
+def test_a_sketch_finds_a_place_exactly_where_consolidate_does(question: tuple[FreeGpus, int, int], asked: Locality) -> None:
+    free, gpu_type, gang = question
+    sketch = Sketch(Floor(free.topology, free.masks, free.alive, {}, {}))
+    site = sketch.at(gpu_type, gang, asked)
+    assert (site is None) == (consolidate(free, gpu_type, gang, asked) is None)
+    if site is not None:
+        assert sum(part.gpus for part in site) == gang
+        assert all(part.gpus <= free.masks[part.node].bit_count() for part in site)
+        assert sketch.locality(site) <= asked
 
 
 @st.composite

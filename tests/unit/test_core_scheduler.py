@@ -249,7 +249,7 @@ def test_a_planner_that_never_comes_to_an_end_is_a_bug() -> None:
 @pytest.mark.parametrize(
     ("holding", "gang", "message"),
     [
-        ((Slots(0, 0b0011),), 3, "needs 3 GPUs and is to get 2"),
+        ((Slots(0, 0b0011),), 3, "needs 3 to 3 GPUs and is to get 2"),
         ((Slots(0, 0b1000),), 1, "slots 1000 are to be held twice"),
         ((Slots(0, 0b10000),), 1, "node 0 has no such slots: 10000"),
         ((Slots(0, 0b0001), Slots(1, 0)), 1, "node 1 has no such slots: 0"),
@@ -259,17 +259,17 @@ def test_a_planner_that_never_comes_to_an_end_is_a_bug() -> None:
 )
 def test_the_ledger_refuses_what_breaks_a_rule(holding: tuple[Slots, ...], gang: int, message: str) -> None:
     ledger = Ledger(Topology(a_cluster("v100:12,k80:4")))
-    ledger.open(7, (Slots(0, 0b1000),), 1)
+    ledger.open(7, (Slots(0, 0b1000),), 1, 1)
     ledger.lose(2)
     with pytest.raises(InvariantError, match=message):
-        ledger.open(1, holding, gang)
+        ledger.open(1, holding, gang, gang)
 
 
 def test_the_ledger_refuses_a_second_holding_and_a_second_return() -> None:
     ledger = Ledger(Topology(nodes(4)))
-    ledger.open(1, (Slots(0, 0b0001),), 1)
+    ledger.open(1, (Slots(0, 0b0001),), 1, 1)
     with pytest.raises(InvariantError, match="row 1 is to hold GPUs twice"):
-        ledger.open(1, (Slots(0, 0b0010),), 1)
+        ledger.open(1, (Slots(0, 0b0010),), 1, 1)
     ledger.close(1)
     with pytest.raises(InvariantError, match="row 1 is to give back GPUs and holds none"):
         ledger.close(1)

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import a_job, simulate
 from tests.shell import poise
 
-from poise.core.settings import Cadence, Settings
+from poise.core.settings import Cadence, Retry, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import replay
@@ -38,7 +38,9 @@ HEADER = Header(
     cluster=Cluster((Node("n0", "v100", 4, "r0"), Node("n1", "k80", 64, "r1"))),
     policy="tiresias:limits=3/9+stable",
     placement="best-fit",
-    settings=Settings(Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1, 120.0, 0.25, 2.0),
+    settings=Settings(
+        Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1, 120.0, 0.25, 2.0, 30.0, 90.0, 15.0, 2, 45.0, Retry.CAUSE, 20.0
+    ),
     seed=42,
 )
 ENTRIES = (
@@ -75,7 +77,8 @@ ENTRIES = (
 TEXT = """\
 {"journal":1,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
 {"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1,"recompute":120.0,\
-"credit":0.25,"patience":2.0},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
+"credit":0.25,"patience":2.0,"packed_wait":30.0,"rack_wait":90.0,"defragment":15.0,"validation_gpus":2,\
+"validation_time":45.0,"retry":"cause","backoff":20.0},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
 [0.0,[["estimated","k",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],0.75]],["estimated","l",[[[0.0,0.0,0.0],[1e-09,1e-09,1e-09]],null]],\
 ["colocated","l","k",[[0.0,0.0],[5e-10,1.5]]],["submitted",{"id":"a","submitted":0.0,"gpus":2,"duration":10.0},"k",10.0],\
 ["submitted",{"id":"b","submitted":0.0,"gpus":64,"steps":5.0,"model":"m","weight":2.0,"priority":-1,\

@@ -8,7 +8,7 @@ from poise.model.errors import InvariantError, UnknownNameError
 from poise.model.speed import Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus
-from poise.placement.strategies import PLACEMENTS, best_fit, consolidate, count, placement_named
+from poise.placement.strategies import PLACEMENTS, Placement, best_fit, consolidate, count, placement_named, spread
 
 ANYWHERE = Locality.CLUSTER
 
@@ -82,9 +82,40 @@ def test_consolidate_and_best_fit_differ_in_what_they_leave() -> None:
     assert counts(best_fit(free, 0, 4, ANYWHERE)) == {1: 2, 2: 1, 3: 1}
 
 
-@pytest.mark.parametrize("placement", [consolidate, best_fit])
-def test_a_packed_claim_waits_for_its_fewest_nodes(placement: object) -> None:
-    place = consolidate if placement is consolidate else best_fit
+@pytest.mark.parametrize(
+    ("free", "gang", "want"),
+    [
+        ((2, 3, 4), 1, {2: 1}),
+        ((2, 3, 4), 4, {2: 4}),
+        ((2, 3, 3), 2, {1: 2}),
+        ((2, 3, 2), 4, {0: 1, 1: 3}),
+        ((2, 3, 2), 7, {0: 2, 1: 3, 2: 2}),
+        ((2, 3, 2), 8, {}),
+    ],
+)
+def test_spread_takes_the_node_with_the_most_free_gpus(free: tuple[int, ...], gang: int, want: dict[int, int]) -> None:
+    assert counts(spread(free_of(nodes(4, 4, 4), *free), 0, gang, ANYWHERE)) == want
+
+
+def test_pack_is_another_name_of_consolidate() -> None:
+    assert placement_named("pack") is consolidate
+
+
+def test_pack_and_spread_part_over_four_small_jobs() -> None:
+    """FfDL's example: four jobs of one GPU on two nodes of four, and then one of four."""
+    left = {}
+    for name in ("pack", "spread"):
+        free = FreeGpus(Topology(nodes(4, 4)))
+        for _ in range(4):
+            holding = PLACEMENTS[name](free, 0, 1, ANYWHERE)
+            assert holding is not None
+            free.take(holding)
+        left[name] = [mask.bit_count() for mask in free.masks]
+    assert left == {"pack": [0, 4], "spread": [2, 2]}
+
+
+@pytest.mark.parametrize("place", [consolidate, best_fit, spread])
+def test_a_packed_claim_waits_for_its_fewest_nodes(place: Placement) -> None:
     free = free_of(nodes(4, 4), 2, 2)
     assert place(free, 0, 4, Locality.PACKED) is None
     assert counts(place(free, 0, 4, Locality.RACK)) == {0: 2, 1: 2}

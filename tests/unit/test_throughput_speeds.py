@@ -226,3 +226,46 @@ def test_shipped_table_serves_a_trace_that_names_models_and_durations() -> None:
                 assert min(row[PACKED] for row in estimate.rates) > 0
                 if spec in ("gpu:16", "v100:16"):
                     assert speeds.steps(job) / estimate.best() == pytest.approx(1000.0, rel=1e-12)
+
+
+def test_estimate_of_an_elastic_job_has_the_rates_of_every_number_that_it_can_do_with() -> None:
+    job = a_job(model="lm", batch_size=5, gpus=4, steps=100.0, min_gpus=1, max_gpus=5)
+    estimate = on("v100:8").estimate(job)
+    assert [gpus for gpus, _ in estimate.others] == [1, 2, 3, 5]
+    for gpus in (1, 2, 3, 5):
+        alone = on("v100:8").estimate(replace(job, gpus=gpus, min_gpus=None, max_gpus=None))
+        assert estimate.at(gpus) == alone.rates
+    assert estimate.at(4) == estimate.rates == ((32.0, 24.0, 24.0),)
+
+
+def test_estimate_of_an_elastic_job_counts_its_work_as_with_the_gang_that_it_asks_for() -> None:
+    """1 GPU does 10 steps a second where 4 do 32, so a second of the gang takes it 3.2 s."""
+    job = a_job(model="lm", batch_size=5, gpus=4, duration=100.0, min_gpus=1)
+    estimate = on("v100:8").estimate(job)
+    assert estimate.rates[0][PACKED] == 1.0
+    assert estimate.at(1)[0][PACKED] == pytest.approx(1 / 3.2)
+
+
+def test_estimate_of_an_elastic_job_that_the_table_does_not_know_is_in_proportion() -> None:
+    estimate = on("v100:8,k80:8").estimate(a_job(gpus=4, duration=100.0, min_gpus=2, max_gpus=8))
+    assert estimate.at(2) == ((0.5, 0.5, 0.5), (0.125, 0.125, 0.125))
+    assert estimate.at(8) == ((2.0, 2.0, 2.0), (0.5, 0.5, 0.5))
+
+
+def test_estimate_of_an_elastic_job_goes_no_further_than_the_cluster() -> None:
+    job = a_job(gpus=4, duration=100.0, max_gpus=1_000_000)
+    assert [gpus for gpus, _ in on("v100:8,k80:2").estimate(job).others] == [5, 6, 7, 8]
+
+
+def test_estimate_of_an_elastic_job_is_zero_on_types_that_it_rules_out() -> None:
+    job = a_job(gpus=2, duration=1.0, min_gpus=1, gpu_types=("k80",))
+    assert on("k80:4,v100:4").estimate(job).at(1) == ((0.125, 0.125, 0.125), (0.0, 0.0, 0.0))
+
+
+def test_kinds_differ_by_bounds_and_bounds_that_say_nothing_make_no_other_kind() -> None:
+    speeds, job = on("v100:8"), a_job(gpus=4, duration=1.0)
+    bounds = [(None, None), (1, None), (2, None), (None, 8), (1, 8)]
+    kinds = [speeds.kind(replace(job, min_gpus=least, max_gpus=most)) for least, most in bounds]
+    assert kinds == ["-/x4", "-/x4[1-4]", "-/x4[2-4]", "-/x4[4-8]", "-/x4[1-8]"]
+    assert speeds.kind(replace(job, min_gpus=4, max_gpus=4)) == "-/x4"
+    assert speeds.resolve(replace(job, min_gpus=1)) == ("-/x4[1-4]", speeds.estimate(replace(job, min_gpus=1)), 1.0)

@@ -8,7 +8,7 @@ import pytest
 from poise.model.job import Job
 from poise.traces.reading import read_trace
 from poise.traces.registry import FORMATS, recognise
-from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
+from poise.traces.schema import Curve, FailedAttempt, Outcome, Trace, TraceJob
 
 GAVEL = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t7.5\n"
 GAVEL_OLD = "ResNet-18 (batch size 128)\tpython3 main.py\t--num_steps\t1\t925982\t7.5\t4\n"
@@ -256,23 +256,25 @@ def test_poise_row_keeps_every_column(tmp_path: Path) -> None:
     text = (
         '{"job": 7, "submitted": 1, "gpus": 4, "duration": 60, "steps": 9, "tenant": "t", "app": "a", "model": "m",'
         ' "batch_size": 32, "weight": 2, "priority": -1, "deadline": 99, "gpu_types": ["V100", "p100"], "min_gpus": 2,'
-        ' "max_gpus": 8, "micro_batches": 4, "name": "n", "outcome": "killed", "failures": [[3, "x"], [4.5, "y"]]}\n'
+        ' "max_gpus": 8, "micro_batches": 4, "name": "n", "outcome": "killed", "failures": [[3, "x"], [4.5, "y"]],'
+        ' "loss": [0.01, 1, 0.2]}\n'
     )
     want = Job(
         "7", 1.0, 4, 60.0, 9.0, "t", "a", "m", 32, 2.0, -1, 99.0, ("v100", "p100"), 2, 8, 4, "n"
     )  # fmt: skip
     failures = (FailedAttempt(3.0, "x"), FailedAttempt(4.5, "y"))
-    assert only(tmp_path, text) == TraceJob(want, Outcome.KILLED, failures)
+    assert only(tmp_path, text) == TraceJob(want, Outcome.KILLED, failures, Curve(0.01, 1.0, 0.2))
 
 
 def test_poise_csv_reads_as_json_lines_do(tmp_path: Path) -> None:
     csv = (
-        "job,submitted,gpus,duration,tenant,gpu_types,failures,outcome,steps,name\n"
-        'a,1,4,60,t,v100/p100,3:x/4.5:y,failed,,"n, and more"\n'
+        "job,submitted,gpus,duration,tenant,gpu_types,failures,outcome,steps,name,loss\n"
+        'a,1,4,60,t,v100/p100,3:x/4.5:y,failed,,"n, and more",0.01/1/0.2\n'
     )
     json = (
         '{"job": "a", "submitted": 1, "gpus": 4, "duration": 60, "tenant": "t", "gpu_types": ["v100", "p100"],'
-        ' "failures": [[3, "x"], [4.5, "y"]], "outcome": "failed", "steps": null, "name": "n, and more"}\n'
+        ' "failures": [[3, "x"], [4.5, "y"]], "outcome": "failed", "steps": null, "name": "n, and more",'
+        ' "loss": [0.01, 1, 0.2]}\n'
     )
     assert only(tmp_path, csv) == only(tmp_path, json)
 

@@ -109,6 +109,16 @@ WRONG_POISE = [
     ("nested", "60", "[" * 5000, ":1: expected a JSON object, got JSON that is nested too deeply"),
     ("types of numbers", "60}", '60, "gpu_types": [1]}', ":1: gpu_types: expected a name, got 1"),
     ("failures no list", "60}", '60, "failures": 1}', ":1: failures: expected a list of [seconds, cause], got 1"),
+    ("loss", "60}", '60, "loss": [1, 1]}', ":1: loss: expected [a, b, c] with a >= 0, b > 0, c >= 0, got a list"),
+    ("loss no list", "60}", '60, "loss": 0.5}', ":1: loss: expected [a, b, c] with a >= 0, b > 0, c >= 0, got 0.5"),
+    (
+        "loss of infinity",
+        "60}",
+        '60, "loss": [1, 0, 1]}',
+        ":1: loss: expected [a, b, c] with a >= 0, b > 0, c >= 0, got a list",
+    ),
+    ("loss that rises", "60}", '60, "loss": [-1, 1, 1]}', ":1: loss: expected a number of at least 0, got -1"),
+    ("loss in words", "60}", '60, "loss": ["a", 1, 1]}', ":1: loss: expected a number, got 'a'"),
     ("lone surrogate", '"a"', '"\\ud800"', ":1: job: expected a name of printable characters, got '\\ud800'"),
 ]
 

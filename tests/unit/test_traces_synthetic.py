@@ -1,6 +1,7 @@
 """The generator: the published shape, one knob one column, and clear words for a wrong knob."""
 
 from collections import Counter
+from dataclasses import replace
 from importlib.resources import files
 from io import StringIO
 
@@ -10,7 +11,7 @@ import pytest
 from poise.model.errors import RequestError, UnknownNameError
 from poise.traces import philly_shape
 from poise.traces.demo import DEMO_SPEC, demo_trace
-from poise.traces.schema import Outcome, Trace
+from poise.traces.schema import Outcome, Trace, TraceJob
 from poise.traces.synthetic import KNOBS, generate
 from poise.traces.writing import write_trace
 
@@ -151,6 +152,33 @@ def test_one_knob_changes_its_own_column_alone(knob: str, changed: set[str]) -> 
     assert got == changed
 
 
+def test_without_sweeps_no_job_has_an_app_or_a_loss() -> None:
+    assert {(each.job.app, each.loss) for each in generate("jobs=50").jobs} == {(None, None)}
+
+
+def test_jobs_of_a_sweep_come_together_and_are_alike_but_for_their_losses() -> None:
+    jobs = generate("jobs=800,apps=0.2:5,models=a/b,weights=1/2").jobs
+    sweeps: dict[str, list[TraceJob]] = {}
+    for each in jobs:
+        if each.job.app is not None:
+            sweeps.setdefault(each.job.app, []).append(each)
+    *whole, last = sweeps.values()
+    assert {len(sweep) for sweep in whole} == {5}
+    assert len(last) <= 5
+    assert 5 * len(sweeps) / 800 == pytest.approx(5 * 0.2 / (5 * 0.2 + 0.8), abs=0.1)
+    for sweep in whole:
+        alike = {replace(each.job, id="") for each in sweep}
+        assert len(alike) == 1
+        assert len({each.loss for each in sweep}) == 5
+
+
+def test_losses_fall_from_1_to_5_above_their_floors_to_within_a_third() -> None:
+    for each in generate("jobs=64,apps=1").jobs:
+        assert each.loss is not None
+        assert 1 <= each.loss.loss(0) - each.loss.floor <= 5
+        assert 0 < each.loss.loss(each.job.duration or 0.0) - each.loss.floor < 1 / 3
+
+
 def test_failing_fraction_fails_and_then_passes() -> None:
     trace = generate("jobs=20000,failures=0.25")
     assert sum(bool(each.failures) for each in trace.jobs) / 20_000 == pytest.approx(0.25, abs=0.01)
@@ -178,6 +206,8 @@ def test_failed_attempts_are_of_one_cause_and_shorter_than_the_job_in_all() -> N
 @pytest.mark.parametrize(
     ("spec", "want"),
     [
+        ("apps=2", "synthetic:apps: expected a fraction from 0 to 1, got '2'"),
+        ("apps=0.5:1", "synthetic:apps: expected a whole number from 2 to 10,000"),
         ("job=5", "unknown knob of a synthetic trace 'job'; did you mean jobs"),
         ("arrivals=posson", "unknown kind of arrivals 'posson'; did you mean poisson"),
         ("jobs", "synthetic: expected knob=value, got 'jobs'; the knobs are jobs, seed, arrivals"),

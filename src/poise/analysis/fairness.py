@@ -6,15 +6,26 @@ every GPU type, in which a gang larger than the slice is served for a part of th
     T_m = steps_m / (Σ_j T_mj·N_j / C)  ·  max(1, g_m·N / C)            C GPUs in all
 
 N is the mean number of active jobs, or of tenants with active jobs, over the life of m.
+
+By app, all jobs of an app have its ρ: from its first submission to the end of its last job, over the time that all its work
+would take on a 1/N slice, N the mean number of active apps over the life of the app:
+
+    T_a = Σ_m steps_m g_m / (Σ_j T_mj·N_j / C)  ÷  min(Σ_m g_m, C / N),   and no less than its longest job alone would take
+
+Of a job that its app gave up, work counts as far as GPUs were spent on it. A job that names no app is one by itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 
 from poise.analysis.history import History, Life, cumulated, floats
 from poise.model.arrays import Floats
+from poise.model.job import Status
+
+Key = TypeVar("Key")
 
 
 class Fairness(StrEnum):
@@ -22,10 +33,13 @@ class Fairness(StrEnum):
 
     JOB = "job"
     TENANT = "tenant"
+    APP = "app"
 
 
 def rho(history: History, lives: Sequence[Life], fairness: Fairness = Fairness.JOB) -> Floats:
     """ρ of these jobs, which have ended; NaN for jobs without work."""
+    if fairness is Fairness.APP:
+        return _rho_by_app(history, lives)
     submitted = floats(life.submitted for life in lives)
     ended = floats(life.ended for life in lives)
     gangs = floats(life.gpus for life in lives)
@@ -34,6 +48,40 @@ def rho(history: History, lives: Sequence[Life], fairness: Fairness = Fairness.J
     alone = floats(life.steps / speeds[life.kind] for life in lives) * slices
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(alone > 0, (ended - submitted) / alone, np.nan)
+
+
+def _rho_by_app(history: History, lives: Sequence[Life]) -> Floats:
+    """ρ of the app of each of these jobs. An app that has not come to its end counts as if it ended with the journal."""
+    apps = _groups((life for life in history.jobs.values() if life.status is not Status.REJECTED), _app)
+    submitted = floats(min(life.submitted for life in members) for members in apps.values())
+    ended = floats(max(_end(history, life) for life in members) for members in apps.values())
+    level = _mean_level(_present(history, apps), submitted, ended)
+    speeds = {kind: _mean_rate(history, rates) for kind, rates in history.rates.items()}
+    work = [[_gpu_seconds(life, speeds[life.kind]) for life in members] for members in apps.values()]
+    gangs = [[life.gpus for life in members] for members in apps.values()]
+    slices = (history.cluster.gpus / np.maximum(level, 1.0)).tolist()
+    alone = floats(_alone(*each) for each in zip(work, gangs, slices, strict=True))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_app = np.where(alone > 0, (ended - submitted) / alone, np.nan)
+    place = {name: index for index, name in enumerate(apps)}
+    return by_app[[place[_app(life)] for life in lives]]
+
+
+def _alone(work: Sequence[float], gangs: Sequence[int], gpus: float) -> float:
+    """Seconds that jobs of one app take on so many GPUs: for all their work, or for the longest of them."""
+    longest = max(each / min(gang, gpus) for each, gang in zip(work, gangs, strict=True))
+    return max(sum(work) / min(sum(gangs), gpus), longest)
+
+
+def _gpu_seconds(life: Life, speed: float) -> float:
+    """What a job needs on the cluster's mix of types; of a job that was given up, no more than was spent on it."""
+    needed = life.steps * life.gpus / speed if life.steps else 0.0
+    return min(needed, life.gpu_seconds) if life.status is Status.CANCELLED else needed
+
+
+def _app(life: Life) -> tuple[str, str]:
+    """What tells apps apart: their names, or the job itself."""
+    return ("job", life.id) if life.app is None else ("app", life.app)
 
 
 def jain(values: Floats) -> float:
@@ -53,11 +101,20 @@ def _active(history: History, fairness: Fairness) -> list[tuple[float, int]]:
     """Changes of the number of active jobs, or of tenants that have some."""
     if fairness is Fairness.JOB:
         return _spans(history, history.jobs.values())
-    tenants: dict[str, list[Life]] = {}
-    for life in history.jobs.values():
-        tenants.setdefault(life.tenant, []).append(life)
+    return _present(history, _groups(history.jobs.values(), lambda life: life.tenant))
+
+
+def _groups(lives: Iterable[Life], key: Callable[[Life], Key]) -> dict[Key, list[Life]]:
+    groups: dict[Key, list[Life]] = {}
+    for life in lives:
+        groups.setdefault(key(life), []).append(life)
+    return groups
+
+
+def _present(history: History, groups: Mapping[Key, list[Life]]) -> list[tuple[float, int]]:
+    """Changes of the number of groups of which some job is active."""
     changes: list[tuple[float, int]] = []
-    for lives in tenants.values():
+    for lives in groups.values():
         moments, levels = cumulated(_spans(history, lives))
         present = (levels > 0).astype(np.int64)
         changes += zip(moments.tolist(), np.diff(present, prepend=0).tolist(), strict=True)
@@ -68,8 +125,12 @@ def _spans(history: History, lives: Iterable[Life]) -> list[tuple[float, int]]:
     changes: list[tuple[float, int]] = []
     for life in lives:
         changes.append((life.submitted, 1))
-        changes.append((life.ended if life.ended == life.ended else history.end, -1))
+        changes.append((_end(history, life), -1))
     return changes
+
+
+def _end(history: History, life: Life) -> float:
+    return life.ended if life.ended == life.ended else history.end
 
 
 def _mean_level(changes: list[tuple[float, int]], start: Floats, end: Floats) -> Floats:

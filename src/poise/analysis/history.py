@@ -6,9 +6,9 @@ from math import inf, nan
 
 import numpy as np
 
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject
+from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Why
 from poise.model.arrays import Floats, Ints
-from poise.model.cluster import Cluster, Holding
+from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.event import Cancelled, Estimated, Event, Failed, Finished, NodeLost, NodeReturned, Stopped, Submitted
 from poise.model.job import Status
 from poise.model.journal import Entry
@@ -16,18 +16,20 @@ from poise.model.speed import Locality
 
 
 class Life:
-    """One job. Moments are NaN until they come; `gpu_seconds` are those it held, `waited` seconds by cause."""
+    """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause."""
 
     __slots__ = (
-        "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "migrations", "preemptions",
-        "restarts", "since", "started", "status", "steps", "submitted", "tenant", "waited",
+        "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "least", "migrations", "preemptions",
+        "restarts", "since", "started", "status", "steps", "submitted", "tenant", "using", "waited",
     )  # fmt: skip
 
     def __init__(self, event: Submitted) -> None:
         job = event.job
         self.id = job.id
         self.tenant = job.tenant
+        self.app = job.app
         self.gpus = job.gpus
+        self.least = min(job.min_gpus or job.gpus, job.gpus)
         self.kind = event.kind
         self.steps = event.steps
         self.submitted = job.submitted
@@ -35,6 +37,7 @@ class Life:
         self.status = Status.WAITING
         self.preemptions = self.migrations = self.restarts = 0
         self.gpu_seconds = 0.0
+        self.using = 0
         self.waited = (0.0, 0.0, 0.0)
         self.holding: Holding | None = None
         self.epoch = 0
@@ -43,9 +46,10 @@ class Life:
         """It gets GPUs."""
         if self.started != self.started:  # NaN: it has not run before
             self.started = now
-        elif self.holding != action.gpus:
+        elif self.holding not in (None, action.gpus) and self.using >= self.least:  # not from a trial
             self.migrations += 1
         self.holding = action.gpus
+        self.using = gpu_count(action.gpus)
         self.epoch = action.epoch
         self.since = now
         self.status = Status.RUNNING
@@ -57,7 +61,7 @@ class Life:
         """It no longer has GPUs, if it had any; says whether it had."""
         had = self.status is Status.RUNNING
         if had:
-            self.gpu_seconds += self.gpus * (now - self.since)
+            self.gpu_seconds += self.using * (now - self.since)
         self.status = status
         if status.is_final:
             self.ended = now
@@ -95,7 +99,7 @@ class History:
             history.end = now
         for life in history.jobs.values():
             if life.status is Status.RUNNING:  # the journal ends in the middle of its run
-                life.gpu_seconds += life.gpus * (history.end - life.since)
+                life.gpu_seconds += life.using * (history.end - life.since)
         return history
 
     def _event(self, event: Event, now: float) -> None:
@@ -128,17 +132,22 @@ class History:
                 life.launch(action, now)
                 self._holders[action.gpus] = self._holders.get(action.gpus, 0) + 1
                 if self._holders[action.gpus] == 1:  # GPUs that two jobs share are held once
-                    self.held.append((now, life.gpus))
+                    self.held.append((now, life.using))
                 self.waiting.append((now, -1))
             case Preempt():
                 life = self.jobs[action.job]
-                life.preemptions += 1
                 self._release(life, now, Status.WAITING)
+                if action.why is Why.VALIDATED:  # that was only a trial
+                    life.holding = None
+                else:
+                    life.preemptions += 1
             case Reject():
                 self._release(self.jobs[action.job], now, Status.REJECTED)
                 self.rejections.append((action.job, action.reason))
             case Abandon():
                 self._release(self.jobs[action.job], now, Status.FAILED)
+            case Cancel():
+                self._release(self.jobs[action.job], now, Status.CANCELLED)
             case _:
                 pass
 
@@ -148,7 +157,7 @@ class History:
                 self._holders[life.holding] -= 1
                 if not self._holders[life.holding]:
                     del self._holders[life.holding]
-                    self.held.append((now, -life.gpus))
+                    self.held.append((now, -life.using))
             if not status.is_final:
                 self.waiting.append((now, 1))
         elif status.is_final:

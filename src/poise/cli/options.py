@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from poise.analysis.fairness import Fairness
-from poise.assembly import PRESETS, Experiment, check, preset_named, scaled, speeds_of
+from poise.assembly import PRESETS, Experiment, check, elastic, preset_named, scaled, speeds_of
 from poise.backends.simulator.world import Truth
 from poise.cli.inputs import read_cluster
-from poise.core.settings import Cadence
+from poise.core.settings import Cadence, Retry
 from poise.model.errors import RequestError
 from poise.model.units import parse_seconds
 from poise.placement.strategies import PLACEMENTS, placement_named
@@ -22,6 +22,7 @@ from poise.traces.registry import format_names
 from poise.traces.schema import Trace
 
 CADENCES = [each.value for each in Cadence]
+RETRIES = [each.value for each in Retry]
 FAIRNESSES = [each.value for each in Fairness]
 SHORTEST_ROUND = 0.001
 """Seconds; on the clock of a calendar, shorter rounds fall together."""
@@ -81,6 +82,31 @@ _OPTIONS = (
         "--checkpoint-every", type=DURATION, default=600.0, help="Running time between checkpoints.  [default: 600]"
     ),
     click.option("--retries", type=click.IntRange(0), help="Failed runs of a job that are forgiven.  [default: 4]"),
+    click.option(
+        "--retry", type=click.Choice(RETRIES), help="Forgive failed runs by their count or by their cause.  [default: count]"
+    ),
+    click.option(
+        "--backoff", type=DURATION, help="Before a first retry after a cause that passes; doubled each time.  [default: 60]"
+    ),
+    click.option(
+        "--packed-wait", type=DURATION, help="A waiting job insists on the fewest nodes for this long.  [default: 0]"
+    ),
+    click.option("--rack-wait", type=DURATION, help="A waiting job insists on one rack for this long.  [default: 0]"),
+    click.option(
+        "--defragment",
+        type=DURATION,
+        help="Move small jobs, at most this often each, to make room on one node; 0: never.  [default: 0]",
+    ),
+    click.option(
+        "--validation-pool",
+        type=click.IntRange(0),
+        metavar="GPUS",
+        help="GPUs set aside on which jobs of several GPUs are tried first: broken ones fail cheaply.  [default: 0]",
+    ),
+    click.option("--validation-time", type=DURATION, help="How long such a trial takes.  [default: 300]"),
+    click.option(
+        "--elastic", is_flag=True, help="Jobs that state no bounds may run on 1 GPU up to as many as they ask for."
+    ),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
     click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
     click.option(
@@ -147,14 +173,18 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     experiment.effective_policy()
     speeds_of(experiment)
     trace = scaled(read_trace(source, format=options["trace_format"]), load=load, most=options["jobs"])
+    if options["elastic"]:
+        trace = elastic(trace)
     check(trace, experiment)
     return Request(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
 
 
 def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
     names = {"round_": "round", "backfill": "backfill", "restart_overhead": "restart_overhead"}
-    names |= {"minimum_run": "minimum_run", "retries": "retries", "recompute": "recompute", "patience": "patience"}
+    same = ("minimum_run", "retries", "recompute", "patience", "packed_wait", "rack_wait", "defragment", "backoff")
+    names |= {name: name for name in (*same, "validation_time")} | {"validation_pool": "validation_gpus"}
     given = {name: options[option] for option, name in names.items() if options[option] is not None}
+    given |= {"retry": Retry(options["retry"])} if options["retry"] else {}
     return given | ({"cadence": Cadence(options["cadence"])} if options["cadence"] else {})
 
 

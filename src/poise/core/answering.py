@@ -5,7 +5,7 @@ from math import inf
 from typing import Protocol
 
 from poise.core.candidates import LaneCandidates
-from poise.core.granting import Desk, grant
+from poise.core.granting import Clearing, Desk, grant
 from poise.core.lanes import Key, Lanes
 from poise.core.state import State
 from poise.core.ties import ByPreviousDecision, BySubmission, Ties
@@ -40,6 +40,9 @@ class Answering(Protocol):
     def reported(self, row: int, now: float) -> None:
         """What is known of a job's progress has changed."""
 
+    def reshaped(self, row: int, now: float) -> None:
+        """A waiting job waits for something else now."""
+
     def ended(self, row: int, now: float) -> None:
         """A job has come to its end; its status says whether it did all its work, or was running until now."""
 
@@ -68,8 +71,9 @@ class Answering(Protocol):
 class OrderAnswering:
     """Keeps an order's ranks; asks for a rank only when something happened to the job."""
 
-    def __init__(self, order: Order, state: State) -> None:
+    def __init__(self, order: Order, state: State, clear: Clearing | None) -> None:
         self._order = order
+        self._clear = clear
         self._state = state
         self._memory = order.memory
         self._lanes = Lanes(state.shape_of)
@@ -97,6 +101,7 @@ class OrderAnswering:
 
     def started(self, row: int, now: float) -> None:
         """It gets a rank among the running once that matters: most jobs are gone before anybody has to wait."""
+        self._lanes.stop_waiting(row)
         if self._order.preemption is Preemption.NEVER:
             return
         if self._contended or self._order.ties is Tied.BY_PREVIOUS_DECISION:
@@ -112,14 +117,15 @@ class OrderAnswering:
 
     def preempted(self, row: int, now: float) -> None:
         """It gets a rank among the waiting."""
+        if self._lanes.runs(row):  # one that is only moved did not lose its place on the way
+            self._lanes.stop_running(row)
+        self._unranked.pop(row, None)
         previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
         rank = self._rank(row, now, previous)
         self._lanes.wait(row, rank, self._ties.stopped(tie, previous, rank, self._lost.get(row, row)))
 
     def interrupted(self, row: int, now: float) -> None:
         """It goes from the running to the waiting."""
-        if self._lanes.runs(row):
-            self._lanes.stop_running(row)
         self.preempted(row, now)
         self._everybody = True
 
@@ -127,6 +133,13 @@ class OrderAnswering:
         """It gets a new rank where it is, if it has one."""
         if row not in self._unranked:
             self._rank_again(row, now)
+
+    def reshaped(self, row: int, now: float) -> None:
+        """It waits among those of its new shape, and is looked at like a newcomer."""
+        self._lanes.wait(row, self._lanes.ranks[row], self._lanes.ties[row])
+        self._fresh.append(row)
+        if self._blocked is not None and self._blocked[4] == row:
+            self._blocked = None
 
     def ended(self, row: int, now: float) -> None:
         """Its place is given up, and the order may learn from it."""
@@ -194,7 +207,7 @@ class OrderAnswering:
         candidates = self._candidates(now, preemption)
         self._arrived, self._fresh = self._fresh, []
         self._everybody = allowed is not Preemption.BY_RANK
-        if grant(candidates, desk, self._state):
+        if grant(candidates, desk, self._state, self._clear):
             self._blocked = candidates.current
         lost = candidates.lost
         self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}

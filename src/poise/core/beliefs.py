@@ -11,28 +11,37 @@ class Belief:
 
     index        place among all beliefs
     impossible   why no job of this kind can ever run here; None if it can
-    shapes       shapes of its jobs' claims, by types and locality
+    shapes       shapes of its jobs' claims, by GPUs, types and locality
     """
 
-    __slots__ = ("best", "impossible", "index", "rates", "shapes", "skew", "types")
+    __slots__ = ("_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "types")
 
     def __init__(self, index: int, perceived: Estimate) -> None:
         self.index = index
+        self.estimate = perceived
         self.rates: Rates = perceived.rates
         self.skew = perceived.skew
         usable = [index for index, row in enumerate(self.rates) if row[Locality.PACKED] > 0]
         self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
         self.best = perceived.best()
         self.impossible: str | None = None
-        self.shapes: dict[tuple[tuple[int, ...] | None, Locality], Shape] = {}
+        self.shapes: dict[tuple[int, tuple[int, ...] | None, Locality], Shape] = {}
+        self._others = dict(perceived.others)
+
+    def rates_with(self, gpus: int) -> Rates:
+        """Rates with so many GPUs, be they the gang or another number that jobs of this kind can do with."""
+        return self._others.get(gpus, self.rates)
 
 
 NO_BELIEF = Belief(0, Estimate(rates=()))
 """Of a job that runs nowhere."""
 
 
-def why_impossible(job: Job, belief: Belief, topology: Topology) -> str | None:
-    """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none."""
+def why_impossible(job: Job, belief: Belief, topology: Topology, reserved: list[int]) -> str | None:
+    """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none.
+
+    reserved   GPUs of each type that no job gets
+    """
     allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
     if not allowed:
         return f"asks for {' or '.join(job.gpu_types)}; the cluster has {', '.join(topology.types)}"
@@ -40,7 +49,8 @@ def why_impossible(job: Job, belief: Belief, topology: Topology) -> str | None:
     if not usable:
         names = ", ".join(topology.types[index] for index in allowed)
         return f"cannot run as model {job.model!r} on {names} with {job.gpus} GPUs (throughput 0)"
-    most = max(usable, key=lambda index: topology.totals[index])
-    if job.gpus > topology.totals[most]:
-        return f"needs {job.gpus} GPUs of one type; the cluster has at most {topology.totals[most]} ({topology.types[most]})"
+    totals = [total - kept for total, kept in zip(topology.totals, reserved, strict=True)]
+    most = max(usable, key=totals.__getitem__)
+    if job.gpus > totals[most]:
+        return f"needs {job.gpus} GPUs of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
     return None

@@ -7,8 +7,7 @@ from typing import Self
 
 from poise.core.lanes import Key, Lanes
 from poise.core.waiting import Shape
-from poise.model.plan import Plan, Preemption, Unfitting
-from poise.model.speed import Locality
+from poise.model.plan import Claim, Plan, Preemption, Unfitting
 
 
 class LaneCandidates:
@@ -88,7 +87,7 @@ class PlanCandidates:
         plan: Plan,
         preemption: Preemption,
         holds: set[int],
-        shape: Callable[[int, Locality, tuple[int, ...] | None], Shape],
+        shape: Callable[[Claim], Shape],
     ) -> None:
         self.unfitting = plan.unfitting
         self.preemption = preemption
@@ -113,7 +112,7 @@ class PlanCandidates:
             self._at = at
             claim = self._claims[at]
             if claim.row not in self._holds:
-                return claim.row, self._shape(claim.row, claim.locality, claim.types)
+                return claim.row, self._shape(claim)
         return None
 
     def served(self, row: int) -> None:

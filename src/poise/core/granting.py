@@ -11,10 +11,11 @@ from math import inf
 from typing import Protocol
 
 from poise.core.waiting import Shape
-from poise.model.cluster import Holding
-from poise.model.plan import Preemption, Unfitting
+from poise.model.action import Note
+from poise.model.cluster import Holding, Site, Slots, gpu_count, site_of
+from poise.model.plan import Ending, Preemption, Unfitting
 from poise.model.speed import Locality
-from poise.placement.free import FreeGpus
+from poise.placement.free import FreeGpus, lowest_slots
 from poise.placement.strategies import Placement
 
 
@@ -43,13 +44,15 @@ class Desk:
     beneficiary       for a job that lost its GPUs: the job they were taken for
     unworked          says of a job that its run has not got beyond its restart overhead; such a run is spared (None: no)
     joins             jobs that are to share GPUs, each with the job that holds them
-    remarks           what people should know of the decision
+    sites             claims that insist on certain nodes
+    ends              jobs to be given up; what they held is free for the claims
+    notes             what people should know of the decision
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
     __slots__ = (
-        "_free", "_now", "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary",
-        "joins", "protected_until", "remarks",
+        "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary",
+        "ends", "free", "joins", "notes", "now", "protected_until", "sites",
     )  # fmt: skip
 
     def __init__(
@@ -61,30 +64,32 @@ class Desk:
         protected: dict[int, float],
         unworked: Callable[[int], bool] | None,
     ) -> None:
-        self._free = free
+        self.free = free
         self._placement = placement
-        self._now = now
+        self.now = now
         self._protected = protected
         self._unworked = unworked
         self.before: dict[int, Holding | None] = {}
         self.after: dict[int, Holding | None] = {}
         self.beneficiary: dict[int, int] = {}
         self.protected_until = inf
-        self.remarks: tuple[str, ...] = ()
+        self.notes: tuple[Note, ...] = ()
         self.joins: dict[int, int] = {}
+        self.sites: dict[int, Site] = {}
+        self.ends: tuple[Ending, ...] = ()
         self._shapes: dict[int, Shape] = {}
 
     @property
     def idle(self) -> list[int]:
         """Free GPUs by type."""
-        return self._free.idle
+        return self.free.idle
 
     def evict(self, row: int, holding: Holding, partner: int | None = None) -> None:
         """Take a running job's GPUs, for now; they come free once the job that it shares them with has lost them too."""
         self.before.setdefault(row, holding)
         self.after[row] = None
         if partner is None or (partner in self.before and self.after[partner] is None):
-            self._free.give(holding)
+            self.free.give(holding)
 
     def join(self, row: int, other: int, holding: Holding) -> None:
         """Let a job share what another one holds after the decision."""
@@ -120,28 +125,42 @@ class Desk:
     def seat(self, row: int, shape: Shape) -> bool:
         """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
         self._shapes[row] = shape
+        if self.sites and row in self.sites:
+            return self._seat_at(row, self.sites[row])
         had = self.before.get(row)
-        if had is not None and self._free.are_free(had) and self._suits(had, shape):
+        if had is not None and self.free.are_free(had) and self._suits(had, shape):
             self._take(row, had)
             return True
-        idle = self._free.idle
+        idle = self.free.idle
         for gpu_type in shape.types:
             if idle[gpu_type] >= shape.gang:
-                holding = self._placement(self._free, gpu_type, shape.gang, shape.locality)
+                holding = self._placement(self.free, gpu_type, shape.gang, shape.locality)
                 if holding is not None:
                     self._take(row, holding)
                     return True
         return False
 
+    def _seat_at(self, row: int, site: Site) -> bool:
+        """Give a claim GPUs of just these nodes."""
+        had = self.before.get(row)
+        if had is not None and site_of(had) == site and self.free.are_free(had):
+            self._take(row, had)
+            return True
+        masks = self.free.masks
+        if any(masks[node].bit_count() < gpus for node, gpus in site):
+            return False
+        self._take(row, tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in site))
+        return True
+
     def _suits(self, holding: Holding, shape: Shape) -> bool:
         """These GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
-        topology = self._free.topology
-        if topology.type_of[holding[0].node] not in shape.types:
+        topology = self.free.topology
+        if topology.type_of[holding[0].node] not in shape.types or gpu_count(holding) != shape.gang:
             return False
         return shape.locality is Locality.CLUSTER or topology.locality(holding) <= shape.locality
 
     def _take(self, row: int, holding: Holding) -> None:
-        self._free.take(holding)
+        self.free.take(holding)
         self.before.setdefault(row, None)
         self.after.pop(row, None)  # so that `after` lists launches in the order in which they were granted
         self.after[row] = holding
@@ -162,19 +181,37 @@ class Desk:
             return
         starting = [row for row in after if self.before[row] is None]
         agreed = {row: holding for row in (*moved, *starting) if (holding := self.after[row]) is not None}
-        idle = list(self._free.idle)
+        idle = list(self.free.idle)
         for holding in agreed.values():
-            self._free.give(holding)
+            self.free.give(holding)
         all_fit = all(self.seat(row, self._shapes[row]) for row in (*moved, *starting))
-        if not all_fit or self._free.idle != idle:  # other GPUs left over would be another decision
+        if not all_fit or self.free.idle != idle:  # other GPUs left over would be another decision
             self._restore(agreed)
+
+    def retract(self, row: int, movers: Iterable[int]) -> None:
+        """A claim is not to have a place after all, and those who were to move for it stay where they were."""
+        for each in (row, *movers):
+            found = self.after.get(each)
+            if found is not None:
+                self.free.give(found)
+        for mover in movers:
+            del self.after[mover]
+            had = self.before.pop(mover)
+            if had is not None:
+                self.free.take(had)
+        self.sites.pop(row, None)
+        if self.before.get(row) is None:  # otherwise it had lost its GPUs to somebody, and still has
+            self.before.pop(row, None)
+            self.after.pop(row, None)
+        else:
+            self.after[row] = None
 
     def _restore(self, agreed: dict[int, Holding]) -> None:
         """Back to what was agreed."""
         for row, holding in agreed.items():
             found = self.after[row]
             if found is not None and found is not holding:
-                self._free.give(found)
+                self.free.give(found)
         for row, holding in agreed.items():
             self._take(row, holding)
 
@@ -203,7 +240,7 @@ class Desk:
     def _spare(self, victim: int) -> bool:
         """Give a victim its GPUs back if they are still free."""
         holding = self.before[victim]
-        if holding is None or not self._free.are_free(holding):
+        if holding is None or not self.free.are_free(holding):
             return False
         self._take(victim, holding)
         return True
@@ -212,7 +249,7 @@ class Desk:
         """The jobs furthest back whose GPUs, with what is free, hold the claim; none if all together do not."""
         if shape.locality is not Locality.CLUSTER:
             return self._victims_on_nodes(shape, gpu_type, rows, holdings)
-        need = shape.gang - self._free.idle[gpu_type]
+        need = shape.gang - self.free.idle[gpu_type]
         victims: list[int] = []
         for row in rows:
             if holdings.type_of(row) == gpu_type and self.may_preempt(row):
@@ -231,9 +268,9 @@ class Desk:
 
     def _victims_on_nodes(self, shape: Shape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
         """As `_victims`, for a claim that insists on few nodes: GPUs count where enough of them come together."""
-        topology = self._free.topology
+        topology = self.free.topology
         most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
-        room = [mask.bit_count() for mask in self._free.masks]
+        room = [mask.bit_count() for mask in self.free.masks]
         racks: dict[int, list[int]] = {}
         for node, kind in enumerate(topology.type_of):
             if kind == gpu_type:
@@ -252,9 +289,11 @@ class Desk:
         return []
 
     def may_preempt(self, row: int) -> bool:
-        """The job has run for long enough to be stopped."""
+        """The job has run for long enough to be stopped, and the decision has not moved it."""
+        if self.before.get(row) != self.after.get(row):
+            return False
         until = self._protected.get(row)
-        if until is None or until <= self._now:
+        if until is None or until <= self.now:
             return self._unworked is None or not self._unworked(row)
         self.protected_until = min(self.protected_until, until)
         return False
@@ -273,7 +312,11 @@ class Holdings(Protocol):
         """How many they are."""
 
 
-def grant(candidates: Candidates, desk: Desk, holdings: Holdings) -> bool:
+Clearing = Callable[[Desk, int, Shape], bool]
+"""Makes place for a claim by moving others; says whether it could."""
+
+
+def grant(candidates: Candidates, desk: Desk, holdings: Holdings, clear: Clearing | None = None) -> bool:
     """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
     preempting = candidates.preemption is Preemption.BY_RANK
     needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
@@ -281,7 +324,11 @@ def grant(candidates: Candidates, desk: Desk, holdings: Holdings) -> bool:
         row, shape = claim
         if needs_idle and not any(desk.idle):
             break  # nothing is left to give, and nobody can be made to give
-        if desk.seat(row, shape) or (preempting and desk.make_room(row, shape, candidates, holdings)):
+        if (
+            desk.seat(row, shape)
+            or (preempting and desk.make_room(row, shape, candidates, holdings))
+            or (clear is not None and clear(desk, row, shape))
+        ):
             candidates.served(row)
         elif candidates.unfitting is Unfitting.BLOCKS:
             desk.keep_in_place()

@@ -1,13 +1,15 @@
 """How a planner's plans are asked for and carried out, each as a whole; `answering.py` says what the scheduler expects."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
 from poise.core.candidates import PlanCandidates
-from poise.core.granting import Desk, grant
+from poise.core.granting import Clearing, Desk, grant
 from poise.core.state import State
-from poise.model.plan import Plan, Planner, Preemption, Stops
+from poise.core.waiting import Shape
+from poise.model.plan import Claim, Plan, Planner, Preemption, Stops
 
 
 class PlannerAnswering:
@@ -15,16 +17,19 @@ class PlannerAnswering:
 
     drifts = False
 
-    def __init__(self, planner: Planner, state: State) -> None:
+    def __init__(self, planner: Planner, state: State, clear: Clearing | None) -> None:
         self._planner = planner
+        self._clear = clear
         self._state = state
         self._memory: Any = planner.start()
         self._wake = inf
+        self._plan: Plan | None = None
+        self._held: tuple[int, ...] = ()
 
     def arrived(self, row: int, now: float) -> None:
         """The next snapshot will show it."""
 
-    started = preempted = interrupted = reported = ended = arrived
+    started = preempted = interrupted = reported = reshaped = ended = arrived
 
     def catch_up(self, now: float) -> None:
         """Nothing is put off."""
@@ -48,8 +53,11 @@ class PlannerAnswering:
         """Plan, stop what the plan leaves out, then grant its claims in order."""
         state = self._state
         plan, self._memory = self._planner.plan(state.snapshot(now), self._memory)
+        self._plan = plan
         self._wake = plan.wake
-        desk.remarks = plan.remarks
+        desk.notes = plan.notes
+        desk.sites = {claim.row: claim.site for claim in plan.claims if claim.site is not None}
+        self._give_up(plan, desk)
         evicted: set[int] = set()
         if allowed is Preemption.BY_RANK:
             for row in self._to_stop(plan):
@@ -57,7 +65,9 @@ class PlannerAnswering:
                     desk.evict(row, state.of(row), state.ledger.partner.get(row))
                     evicted.add(row)
         preemption = plan.preemption if allowed is Preemption.BY_RANK else allowed
-        grant(PlanCandidates(plan, preemption, state.ledger.rows() - evicted, state.shape), desk, state)
+        holds = state.ledger.rows() - evicted
+        shape = partial(self._shape, now)
+        grant(PlanCandidates(plan, preemption, holds.union(row for row, _ in desk.ends), shape), desk, state, self._clear)
         for claim in plan.claims:
             if claim.beside is not None:
                 self._join(claim.beside, claim.row, desk)
@@ -65,8 +75,35 @@ class PlannerAnswering:
             desk.settle_stops(evicted, state.ledger.partner)
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)
+            desk.sites |= {claim.row: claim.site for claim in more if claim.site is not None}
             holds = desk.holders(state.ledger.rows())
-            grant(PlanCandidates(further, Preemption.NEVER, holds, state.shape), desk, state)
+            grant(PlanCandidates(further, Preemption.NEVER, holds, shape), desk, state)
+
+    def _shape(self, now: float, claim: Claim) -> Shape:
+        """What a claim is for; a job that waits for locality insists on it whatever the plan says."""
+        locality = self._state.insisted(claim.row, now, claim.locality)
+        return self._state.shape(claim.row, locality, claim.types, claim.gpus)
+
+    def _say_why(self, plan: Plan, now: float) -> None:
+        """Jobs that wait now wait for what their claims ask for, or for their tenant's share."""
+        state = self._state
+        for claim in plan.claims:
+            if claim.site is None and state.waits(claim.row):
+                state.reshape(claim.row, self._shape(now, claim), now)
+        for row in set(self._held).difference(plan.held) if plan.held is not self._held else ():
+            if state.waits(row) and state.shape_of[row].is_held:
+                state.unhold(row, now)
+        self._held = plan.held
+        for row in plan.held:
+            if state.waits(row):
+                state.reshape(row, state.held_back(state.shape_of[row]), now)
+
+    def _give_up(self, plan: Plan, desk: Desk) -> None:
+        """Jobs that their app wants no more make room first."""
+        desk.ends = tuple(ending for ending in plan.ends if ending.row in self._state.active)
+        for row, _ in desk.ends:
+            if self._state.running(row):
+                desk.evict(row, self._state.of(row), self._state.ledger.partner.get(row))
 
     def _join(self, row: int, other: int, desk: Desk) -> None:
         """Put a job beside another one, if that one has GPUs for itself now and the job has none."""
@@ -82,14 +119,24 @@ class PlannerAnswering:
         """Running jobs that are not to go on, or not where they are; ascending."""
         state = self._state
         holds = state.ledger.rows()
-        moved = (claim.row for claim in plan.claims if claim.types and claim.row in holds and not state.allows(claim))
-        stops = holds.difference(claim.row for claim in plan.claims) if plan.stops is None else plan.stops
-        return sorted({*moved, *stops})
+        moved = (claim.row for claim in plan.claims if claim.row in holds and _may_move(claim) and not state.allows(claim))
+        stops = (
+            holds.difference(claim.row for claim in plan.claims) if plan.stops is None else holds.intersection(plan.stops)
+        )
+        return sorted({*moved, *stops}.difference(row for row, _ in plan.ends))
 
     def settle(self, now: float) -> bool:
-        """Some planners look a second time, at who runs now."""
+        """Say why others wait. Some planners look a second time, at who runs now."""
+        if self._plan is not None:
+            self._say_why(self._plan, now)
+            self._plan = None
         return self._wake <= now
 
     def next_change(self) -> float:
         """The moment that the last plan named, if anybody is there to plan for."""
         return self._wake if self._state.active else inf
+
+
+def _may_move(claim: Claim) -> bool:
+    """The claim says more than that the job is to have its gang somewhere."""
+    return claim.types is not None or claim.gpus is not None or claim.site is not None

@@ -17,6 +17,8 @@ class Code(StrEnum):
     CANCELLED = "cancelled"
     FINISHED = "finished"
     RUNNING = "running"
+    HELD = "held-back"
+    SHARE = "tenant-share"
     ORDER = "behind-others"
     FRAGMENTATION = "fragmentation"
     CAPACITY = "capacity"
@@ -42,7 +44,8 @@ def explain(state: State, row: int) -> Reason:
         case Status.FINISHED:
             return Reason(Code.FINISHED, "did all its work")
         case Status.RUNNING:
-            return Reason(Code.RUNNING, f"runs on {_describe(state, state.of(row))}")
+            does = "is tried for a short while" if state.pool.tries(row) else "runs"
+            return Reason(Code.RUNNING, f"{does} on {_describe(state, state.of(row))}")
         case Status.WAITING:
             return _waiting(state, row)
 
@@ -53,7 +56,11 @@ def _describe(state: State, holding: Holding) -> str:
 
 
 def _waiting(state: State, row: int) -> Reason:
+    if row in state.away:
+        return Reason(Code.HELD, _held(state, row))
     shape = state.shape_of[row]
+    if shape.is_held:
+        return Reason(Code.SHARE, f"tenant {state.columns.tenants[row]} already uses its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
     match shape.classify(state.free, state.placement):
         case Cause.CAPACITY:
@@ -63,3 +70,9 @@ def _waiting(state: State, row: int) -> Reason:
             return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
         case Cause.ORDER:
             return Reason(Code.ORDER, f"{shape.gang} GPUs are free ({free}), but jobs ahead of it come first")
+
+
+def _held(state: State, row: int) -> str:
+    if state.pool.waits(row):
+        return "waits for a short trial on one GPU before it competes for its gang"
+    return f"is tried again later, after {state.columns.failures[row]} failed runs"

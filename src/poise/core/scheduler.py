@@ -9,14 +9,17 @@ from functools import partial
 from math import inf
 from typing import assert_never
 
+from poise.core.absence import Absence
 from poise.core.answering import Answering, OrderAnswering
-from poise.core.granting import Desk
+from poise.core.granting import Clearing, Desk
+from poise.core.moving import clear
+from poise.core.patience import Patience
 from poise.core.planning import PlannerAnswering
 from poise.core.reasons import Reason, explain
-from poise.core.settings import Cadence, Settings
+from poise.core.settings import Cadence, Retry, Settings
 from poise.core.state import State
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
-from poise.model.cluster import Cluster, Holding
+from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.errors import InvariantError
 from poise.model.event import (
     Cancelled,
@@ -27,10 +30,12 @@ from poise.model.event import (
     Finished,
     NodeLost,
     NodeReturned,
+    Progressed,
     Stopped,
     Submitted,
     Woke,
 )
+from poise.model.failures import Verdict, verdict
 from poise.model.grid import end_after, is_end
 from poise.model.job import Status
 from poise.model.plan import Order, Planner, Policy, Preemption, anywhere
@@ -49,15 +54,20 @@ class Scheduler:
     def __init__(self, cluster: Cluster, policy: Policy, placement: Placement, settings: Settings) -> None:
         self.policy = policy
         self.settings = settings
-        self.state = State(cluster, placement)
+        self.state = State(cluster, placement, settings)
         self.decisions = 0
         answer = policy.answer
         if not isinstance(answer, Order | Planner):
             raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
         self._asks = answer.asks if isinstance(answer, Order) else anywhere
         self._answering: Answering = (
-            OrderAnswering(answer, self.state) if isinstance(answer, Order) else PlannerAnswering(answer, self.state)
+            OrderAnswering(answer, self.state, self._clearing())
+            if isinstance(answer, Order)
+            else PlannerAnswering(answer, self.state, self._clearing())
         )
+        self._absence = Absence(self.state, self._answering, settings)
+        insistence = self.state.insistence
+        self._patience = Patience(insistence, self.state, self._answering) if insistence else None
         self._actions: list[Action] = []
         self._pending = False
         self._spared_until = inf
@@ -70,16 +80,35 @@ class Scheduler:
             self.state.origin = now
         for event in events:
             self._take(event, now)
+        if self.state.away:
+            self._bring_back(now)
+        if self._patience and self._patience.relax(now):
+            self._pending = True
         if self._spared_until <= now:
             self._spared_until = inf
             self._answering.opened()
             self._pending = True
         self._act(now)
+        if self._patience:
+            self._patience.note(now)
         self.state.read_clocks(now)
         self._ask_to_wake(now)
         actions = tuple(self._actions)
         self._actions.clear()
         return actions
+
+    def _clearing(self) -> Clearing | None:
+        """How place is made for gangs that want to be close together, if it is."""
+        if not self.settings.defragment:
+            return None
+        return lambda desk, row, shape: clear(desk, row, shape, self.state, partial(self._may_move, desk))
+
+    def _may_move(self, desk: Desk, row: int) -> bool:
+        """The job has been where it is for long enough; if not, the claim is to be looked at again once it has."""
+        until = self.state.columns.started[row] + self.settings.defragment
+        if until > desk.now:
+            desk.protected_until = min(desk.protected_until, until)
+        return until <= desk.now and desk.may_preempt(row)
 
     def explain(self, job: str) -> Reason:
         """Why the job runs, waits or has ended; for a job that was submitted."""
@@ -99,23 +128,25 @@ class Scheduler:
                 self._failed(event, now)
             case Cancelled():
                 self._cancelled(event, now)
-            case Estimated() | Colocated():
+            case Estimated() | Colocated() | Progressed():
                 self._learn(event)
             case NodeLost():
                 self._node_lost(event.node, now)
             case NodeReturned():
-                self.state.free.restore(event.node)
-                self.state.ledger.restore(event.node)
+                self.state.restore(event.node)
                 self._answering.opened()
                 self._pending = True
             case _:
                 assert_never(event)
 
-    def _learn(self, event: Estimated | Colocated) -> None:
+    def _learn(self, event: Estimated | Colocated | Progressed) -> None:
+        """Take in what is known of speeds and losses; no decision is due for it."""
         if isinstance(event, Estimated):
             self.state.believe(event.kind, self.policy.perceive(event.estimate))
-        else:
+        elif isinstance(event, Colocated):
             self.state.believe_pair(event)
+        elif (row := self._running_row(event.job, event.epoch)) is not None:
+            self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
     def _submitted(self, event: Submitted, now: float) -> None:
         job, state = event.job, self.state
@@ -127,6 +158,8 @@ class Scheduler:
             self._actions.append(Reject(job.id, belief.impossible))
             return
         row = state.enter(job, event.steps, belief, self._asks, now)
+        if state.pool and self._absence.admit(row, now):
+            return
         self._answering.arrived(row, now)
         self._pending = True
 
@@ -141,31 +174,45 @@ class Scheduler:
             return
         failures = self.state.columns.failures
         failures[row] += 1
-        if event.final or failures[row] > self.settings.retries:
-            reason = f"run {failures[row]} failed: {event.cause}"
+        outlook = self._outlook(event.cause)
+        if event.final or failures[row] > self.settings.retries or outlook is Verdict.HOPELESS:
+            never = ", which no retry heals" if outlook is Verdict.HOPELESS and not event.final else ""
+            reason = f"run {failures[row]} failed: {event.cause}{never}"
             self.state.reasons[row] = reason
             self._end(row, now, Status.FAILED)
             self._actions.append(Abandon(event.job, reason))
+            return
+        if self.state.pool.tries(row):
+            self._absence.try_again(row, now)
+        elif outlook is Verdict.TRANSIENT:
+            self._absence.back_off(row, now)
+            self._pending = True
         else:
             self._interrupt(row, now)
-            self.state.columns.steps_done[row] = event.steps
+        self.state.columns.steps_done[row] = event.steps
+        if row in self.state.active:
             self._answering.reported(row, now)
+
+    def _outlook(self, cause: str) -> Verdict:
+        """What there is to hope for after a run that died of this, as far as it matters here."""
+        return verdict(cause) if self.settings.retry is Retry.CAUSE else Verdict.UNKNOWN
 
     def _stopped(self, event: Stopped, now: float) -> None:
         """Progress as the world knows it, of the last run or of the one before a run that has just begun elsewhere."""
         row = self.state.rows.get(event.job)
-        if row is None or row not in self.state.active:
+        if row is None or Status(self.state.columns.status[row]).is_final:
             return
         running = self.state.running(row)
         if event.epoch == self.state.columns.epoch[row] - running:
             self.state.columns.steps_done[row] = event.steps
-            self._answering.reported(row, now)
+            if row in self.state.active:
+                self._answering.reported(row, now)
         elif running and event.epoch == self.state.columns.epoch[row]:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
     def _cancelled(self, event: Cancelled, now: float) -> None:
         row = self.state.rows.get(event.job)
-        if row is None or row not in self.state.active:
+        if row is None or Status(self.state.columns.status[row]).is_final:
             return
         self.state.reasons[row] = "cancelled by its owner"
         self._end(row, now, Status.CANCELLED)
@@ -173,7 +220,10 @@ class Scheduler:
     def _node_lost(self, node: int, now: float) -> None:
         self.state.free.lose(node)
         for row in self.state.ledger.lose(node):
-            self._interrupt(row, now)
+            if self.state.pool.tries(row):
+                self._absence.try_again(row, now)
+            else:
+                self._interrupt(row, now)
 
     def _running_row(self, job: str, epoch: int) -> int | None:
         """The row of a run that is still under way; None for news of an earlier run."""
@@ -185,6 +235,10 @@ class Scheduler:
 
     def _end(self, row: int, now: float, status: Status) -> None:
         state = self.state
+        if row in state.away:
+            self._absence.end(row, now)
+            state.end(row, status)
+            return
         if state.running(row):
             state.free.give(state.stop(row, now, status))
         else:
@@ -196,7 +250,7 @@ class Scheduler:
     def _interrupt(self, row: int, now: float) -> None:
         self._answering.catch_up(now)
         self.state.free.give(self.state.stop(row, now, Status.WAITING))
-        self.state.begin_waiting(row)
+        self.state.begin_waiting(row, now)
         self._answering.interrupted(row, now)
         self._pending = True
 
@@ -211,6 +265,11 @@ class Scheduler:
             self._pending = True
         elif self._pending:
             self.state.clock_causes(now)
+
+    def _bring_back(self, now: float) -> None:
+        actions, anybody = self._absence.settle(now)
+        self._actions += actions
+        self._pending = self._pending or anybody
 
     def _has_drifted(self, now: float) -> bool:
         """At the end of a round, once, the order may be another one though nothing happened."""
@@ -252,10 +311,13 @@ class Scheduler:
 
     def _carry_out(self, desk: Desk, now: float) -> None:
         """Preemptions first, the furthest back first; then launches in the order in which they were granted."""
-        self._actions += map(Remark, desk.remarks)
+        self._actions += desk.notes
+        for row, reason in desk.ends:
+            self._cancel(row, reason, now)
+        ended = {row for row, _ in desk.ends} if desk.ends else ()
         for row, before in desk.before.items():
             after = desk.after[row]
-            if before is not None and (after != before or row in desk.joins):
+            if row not in ended and before is not None and (after != before or row in desk.joins):
                 self._preempt(row, desk, now, Why.OUTRANKED if row in desk.beneficiary else Why.UNPLANNED)
         for row, after in desk.after.items():
             if after is not None and (after != desk.before[row] or row in desk.joins):
@@ -266,6 +328,18 @@ class Scheduler:
                 self._actions.append(Launch(columns.ids[row], columns.epoch[row], after, waited))
                 self._answering.started(row, now)
 
+    def _cancel(self, row: int, reason: str, now: float) -> None:
+        """Its app gives the job up; the desk has given its GPUs to others already."""
+        state = self.state
+        state.reasons[row] = reason
+        if state.running(row):
+            state.stop(row, now, Status.CANCELLED)
+        else:
+            state.end_waiting(row, now)
+        state.end(row, Status.CANCELLED)
+        self._answering.ended(row, now)
+        self._actions.append(Cancel(state.columns.ids[row], reason))
+
     def _start(self, row: int, holding: Holding, beside: int | None, now: float) -> Waited:
         overhead = self.settings.restart_overhead
         if beside is None:
@@ -274,12 +348,15 @@ class Scheduler:
 
     def _preempt(self, row: int, desk: Desk, now: float, why: Why) -> None:
         columns = self.state.columns
+        held = columns.gpus[row]
         self.state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
-        self.state.begin_waiting(row)
-        moved = desk.after[row] is not None
-        taken_for = None if moved else desk.beneficiary_of(row)
+        self.state.begin_waiting(row, now)
+        after = desk.after[row]
+        taken_for = None if after is not None else desk.beneficiary_of(row)
         beneficiary = None if taken_for is None else columns.ids[taken_for]
-        self._actions.append(Preempt(columns.ids[row], columns.epoch[row], Why.MOVED if moved else why, beneficiary))
+        if after is not None:
+            why = Why.MOVED if gpu_count(after) == held else Why.RESIZED
+        self._actions.append(Preempt(columns.ids[row], columns.epoch[row], why, beneficiary))
         self._answering.preempted(row, now)
 
     def _boundary_after(self, now: float) -> float:
@@ -289,8 +366,9 @@ class Scheduler:
         return is_end(self.state.origin or 0.0, now, self.settings.round)
 
     def _ask_to_wake(self, now: float) -> None:
-        wake = self._answering.next_change()
-        wake = min(wake, self._spared_until)
+        wake = min(self._answering.next_change(), self._spared_until)
+        if self._patience:
+            wake = min(wake, self._patience.next_change())
         if self.settings.cadence is Cadence.ROUNDS:
             if wake < inf:
                 wake = max(wake, now)
@@ -299,6 +377,8 @@ class Scheduler:
                 wake = min(wake, self._boundary_after(now))
         elif self.settings.cadence is Cadence.BOTH and self._may_drift():
             wake = min(wake, self._boundary_after(now))
+        if self.state.away:
+            wake = min(wake, self._absence.next_change())
         if wake < inf and wake != self._wake:
             self._wake = wake
             self._actions.append(WakeAt(wake))

@@ -4,14 +4,18 @@ from collections.abc import Callable
 from functools import partial
 
 from poise.core.beliefs import NO_BELIEF, Belief, why_impossible
+from poise.core.locality import Insistence
+from poise.core.settings import Settings
 from poise.core.survey import Survey
+from poise.core.trials import Pool
 from poise.core.verify import Ledger
 from poise.core.waiting import NO_WAIT, Shape
 from poise.model.action import Waited
-from poise.model.cluster import Cluster, Holding
+from poise.model.cluster import Cluster, Holding, gpu_count, site_of
 from poise.model.columns import JobColumns, JobView, Snapshot
 from poise.model.errors import InvariantError
 from poise.model.event import Colocated
+from poise.model.floor import Floor
 from poise.model.job import Job, Status
 from poise.model.plan import Claim
 from poise.model.speed import Estimate, Locality
@@ -23,20 +27,29 @@ from poise.placement.strategies import Placement, count
 class State:
     """Jobs as columns, who holds which GPUs, and the shapes of the claims that wait."""
 
-    def __init__(self, cluster: Cluster, placement: Placement) -> None:
+    def __init__(self, cluster: Cluster, placement: Placement, settings: Settings) -> None:
         self.topology = Topology(cluster)
+        waits = (settings.packed_wait, settings.rack_wait)
+        self.insistence = Insistence(*waits) if any(waits) else None
+        self.pool = Pool(self.topology, settings.validation_gpus, settings.validation_time)
         self.placement = placement
-        self.free = FreeGpus(self.topology)
+        self.free = self._all_free()
         self.ledger = Ledger(self.topology)
+        self.floor = Floor(self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner)
         self.columns = JobColumns()
         self._view = JobView(self.columns)
         self.origin: float | None = None
         """The first moment there was; rounds are counted from it."""
         self.rows: dict[str, int] = {}
         self.active: dict[int, None] = {}
+        """Jobs that policies see, ascending."""
+        self.away: dict[int, float] = {}
+        """Jobs that they do not see for a while, each since when: on trial, waiting for it, or backing off."""
         self.shape_of: list[Shape] = []
         self.waiting_shapes: dict[int, Shape] = {}
         self.protected: dict[int, float] = {}
+        self.losses: dict[int, list[tuple[float, float]]] = {}
+        """What active jobs have reported: (steps, loss)."""
         self.reasons: dict[int, str] = {}
         """Why a job ended badly, by row."""
         self._shapes: dict[tuple[int, tuple[int, ...], Locality], Shape] = {}
@@ -44,7 +57,10 @@ class State:
         self._beliefs: dict[str, Belief] = {}
         self._unchecked: set[str] = set()
         self._belief_of: list[Belief] = []
+        self._asked: list[Locality] = []
+        self._usual: list[Shape] = []
         self._wait_began: dict[int, Waited] = {}
+        self._waited_before: dict[int, Waited] = {}
         self._new_waits: list[int] = []
 
     def believe(self, kind: str, perceived: Estimate) -> None:
@@ -63,7 +79,7 @@ class State:
             raise InvariantError(f"a job of kind {kind!r} was submitted before any estimate of its speed")
         if kind in self._unchecked:
             self._unchecked.discard(kind)
-            belief.impossible = why_impossible(job, belief, self.topology)
+            belief.impossible = why_impossible(job, belief, self.topology, self.pool.reserved)
         return belief
 
     def enter(self, job: Job, steps: float, belief: Belief, asks: Callable[[JobView], Locality], now: float) -> int:
@@ -73,10 +89,45 @@ class State:
         self.active[row] = None
         self._belief_of.append(belief)
         self._view.row, self._view.now = row, now
-        asked = asks(self._view)
-        self.shape_of.append(self.shape(row, asked))
-        self.begin_waiting(row)
+        self._asked.append(asks(self._view))
+        self._usual.append(self.shape(row, self._asked[row]))
+        self.shape_of.append(self._usual[row])
+        self.begin_waiting(row, now)
         return row
+
+    def leave(self, row: int, now: float) -> None:
+        """A job that waits goes out of the policy's sight."""
+        self.away[row] = now
+        self.active.pop(row, None)
+
+    def come_back(self, row: int, now: float) -> None:
+        """A job that waits is to be seen again; it was held back while it was away."""
+        since = self.away.pop(row)
+        self._waited_before[row] = _added(self._waited_before.get(row, NO_WAIT), Waited(now - since, 0.0, 0.0))
+        last = next(reversed(self.active), -1)
+        self.active[row] = None
+        if row < last:
+            self.active = dict.fromkeys(sorted(self.active))
+        self.begin_waiting(row, now)
+
+    def try_out(self, row: int, holding: Holding, now: float, overhead: float) -> Waited:
+        """A trial begins on a GPU of the pool; returns how long the job waited for it.
+
+        No progress is made there but by jobs that can do with one GPU.
+        """
+        self.ledger.lend(row, holding)
+        gpu_type = self.topology.type_of[holding[0].node]
+        place = self.survey.column(gpu_type, Locality.PACKED)
+        rate = self._belief_of[row].rates_with(1)[gpu_type][Locality.PACKED] if self.columns.least[row] == 1 else 0.0
+        self.columns.start(row, now, place=place, gpus=1, rate=rate, overhead=overhead)
+        return Waited(now - self.away[row], 0.0, 0.0)
+
+    def end_trial(self, row: int, now: float) -> None:
+        """A trial ends, however: what it held is back in the pool, and it does not count as service."""
+        held = self.columns.held[row]
+        self.stop(row, now, Status.WAITING)
+        self.columns.held[row] = held
+        self.away[row] = now
 
     def refuse(self, job: Job, reason: str, now: float) -> None:
         """A job that can never run here arrives; it is remembered with the reason."""
@@ -85,32 +136,66 @@ class State:
         self.columns.status[row] = Status.REJECTED
         self.reasons[row] = reason
         self._belief_of.append(NO_BELIEF)
-        self.shape_of.append(self.shape(row, Locality.CLUSTER))
+        self._asked.append(Locality.CLUSTER)
+        self._usual.append(self.shape(row, Locality.CLUSTER))
+        self.shape_of.append(self._usual[row])
 
     def snapshot(self, now: float) -> Snapshot:
         """All active jobs at this moment."""
         live = self.live_gpus()
         survey = partial(self.survey.workload, live, self.ledger.partner)
-        origin = now if self.origin is None else self.origin
-        waits = bool(self.waiting_shapes)
-        return Snapshot(now, origin, sum(live), tuple(self.free.idle), waits, tuple(self.active), self.columns, survey)
+        return Snapshot(
+            now=now,
+            origin=now if self.origin is None else self.origin,
+            gpus=sum(live),
+            idle=tuple(self.free.idle),
+            is_contended=bool(self.waiting_shapes),
+            active=tuple(self.active),
+            columns=self.columns,
+            floor=self.floor,
+            survey=survey,
+            estimate=self.estimate,
+            losses=self.losses,
+        )
+
+    def estimate(self, row: int) -> Estimate:
+        """What is believed of the speed of a job."""
+        return self._belief_of[row].estimate
 
     def live_gpus(self) -> tuple[int, ...]:
         """GPUs of live nodes, by type."""
-        if all(self.free.alive):
+        if not self.pool and all(self.free.alive):
             return tuple(self.topology.totals)
         live = [0] * len(self.topology.types)
         for node, alive in enumerate(self.free.alive):
             live[self.topology.type_of[node]] += alive * self.topology.full[node].bit_count()
+        for slots in self.pool.slots:
+            live[self.topology.type_of[slots.node]] -= self.free.alive[slots.node]
         return tuple(live)
 
-    def shape(self, row: int, locality: Locality, types: tuple[int, ...] | None = None) -> Shape:
+    def _all_free(self) -> FreeGpus:
+        """The cluster without any job; the pool's GPUs are not to be had."""
+        free = FreeGpus(self.topology)
+        free.take(self.pool.slots)
+        return free
+
+    def restore(self, node: int) -> None:
+        """A lost node is back."""
+        if not self.free.alive[node]:
+            self.free.restore(node)
+            self.free.take(self.pool.on(node))
+        self.ledger.restore(node)
+
+    def shape(self, row: int, locality: Locality, types: tuple[int, ...] | None = None, gpus: int | None = None) -> Shape:
         """The shape of a job's claim at some locality, or else at the nearest wider one that could ever be granted."""
         belief = self._belief_of[row]
-        shape = belief.shapes.get((types, locality))
+        gpus = gpus or self.columns.gang[row]
+        shape = belief.shapes.get((gpus, types, locality))
         if shape is None:
-            asked = belief.types if types is None else tuple(each for each in types if each in belief.types)
-            shape = belief.shapes[types, locality] = self._shape((self.columns.gang[row], asked, locality))
+            rates = belief.rates_with(gpus)
+            able = belief.types if types is None else (each for each in types if each in belief.types)
+            asked = tuple(each for each in able if rates[each][Locality.PACKED] > 0)
+            shape = belief.shapes[gpus, types, locality] = self._shape((gpus, asked, locality))
         return shape
 
     def _shape(self, key: tuple[int, tuple[int, ...], Locality]) -> Shape:
@@ -125,62 +210,119 @@ class State:
     def allows(self, claim: Claim) -> bool:
         """A running job may keep what it holds under this claim."""
         holding = self.ledger.holding(claim.row)
-        shape = self.shape(claim.row, claim.locality, claim.types)
-        return self.type_of(claim.row) in shape.types and self.topology.locality(holding) <= shape.locality
+        if claim.site is not None:
+            return site_of(holding) == claim.site
+        shape = self.shape(claim.row, claim.locality, claim.types, claim.gpus)
+        if shape.gang != self.columns.gpus[claim.row]:
+            return False
+        is_near = self.topology.locality(holding) <= shape.locality
+        return claim.types is None or (is_near and self.type_of(claim.row) in shape.types)
 
     def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
         """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
         if locality is Locality.CLUSTER:
             return True
-        empty = FreeGpus(self.topology)
+        empty = self._all_free()
         fits = (self.placement(empty, gpu_type, gang, locality) is not None for gpu_type in types)
         return self.placement is not count and any(fits)
 
-    def begin_waiting(self, row: int) -> None:
+    def insisted(self, row: int, now: float, asked: Locality) -> Locality:
+        """The locality that a job's claim insists on: what the policy asks, or what the job still waits for if it waits."""
+        if not self.insistence or self.running(row):
+            return asked
+        return min(asked, self.insistence.at(self.columns.waiting_since[row], now))
+
+    def relax(self, row: int, now: float) -> None:
+        """The job has waited: its claim insists on no more than is due by now."""
+        shape = self._usual_shape(row, now)
+        self.reshape(row, self.held_back(shape) if self.shape_of[row].is_held else shape, now)
+
+    def unhold(self, row: int, now: float) -> None:
+        """The job waits on, but not for its tenant's share."""
+        self.reshape(row, self._usual_shape(row, now), now)
+
+    def _usual_shape(self, row: int, now: float) -> Shape:
+        """What a waiting job waits for unless a plan says otherwise."""
+        return self.shape(row, self.insisted(row, now, self._asked[row])) if self.insistence else self._usual[row]
+
+    def reshape(self, row: int, shape: Shape, now: float) -> None:
+        """A waiting job waits for something else from now on; what it waited so far is kept."""
+        before = self.shape_of[row]
+        if shape is before:
+            return
+        began = self._wait_began.pop(row, None)
+        if began is not None:
+            past = self._waited_before.get(row, NO_WAIT)
+            self._waited_before[row] = _added(past, _less(before.reading(now), began))
+            self._wait_began[row] = shape.reading(now)
+        self._leave_shape(before)
+        self.shape_of[row] = shape
+        shape.waiting += 1
+        self.waiting_shapes[shape.index] = shape
+
+    def held_back(self, shape: Shape) -> Shape:
+        """The shape of such jobs that are held back for their tenant's share."""
+        if shape.held is None:
+            shape.held = Shape(len(self._shapes), shape.gang, shape.types, shape.locality)
+            shape.held.held = shape.held
+            self._shapes[shape.gang, (-1, *shape.types), shape.locality] = shape.held
+        return shape.held
+
+    def _leave_shape(self, shape: Shape) -> None:
+        shape.waiting -= 1
+        if not shape.waiting:
+            del self.waiting_shapes[shape.index]
+
+    def begin_waiting(self, row: int, now: float) -> None:
         """From now on the job's waiting is clocked."""
-        shape = self.shape_of[row]
+        shape = self.shape_of[row] = self._usual_shape(row, now)
         shape.waiting += 1
         self.waiting_shapes[shape.index] = shape
         self._new_waits.append(row)
 
+    def new_waits(self) -> list[int]:
+        """Those who began to wait in this moment and still do, as policies see it."""
+        return [row for row in self._new_waits if self.waits(row)]
+
     def read_clocks(self, now: float) -> None:
         """At the end of a moment: note what the clocks say for those who began to wait in it and still do."""
-        for row in self._new_waits:
-            if self.columns.status[row] == Status.WAITING:
+        if self._new_waits:
+            for row in self.new_waits():
                 self._wait_began[row] = self.shape_of[row].reading(now)
-        self._new_waits.clear()
+            self._new_waits.clear()
 
     def end_waiting(self, row: int, now: float) -> Waited:
         """The job no longer waits; returns how long it did, by cause."""
         shape = self.shape_of[row]
-        shape.waiting -= 1
-        if not shape.waiting:
-            del self.waiting_shapes[shape.index]
+        self._leave_shape(shape)
+        began = self._wait_began.pop(row, None)
+        before = self._waited_before.pop(row, None)
         if self.columns.waiting_since[row] == now:
-            self._wait_began.pop(row, None)
             return NO_WAIT
-        began = self._wait_began.pop(row)
-        ended = shape.reading(now)
-        return Waited(*(late - early for late, early in zip(ended, began, strict=True)))
+        waited = NO_WAIT if began is None else _less(shape.reading(now), began)  # none: back since this moment
+        return waited if before is None else _added(before, waited)
 
     def start(self, row: int, holding: Holding, now: float, overhead: float) -> Waited:
         """A run begins on GPUs that `free` has already given out; returns how long the job waited."""
-        self.ledger.open(row, holding, self.columns.gang[row])
+        columns = self.columns
+        if columns.status[row] != Status.WAITING:
+            raise InvariantError(f"job in row {row} is to start though it does not wait")
+        gpus = self.ledger.open(row, holding, columns.least[row], columns.most[row])
         gpu_type = self.topology.type_of[holding[0].node]
         locality = self.topology.locality(holding)
-        rate = self._belief_of[row].rates[gpu_type][locality]
+        rate = self._belief_of[row].rates_with(gpus)[gpu_type][locality]
         waited = self.end_waiting(row, now)
-        self.columns.start(row, now, place=self.survey.column(gpu_type, locality), rate=rate, overhead=overhead)
+        columns.start(row, now, place=self.survey.column(gpu_type, locality), gpus=gpus, rate=rate, overhead=overhead)
         return waited
 
     def join(self, row: int, other: int, now: float, overhead: float) -> Waited:
         """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
         holding = self.ledger.join(row, other)
         gpu_type = self.topology.type_of[holding[0].node]
-        kinds = self.columns.kind
+        kinds, gpus = self.columns.kind, self.columns.gpus[other]
         waited = self.end_waiting(row, now)
         rate = self.survey.beside(kinds[row], kinds[other], gpu_type)
-        self.columns.start(row, now, place=self.columns.place[other] - 1, rate=rate, overhead=overhead)
+        self.columns.start(row, now, place=self.columns.place[other] - 1, gpus=gpus, rate=rate, overhead=overhead)
         self.columns.change_rate(other, now, self.survey.beside(kinds[other], kinds[row], gpu_type))
         return waited
 
@@ -193,7 +335,7 @@ class State:
         holding = self.ledger.close(row)
         if other is not None:
             left = self.ledger.holding(other)
-            rates = self._belief_of[other].rates[self.topology.type_of[left[0].node]]
+            rates = self._belief_of[other].rates_with(gpu_count(left))[self.topology.type_of[left[0].node]]
             self.columns.change_rate(other, now, rates[self.topology.locality(left)])
         self.protected.pop(row, None)
         self.columns.stop(row, now, status)
@@ -202,7 +344,9 @@ class State:
     def end(self, row: int, status: Status) -> None:
         """The job has come to its end."""
         self.columns.status[row] = status
-        del self.active[row]
+        self.losses.pop(row, None)
+        self.active.pop(row, None)
+        self.away.pop(row, None)
 
     def clock_causes(self, now: float) -> None:
         """Say of every shape that still waits why it does."""
@@ -216,14 +360,26 @@ class State:
         """The job holds GPUs."""
         return self.columns.status[row] == Status.RUNNING
 
+    def waits(self, row: int) -> bool:
+        """The job holds no GPUs and is to have some; policies see it."""
+        return row in self.active and self.columns.status[row] == Status.WAITING
+
     def of(self, row: int) -> Holding:
-        """The GPUs of a running job."""
-        return self.ledger.holding(row)
+        """The GPUs of a running job, be it on trial."""
+        return self.ledger.held_by(row) or self.ledger.trials[row]
 
     def type_of(self, row: int) -> int:
         """The GPU type that a running job holds."""
         return self.topology.type_of[self.ledger.holding(row)[0].node]
 
     def gang(self, row: int) -> int:
-        """The GPUs that a job needs at once."""
-        return self.columns.gang[row]
+        """The GPUs that a running job holds."""
+        return self.columns.gpus[row]
+
+
+def _less(later: Waited, earlier: Waited) -> Waited:
+    return Waited(*(late - early for late, early in zip(later, earlier, strict=True)))
+
+
+def _added(one: Waited, other: Waited) -> Waited:
+    return Waited(*(mine + others for mine, others in zip(one, other, strict=True)))

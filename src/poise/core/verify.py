@@ -16,21 +16,35 @@ class Ledger:
         self._topology = topology
         self._held = [0] * len(topology.full)
         self._alive = [True] * len(topology.full)
-        self._holdings: dict[int, Holding] = {}
+        self.holdings: dict[int, Holding] = {}
+        self.trials: dict[int, Holding] = {}
+        """What jobs on trial hold, which policies do not see."""
         self.partner: dict[int, int] = {}
         """Jobs that share their GPUs with another one, both ways."""
 
     def join(self, row: int, other: int) -> Holding:
         """The job shares the GPUs of another one; returns them."""
-        if row in self._holdings or other in self.partner:
+        if row in self.holdings or other in self.partner:
             raise InvariantError(f"job in row {row} is to share GPUs with row {other}, which is not possible twice")
-        self._holdings[row] = self._holdings[other]
+        self.holdings[row] = self.holdings[other]
         self.partner[row], self.partner[other] = other, row
-        return self._holdings[row]
+        return self.holdings[row]
 
-    def open(self, row: int, holding: Holding, gang: int) -> None:
-        """The job takes these GPUs; refused if that breaks a rule."""
-        if row in self._holdings:
+    def open(self, row: int, holding: Holding, least: int, most: int) -> int:
+        """The job takes these GPUs, as many as it can do with; refused if that breaks a rule. Returns how many they are."""
+        got = self._take(row, holding)
+        if not least <= got <= most:
+            raise InvariantError(f"job in row {row} needs {least} to {most} GPUs and is to get {got}")
+        self.holdings[row] = holding
+        return got
+
+    def lend(self, row: int, holding: Holding) -> None:
+        """The job is tried on these GPUs; refused if that breaks a rule."""
+        self._take(row, holding)
+        self.trials[row] = holding
+
+    def _take(self, row: int, holding: Holding) -> int:
+        if row in self.holdings or row in self.trials:
             raise InvariantError(f"job in row {row} is to hold GPUs twice")
         first = self._topology.type_of[holding[0].node]
         got = 0
@@ -45,13 +59,11 @@ class Ledger:
             if self._topology.type_of[node] != first:
                 raise InvariantError(f"job in row {row} is to run on GPUs of two types")
             self._held[node] |= mask
-        if got != gang:
-            raise InvariantError(f"job in row {row} needs {gang} GPUs and is to get {got}")
-        self._holdings[row] = holding
+        return got
 
     def close(self, row: int) -> Holding:
         """The job gives its GPUs back; returns those that nobody holds any more."""
-        holding = self._holdings.pop(row, None)
+        holding = self.holdings.pop(row, None) or self.trials.pop(row, None)
         if holding is None:
             raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
         other = self.partner.pop(row, None)
@@ -63,21 +75,22 @@ class Ledger:
         return holding
 
     def rows(self) -> set[int]:
-        """The jobs that hold GPUs."""
-        return set(self._holdings)
+        """The jobs that hold GPUs, but for those on trial."""
+        return set(self.holdings)
 
     def held_by(self, row: int) -> Holding | None:
         """What a job holds, if it holds anything."""
-        return self._holdings.get(row)
+        return self.holdings.get(row)
 
     def holding(self, row: int) -> Holding:
         """What a running job holds."""
-        return self._holdings[row]
+        return self.holdings[row]
 
     def lose(self, node: int) -> list[int]:
         """The node is gone; returns the rows of the jobs that held GPUs there, ascending."""
         self._alive[node] = False
-        return sorted(row for row, holding in self._holdings.items() if any(slots.node == node for slots in holding))
+        held = (*self.holdings.items(), *self.trials.items())
+        return sorted(row for row, holding in held if any(slots.node == node for slots in holding))
 
     def restore(self, node: int) -> None:
         """The node is there again."""

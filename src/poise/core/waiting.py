@@ -25,9 +25,12 @@ NO_WAIT = Waited(0.0, 0.0, 0.0)
 
 
 class Shape:
-    """Gang, GPU types by preference, and locality: what decides whether a claim fits. `waiting` counts such jobs."""
+    """Gang, GPU types by preference, and locality: what decides whether a claim fits. `waiting` counts such jobs.
 
-    __slots__ = ("_clock", "_since", "cause", "gang", "index", "locality", "types", "waiting")
+    held   the twin for such jobs that are held back for their tenant's share, whatever is free; its own twin is itself
+    """
+
+    __slots__ = ("_clock", "_since", "cause", "gang", "held", "index", "locality", "types", "waiting")
 
     def __init__(self, index: int, gang: int, types: tuple[int, ...], locality: Locality) -> None:
         self.index = index
@@ -35,12 +38,15 @@ class Shape:
         self.types = types
         self.locality = locality
         self.waiting = 0
+        self.held: Shape | None = None
         self.cause = Cause.CAPACITY
         self._since = 0.0
         self._clock = [0.0, 0.0, 0.0]
 
     def classify(self, free: FreeGpus, placement: Placement) -> Cause:
         """Why a claim of this shape that still waits does wait."""
+        if self.is_held:
+            return Cause.ORDER
         gang, idle = self.gang, free.idle
         for gpu_type in self.types:
             if idle[gpu_type] >= gang:
@@ -53,6 +59,11 @@ class Shape:
 
     def _fits(self, free: FreeGpus, placement: Placement) -> bool:
         return any(placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types)
+
+    @property
+    def is_held(self) -> bool:
+        """Such claims are held back for their tenant's share."""
+        return self.held is self
 
     def because(self, cause: Cause, now: float) -> None:
         """From now on claims of this shape wait for this cause."""

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import IO, Any
 
-from poise.core.settings import Cadence, Settings
+from poise.core.settings import Cadence, Retry, Settings
 from poise.model import action as actions
 from poise.model import event as events
 from poise.model.action import Waited, Why
@@ -22,7 +22,7 @@ from poise.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
 from poise.model.errors import JournalError, RequestError
 from poise.model.job import Job
 from poise.model.journal import Entry
-from poise.model.speed import Estimate
+from poise.model.speed import Estimate, Rates
 
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a fact or a wish carri
             stated = {name: getattr(value, name) for name in _JOB_DEFAULTS}
             return {name: each for name, each in stated.items() if each != _JOB_DEFAULTS[name]}
         case Estimate():
-            return [value.rates, value.skew]
+            return [value.rates, value.skew, *([value.others] if value.others else [])]
         case float() if value == inf:
             return None
         case _:
@@ -103,8 +103,12 @@ def _job(value: dict[str, Any]) -> Job:
 
 
 def _estimate(value: list[Any]) -> Estimate:
-    rates, skew = value
-    return Estimate(tuple((packed, rack, cluster) for packed, rack, cluster in rates), skew)
+    rates, skew, *others = value
+    return Estimate(_rates(rates), skew, tuple((gpus, _rates(with_them)) for gpus, with_them in (others or [[]])[0]))
+
+
+def _rates(value: list[list[float]]) -> Rates:
+    return tuple((packed, rack, cluster) for packed, rack, cluster in value)
 
 
 def _holding(value: list[list[int]]) -> Holding:
@@ -123,6 +127,7 @@ _DECODERS: dict[tuple[type, str], Callable[[Any], Any]] = {
     (actions.Launch, "gpus"): _holding,
     (actions.Launch, "waited"): lambda value: Waited(*value),
     (actions.Preempt, "why"): Why,
+    (actions.Entitled, "gpus"): tuple,
 }
 
 
@@ -155,7 +160,9 @@ def _header(document: dict[str, Any]) -> Header:
         Cluster(tuple(_node(*node) for node in document["nodes"]), prices=_prices(document.get("prices", {}))),
         _text(document["policy"]),
         _text(document["placement"]),
-        Settings(**{**settings, "cadence": Cadence(settings["cadence"])}),
+        Settings(
+            **{**settings, "cadence": Cadence(settings["cadence"]), "retry": Retry(settings.get("retry", Retry.COUNT))}
+        ),
         document["seed"],
     )
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.mechanism.standing import Standing, Terms, accounted, aligned
+from poise.model.action import Remark
 from poise.model.arrays import Floats, Ints
 from poise.model.columns import Snapshot
 from poise.model.errors import SolveError
@@ -97,7 +98,7 @@ class Rounds:
             standing = replace(standing, due=plan.wake)
         else:
             plan = self._filled(standing, workload, snapshot.idle)
-        return replace(plan, remarks=remarks), standing
+        return replace(plan, notes=tuple(map(Remark, remarks))), standing
 
     def _may_compute(self, standing: Standing, now: float) -> bool:
         """The first shares, computed when few jobs were known, may be replaced at once."""

@@ -26,6 +26,8 @@ class Why(StrEnum):
     OUTRANKED = "outranked"
     UNPLANNED = "unplanned"
     MOVED = "moved"
+    RESIZED = "resized"
+    VALIDATED = "validated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,42 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """Give the job up, run or not: its app wants it no more. `reason` says why."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remark:
     """Nothing to do: something that people should know of a decision, such as a deadline that cannot be met."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traded:
+    """Nothing to do: a tenant has bought GPUs of a fast type from another for GPUs of a slow one.
+
+    gpus    of the fast type, as a long-run average
+    price   GPUs of the slow type for each of them
+    """
+
+    buyer: str
+    seller: str
+    fast: str
+    slow: str
+    gpus: float
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entitled:
+    """Nothing to do: a tenant is now entitled to so many GPUs of each type, in the cluster's order, in the long run."""
+
+    tenant: str
+    gpus: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +112,7 @@ class WakeAt:
     time: float
 
 
-Action = Launch | Preempt | Reject | Abandon | Remark | WakeAt
+Note = Remark | Traded | Entitled
+"""What people should know; nothing is to be done."""
+
+Action = Launch | Preempt | Reject | Abandon | Cancel | Note | WakeAt

@@ -28,8 +28,26 @@ Holding = tuple[Slots, ...]
 """The GPUs of one gang, by ascending node."""
 
 
+class Part(NamedTuple):
+    """So many GPUs of one node, whichever they are."""
+
+    node: int
+    gpus: int
+
+
+Site = tuple[Part, ...]
+"""Where a gang is to be: how many GPUs on which nodes, by ascending node."""
+
+
+def site_of(holding: Holding) -> Site:
+    """On which nodes a holding is, with how many GPUs on each."""
+    return tuple(Part(slots.node, slots.mask.bit_count()) for slots in holding)
+
+
 def gpu_count(holding: Holding) -> int:
     """How many GPUs a holding has."""
+    if len(holding) == 1:  # most gangs are on one node
+        return holding[0].mask.bit_count()
     return sum(slots.mask.bit_count() for slots in holding)
 
 

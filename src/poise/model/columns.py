@@ -6,7 +6,7 @@ Row r is the r-th job ever submitted, so ascending rows are the tie rule (submis
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.model.arrays import Bools, Floats, Ints
+from poise.model.floor import Floor
 from poise.model.job import Job, Status
+from poise.model.speed import Estimate
 from poise.model.workload import Workload
 
 Kind = TypeVar("Kind", bound=np.generic)
@@ -34,12 +36,15 @@ class JobColumns:
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
+    app             index of its app, by first submission; a job that names none is an app of its own
+    least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
     place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
     """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.tenants: list[str] = []
+        self.apps: list[str | None] = []
         self.submitted = array("d")
         self.gang = array("q")
         self.weight = array("d")
@@ -58,8 +63,14 @@ class JobColumns:
         self.deadline = array("d")
         self.kind = array("q")
         self.tenant = array("q")
+        self.app = array("q")
+        self.least = array("q")
+        self.most = array("q")
+        self.gpus = array("q")
         self.place = array("q")
         self._tenants: dict[str, int] = {}
+        self._apps: dict[str, int] = {}
+        self._app_count = 0
 
     def append(self, job: Job, steps: float, *, kind: int, best: float, skew: float | None, now: float) -> int:
         """Add a waiting job; returns its row."""
@@ -78,7 +89,16 @@ class JobColumns:
         self.deadline[row] = math.inf if job.deadline is None else job.deadline
         self.kind[row] = kind
         self.tenant[row] = self._tenants.setdefault(job.tenant, len(self._tenants))
+        self.app[row] = self._app_of(job)
+        self.apps.append(job.app)
+        self.least[row] = job.min_gpus or job.gpus
+        self.most[row] = job.max_gpus or job.gpus
         return row
+
+    def _app_of(self, job: Job) -> int:
+        index = self._app_count if job.app is None else self._apps.setdefault(job.app, self._app_count)
+        self._app_count += index == self._app_count
+        return index
 
     def _grow(self) -> None:
         """More rows, all zero: a waiting job that has never run."""
@@ -86,11 +106,12 @@ class JobColumns:
             if isinstance(column, array):
                 column.frombytes(bytes(CHUNK * column.itemsize))
 
-    def start(self, row: int, now: float, *, place: int, rate: float, overhead: float) -> None:
+    def start(self, row: int, now: float, *, place: int, gpus: int, rate: float, overhead: float) -> None:
         """A run begins; work is done only once the overhead is over."""
         self.status[row] = Status.RUNNING
         self.epoch[row] += 1
         self.place[row] = place + 1
+        self.gpus[row] = gpus
         self.rate[row] = rate
         self.started[row] = now
         self.progress_from[row] = now + overhead
@@ -109,6 +130,7 @@ class JobColumns:
         self.held[row] += now - self.started[row]
         self.rate[row] = 0.0
         self.place[row] = 0
+        self.gpus[row] = 0
         self.status[row] = status
         self.waiting_since[row] = now
 
@@ -186,6 +208,8 @@ class Snapshot:
 
     origin   first moment there was: rounds are counted from it
     gpus     how many GPUs are alive;  idle: how many are free, by type;  is_contended: whether anybody waits
+    floor    where free GPUs are and who holds which;  estimate: what is believed of the speed of the job in a row
+    losses   what has been reported of the jobs in these rows: (steps, loss), in order of time
     """
 
     now: float
@@ -195,7 +219,10 @@ class Snapshot:
     is_contended: bool
     active: tuple[int, ...]
     columns: JobColumns
+    floor: Floor
     survey: Callable[["Snapshot"], Workload]
+    estimate: Callable[[int], Estimate]
+    losses: Mapping[int, Sequence[tuple[float, float]]]
 
     @cached_property
     def rows(self) -> Ints:

@@ -68,6 +68,16 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """A run has come so far, and its model is now as good as this: `loss` is what its owner minimises."""
+
+    job: str
+    epoch: int
+    steps: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """The owner withdrew the job."""
 
@@ -93,4 +103,6 @@ class Woke:
     """The moment that the core asked to be woken at has come."""
 
 
-Event = Estimated | Colocated | Submitted | Finished | Failed | Stopped | Cancelled | NodeLost | NodeReturned | Woke
+Event = (
+    Estimated | Colocated | Submitted | Finished | Failed | Stopped | Progressed | Cancelled | NodeLost | NodeReturned | Woke
+)

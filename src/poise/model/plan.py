@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from poise.model.action import Note
+from poise.model.cluster import Site
 from poise.model.columns import JobView, Snapshot
 from poise.model.speed import Estimate, Locality
 from poise.model.workload import Allocator
@@ -100,12 +102,23 @@ class Claim(NamedTuple):
 
     types    GPU types that it may be given, the best first; None: any on which the job runs, its fastest first
     beside   another job of equal gang that is to share these GPUs; it must hold none, or share them already
+    gpus     how many; None: the gang that the job asks for. Others only as far as the job can do with them
+    site     just here, whatever locality and types say; its GPUs add up to `gpus`
     """
 
     row: int
     locality: Locality = Locality.CLUSTER
     types: tuple[int, ...] | None = None
     beside: int | None = None
+    gpus: int | None = None
+    site: Site | None = None
+
+
+class Ending(NamedTuple):
+    """A job that its app gives up, and why."""
+
+    row: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,9 @@ class Plan:
     stops     running jobs to stop; None: all that are not claimed for
     more      (free GPUs by type) -> further claims, if any GPUs are left over once all claims have been looked at
     wake      moment at which to plan again although nothing happened
-    remarks   what people should know of this plan; they go into the journal
+    ends      jobs to give up for good, before anything else
+    held      waiting jobs that are held back for their tenant's share, whatever is free: that is what they wait for
+    notes     what people should know of this plan; they go into the journal
     """
 
     claims: tuple[Claim, ...]
@@ -125,7 +140,9 @@ class Plan:
     stops: tuple[int, ...] | None = None
     stopping: Stops = Stops.FIRM
     more: Callable[[tuple[int, ...]], tuple[Claim, ...]] = nobody
-    remarks: tuple[str, ...] = ()
+    ends: tuple[Ending, ...] = ()
+    held: tuple[int, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 @runtime_checkable

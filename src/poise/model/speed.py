@@ -25,12 +25,19 @@ Rates = tuple[tuple[float, float, float], ...]
 class Estimate:
     """What is believed, or true, of the speed of one kind of job.
 
-    skew   size of the model's largest tensor ÷ size of the model (Tiresias §3.3); None if not known
+    rates    of the gang that the job asks for
+    skew     size of the model's largest tensor ÷ size of the model (Tiresias §3.3); None if not known
+    others   rates with other numbers of GPUs, ascending, for jobs that can do with them
     """
 
     rates: Rates
     skew: float | None = None
+    others: tuple[tuple[int, Rates], ...] = ()
 
     def best(self) -> float:
         """Steps per second on the fastest type, packed; 0 if it can run nowhere."""
         return max((row[Locality.PACKED] for row in self.rates), default=0.0)
+
+    def at(self, gpus: int) -> Rates:
+        """Rates with so many GPUs: of the gang, unless it is another number that the job can do with."""
+        return next((rates for count, rates in self.others if count == gpus), self.rates)

@@ -2,11 +2,13 @@
 
 count         GPUs are counted; nodes and racks mean nothing (speeds must be taken without locality then)
 consolidate   fewest nodes, then fewest racks, then the tightest nodes
+pack          the same by the name that FfDL gives it: the node with the fewest free GPUs that has enough
 best-fit      the tightest node; a gang that no node holds takes whole nodes and then the fullest ones, so that large
               holes stay open for others
+spread        the node with the most free GPUs (FfDL); a gang that no node holds goes as with `consolidate`
 
-The last two honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in racks
-whenever one rack can do; across racks it takes the racks with most free GPUs first.
+All but the first honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in
+racks whenever one rack can do; across racks it takes the racks with most free GPUs first.
 """
 
 from collections.abc import Callable
@@ -84,6 +86,16 @@ def _fullest(free: FreeGpus, gpu_type: int, gang: int, taken: int) -> Holding:
     return tuple(parts)
 
 
+def spread(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+    """The node with the most free GPUs; otherwise the fewest nodes."""
+    if free.idle[gpu_type] < gang:
+        return None
+    for nodes in reversed(free.levels[gpu_type][gang:]):
+        if nodes:
+            return _fill(free, gang, nodes & -nodes)
+    return _over_nodes(free, gpu_type, gang, asked)
+
+
 def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
     """Several nodes: the fewest there are, in one rack if that costs no further node."""
     one_rack = len(free.topology.racks) == 1
@@ -157,7 +169,13 @@ def _fill_nodes(free: FreeGpus, gang: int, nodes: list[int]) -> Holding:
     return tuple(sorted(parts))
 
 
-PLACEMENTS: dict[str, Placement] = {"count": count, "consolidate": consolidate, "best-fit": best_fit}
+PLACEMENTS: dict[str, Placement] = {
+    "count": count,
+    "consolidate": consolidate,
+    "pack": consolidate,
+    "best-fit": best_fit,
+    "spread": spread,
+}
 
 
 def placement_named(name: str) -> Placement:

@@ -10,12 +10,13 @@ The relative speed of a type is the table's `speedup`, else the cluster's own fi
 
 import difflib
 import math
+from dataclasses import replace
 from urllib.parse import quote
 
 from poise.model.cluster import Cluster
 from poise.model.errors import ThroughputError, UnknownNameError
 from poise.model.job import Job
-from poise.model.speed import Estimate, Locality
+from poise.model.speed import Estimate, Locality, Rates
 from poise.throughput.measured import CANNOT_RUN, JobClass, Row, Throughputs, same_model
 
 TIMED = "~"
@@ -40,6 +41,7 @@ class Speeds:
             if gpu_type not in self._named and gpu_type != GENERIC:
                 raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC})
         self._relative = {gpu_type: self._relative_speed(gpu_type) for gpu_type in (*table.gpu_types, *self._types)}
+        self._most_gpus = max(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
         self._known: dict[tuple[str | None, int | None], bool] = {}
         self._kinds: dict[tuple[object, ...], str] = {}
         self._estimates: dict[str, Estimate] = {}
@@ -51,7 +53,7 @@ class Speeds:
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
         own = None if self._knows(job) else _own_rate(self._table, job)
-        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own, self._is_timed(job))
+        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own, self._is_timed(job), job.min_gpus, job.max_gpus)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _name(job, own) + (TIMED if self._is_timed(job) else "")
@@ -98,7 +100,7 @@ class Speeds:
         """Kind, estimate and work of a job at once; jobs that state a duration and nothing else cost one look-up."""
         if job.steps is not None or job.duration is None:
             return self.kind(job), self.estimate(job), self.steps(job)
-        key = (job.model, job.batch_size, job.gpus, job.gpu_types)
+        key = (job.model, job.batch_size, job.gpus, job.gpu_types, job.min_gpus, job.max_gpus)
         found = self._by_duration.get(key)
         if found is None:
             found = self._by_duration[key] = (self.kind(job), self.estimate(job))
@@ -117,18 +119,35 @@ class Speeds:
         return known
 
     def _estimated(self, job: Job) -> Estimate:
+        least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
+        others = (gpus for gpus in range(least, most + 1) if gpus != job.gpus)
+        return Estimate(
+            self._rates(job, job.gpus),
+            None if job.model is None else self._table.skew(job.model),
+            tuple((gpus, self._rates(job, gpus)) for gpus in others),
+        )
+
+    def _rates(self, job: Job, gpus: int) -> Rates:
+        """With so many GPUs; work is counted as it is with the gang that the job asks for."""
         allowed = {gpu_type.lower() for gpu_type in job.gpu_types} or set(self._types)
-        on = self._measured if self._knows(job) else self._stated_by_owner
-        rates = tuple(on(job, gpu_type) if gpu_type in allowed else CANNOT_RUN for gpu_type in self._types)
+        with_them = job if gpus == job.gpus else replace(job, gpus=gpus)
+        if self._knows(job):
+            rates = tuple(self._measured(with_them, name) if name in allowed else CANNOT_RUN for name in self._types)
+        else:
+            scale = gpus / job.gpus
+            rates = tuple(self._stated_by_owner(job, name, scale) if name in allowed else CANNOT_RUN for name in self._types)
         if self._is_timed(job):
             # Work is stated in seconds: on the reference type the rate must be 1 to the last bit, not d·r ÷ r.
             second = self._unit(job)  # a model that runs nowhere has no rates to divide
             rates = tuple((packed / second, rack / second, cluster / second) for packed, rack, cluster in rates)
-        return Estimate(rates, None if job.model is None else self._table.skew(job.model))
+        return rates
 
-    def _stated_by_owner(self, job: Job, gpu_type: str) -> Row:
-        """Rates of a job that the table does not know: nothing is known of what distance does to it, either."""
-        own = _own_rate(self._table, job)
+    def _stated_by_owner(self, job: Job, gpu_type: str, scale: float) -> Row:
+        """Rates of a job that the table does not know: nothing is known of what distance does to it, either,
+
+        and with other numbers of GPUs than it asks for it is taken to be faster or slower in proportion.
+        """
+        own = _own_rate(self._table, job) * scale
         return _scaled((own, own, own), self._relative[gpu_type])
 
     def _measured(self, job: Job, gpu_type: str) -> Row:
@@ -216,12 +235,15 @@ def _near(table: Throughputs, model: str) -> str:
 
 
 def _name(job: Job, own: float | None) -> str:
-    """`resnet50/b16/x4`; `@p100+v100` if types are ruled out; `*2.5` if the job states its own steps per second.
+    """`resnet50/b16/x4`; `x4[1-8]` if other numbers of GPUs will do; `@p100+v100` if types are ruled out;
 
-    Different keys give different names: whatever comes from outside is quoted.
+    `*2.5` if the job states its own steps per second. Different keys give different names: whatever comes from outside is
+    quoted.
     """
     model = "-" if job.model is None else quote(same_model(job.model), safe="")
     batch = "" if job.batch_size is None else f"/b{job.batch_size}"
     rate = "" if own in (None, 1.0) else f"*{own!r}"
     types = "+".join(quote(gpu_type, safe="") for gpu_type in sorted({name.lower() for name in job.gpu_types}))
-    return f"{model}{batch}/x{job.gpus}{rate}{'@' if types else ''}{types}"
+    bounds = (job.min_gpus or job.gpus, job.max_gpus or job.gpus)
+    elastic = "" if bounds == (job.gpus, job.gpus) else f"[{bounds[0]}-{bounds[1]}]"
+    return f"{model}{batch}/x{job.gpus}{elastic}{rate}{'@' if types else ''}{types}"

@@ -16,7 +16,7 @@ from poise.model.errors import UnknownNameError
 from poise.traces import philly_shape
 from poise.traces.fields import amount, label, number, refusal, whole
 from poise.traces.philly_shape import CAUSES
-from poise.traces.schema import FailedAttempt, Outcome
+from poise.traces.schema import Curve, FailedAttempt, Outcome
 
 PHILLY = "philly"
 GAVEL = "gavel"
@@ -26,6 +26,8 @@ DURATIONS = (PHILLY, GAVEL, "lognormal:MEDIAN:SIGMA", "exponential:MEAN", "fixed
 BURST = 8
 """Jobs of a burst, on average; the gaps in it are a twentieth of the average gap."""
 MOST_TENANTS = 10_000
+SWEEP, MOST_SWEEP = 8, 10_000
+"""Jobs of a sweep, unless said otherwise, and at most."""
 _DAY = 86_400.0
 _SWING, _NIGHT = 0.8, 2 * 3600.0
 
@@ -138,6 +140,38 @@ def models(text: str, uniform: Floats) -> list[str | None]:
         return [None] * len(uniform)
     names = [label(name, "models") for name in text.split("/")]
     return [names[index] for index in (uniform * len(names)).astype(int).tolist()]
+
+
+def sweeps(text: str, uniform: Floats) -> tuple[Ints, NDArray[np.bool_]]:
+    """`0.3:8`: of 10 submissions 3 are sweeps, of 8 jobs each. The first job of each job's submission, and whether it is a
+
+    sweep; jobs of a sweep stand behind each other. The last sweep of a trace may be cut short.
+    """
+    fraction, _, size = text.partition(":")
+    part, many = number(fraction, "apps"), whole(size or str(SWEEP), "apps", 2, MOST_SWEEP)
+    if not 0 <= part <= 1:
+        raise refusal("apps", "a fraction from 0 to 1", text)
+    first, is_sweep = np.arange(len(uniform)), uniform < part
+    if not is_sweep.any():
+        return first, is_sweep
+    starts, job, jobs = [], 0, len(uniform)
+    while job < jobs:
+        starts.append(job)
+        job += many if is_sweep[job] else 1
+    begins = np.zeros(jobs, dtype=bool)
+    begins[starts] = True
+    first = np.maximum.accumulate(np.where(begins, first, 0))
+    return first, is_sweep[first]
+
+
+def curves(seconds: Floats, uniform: Floats) -> list[Curve]:
+    """How the loss of each job falls with its steps, which are its seconds; `uniform` has three numbers a job.
+
+    It begins at 1 to 5 above where it would end, and comes within 0.01 to 0.3 of that.
+    """
+    start, floor = 0.2 + 0.8 * uniform[:, 0], 0.05 + 0.5 * uniform[:, 1]
+    speed = 10 ** (0.5 + 1.5 * uniform[:, 2]) / seconds
+    return [Curve(*each) for each in zip(speed.tolist(), start.tolist(), floor.tolist(), strict=True)]
 
 
 def outcomes(text: str, uniform: Floats) -> tuple[list[Outcome], NDArray[np.bool_]]:

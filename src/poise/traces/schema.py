@@ -22,16 +22,30 @@ class FailedAttempt(NamedTuple):
     cause: str
 
 
+class Curve(NamedTuple):
+    """How a model gets better: the loss after k steps is 1 / (speed·k + start) + floor (Optimus, EuroSys'18 §3.1)."""
+
+    speed: float
+    start: float
+    floor: float
+
+    def loss(self, steps: float) -> float:
+        """After so many steps."""
+        return 1.0 / (self.speed * steps + self.start) + self.floor
+
+
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """A job, and what the world will do to it: the scheduler sees only `job`.
 
     failures   attempts that die before the job's last one, in order
+    loss       how its loss falls; what it reports while it runs. None: it reports nothing
     """
 
     job: Job
     outcome: Outcome = Outcome.PASSED
     failures: tuple[FailedAttempt, ...] = ()
+    loss: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,15 @@ KNOBS = (
         "fraction of jobs that fail at least once before they pass; or philly (69.3 % pass, 13.5 % are killed, 17.2 % "
         "fail, after failed attempts); causes in proportion to the published ones",
     ),
+    Knob(
+        "apps",
+        "0",
+        "FRACTION or FRACTION:JOBS of submissions that are sweeps: JOBS jobs of one app "
+        f"({draws.SWEEP} unless said), alike but for their losses, which they report",
+    ),
 )
 
-_COLUMNS = ("arrivals", "sizes", "durations", "tenants", "models", "failures", "attempts", "weights")
+_COLUMNS = ("arrivals", "sizes", "durations", "tenants", "models", "failures", "attempts", "weights", "apps", "losses")
 """Each has a generator of its own, by its place here: add at the end only."""
 
 
@@ -99,20 +105,39 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
     count = whole(chosen["jobs"], "jobs", 1, MOST_JOBS)
     seeds = np.random.SeedSequence(whole(chosen["seed"], "seed", 0, 2**63 - 1)).spawn(len(_COLUMNS))
     rng = {name: np.random.default_rng(seed) for name, seed in zip(_COLUMNS, seeds, strict=True)}
+    first, is_sweep = draws.sweeps(chosen["apps"], rng["apps"].random(count))
     submitted = draws.submissions(
         chosen["arrivals"], count, draws.hourly(chosen["rate"]), rng["arrivals"].random((count, 2))
-    )
-    gpus = draws.sizes(chosen["sizes"], rng["sizes"].random(count))
-    seconds = draws.durations(chosen["durations"], gpus, rng["durations"].random((count, 2)))
-    weights = draws.mixture(chosen["weights"], "weights").draw(rng["weights"].random(count))
+    )[first]
+    gpus = draws.sizes(chosen["sizes"], rng["sizes"].random(count))[first]
+    seconds = draws.durations(chosen["durations"], gpus, rng["durations"].random((count, 2)))[first]
+    weights = draws.mixture(chosen["weights"], "weights").draw(rng["weights"].random(count))[first]
     tenants = draws.tenants(chosen["tenants"], rng["tenants"].random(count))
     models = draws.models(chosen["models"], rng["models"].random(count))
     outcomes, failures = _fates(chosen["failures"], seconds, rng["failures"], rng["attempts"])
-    ids = map(str, range(count))
-    rows = zip(ids, submitted.tolist(), gpus.tolist(), seconds.tolist(), tenants, models, weights.tolist(), strict=True)
+    losses = draws.curves(seconds, rng["losses"].random((count, 3))) if is_sweep.any() else [None] * count
+    rows = zip(
+        first.tolist(), is_sweep.tolist(), submitted.tolist(), gpus.tolist(), seconds.tolist(), weights.tolist(), strict=True
+    )
     return tuple(
-        TraceJob(Job(name, at, gang, length, None, tenant, None, model, None, weight), outcome, failed)
-        for (name, at, gang, length, tenant, model, weight), outcome, failed in zip(rows, outcomes, failures, strict=True)
+        TraceJob(
+            Job(
+                str(index),
+                at,
+                gang,
+                length,
+                None,
+                tenants[lead],
+                f"app-{lead}" if sweep else None,
+                models[lead],
+                None,
+                weight,
+            ),
+            outcomes[index],
+            failures[index],
+            losses[index] if sweep else None,
+        )
+        for index, (lead, sweep, at, gang, length, weight) in enumerate(rows)
     )
 
 

@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 from math import floor, inf
 from typing import NamedTuple, assert_never
 
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Remark, WakeAt
-from poise.model.cluster import Cluster, Holding
+from poise.model.action import Abandon, Action, Cancel, Entitled, Launch, Preempt, Reject, Remark, Traded, WakeAt
+from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.event import (
     Cancelled,
     Colocated,
@@ -22,12 +22,13 @@ from poise.model.event import (
     Finished,
     NodeLost,
     NodeReturned,
+    Progressed,
     Stopped,
     Submitted,
     Woke,
 )
 from poise.model.job import Job
-from poise.model.speed import Rates
+from poise.model.speed import Estimate
 from poise.model.topology import Topology
 from poise.throughput.speeds import Speeds
 from poise.traces.schema import Outcome, TraceJob
@@ -58,11 +59,13 @@ class Truth:
     restart_overhead   without progress at each start
     checkpoint_every   running time between checkpoints; what a lost node or a failure takes is the work since the last
     tells              what the scheduler is told of speeds
+    report_every       running time between two reports of loss, of jobs that report it; above 0
     """
 
     restart_overhead: float = 0.0
     checkpoint_every: float = 600.0
     tells: Tells = Tells.SPEEDS
+    report_every: float = 300.0
 
 
 class Run:
@@ -111,11 +114,11 @@ class Fate:
     attempts   failed ones so far;  attempt_seconds: running time of the current one before the current run
     """
 
-    __slots__ = ("attempt_seconds", "attempts", "rates", "run", "steps", "total", "trace_job")
+    __slots__ = ("attempt_seconds", "attempts", "run", "speed", "steps", "total", "trace_job")
 
-    def __init__(self, trace_job: TraceJob, rates: Rates, total: float) -> None:
+    def __init__(self, trace_job: TraceJob, speed: Estimate, total: float) -> None:
         self.trace_job = trace_job
-        self.rates = rates
+        self.speed = speed
         self.total = total
         self.steps = 0.0
         self.attempts = 0
@@ -157,6 +160,7 @@ class Simulator:
         self._told: dict[str, Job] = {}
         self._shared: dict[Holding, list[Fate]] = {}
         self._ends: list[tuple[float, int, Fate, Run]] = []
+        self._reports: list[tuple[float, int, Fate, Run]] = []
         self._launches = 0
         self._node_news = _node_news(outages)
         self._next_node = 0
@@ -192,12 +196,18 @@ class Simulator:
             time = ends[0][0]
         if self._next_node < len(self._node_news):
             time = min(time, self._node_news[self._next_node][0])
+        while self._reports and self._reports[0][2].run is not self._reports[0][3]:
+            heappop(self._reports)
+        if self._reports:
+            time = min(time, self._reports[0][0])
         return time if time > self._now else self._now
 
     def _facts(self, now: float) -> tuple[Event, ...]:
-        """What ended, what was lost or returned, what arrived, the wake-up."""
+        """What was reported, what ended, what was lost or returned, what arrived, the wake-up."""
         facts = self._stopped
         self._stopped = []
+        if self._reports:
+            self._report(now, facts)
         while self._ends and self._ends[0][0] <= now:
             _, note, fate, run = heappop(self._ends)
             if fate.run is run and run.note == note:
@@ -214,6 +224,16 @@ class Simulator:
             facts.append(Woke())
         return tuple(facts)
 
+    def _report(self, now: float, facts: list[Event]) -> None:
+        """Runs that are due say how good their models are."""
+        while self._reports and self._reports[0][0] <= now:
+            time, number, fate, run = heappop(self._reports)
+            curve = fate.trace_job.loss
+            if fate.run is run and curve is not None:
+                steps = run.steps_at(now)
+                facts.append(Progressed(fate.trace_job.job.id, run.epoch, steps, curve.loss(steps)))
+                heappush(self._reports, (time + self._truth.report_every, number, fate, run))
+
     def _arrive(self, trace_job: TraceJob, facts: list[Event]) -> None:
         job = trace_job.job
         kind, estimate, steps = self._beliefs.resolve(job)
@@ -225,7 +245,7 @@ class Simulator:
         facts.append(Submitted(job, kind, steps))
         if self._truths is not self._beliefs:
             _, estimate, steps = self._truths.resolve(job)
-        self._fates[job.id] = Fate(trace_job, estimate.rates, steps)
+        self._fates[job.id] = Fate(trace_job, estimate, steps)
 
     def _tell_pairs(self, kind: str, job: Job, facts: list[Event]) -> None:
         """What is believed of a new kind beside each that is known."""
@@ -262,7 +282,8 @@ class Simulator:
         if run is not None:
             self._leave(fate, run, now)
             fate.steps = min(run.saved_at(now, saved), fate.total)
-            fate.attempt_seconds += now - run.began if now > run.began else 0.0
+            if run.rate > 0:  # a trial is an attempt of its own
+                fate.attempt_seconds += now - run.began if now > run.began else 0.0
             facts.append(Stopped(fate.trace_job.job.id, run.epoch, fate.steps))
 
     def apply(self, now: float, actions: Sequence[Action]) -> None:
@@ -277,25 +298,45 @@ class Simulator:
                     self._wake = action.time
                 case Reject() | Abandon():
                     self.ended += 1
-                case Remark():
+                case Cancel():
+                    self._give_up(self._fates[action.job], now)
+                case Remark() | Traded() | Entitled():
                     pass
                 case _:
                     assert_never(action)
 
+    def _give_up(self, fate: Fate, now: float) -> None:
+        """The job is wanted no more."""
+        self.ended += 1
+        if fate.run is not None:
+            self._leave(fate, fate.run, now)
+
     def _launch(self, action: Launch, now: float) -> None:
         fate = self._fates[action.job]
         gpu_type = self._topology.type_of[action.gpus[0].node]
-        rate = fate.rates[gpu_type][self._topology.locality(action.gpus)]
+        rate = self._alone(fate, action.gpus)
         since = now + self._truth.restart_overhead
         run = Run(action.epoch, action.gpus, rate, since, fate.steps)
         fate.run = run
         self._running[action.job] = fate
+        if fate.trace_job.loss is not None:
+            self._launches += 1
+            heappush(self._reports, (since + self._truth.report_every, self._launches, fate, run))
         here = self._shared.setdefault(action.gpus, [])
         here.append(fate)
         if len(here) > 1:
             self._change_rates(here, gpu_type, now)
         else:
             self._foresee(fate, run)
+
+    def _alone(self, fate: Fate, gpus: Holding) -> float:
+        """Steps per second of a job that has these GPUs for itself; with fewer than it can do with it is only on trial."""
+        speed, job = fate.speed, fate.trace_job.job
+        count = gpus[0].mask.bit_count() if len(gpus) == 1 else gpu_count(gpus)
+        if count < min(job.gpus, job.min_gpus or job.gpus):
+            return 0.0
+        rates = speed.at(count) if speed.others else speed.rates
+        return rates[self._topology.type_of[gpus[0].node]][self._topology.locality(gpus)]
 
     def _foresee(self, fate: Fate, run: Run) -> None:
         """Note when the run will end at its present speed; an earlier note is void."""
@@ -323,7 +364,7 @@ class Simulator:
         for mine, fate in enumerate(here):
             run = fate.run
             if run is not None:
-                alone = fate.rates[gpu_type][self._topology.locality(run.gpus)]
+                alone = self._alone(fate, run.gpus)
                 together = len(here) > 1 and self._truths.pair(jobs[mine], jobs[1 - mine])[gpu_type][0]
                 run.change_rate(now, together or (alone / len(here)))
                 self._foresee(fate, run)

@@ -16,8 +16,9 @@
 | `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus | |
 | `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
 | `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
+| `loss` | how the loss falls with steps k: `[a, b, c]` for 1/(a·k + b) + c, a >= 0, b > 0, c >= 0 | `0.01/1/0.2` |
 
-The last two are what the world does to the job; a scheduler does not see them. Any other column is an error.
+The last three are what the world does to the job; a scheduler does not see them. Any other column is an error.
 """
 
 import difflib
@@ -32,7 +33,7 @@ from poise.traces.documents import Record, parse_object
 from poise.traces.fields import FieldError, label, refusal, shown
 from poise.traces.intake import Intake
 from poise.traces.lines import Line, csv_cells, split_header
-from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+from poise.traces.schema import Curve, FailedAttempt, Outcome, TraceJob
 
 REQUIRED = ("job", "submitted", "gpus")
 _MOST = 10**15
@@ -90,7 +91,8 @@ def _job(record: Record, intake: Intake) -> TraceJob:
         raise refusal("duration", "seconds, or steps", None)
     _check_bounds(values)
     outcome, failures = values.pop("outcome", Outcome.PASSED), values.pop("failures", ())
-    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures)
+    loss = values.pop("loss", None)
+    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss)
 
 
 def _check_bounds(values: dict[str, Any]) -> None:
@@ -176,6 +178,20 @@ def _failure(value: object, field: str) -> FailedAttempt:
     return FailedAttempt(_amount(value[0], field), _name(value[1], field))
 
 
+def _loss(value: object, field: str) -> Curve:
+    expected = "[a, b, c] with a >= 0, b > 0, c >= 0"
+    if not isinstance(value, list) or len(value) != 3:
+        raise refusal(field, expected, value)
+    speed, start, floor = (_amount(part, field) for part in value)
+    if not start > 0:
+        raise refusal(field, expected, value)
+    return Curve(speed, start, floor)
+
+
+def _decode_numbers(cell: str) -> object:
+    return [_decode_number(part) for part in cell.split("/")]
+
+
 def _decode_text(cell: str) -> object:
     return cell
 
@@ -224,5 +240,6 @@ COLUMNS = {
     "name": _NAME,
     "outcome": Column(_outcome, _decode_text),
     "failures": Column(_failures, _decode_failures),
+    "loss": Column(_loss, _decode_numbers),
 }
 """In the order in which they are written."""

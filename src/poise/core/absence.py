@@ -1,0 +1,80 @@
+"""Jobs that a policy does not see for a while: on trial, waiting for a trial, or backing off after a failure."""
+
+from heapq import heappop, heappush
+from math import inf
+
+from poise.core.answering import Answering
+from poise.core.settings import Settings
+from poise.core.state import State
+from poise.model.action import Action, Launch, Preempt, Why
+from poise.model.job import Status
+
+MOST_DOUBLINGS = 10
+"""Of the back-off of one job."""
+
+
+class Absence:
+    """Takes jobs out of the policy's sight and brings them back."""
+
+    def __init__(self, state: State, answering: Answering, settings: Settings) -> None:
+        self._state = state
+        self._answering = answering
+        self._settings = settings
+        self._returning: list[tuple[float, int]] = []
+
+    def admit(self, row: int, now: float) -> bool:
+        """A job has arrived; says whether it is to be tried out first."""
+        state = self._state
+        if not state.pool.suits(state.columns.gang[row], state.shape_of[row].types):
+            return False
+        state.end_waiting(row, now)
+        state.leave(row, now)
+        state.pool.add(row, state.shape_of[row].types)
+        return True
+
+    def back_off(self, row: int, now: float) -> None:
+        """A run has failed; the job is tried again later, twice as late each time."""
+        state = self._state
+        self._answering.catch_up(now)
+        state.free.give(state.stop(row, now, Status.WAITING))
+        state.leave(row, now)
+        self._answering.ended(row, now)
+        delay = self._settings.backoff * 2 ** min(state.columns.failures[row] - 1, MOST_DOUBLINGS)
+        heappush(self._returning, (now + delay, row))
+
+    def try_again(self, row: int, now: float) -> None:
+        """A trial was cut short; the job is tried once more."""
+        state = self._state
+        state.end_trial(row, now)
+        state.pool.drop(row)
+        state.pool.add(row, state.shape_of[row].types)
+
+    def end(self, row: int, now: float) -> None:
+        """A job comes to its end while it is away."""
+        if self._state.pool.tries(row):
+            self._state.end_trial(row, now)
+        self._state.pool.drop(row)
+
+    def settle(self, now: float) -> tuple[list[Action], bool]:
+        """End trials and back-offs that are over, begin trials where the pool has room; says whether anybody came back."""
+        state, actions = self._state, list[Action]()
+        back = []
+        while self._returning and self._returning[0][0] <= now:
+            back.append(heappop(self._returning)[1])
+        for row in state.pool.passed(now):
+            state.end_trial(row, now)
+            actions.append(Preempt(state.columns.ids[row], state.columns.epoch[row], Why.VALIDATED, None))
+            back.append(row)
+        back += state.pool.waived(state.free.alive)
+        back = [row for row in back if row in state.away]
+        for row in back:
+            state.come_back(row, now)
+            self._answering.arrived(row, now)
+        for row, holding in state.pool.begin(now, state.free.alive):
+            waited = state.try_out(row, holding, now, self._settings.restart_overhead)
+            actions.append(Launch(state.columns.ids[row], state.columns.epoch[row], holding, waited))
+        return actions, bool(back)
+
+    def next_change(self) -> float:
+        """When somebody comes back."""
+        return min(self._returning[0][0] if self._returning else inf, self._state.pool.next_change())
