@@ -45,6 +45,7 @@ fix: $(READY)    ## format, and mend what the linter can
 bench: $(READY)  ## speed: of the simulator, as jobs per CPU-second and as growth; of allocations, in CPU seconds
 	$(BIN)/python -m tests.bench.speed
 	$(BIN)/python -m tests.bench.solve
+	$(BIN)/python -m tests.bench.markets
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt

@@ -1,4 +1,6 @@
-"""What one allocation costs: a cluster at a random moment, and the CPU seconds that a share policy takes to answer for it.
+"""What one allocation costs: a cluster at a random moment, and the CPU seconds that a policy takes to answer for it.
+
+Share policies answer with shares; of Themis an auction is timed, in which every app bids and half a GPU is free for each.
 
 The moment is drawn after Gavel's generator of jobs: gangs, durations, one job in five of weight 5; and it is a crowded one,
 so that an answer has to choose. Unless classes are asked for, no two jobs are equally fast anywhere: the hard case, for
@@ -16,11 +18,20 @@ from time import process_time
 import numpy as np
 
 from poise.model.arrays import Floats, Ints
+from poise.model.cluster import parse_cluster
+from poise.model.columns import JobColumns, Snapshot
 from poise.model.errors import RequestError
+from poise.model.floor import Floor
+from poise.model.job import Job
 from poise.model.plan import Policy
+from poise.model.speed import Estimate
+from poise.model.topology import Topology
 from poise.model.workload import Allocation, Allocator, Workload
 from poise.policies.allox import AlloX
 from poise.policies.packed import shares_gpus
+from poise.policies.themis.apps import Roll
+from poise.policies.themis.planner import Themis
+from poise.policies.themis.selling import Sale
 from poise.traces import draws
 from poise.traces.fields import FieldError
 
@@ -33,6 +44,10 @@ CROWDING = 4.0
 TENANTS = 5
 MOST_KINDS_OF_PAIRS = 2_000
 """What they do to each other is a table with a cell for every two of them."""
+MOST_OF_SWEEP = 8
+"""Jobs of an app that bids."""
+SPREAD_OUT = 0.8
+"""How fast a gang is over more nodes than it needs."""
 
 _SPREAD = 8.0
 """The fastest GPU type has so many times the power of the slowest."""
@@ -41,7 +56,7 @@ _SCALING = 0.9
 _UNFIT = 0.05
 """Part of the GPU types, other than the fastest, on which a class of jobs cannot run; of the pairs that do not fit."""
 _DEAREST = 2.5
-_COLUMNS = ("classes", "gangs", "speeds", "durations", "progress", "weights", "tenants", "pairs")
+_COLUMNS = ("classes", "gangs", "speeds", "durations", "progress", "weights", "tenants", "pairs", "sweeps")
 """Each has a generator of its own, by its place here: add at the end only."""
 
 
@@ -64,6 +79,21 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured: CPU seconds of each repeat, and the objective, which is the same every time."""
+
+    seconds: tuple[float, ...]
+    objective: float
+    gpus: int
+    types: int
+
+    @property
+    def best(self) -> float:
+        """The least: what else the machine does only ever adds."""
+        return min(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """CPU seconds of each repeat, and the answer, which is the same every time."""
 
@@ -80,8 +110,10 @@ def settled(policy: Policy, draw: Draw) -> Draw:
     """The draw with what it leaves open chosen for the policy.
 
     Single GPUs for AlloX: it is made for them, and then all jobs are in one matching, which is the hardest. Gavel's number
-    of classes where GPUs are shared.
+    of classes where GPUs are shared. One GPU type for Themis, which knows no types, and half a GPU for each app.
     """
+    if isinstance(policy.answer, Themis):
+        return replace(draw, gangs=draw.gangs or draws.GAVEL, types=1, gpus=draw.gpus or max(1, draw.jobs // 2))
     gangs = draw.gangs or (ONE_GPU if isinstance(_innermost(policy), AlloX) else draws.GAVEL)
     classes = draw.classes or (CLASSES_OF_PAIRS if shares_gpus(policy) else None)
     return replace(draw, gangs=gangs, classes=classes)
@@ -146,10 +178,66 @@ def with_pairs(workload: Workload, draw: Draw) -> Workload:
     return replace(workload, known_beside=beside)
 
 
+def measured(policy: Policy, draw: Draw, repeats: int, done: Callable[[int], None]) -> Figures:
+    """Time the policy on a settled draw. Raises RequestError for a bad draw, or for a policy that is not timed."""
+    if isinstance(policy.answer, Themis):
+        return time_auction(policy.answer, draw, repeats, done)
+    allocator = allocator_of(policy)
+    workload = drawn_for(policy, draw)
+    timing = time_allocation(allocator, workload, repeats, done)
+    return Figures(timing.seconds, timing.allocation.objective, int(workload.gpus.sum()), workload.types)
+
+
+def time_auction(themis: Themis, draw: Draw, repeats: int, done: Callable[[int], None]) -> Figures:
+    """Time auctions in which all apps bid for the same free GPUs: bids, the optimum, payments, placement, leftovers."""
+    snapshot = drawn_apps(draw)
+    roll = Roll().at(snapshot)
+    rules = replace(themis, f=0.0).rules()
+    nothing = np.zeros(len(snapshot.active), dtype=bool)
+    seconds = []
+    for repeat in range(repeats):
+        before = process_time()
+        sale = Sale(rules, snapshot, roll, 0)
+        sale.auction(nothing)
+        seconds.append(process_time() - before)
+        done(repeat + 1)
+    return Figures(tuple(seconds), sale.worth, snapshot.gpus, 1)
+
+
+def drawn_apps(draw: Draw) -> Snapshot:
+    """A moment at which so many apps wait for GPUs of nodes of 8: sweeps of up to 8 jobs of one gang, of all ages."""
+    workload = drawn(draw)
+    sizes = 1 + (_generators(draw)["sweeps"].random(draw.jobs) * MOST_OF_SWEEP).astype(np.int64)
+    topology = Topology(parse_cluster(f"gpu:{int(workload.gpus.sum())}@8"))
+    columns = JobColumns()
+    estimates: list[Estimate] = []
+    for app, (size, gang) in enumerate(zip(sizes.tolist(), workload.gang.astype(int).tolist(), strict=True)):
+        speed, steps = float(workload.speed[app, 0]), float(workload.steps_left[app])
+        estimate = Estimate(((speed, SPREAD_OUT * speed, SPREAD_OUT * speed),))
+        for _ in range(size if speed > 0 else 0):
+            job = Job(str(len(estimates)), float(workload.submitted[app]), gang, app=str(app))
+            columns.append(job, steps, kind=app, best=speed, skew=None, now=job.submitted)
+            estimates.append(estimate)
+    masks, alive = list(topology.full), [True] * len(topology.full)
+    return Snapshot(
+        now=workload.now,
+        origin=0.0,
+        gpus=sum(topology.totals),
+        idle=tuple(topology.totals),
+        is_contended=True,
+        active=tuple(range(len(estimates))),
+        columns=columns,
+        floor=Floor(topology, masks, alive, {}, {}),
+        survey=lambda _snapshot: workload,
+        estimate=estimates.__getitem__,
+        losses={},
+    )
+
+
 def allocator_of(policy: Policy) -> Allocator:
     """What is to be timed. Raises RequestError if the policy does not answer with shares."""
     if not isinstance(policy.answer, Allocator):
-        raise RequestError(f"bench solve times policies that answer with shares; {policy.name!r} does not")
+        raise RequestError(f"bench solve times policies that answer with shares, and themis; {policy.name!r} does not")
     return policy.answer
 
 

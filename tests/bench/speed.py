@@ -27,14 +27,20 @@ LEAST_RATE, MOST_GROWTH, MOST_MEMORY = 10_000, 1.15, 1 << 30
 
 def main() -> int:
     """Measure, print, and say by the exit code whether all bars hold."""
-    trace = read_trace(str(ITP)) if ITP.exists() else read_trace("synthetic:jobs=69351,seed=0,rate=90")
-    print(f"trace: {trace.name}, {len(trace.jobs):,} jobs" + ("" if ITP.exists() else " (ITP traces are not here)"))
+    trace = large_trace()
     base = Experiment(parse_cluster("gpu:2048@8"))
     held = [_rate(trace, replace(base, policy=policy)) for policy in POLICIES]
     held += [_growth(trace, replace(base, policy=policy)) for policy in POLICIES]
     held.append(_idle_rounds(base))
     held.append(_memory())
     return 0 if all(held) else 1
+
+
+def large_trace() -> Trace:
+    """The ten ITP clusters as one trace, or one as large that is drawn; says which."""
+    trace = read_trace(str(ITP)) if ITP.exists() else read_trace("synthetic:jobs=69351,seed=0,rate=90")
+    print(f"trace: {trace.name}, {len(trace.jobs):,} jobs" + ("" if ITP.exists() else " (ITP traces are not here)"))
+    return trace
 
 
 def _cpu_seconds(trace: Trace, experiment: Experiment, *, times: int) -> float:
@@ -44,7 +50,7 @@ def _cpu_seconds(trace: Trace, experiment: Experiment, *, times: int) -> float:
 
 def _rate(trace: Trace, experiment: Experiment) -> bool:
     rate = len(trace.jobs) / _cpu_seconds(trace, experiment, times=3)
-    return _say(f"{experiment.policy}: {rate:,.0f} jobs per CPU-second", rate >= LEAST_RATE, f"at least {LEAST_RATE:,}")
+    return say(f"{experiment.policy}: {rate:,.0f} jobs per CPU-second", rate >= LEAST_RATE, f"at least {LEAST_RATE:,}")
 
 
 def _growth(trace: Trace, experiment: Experiment) -> bool:
@@ -52,7 +58,7 @@ def _growth(trace: Trace, experiment: Experiment) -> bool:
     seconds = [_cpu_seconds(scaled(trace, load=1.0, most=size), experiment, times=2) for size in SIZES]
     growth = math.log(seconds[-1] / seconds[0]) / math.log(SIZES[-1] / SIZES[0])
     costs = ", ".join(f"{size:,}: {each:.2f} s" for size, each in zip(SIZES, seconds, strict=True))
-    return _say(f"{experiment.policy}: cost grows as N^{growth:.3f} ({costs})", growth <= MOST_GROWTH, f"N^{MOST_GROWTH}")
+    return say(f"{experiment.policy}: cost grows as N^{growth:.3f} ({costs})", growth <= MOST_GROWTH, f"N^{MOST_GROWTH}")
 
 
 def _idle_rounds(base: Experiment) -> bool:
@@ -63,15 +69,16 @@ def _idle_rounds(base: Experiment) -> bool:
     trace = replace(lonely, jobs=(lonely.jobs[0], far))
     summary = simulate(trace, replace(base, policy="las", settings=rounds)).summary
     text = f"{summary.rounds:,} rounds, {summary.decisions} decisions"
-    return _say(text, summary.decisions <= 4, "decisions do not grow with idle rounds")
+    return say(text, summary.decisions <= 4, "decisions do not grow with idle rounds")
 
 
 def _memory() -> bool:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return _say(f"peak memory {peak / (1 << 20):,.0f} MiB", peak < MOST_MEMORY, "under 1 GiB")
+    return say(f"peak memory {peak / (1 << 20):,.0f} MiB", peak < MOST_MEMORY, "under 1 GiB")
 
 
-def _say(text: str, held: bool, bar: str) -> bool:
+def say(text: str, held: bool, bar: str) -> bool:
+    """Print how a measurement stands to its bar; returns whether it holds."""
     print(f"{'ok  ' if held else 'MISS'}  {text}  [{bar}]", flush=True)
     return held
 

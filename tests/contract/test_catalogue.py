@@ -1,6 +1,7 @@
 """What every entry of the catalogue owes: defaults that are as documented, any world survived, a page of its own."""
 
 import inspect
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_a_policy_says_what_it_is(name: str) -> None:
     assert listing.paper
     assert len(set(listing.claims)) == len(listing.claims)
     assert all(parameter.meaning for parameter in listing.parameters)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_says_where_it_stands_among_the_systems_of_the_field(name: str) -> None:
+    for field, words in asdict(POLICIES[name].traits).items():
+        assert words, field
+        assert not words.endswith("."), field
 
 
 @every_cluster

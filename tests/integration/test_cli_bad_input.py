@@ -80,7 +80,10 @@ def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
 
 REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "verb": (("simulat", "good.jsonl"), "unknown command 'simulat'; did you mean simulate?"),
-    "verb like none": (("xyzzy",), "unknown command 'xyzzy'; known: bench, compare, demo, policies, replay, simulate"),
+    "verb like none": (
+        ("xyzzy",),
+        "unknown command 'xyzzy'; known: bench, compare, demo, policies, replay, shares, simulate",
+    ),
     "no trace": (("simulate",), "Missing argument 'TRACE'. (see poise simulate --help)"),
     "no policies": (("compare", "good.jsonl"), "Missing option '--policies'. (see poise compare --help)"),
     "two traces": (("simulate", "good.jsonl", "good.jsonl"), "unexpected extra argument"),
@@ -94,7 +97,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
         "good.jsonl:1: expected a header with",
     ),
     "policy": (("simulate", "good.jsonl", "--policy", "tiresia"), "unknown policy 'tiresia'; did you mean tiresias or"),
-    "no policy": (("simulate", "good.jsonl", "--policy", ""), "unknown policy ''; known: allox, fifo, "),
+    "no policy": (("simulate", "good.jsonl", "--policy", ""), "unknown policy ''; known: allox, ffdl, fifo, "),
     "policy in the catalogue": (("policies", "strife"), "unknown policy 'strife'; did you mean stride"),
     "parameter": (
         ("simulate", "good.jsonl", "--policy", "tiresias:limit=3"),
@@ -137,6 +140,20 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "half a job": (("simulate", "good.jsonl", "--jobs", "1.5"), "Invalid value for '--jobs'"),
     "negative seed": (("simulate", "good.jsonl", "--seed", "-1"), "Invalid value for '--seed'"),
     "negative retries": (("simulate", "good.jsonl", "--retries", "-1"), "Invalid value for '--retries'"),
+    "an unknown way to retry": (("simulate", "good.jsonl", "--retry", "luck"), "'luck' is not one of 'count', 'cause'"),
+    "negative back-off": (("simulate", "good.jsonl", "--backoff", "-1"), "Invalid value for '--backoff'"),
+    "negative wait for locality": (("simulate", "good.jsonl", "--packed-wait", "-1"), "Invalid value for '--packed-wait'"),
+    "endless wait for a rack": (("simulate", "good.jsonl", "--rack-wait", "inf"), "Invalid value for '--rack-wait'"),
+    "defragmentation in words": (("simulate", "good.jsonl", "--defragment", "often"), "Invalid value for '--defragment'"),
+    "trials of no time": (
+        ("simulate", "good.jsonl", "--validation-pool", "1", "--validation-time", "0"),
+        "waits for locality, defragmentation, validation and back-off are finite and not negative",
+    ),
+    "negative pool": (("simulate", "good.jsonl", "--validation-pool", "-1"), "Invalid value for '--validation-pool'"),
+    "a pool of everything": (
+        ("simulate", "good.jsonl", "--cluster", "gpu:4", "--validation-pool", "4"),
+        "a validation pool of 4 GPUs leaves none of 4 for the jobs",
+    ),
     "round of nothing": (("simulate", "good.jsonl", "--round", "0"), "a round takes more than 0 seconds, not 0.0"),
     "round shorter than clocks tell": (("simulate", "good.jsonl", "--round", "1e-300"), "--round: expected at least 0.001"),
     "throughputs that are not there": (("simulate", "good.jsonl", "--throughputs", "none.csv"), "none.csv: cannot read"),

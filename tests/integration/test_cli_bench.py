@@ -40,6 +40,14 @@ def test_packed_is_measured_on_26_classes_unless_told_otherwise() -> None:
     assert _solved(*options, "--classes", 3)["classes"] == 3
 
 
+def test_an_auction_has_half_a_gpu_for_each_app_that_bids_and_one_type() -> None:
+    document = _solved("--policy", "themis", "--jobs", 60, "--repeat", 1)
+    assert list(document) == KEYS
+    assert [document[key] for key in ("policy", "jobs", "types", "gpus")] == ["themis", 60, 1, 30]
+    assert isinstance(document["objective"], float)
+    assert poise("bench", "solve", "--policy", "themis", "--jobs", 1, "--repeat", 1).code == 0
+
+
 def test_a_policy_that_optimises_nothing_has_no_objective() -> None:
     assert _solved("--policy", "isolated", "--jobs", 5)["objective"] is None
     assert "objective" not in poise("bench", "solve", "--policy", "isolated", "--jobs", 5).out
@@ -58,7 +66,7 @@ def test_people_get_one_line() -> None:
     [
         (("--policy", "mx-min", "--jobs", 5), "unknown policy 'mx-min'; did you mean max-min?"),
         (("--policy", "max-min+pcked", "--jobs", 5), "did you mean packed"),
-        (("--policy", "fifo", "--jobs", 5), "times policies that answer with shares; 'fifo' does not"),
+        (("--policy", "fifo", "--jobs", 5), "times policies that answer with shares, and themis; 'fifo' does not"),
         (("--policy", "max-min", "--jobs", 0), "--jobs"),
         (("--policy", "max-min", "--jobs", -3), "--jobs"),
         (("--policy", "max-min", "--jobs", "many"), "--jobs"),

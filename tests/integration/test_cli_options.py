@@ -104,6 +104,59 @@ def test_checkpoints_bound_the_work_that_a_failure_takes(tmp_path: Path) -> None
     assert jcts(trace, tmp_path, "--checkpoint-every", "0") == {"dies": 100}
 
 
+def test_retry_by_cause_gives_up_what_no_retry_heals_and_backs_off_from_what_passes(tmp_path: Path) -> None:
+    hopeless = a_trace(tmp_path, a_row("a", seconds=100, failures=[[10, "syntax-error"]]), name="hopeless.jsonl")
+    assert simulated(hopeless, "--retry", "count")["finished"] == 1
+    assert simulated(hopeless, "--retry", "cause")["failed"] == 1
+    passing = a_trace(tmp_path, a_row("a", seconds=100, failures=[[10, "network-error"]]), name="passing.jsonl")
+    assert jcts(passing, tmp_path, "--retry", "cause") == {"a": 10 + 60 + 100}
+    assert jcts(passing, tmp_path, "--retry", "cause", "--backoff", "5m") == {"a": 10 + 300 + 100}
+    assert jcts(passing, tmp_path, "--retry", "count", "--backoff", "5m") == {"a": 10 + 100}
+
+
+SCATTERED = (a_row("x", gpus=3, seconds=100), a_row("y", gpus=3, seconds=100), a_row("pair", at=1, gpus=2))
+
+
+def test_waits_for_locality_hold_a_job_back_for_so_long(tmp_path: Path) -> None:
+    """One GPU is free on each of two nodes, which share a rack."""
+    trace = a_trace(tmp_path, *SCATTERED)
+    options = ("--cluster", "gpu:8", "--cadence", "events")
+    assert jcts(trace, tmp_path, *options)["pair"] == 10
+    assert jcts(trace, tmp_path, *options, "--packed-wait", "30")["pair"] == 40
+    assert jcts(trace, tmp_path, *options, "--rack-wait", "30")["pair"] == 10
+    rows = per_job(trace, tmp_path, *options, "--packed-wait", "30")
+    assert rows["pair"]["wait_fragmentation"] == 30
+
+
+def test_defragment_moves_small_jobs_for_a_gang_that_insists(tmp_path: Path) -> None:
+    rows = (a_row("fill", gpus=3, seconds=1), a_row("a", seconds=100), a_row("b", seconds=100), a_row("gang", at=50, gpus=4))
+    options = ("--cluster", "gpu:8", "--cadence", "events", "--packed-wait", "1d")
+    trace = a_trace(tmp_path, *rows)
+    assert jcts(trace, tmp_path, *options)["gang"] == 60
+    assert jcts(trace, tmp_path, *options, "--defragment", "10")["gang"] == 10
+    assert simulated(trace, *options, "--defragment", "10")["preemptions"] == 1
+
+
+def test_validation_pool_lets_broken_gangs_fail_on_one_gpu(tmp_path: Path) -> None:
+    trace = a_trace(tmp_path, a_row("broken", gpus=4, seconds=1000, failures=[[20, "syntax-error"]]), a_row("good", gpus=4))
+    options = ("--cluster", "gpu:16", "--cadence", "events", "--retry", "cause")
+    assert per_job(trace, tmp_path, *options)["broken"]["gpu_seconds"] == 80
+    pool = (*options, "--validation-pool", "2", "--validation-time", "30")
+    rows = per_job(trace, tmp_path, *pool)
+    assert rows["broken"]["gpu_seconds"] == 20
+    assert (rows["good"]["jct"], rows["good"]["gpu_seconds"]) == (40, 30 + 40)
+
+
+def test_elastic_lets_jobs_without_bounds_run_on_fewer_gpus(tmp_path: Path) -> None:
+    """In what is believed of its speed; rows that state bounds keep them."""
+    trace = a_trace(tmp_path, a_row("a", gpus=4), a_row("b", gpus=4, min_gpus=2))
+    for words, kinds in (((), ["-/x4", "-/x4[2-4]"]), (("--elastic",), ["-/x4[1-4]", "-/x4[2-4]"])):
+        poise("simulate", trace, "--out", tmp_path / f"run{len(words)}", *words)
+        lines = (tmp_path / f"run{len(words)}" / "journal.jsonl").read_text().splitlines()
+        events = [event for line in lines[1:-1] for event in json.loads(line)[1]]
+        assert [event[1] for event in events if event[0] == "estimated"] == kinds
+
+
 SLOW = """# reference: v100
 model,batch_size,gpu_type,gpus,locality,steps_per_second
 m,,v100,1,packed,{rate}

@@ -7,17 +7,18 @@ from poise import __version__
 from poise.cli.app import poise as group
 from poise.policies.catalogue import COMBINATORS, POLICIES
 
-VERBS = ("demo", "simulate", "compare", "policies", "replay", "bench")
+VERBS = ("demo", "simulate", "compare", "policies", "replay", "shares", "bench")
 
 
 def test_json_lists_the_whole_catalogue() -> None:
     rows = poise("policies", "--json").json
     assert [row["name"] for row in rows] == list(POLICIES)
     for row in rows:
-        assert set(row) == {"name", "family", "summary", "paper", "claims", "parameters"}
+        assert set(row) == {"name", "family", "summary", "paper", "claims", "parameters", "traits"}
         assert all(isinstance(row[key], str) and row[key] for key in ("name", "family", "summary", "paper"))
         assert all(isinstance(claim, str) for claim in row["claims"])
         assert all(set(each) == {"name", "default", "meaning"} for each in row["parameters"])
+        assert set(row["traits"]) == {"optimises", "fairness", "heterogeneity", "gang", "elasticity", "verified"}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -34,6 +35,7 @@ def test_one_policy_is_shown_with_its_paper_and_parameters(name: str) -> None:
     assert listing.paper in said.out
     assert all(f"{each.name}={each.default}" in said.out for each in listing.parameters)
     assert all(str(claim) in said.out for claim in listing.claims)
+    assert f"fairness: {listing.traits.fairness}\n" in said.out
 
 
 def test_table_names_every_policy_and_combinator() -> None:

@@ -19,7 +19,7 @@ from poise.model.errors import RequestError
 from poise.model.job import Job
 from poise.traces.reading import read_trace
 from poise.traces.registry import FORMATS, format_names
-from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
+from poise.traces.schema import Curve, FailedAttempt, Outcome, Trace, TraceJob
 from poise.traces.synthetic import KNOBS, generate
 from poise.traces.writing import write_trace
 
@@ -56,7 +56,8 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         draw(maybe(names)),  # type: ignore[arg-type]
     )
     failures = draw(st.lists(st.builds(FailedAttempt, amounts, names), max_size=2))
-    return TraceJob(job, draw(st.sampled_from(Outcome)), tuple(failures))
+    loss = draw(st.none() | st.builds(Curve, amounts, st.floats(1e-9, 1e9), amounts))
+    return TraceJob(job, draw(st.sampled_from(Outcome)), tuple(failures), loss)
 
 
 traces = st.lists(trace_jobs(), min_size=1, max_size=5, unique_by=lambda each: each.job.id).map(
@@ -169,7 +170,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = ("job", "submitted", "gpus", "duration", "gpu_types", "failures", "outcome", "weight", "min_gpus", "jobid",
+KEYS = ("job", "submitted", "gpus", "duration", "gpu_types", "failures", "loss", "outcome", "weight", "min_gpus", "jobid",
         "submitted_time", "attempts", "start_time", "end_time", "detail", "num_gpus", "vc", "status", "id")  # fmt: skip
 
 

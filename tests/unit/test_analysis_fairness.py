@@ -13,9 +13,10 @@ from tests.builders import Story, a_job, simulate
 
 from poise.analysis.fairness import Fairness, jain, rho
 from poise.analysis.history import History
+from poise.backends.simulator.world import Truth
 from poise.model.speed import Locality
 from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import TraceJob
+from poise.traces.schema import Curve, TraceJob
 
 
 def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
@@ -121,3 +122,44 @@ def test_a_job_without_work_has_no_rho() -> None:
     found = rhos(simulate([a_job("nothing", seconds=0), a_job("something")]))
     assert isnan(found["nothing"])
     assert found["something"] == 1
+
+
+# By app
+
+
+def of_app(name: str, *jobs: TraceJob) -> list[TraceJob]:
+    return [replace(each, job=replace(each.job, app=name)) for each in jobs]
+
+
+def test_jobs_without_an_app_have_the_same_rho_by_app_as_by_job() -> None:
+    story = simulate([a_job("small", seconds=50), a_job("big", gpus=4, seconds=100), a_job("late", at=30)], cluster="gpu:4")
+    assert rhos(story, Fairness.APP) == pytest.approx(rhos(story))
+
+
+def test_all_jobs_of_an_app_have_its_rho_up_to_the_end_of_its_last_job() -> None:
+    """Two jobs of 100 s one after the other on one GPU, alone: 200 s of work for one GPU, which is what they took."""
+    story = simulate(of_app("sweep", a_job("a", seconds=100), a_job("b", seconds=100)), cluster="gpu:1")
+    assert rhos(story, Fairness.APP) == {"a": 1, "b": 1}
+
+
+def test_n_counts_apps_not_their_jobs() -> None:
+    """The sweep has 2 GPUs from 0 to 100, other one from 0 to 100: N = 2, a slice of 2 GPUs; 200 GPU-seconds take 100 s."""
+    sweep = of_app("sweep", a_job("a", seconds=100), a_job("b", seconds=100))
+    story = simulate([*sweep, a_job("other", seconds=100)], cluster="gpu:4")
+    assert rhos(story, Fairness.APP) == {"a": 1, "b": 1, "other": 1}
+
+
+def test_an_app_is_not_expected_to_be_faster_than_its_longest_job() -> None:
+    story = simulate(of_app("sweep", a_job("a", seconds=100), a_job("b", seconds=10)), cluster="gpu:4")
+    assert rhos(story, Fairness.APP) == {"a": 1, "b": 1}
+
+
+def test_of_a_job_that_was_given_up_only_what_was_spent_counts() -> None:
+    """b is given up halfway through its 1,000 s: 500 GPU-seconds of it; a alone takes the 1,000 s that the app took."""
+    losses = [
+        replace(each, loss=Curve(0.01, 1.0, floor))
+        for each, floor in ((a_job("a", seconds=1000), 0.1), (a_job("b", seconds=1000), 0.5))
+    ]
+    story = simulate(of_app("sweep", *losses), "themis", "gpu:2", truth=Truth(report_every=100.0))
+    assert list(story.finishes) == ["a"]
+    assert rhos(story, Fairness.APP) == {"a": 1, "b": 1}

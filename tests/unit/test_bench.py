@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.workloads import overdrawn
 
-from poise.bench import CLASSES_OF_PAIRS, MOST_KINDS_OF_PAIRS, Draw, allocator_of, drawn, drawn_for, settled, time_allocation
+from poise.bench import (
+    CLASSES_OF_PAIRS,
+    MOST_KINDS_OF_PAIRS,
+    Draw,
+    allocator_of,
+    drawn,
+    drawn_apps,
+    drawn_for,
+    measured,
+    settled,
+    time_allocation,
+)
 from poise.model.errors import RequestError
 from poise.model.workload import Allocation, Workload
 from poise.policies.catalogue import POLICIES, Family, policy_named
@@ -110,6 +121,23 @@ def test_every_share_policy_answers_a_draw_feasibly_and_twice_the_same(spec: str
     assert overdrawn(replace(workload, beside=workload.known_beside), allocation) <= 1e-6
     assert np.array_equal(allocation.share, again.share)
     assert np.array_equal(allocation.pairs.share, again.pairs.share)
+
+
+def test_an_auction_is_always_the_same_and_gives_out_what_can_be_used() -> None:
+    policy = policy_named("themis")
+    draw = settled(policy, Draw(80, seed=3))
+    assert (draw.gpus, draw.types) == (40, 1)
+    one, other = (measured(policy, draw, 1, lambda _done: None) for _ in range(2))
+    assert one.objective == other.objective
+    assert (one.gpus, one.types) == (40, 1)
+
+
+def test_apps_of_an_auction_are_sweeps_of_up_to_eight_alike_jobs_that_all_wait() -> None:
+    snapshot = drawn_apps(Draw(50, types=1, gpus=40))
+    sizes = np.bincount(snapshot.ints(snapshot.columns.app))
+    assert 1 <= sizes.min() <= sizes.max() <= 8
+    assert not snapshot.running.any()
+    assert snapshot.idle == (40,)
 
 
 def test_gpus_are_shared_out_evenly_over_the_types() -> None:

@@ -50,7 +50,7 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_ones(spec: str, near: s
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("xyzzy", "unknown policy 'xyzzy'; known: allox, fifo"),
+        ("xyzzy", "unknown policy 'xyzzy'; known: allox, ffdl, fifo"),
         ("", "unknown policy ''; known: "),
         (":quantum=3", "unknown policy ''; known: "),
         ("fifo+", "unknown combinator ''; known: agnostic, fallback"),

@@ -146,7 +146,7 @@ def test_keeping_a_job_in_place_leaves_no_gpus_idle_that_others_wait_for() -> No
     story = simulate([*jobs, a_job("odd", at=3.75, gpus=3), a_job("new", at=4, gpus=2)], "las", cluster, until=4)
     state = story.scheduler.state
     waiting = [row for row in state.active if not state.running(row)]
-    assert all(state.gang(row) > max(state.free.idle) for row in waiting)
+    assert all(state.columns.gang[row] > max(state.free.idle) for row in waiting)
 
 
 @pytest.mark.parametrize("policy", ["las", "stride:quantum=3"])

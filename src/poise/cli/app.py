@@ -15,6 +15,7 @@ from poise.cli.compare import compare
 from poise.cli.demo import demo
 from poise.cli.policies import policies
 from poise.cli.replay import replay
+from poise.cli.shares import shares
 from poise.cli.simulate import simulate
 from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
 
@@ -44,7 +45,7 @@ def poise() -> None:
     """
 
 
-for _verb in (demo, simulate, compare, policies, replay, bench):
+for _verb in (demo, simulate, compare, policies, replay, shares, bench):
     poise.add_command(_verb)
 
 

@@ -1,6 +1,7 @@
 """`poise policies`: the catalogue."""
 
 import json
+from dataclasses import asdict
 
 import click
 from rich.box import SIMPLE
@@ -46,6 +47,7 @@ def document(listing: Listing) -> dict[str, object]:
             {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
             for parameter in listing.parameters
         ],
+        "traits": asdict(listing.traits),
     }
 
 
@@ -66,5 +68,7 @@ def _show_one(listing: Listing) -> None:
     click.echo(f"from: {listing.paper}")
     for claim in listing.claims:
         click.echo(f"claims: {claim}")
+    for name, words in asdict(listing.traits).items():
+        click.echo(f"{name}: {words}")
     for parameter in listing.parameters:
         click.echo(f"  {parameter.name}={parameter.default}  {parameter.meaning}")

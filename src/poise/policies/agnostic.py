@@ -8,7 +8,7 @@ share policies take that of the cluster's first type (`blind.py`), and types are
 from dataclasses import replace
 
 from poise.model.plan import Policy
-from poise.model.speed import Estimate
+from poise.model.speed import Estimate, Rates
 from poise.model.workload import Allocator
 from poise.policies.blind import Blind
 from poise.policies.combining import on_shares
@@ -23,5 +23,10 @@ def agnostic(policy: Policy) -> Policy:
 
 
 def _levelled(estimate: Estimate) -> Estimate:
-    best = max(estimate.rates, key=lambda row: row[0], default=(0.0, 0.0, 0.0))
-    return replace(estimate, rates=tuple(best if row[0] > 0 else row for row in estimate.rates))
+    others = tuple((gpus, _level(rates)) for gpus, rates in estimate.others)
+    return replace(estimate, rates=_level(estimate.rates), others=others)
+
+
+def _level(rates: Rates) -> Rates:
+    best = max(rates, key=lambda row: row[0], default=(0.0, 0.0, 0.0))
+    return tuple(best if row[0] > 0 else row for row in rates)

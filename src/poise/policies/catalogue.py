@@ -13,12 +13,13 @@ from poise.model.workload import Allocator
 from poise.policies import agnostic, fallback, packed, partitioned, plain, stable
 from poise.policies.combining import on_shares
 from poise.policies.listing import Claim, Combinator, Family, Listing, Parameter, at_least_one, text
+from poise.policies.market_listings import MARKETS
 from poise.policies.queues import QUEUES
 from poise.policies.share_listings import SHARES
 
 __all__ = ["COMBINATORS", "POLICIES", "Claim", "Family", "Listing", "Parameter", "policy_named", "with_combinators"]
 
-POLICIES: Mapping[str, Listing] = {listing.name: listing for listing in (*QUEUES, *SHARES)}
+POLICIES: Mapping[str, Listing] = {listing.name: listing for listing in (*QUEUES, *SHARES, *MARKETS)}
 
 
 def _with_fallback(policy: Policy, to: str = "isolated") -> Policy:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from types import UnionType
@@ -28,6 +28,7 @@ class Family(StrEnum):
     QUEUE = "queue"
     STRIDE = "stride"
     SHARE = "share"
+    MARKET = "market"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,18 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Traits:
+    """Where a policy stands among the systems of the field, in a few words each, and what of it was verified here."""
+
+    optimises: str
+    fairness: str
+    heterogeneity: str
+    gang: str
+    elasticity: str
+    verified: str
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """A row of the catalogue."""
 
@@ -51,6 +64,7 @@ class Listing:
     claims: tuple[Claim, ...]
     make: Callable[..., Order | Planner | Allocator]
     parameters: tuple[Parameter, ...] = ()
+    traits: Traits = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +148,33 @@ def fraction(text: str) -> float:
     return value
 
 
+def part(text: str) -> float:
+    """A number from 0 to 1."""
+    value = number(text)
+    if value > 1:
+        raise ValueError("expected a number from 0 to 1")
+    return value
+
+
 def weights(text: str) -> tuple[float, ...]:
     """Numbers above 0 with `/` between them."""
     return tuple(positive(part) for part in text.split("/"))
+
+
+def per_tenant(text: str) -> tuple[tuple[str, float], ...]:
+    """A number above 0 for each of some tenants: `alice:2/bob:1`."""
+    named: dict[str, float] = {}
+    for part in text.split("/"):
+        name, colon, value = part.rpartition(":")
+        if not colon or not name or name in named:
+            raise ValueError("expected each tenant once with its number, e.g. alice:2/bob:1")
+        named[name] = positive(value)
+    return tuple(named.items())
+
+
+def equal_or_per_tenant(text: str) -> tuple[tuple[str, float], ...]:
+    """`equal`: no number for anybody; or one for each of some tenants."""
+    return () if text == "equal" else per_tenant(text)
 
 
 def text(value: str) -> str:

@@ -18,7 +18,9 @@ def packed(policy: Policy) -> Policy:
 
 
 def shares_gpus(policy: Policy) -> bool:
-    """The policy puts two jobs on the same GPUs: `+packed` is somewhere among its combinators."""
+    """The policy puts two jobs on the same GPUs: it says so itself, or `+packed` is somewhere among its combinators."""
+    if getattr(policy.answer, "shares_gpus", False):
+        return True
     allocator: object = policy.answer
     while allocator is not None and not isinstance(allocator, Packed):
         allocator = getattr(allocator, "allocator", None)

@@ -1,7 +1,7 @@
 """The rows of the catalogue that are orders of jobs, or time slices."""
 
-from poise.policies import fifo, gittins, las, remaining, smallest_first, stride, tiresias
-from poise.policies.listing import Claim, Family, Listing, Parameter, choice, count, limits, number, positive
+from poise.policies import ffdl, fifo, gittins, las, remaining, smallest_first, stride, tiresias
+from poise.policies.listing import Claim, Family, Listing, Parameter, Traits, choice, count, limits, number, positive
 
 _LIMITS = Parameter("limits", "3250/7200", "service at which a job moves to the next queue, in GPU-seconds", limits)
 _PROMOTE = Parameter(
@@ -23,6 +23,14 @@ QUEUES = (
         "the baseline of the field",
         (Claim.NO_PREEMPTION, Claim.NO_DURATIONS, Claim.IN_ORDER),
         fifo.fifo,
+        traits=Traits(
+            optimises="nothing: the baseline",
+            fairness="order of arrival",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole; the head waits for its gang and blocks",
+            elasticity="none",
+            verified="the Tiresias simulator's 60-job table, exactly; order of starts in random worlds",
+        ),
     ),
     Listing(
         "fifo-skip",
@@ -31,6 +39,14 @@ QUEUES = (
         "first job fit of the Tiresias simulator, NSDI'19",
         (Claim.NO_PREEMPTION, Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         fifo.fifo_skip,
+        traits=Traits(
+            optimises="use of idle GPUs",
+            fairness="order of arrival, as far as gangs fit",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole; one that does not fit is passed over",
+            elasticity="none",
+            verified="the Tiresias simulator's 60-job table, exactly; no GPU idles that a gang could use",
+        ),
     ),
     Listing(
         "smallest-first",
@@ -39,6 +55,14 @@ QUEUES = (
         "sjf of the Tiresias simulator, NSDI'19",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         smallest_first.smallest_first,
+        traits=Traits(
+            optimises="average completion time where small gangs are short jobs",
+            fairness="none: large gangs may starve",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole; smallest first",
+            elasticity="none",
+            verified="the Tiresias simulator's 60-job table, exactly",
+        ),
     ),
     Listing(
         "srtf",
@@ -47,6 +71,14 @@ QUEUES = (
         "Schrage 1968; SRTF in Tiresias, NSDI'19",
         (Claim.WORK_CONSERVING,),
         remaining.srtf,
+        traits=Traits(
+            optimises="average completion time, with durations known",
+            fairness="none: long jobs may starve",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole, in order of remaining time",
+            elasticity="none",
+            verified="the Tiresias simulator's 60-job table, exactly",
+        ),
     ),
     Listing(
         "srsf",
@@ -55,6 +87,14 @@ QUEUES = (
         "SRSF in Tiresias, NSDI'19 §2.2",
         (Claim.WORK_CONSERVING,),
         remaining.srsf,
+        traits=Traits(
+            optimises="average completion time, with durations known and gangs counted",
+            fairness="none: large long jobs may starve",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole, in order of remaining GPU-time",
+            elasticity="none",
+            verified="the Tiresias simulator's 60-job table, exactly",
+        ),
     ),
     Listing(
         "lrtf",
@@ -63,6 +103,14 @@ QUEUES = (
         "the opposite of SRTF, as a bound",
         (Claim.WORK_CONSERVING,),
         remaining.lrtf,
+        traits=Traits(
+            optimises="nothing: a bound on what order can do",
+            fairness="none",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole, in order of remaining time",
+            elasticity="none",
+            verified="an oracle of the Tiresias simulator, job by job",
+        ),
     ),
     Listing(
         "las",
@@ -71,6 +119,14 @@ QUEUES = (
         "Nuyens and Wierman 2008; Tiresias, NSDI'19 §3.2",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         las.las,
+        traits=Traits(
+            optimises="average completion time, without durations",
+            fairness="least attained seconds first",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole, in order of attained seconds",
+            elasticity="none",
+            verified="an oracle of the Tiresias simulator, job by job; no GPU idles that a gang could use",
+        ),
     ),
     Listing(
         "tiresias",
@@ -84,6 +140,14 @@ QUEUES = (
             _PROMOTE,
             _PACKLIMIT,
             Parameter("service", "gpu-seconds", "what is counted: gpu-seconds or seconds", choice(tiresias.Service)),
+        ),
+        traits=Traits(
+            optimises="average completion time, without durations",
+            fairness="least attained GPU-time first, in coarse queues",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole; skewed models insist on the fewest nodes",
+            elasticity="none",
+            verified="the authors' simulator on its 60-job trace, job by job",
         ),
     ),
     Listing(
@@ -100,6 +164,30 @@ QUEUES = (
             Parameter("delta", "limit", "how far the index looks: limit of the queue, or best", choice(gittins.Delta)),
             Parameter("samples", "10", "finished jobs needed before the index is used", count),
         ),
+        traits=Traits(
+            optimises="average completion time, with the distribution of durations",
+            fairness="highest Gittins index first inside queues by attained GPU-time",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole; skewed models insist on the fewest nodes",
+            elasticity="none",
+            verified="the worked indices, to 1e-4",
+        ),
+    ),
+    Listing(
+        "ffdl",
+        Family.QUEUE,
+        "arrival order, the largest gang first among equals; whole gangs on the fewest nodes; the head blocks",
+        "Jayaram et al., FfDL, Middleware'19",
+        (Claim.NO_PREEMPTION, Claim.NO_DURATIONS),
+        ffdl.ffdl,
+        traits=Traits(
+            optimises="nothing: admission without deadlock",
+            fairness="order of arrival, the largest gang first among equals",
+            heterogeneity="on its fastest free type; never moved",
+            gang="whole, on the fewest nodes; the head blocks; pack or spread is the placement",
+            elasticity="none",
+            verified="pack starts the 4-GPU job that spread keeps waiting; no deadlock where pods one by one have one",
+        ),
     ),
     Listing(
         "stride",
@@ -111,6 +199,14 @@ QUEUES = (
         (
             Parameter("quantum", "60", "length of a time slice in seconds", positive),
             Parameter("clamp", "lag", "lag bounds how far a job may fall behind; off does not", choice(stride.Clamp)),
+        ),
+        traits=Traits(
+            optimises="GPU-time in proportion to weight",
+            fairness="proportional share by weight, lag of at most one quantum",
+            heterogeneity="on its fastest free type",
+            gang="whole, by pass; one that does not fit keeps its pass",
+            elasticity="none",
+            verified="the published tables of passes, exactly; shares over 2,000 quanta to 0.01",
         ),
     ),
 )

@@ -15,7 +15,7 @@ from poise.policies import (
     sjf,
     strategy_proof,
 )
-from poise.policies.listing import Claim, Family, Listing, Parameter, choice, fraction, weights
+from poise.policies.listing import Claim, Family, Listing, Parameter, Traits, choice, fraction, weights
 
 _GAVEL = "Narayanan et al., Gavel, OSDI'20"
 _THEN = Parameter(
@@ -38,6 +38,14 @@ SHARES = (
             Parameter("norm", "proportional", "what a job's throughput is measured by", choice(shares.Norm)),
             _THEN,
         ),
+        traits=Traits(
+            optimises="the least effective throughput over jobs",
+            fairness="max-min over throughput relative to a fair share",
+            heterogeneity="chooses types by measured throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked examples, to 1e-6; the numbers of Gavel's code on its traces, within 5 %",
+        ),
     ),
     Listing(
         "finish-time",
@@ -47,6 +55,14 @@ SHARES = (
         (Claim.WORK_CONSERVING,),
         finish_time.FinishTime,
         (_SECOND,),
+        traits=Traits(
+            optimises="the worst finish-time ratio",
+            fairness="max-min over finish time against an n-th of the cluster",
+            heterogeneity="chooses types by measured throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
+        ),
     ),
     Listing(
         "makespan",
@@ -56,6 +72,14 @@ SHARES = (
         (Claim.WORK_CONSERVING,),
         makespan.Makespan,
         (_SECOND,),
+        traits=Traits(
+            optimises="the moment at which the last job ends",
+            fairness="none: whoever ends last counts",
+            heterogeneity="chooses types by measured throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked example, to 1e-6; the makespans of Gavel's code on its traces, within 1 %",
+        ),
     ),
     Listing(
         "max-throughput",
@@ -69,6 +93,14 @@ SHARES = (
                 "count", "normalised", "steps relative to a fair share (normalised), or raw steps", choice(shares.Count)
             ),
         ),
+        traits=Traits(
+            optimises="throughput in total",
+            fairness="none",
+            heterogeneity="chooses types by measured throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked example, raw and normalised; the numbers of Gavel's code on its traces, within 5 %",
+        ),
     ),
     Listing(
         "min-cost",
@@ -80,6 +112,14 @@ SHARES = (
         (
             Parameter("form", "ratio", "ratio: throughput ÷ cost; sum: Σ throughput ÷ price", choice(min_cost.Form)),
             Parameter("count", "raw", "raw steps, or normalised", choice(shares.Count)),
+        ),
+        traits=Traits(
+            optimises="throughput for the money",
+            fairness="none; deadlines are kept where they can be",
+            heterogeneity="chooses types by throughput and price",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
         ),
     ),
     Listing(
@@ -93,6 +133,14 @@ SHARES = (
             Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(hierarchical.Inside)),
             Parameter("weights", "1", "of the tenants in order of first submission; 1 for those not listed", weights),
         ),
+        traits=Traits(
+            optimises="the least share over tenants, then over their jobs",
+            fairness="weighted max-min over tenants; fair or by arrival inside",
+            heterogeneity="chooses types by measured throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked example in three variants; one tenant is lexicographic max-min",
+        ),
     ),
     Listing(
         "isolated",
@@ -101,6 +149,14 @@ SHARES = (
         f"{_GAVEL}: the baseline of sharing incentive",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         isolated.Isolated,
+        traits=Traits(
+            optimises="nothing: the baseline of sharing incentive",
+            fairness="an n-th of every type for each job",
+            heterogeneity="gives everybody the same mix of types",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
+        ),
     ),
     Listing(
         "proportional",
@@ -109,6 +165,14 @@ SHARES = (
         f"{_GAVEL}: the normaliser of its code",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         proportional.Proportional,
+        traits=Traits(
+            optimises="nothing: the normaliser",
+            fairness="time on every type by how many GPUs there are of it",
+            heterogeneity="gives everybody the same mix of types",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="allocations are feasible in random worlds and do not look at speeds",
+        ),
     ),
     Listing(
         "strategy-proof",
@@ -117,6 +181,14 @@ SHARES = (
         f"Cole et al., EC'13; {_GAVEL}'s code",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         strategy_proof.StrategyProof,
+        traits=Traits(
+            optimises="the product of throughputs, less a discount",
+            fairness="proportional fairness; lying about speeds gains nothing",
+            heterogeneity="chooses types by stated throughput",
+            gang="whole, in rounds by how far behind its share",
+            elasticity="none",
+            verified="the worked allocation and discounts, to 1e-3; no misreport on a grid gains",
+        ),
     ),
     Listing(
         "fifo-fastest",
@@ -133,6 +205,14 @@ SHARES = (
                 choice(fifo_fastest.Sticky),
             ),
         ),
+        traits=Traits(
+            optimises="speed of the first jobs",
+            fairness="order of arrival",
+            heterogeneity="each job on its fastest free type",
+            gang="whole; the head blocks",
+            elasticity="none",
+            verified="the worked example; starts in order in random worlds",
+        ),
     ),
     Listing(
         "sjf",
@@ -141,6 +221,14 @@ SHARES = (
         f"{_GAVEL} §4.2",
         (Claim.WORK_CONSERVING,),
         sjf.Sjf,
+        traits=Traits(
+            optimises="average completion time, with durations known",
+            fairness="none: long jobs may starve",
+            heterogeneity="each job on its fastest free type",
+            gang="whole, shortest first",
+            elasticity="none",
+            verified="no GPU idles that a gang could use, in random worlds",
+        ),
     ),
     Listing(
         "allox",
@@ -150,5 +238,13 @@ SHARES = (
         (Claim.NO_PREEMPTION,),
         allox.AlloX,
         (Parameter("alpha", "1", "part of the waiting jobs that is looked at, by arrival", fraction),),
+        traits=Traits(
+            optimises="average completion time, by matching",
+            fairness="none, or arrival order by `alpha`",
+            heterogeneity="chooses types by processing time and position",
+            gang="whole; several GPUs count as one machine",
+            elasticity="none",
+            verified="the worked matrix, exactly; the matching against brute force",
+        ),
     ),
 )

@@ -1,0 +1,119 @@
+"""`poise shares`: what tenants were entitled to, traded and got, from a journal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from poise.analysis.tenants import Books, Deal, Tenant
+from poise.cli.tables import show_table
+from poise.engine.journal import Header, JournalReader
+from poise.model.errors import JournalError
+from poise.report.amounts import amount
+from poise.report.page import Table
+
+EPILOG = """\b
+Example:
+  poise simulate jobs.jsonl --cluster v100:4,k80:8 --policy gandiva-fair --out run1 && poise shares run1
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def shares(journal: Path, as_json: bool) -> None:
+    """Show what the tenants in JOURNAL (a file, or a directory that --out wrote) were entitled to, and what they got.
+
+    Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type.
+    """
+    reader = JournalReader(journal)
+    try:
+        books = Books.of(reader.entries(), reader.header.cluster)
+    except (KeyError, IndexError) as error:
+        raise JournalError(f"{journal}: names a job or a node that is not there: {error}") from None
+    if as_json:
+        click.echo(json.dumps(document(journal, reader.header, books), allow_nan=False))
+    else:
+        _show(reader.header, books)
+
+
+def document(journal: Path, header: Header, books: Books) -> dict[str, Any]:
+    """Everything as JSON; GPU-hours by type of the cluster."""
+    return {
+        "journal": str(journal),
+        "policy": header.policy,
+        "gpu_types": list(books.types),
+        "tenants": [{"tenant": name, **_tenant(each)} for name, each in books.tenants.items()],
+        "trades": [_deal(each) for each in books.deals],
+    }
+
+
+def _tenant(each: Tenant) -> dict[str, Any]:
+    return {
+        "entitled_gpus": list(each.now) or None,
+        "contended_seconds": each.contended,
+        "entitled_gpu_hours": each.entitled if each.now else None,
+        "received_gpu_hours": each.received,
+        "received_gpu_hours_in_all": each.held,
+    }
+
+
+def _deal(each: Deal) -> dict[str, Any]:
+    return {
+        "buyer": each.buyer,
+        "seller": each.seller,
+        "fast": each.fast,
+        "slow": each.slow,
+        "gpus": each.gpus,
+        "price": each.price,
+        "since": each.since,
+        "until": each.until,
+    }
+
+
+def _show(header: Header, books: Books) -> None:
+    show_table(_by_type(books), f"{header.policy} on {header.cluster}: GPU-hours")
+    if books.deals:
+        show_table(_trades(books), "Trades: GPUs of the fast type, and the price of each in GPUs of the slow type")
+    elif not any(each.now for each in books.tenants.values()):
+        click.echo("The journal says nothing of entitlements: its policy has none.")
+
+
+def _by_type(books: Books) -> Table:
+    """A row a tenant and type."""
+    columns = ("tenant", "type", "entitled now", "entitled", "received", "received ÷ entitled", "received in all")
+    rows = []
+    for name, each in books.tenants.items():
+        for gpu_type, label in enumerate(books.types):
+            due = each.entitled[gpu_type] if each.now else None
+            rows.append(
+                (
+                    name if not gpu_type else "",
+                    label,
+                    amount(each.now[gpu_type], "plain") if each.now else "–",
+                    "–" if due is None else amount(due, "plain"),
+                    amount(each.received[gpu_type], "plain"),
+                    amount(each.received[gpu_type] / due, "percent") if due else "–",
+                    amount(each.held[gpu_type], "plain"),
+                )
+            )
+    return Table(columns, tuple(rows))
+
+
+def _trades(books: Books) -> Table:
+    columns = ("buyer", "seller", "fast", "slow", "GPUs", "price", "from", "until")
+    rows = tuple(
+        (
+            each.buyer,
+            each.seller,
+            each.fast,
+            each.slow,
+            amount(each.gpus, "plain"),
+            amount(each.price, "plain"),
+            amount(each.since, "seconds"),
+            amount(each.until, "seconds"),
+        )
+        for each in books.deals
+    )
+    return Table(columns, rows)

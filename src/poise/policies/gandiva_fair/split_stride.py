@@ -1,0 +1,258 @@
+"""One quantum of split stride over the GPUs of one type: who runs, and where (Gandiva_fair, EuroSys'20 §3.3).
+
+Every job has a home: a node, or a few nodes if its gang spans them. `lag` says how many quanta of its own service it is
+behind what its tenant's tickets give it; at most one, which is the lag clamp of `stride.py`.
+
+    centre   a gang that spans nodes reserves them if it is further behind than the small jobs that live there, each node
+             taken as one: their mean lag by tickets is the lag of the node's aggregate
+    nodes    small jobs by decreasing lag, each on its home; one that does not fit is passed over and keeps its lag
+    budgets  all of that only as far as the tenant is behind its share of the whole pool. So imbalances between nodes cost
+             some tenant a quantum, and not its share
+    moves    a tenant with unspent budget has waiting jobs moved to nodes with room; then homes fill up regardless of
+             budgets; then GPUs that nobody at home can use take waiting jobs from elsewhere
+
+Whoever gets more than its budget starts with less in the next quantum: lags of tenants are bounded by gangs, not by time.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from poise.model.cluster import Part, Site
+
+PATIENCE = 0.1
+"""Part of its share that a tenant may leave unspent before its jobs are moved for that."""
+
+HARDLY = 1.0
+"""Quanta that a job may be further behind than another that takes its turn, for a better fit."""
+
+CANDIDATES = 3
+"""Nodes, those with most room, that are looked at for making room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A job that wants its gang on the GPUs of a pool.
+
+    tickets   GPUs that it is to have in the long run
+    lag       quanta that it is behind
+    home      where it lives; None if the nodes that are there cannot hold it
+    since     moment from which it has waited; of a running job: minus infinity
+    may_move  whether it may get another home now
+    """
+
+    row: int
+    tenant: int
+    gang: int
+    tickets: float
+    lag: float
+    home: Site | None
+    since: float
+    may_move: bool
+
+    @property
+    def is_large(self) -> bool:
+        """It spans nodes."""
+        return self.home is not None and len(self.home) > 1
+
+    @property
+    def runs(self) -> bool:
+        """It has GPUs now."""
+        return self.since == -inf
+
+    @property
+    def order(self) -> tuple[float, float, int]:
+        """The furthest behind first; of equals those that run, then those that have waited longest."""
+        return (-self.lag, self.since, self.row)
+
+
+class Quantum:
+    """The GPUs of a pool in the next quantum, in the making.
+
+    sizes    all GPUs by node;  room: unreserved ones
+    chosen   who runs, and where
+    left     GPUs that each tenant may still have within its budget
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        room: Mapping[int, int],
+        *,
+        shares: Mapping[int, float],
+        budgets: Mapping[int, float],
+    ) -> None:
+        self.room = dict(room)
+        self.idle = sum(self.room.values())
+        self._sizes = sizes
+        self._largest = max(sizes.values(), default=0)
+        self._seated: dict[int, Contender] = {}
+        self.chosen: dict[int, Site] = {}
+        self.left = dict(budgets)
+        self._shares = shares
+
+    def settle(self, contenders: Iterable[Contender]) -> None:
+        """All of it: centre, nodes, moves, and whatever else fills the GPUs."""
+        ordered = sorted(contenders, key=lambda each: each.order)
+        self.centre(ordered)
+        self.nodes(ordered)
+        self.spend(ordered)
+        self.fill(ordered)
+
+    def centre(self, ordered: Sequence[Contender]) -> None:
+        """Gangs that span nodes, against one aggregate per node."""
+        large = [each for each in ordered if each.is_large]
+        if large:
+            aggregates = aggregate_lags(ordered)
+            for each in large:
+                is_due = each.home is not None and each.lag >= _lag_here(each.home, aggregates)
+                if is_due and self._affords(each) and not self._try(each, each.home) and each.may_move:
+                    self.move(each)
+
+    def nodes(self, ordered: Sequence[Contender]) -> None:
+        """Small jobs at home."""
+        for each in ordered:
+            if not each.is_large and self._affords(each):
+                self._try(each, each.home)
+
+    def spend(self, ordered: Sequence[Contender]) -> None:
+        """Tenants with unspent budget have their waiting jobs moved to where there is room."""
+        for each in ordered:
+            if not self.idle:
+                return
+            unspent = PATIENCE * self._shares.get(each.tenant, 0.0) <= self.left.get(each.tenant, 0.0)
+            if each.may_move and each.row not in self.chosen and unspent and self._affords(each):
+                self.move(each)
+
+    def fill(self, contenders: Iterable[Contender]) -> None:
+        """The rest of the GPUs, budget or not: at home first, those of the tenants with most budget left; then anywhere."""
+        rest = [each for each in contenders if each.row not in self.chosen]
+        rest.sort(key=lambda each: (-self.left.get(each.tenant, 0.0), each.order))
+        for each in rest:
+            if not self.idle:
+                return
+            self._try(each, each.home)
+        for offer in (self.move, self._make_room):
+            for each in rest:
+                if each.row not in self.chosen and each.gang <= self.idle:
+                    offer(each)
+        self._swap([each for each in rest if each.row not in self.chosen])
+
+    def move(self, each: Contender) -> bool:
+        """To the node with the least room that is enough; a gang that no node holds to those with most room."""
+        if each.gang > self.idle:
+            return False
+        site = self._tightest(each.gang)
+        if site is None and each.gang > self._largest:
+            site = self._across(each.gang)
+        return self._try(each, site)
+
+    def _affords(self, each: Contender) -> bool:
+        """Half a gang over budget is as good as half a gang under it; a gang larger than the share has its turn too."""
+        share = self._shares.get(each.tenant, 0.0)
+        return share > 0 and self.left.get(each.tenant, 0.0) >= min(each.gang, share) / 2
+
+    def _try(self, each: Contender, site: Site | None) -> bool:
+        room = self.room
+        if site is None or each.row in self.chosen or any(room.get(node, 0) < gpus for node, gpus in site):
+            return False
+        for node, gpus in site:
+            room[node] -= gpus
+        self.idle -= each.gang
+        self.left[each.tenant] = self.left.get(each.tenant, 0.0) - each.gang
+        self.chosen[each.row] = site
+        self._seated[each.row] = each
+        return True
+
+    def _make_room(self, each: Contender) -> bool:
+        """Small jobs that are chosen on some node make way to where there is room, if that lets one more run."""
+        if each.gang > self._largest:
+            return False
+        for node in sorted(self.room, key=lambda node: (-self.room[node], node))[:CANDIDATES]:
+            if self._sizes[node] >= each.gang and self._clear(node, each.gang):
+                return self._try(each, (Part(node, each.gang),))
+        return False
+
+    def _clear(self, node: int, gpus: int) -> bool:
+        """Have so many GPUs of a node unreserved, by small jobs that go elsewhere; nothing changes if they cannot."""
+        room, need = dict(self.room), gpus - self.room[node]
+        moves: dict[int, Site] = {}
+        for each in self._movable(node):
+            if each.gang <= need:
+                site = self._tightest(each.gang, but=node)
+                if site is not None:
+                    self.room[site[0].node] -= each.gang
+                    self.room[node] += each.gang
+                    moves[each.row] = site
+                    need -= each.gang
+        if need > 0:
+            self.room = room
+            return False
+        self.chosen.update(moves)
+        return True
+
+    def _swap(self, waiting: Sequence[Contender]) -> None:
+        """Where GPUs of a node are left over, a somewhat larger gang runs instead of one that is hardly further behind."""
+        for node in [node for node, room in self.room.items() if room]:
+            better = [
+                (larger.gang - each.gang, larger.lag - each.lag, -larger.row, larger, each)
+                for each in self._alone_on(node)
+                for larger in waiting
+                if 0 < larger.gang - each.gang <= self.room[node] and larger.lag >= each.lag - HARDLY
+            ]
+            if better:
+                *_, larger, each = max(better, key=lambda found: found[:3])
+                if larger.row not in self.chosen:
+                    self._unseat(each)
+                    self._try(larger, (Part(node, larger.gang),))
+
+    def _unseat(self, each: Contender) -> None:
+        for node, gpus in self.chosen.pop(each.row):
+            self.room[node] += gpus
+        self.idle += each.gang
+        self.left[each.tenant] += each.gang
+        del self._seated[each.row]
+
+    def _alone_on(self, node: int) -> list[Contender]:
+        return [self._seated[row] for row, site in self.chosen.items() if len(site) == 1 and site[0].node == node]
+
+    def _movable(self, node: int) -> list[Contender]:
+        """Jobs that are to run on this node alone, those first that do not run now, then the largest."""
+        able = (each for each in self._alone_on(node) if each.may_move or not each.runs)
+        return sorted(able, key=lambda each: (each.runs, -each.gang, each.row))
+
+    def _tightest(self, gang: int, but: int = -1) -> Site | None:
+        """The node with the least room that is enough, other than one."""
+        fitting = [(room, node) for node, room in self.room.items() if room >= gang and node != but]
+        return (Part(min(fitting)[1], gang),) if fitting else None
+
+    def _across(self, gang: int) -> Site:
+        parts = []
+        for node, room in sorted(self.room.items(), key=lambda each: (-each[1], each[0])):
+            parts.append(Part(node, min(room, gang)))
+            gang -= parts[-1].gpus
+            if not gang:
+                break
+        return tuple(sorted(parts))
+
+
+def aggregate_lags(contenders: Iterable[Contender]) -> dict[int, float]:
+    """By node: the mean lag of the small jobs that live there, by tickets.
+
+    That is the lag of an entity whose size is the node and whose tickets are theirs: its pass rises by what they are
+    granted ÷ their tickets, as the mean of their passes does.
+    """
+    tickets: dict[int, float] = {}
+    lags: dict[int, float] = {}
+    for each in contenders:
+        if each.home is not None and not each.is_large:
+            node = each.home[0].node
+            tickets[node] = tickets.get(node, 0.0) + each.tickets
+            lags[node] = lags.get(node, 0.0) + each.tickets * each.lag
+    return {node: lags[node] / tickets[node] for node in tickets if tickets[node] > 0}
+
+
+def _lag_here(site: Site, aggregates: Mapping[int, float]) -> float:
+    """Lag of the aggregates of some nodes, by the GPUs that are asked of each; nobody there gives way at once."""
+    here = [(aggregates[node], gpus) for node, gpus in site if node in aggregates]
+    return sum(lag * gpus for lag, gpus in here) / sum(gpus for _, gpus in here) if here else -1.0

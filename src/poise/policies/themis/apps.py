@@ -1,0 +1,237 @@
+"""Apps: jobs that belong together, how many there have been, and the finish-time fairness of all of them at once.
+
+    N_a    mean number of active apps since a came;   C GPUs in all
+    T_id   = Σ_k W_k t_k / min(C / N_a, Σ_k d_k)      jobs k of a that were not given up: GPU-seconds of work on the
+             cluster's mix of types, and GPUs that they ask for
+    ρ_a    as in `agents.py`, with the GPUs that a holds; 1e6 if it holds none
+
+A job that names no app is one by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from poise.model.arrays import Bools, Floats, Ints
+from poise.model.columns import Snapshot
+from poise.model.job import Status
+from poise.model.speed import Estimate, Locality
+from poise.policies.themis.agents import NOTHING, App, Member
+
+UNKNOWN = 3600.0
+"""Seconds of work, beyond as much as has been done, that a job is taken to have of which nobody knows how much it has."""
+_SLACK = 64
+"""Apps that are gone and still remembered, at most, beyond as many as are active."""
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Who is there, from moment to moment.
+
+    area      ∫ active apps dt up to `now`, and how many there are from then on
+    begun     of active apps, by index: moment at which the first job came, and `area` at that moment
+    sweeps    of apps that have a name: rows of all jobs that ever came
+    active    rows that were there;  elastic: those of them that can do with other numbers of GPUs than they ask for
+    """
+
+    now: float = 0.0
+    area: float = 0.0
+    apps: int = 0
+    begun: Mapping[int, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
+    sweeps: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    active: frozenset[int] = frozenset()
+    elastic: tuple[int, ...] = ()
+
+    def at(self, snapshot: Snapshot) -> "Roll":
+        """As of this moment."""
+        area = self.area + self.apps * (snapshot.now - self.now)
+        active = frozenset(snapshot.active)
+        if new := sorted(active - self.active):
+            rolled = self._joined(new, snapshot, area)
+            return replace(rolled, now=snapshot.now, area=area, apps=rolled._count(snapshot), active=active)
+        return replace(self, now=snapshot.now, area=area, apps=self._count(snapshot), active=active)
+
+    def _joined(self, new: list[int], snapshot: Snapshot, area: float) -> "Roll":
+        """With these rows as well; apps that are long gone are forgotten."""
+        columns, now = snapshot.columns, snapshot.now
+        begun, sweeps, elastic = dict(self.begun), dict(self.sweeps), [*self.elastic]
+        for row in new:
+            app = columns.app[row]
+            begun.setdefault(app, (min(columns.submitted[row], now), area))
+            if columns.apps[row] is not None and row not in sweeps.get(app, ()):
+                sweeps[app] = (*sweeps.get(app, ()), row)
+            if columns.least[row] < columns.most[row]:
+                elastic.append(row)
+        if len(begun) > 2 * len(snapshot.active) + _SLACK:
+            live = {columns.app[row] for row in snapshot.active}
+            begun = {app: each for app, each in begun.items() if app in live}
+            sweeps = {app: rows for app, rows in sweeps.items() if app in live}
+        elastic = [row for row in elastic if not Status(columns.status[row]).is_final]
+        return replace(self, begun=MappingProxyType(begun), sweeps=MappingProxyType(sweeps), elastic=tuple(elastic))
+
+    def _count(self, snapshot: Snapshot) -> int:
+        if not self.sweeps:
+            return len(snapshot.active)
+        columns = snapshot.columns
+        return len({columns.app[row] for row in snapshot.active})
+
+    def live(self, app: int, snapshot: Snapshot) -> list[int]:
+        """Rows of the jobs of a sweep that have not ended."""
+        status = snapshot.columns.status
+        return [row for row in self.sweeps[app] if not Status(status[row]).is_final]
+
+
+class Crowd:
+    """All active apps at an auction, as columns by app, in the order of their first jobs.
+
+    rows, app        active rows, and the place of each one's app among the apps
+    rho              with the GPUs that it holds under leases that go on
+    hopes            ρ if it had all the GPUs that it asks for from now on, close together on the fastest type
+    elapsed, alone   seconds since its first job came; T_id
+    """
+
+    def __init__(self, snapshot: Snapshot, roll: Roll, is_expired: Bools) -> None:
+        columns = snapshot.columns
+        self._snapshot, self._roll = snapshot, roll
+        self.rows = snapshot.rows
+        self.is_expired = is_expired
+        self.ids, self.first, self.app = np.unique(snapshot.ints(columns.app), return_index=True, return_inverse=True)
+        self.app = self.app.reshape(-1)
+        self.held: Ints = np.where(is_expired, 0, snapshot.ints(columns.gpus))
+        self.gang = snapshot.gang.astype(np.float64)
+        self.best = np.maximum(snapshot.floats(columns.best), _TINY)
+        self.rate = np.where(self.held > 0, np.maximum(snapshot.floats(columns.rate), _TINY), 0.0)
+        self.total, self.left = self._work()
+        self.kinds, of_kind, self.kind = np.unique(snapshot.ints(columns.kind), return_index=True, return_inverse=True)
+        self.estimates = [snapshot.estimate(int(self.rows[row])) for row in of_kind]
+        self._begun = np.array([self._beginning(place) for place in range(self.apps)]).reshape(-1, 2)
+        self.alone = self._alone()
+        self.elapsed = self._elapsed()
+        self.size = self._sum(self.held.astype(np.float64))
+        self.rho, self.hopes = self._rhos()
+
+    @property
+    def apps(self) -> int:
+        """How many there are."""
+        return len(self.ids)
+
+    def _sum(self, by_row: Floats) -> Floats:
+        total: Floats = np.bincount(self.app, by_row, self.apps).astype(np.float64)
+        return total
+
+    def _work(self) -> tuple[Floats, Floats]:
+        """Steps in all, and left; something that can be counted with where nobody knows."""
+        total, left = self._snapshot.floats(self._snapshot.columns.steps), self._snapshot.steps_left
+        if np.isfinite(total).all():
+            return total, left
+        columns, now = self._snapshot.columns, self._snapshot.now
+        since = np.maximum(now - self._snapshot.floats(columns.progress_from), 0.0)
+        done = self._snapshot.floats(columns.steps_done) + self._snapshot.floats(columns.rate) * since
+        guess = done + UNKNOWN * self.best
+        unknown = ~np.isfinite(total)
+        return np.where(unknown, done + guess, total), np.where(unknown, guess, left)
+
+    def _beginning(self, place: int) -> tuple[float, float]:
+        """When an app came, and ∫ apps dt then; one that was out of sight is taken to have met as many as there are now."""
+        roll = self._roll
+        submitted = float(self._snapshot.submitted[self.first[place]])
+        return roll.begun.get(int(self.ids[place]), (submitted, roll.area - roll.apps * (roll.now - submitted)))
+
+    def _elapsed(self) -> Floats:
+        return self._snapshot.now - self._begun[:, 0]
+
+    def _alone(self) -> Floats:
+        """T_id of each app."""
+        mix = np.array([_mixed(each, self._snapshot.floor.topology.totals) for each in self.estimates])
+        speed = np.maximum(mix[self.kind], _TINY)
+        work, demand = self._sum(self.total * self.gang / speed), self._sum(self.gang)
+        for place, rows in self._finished():
+            for row in rows:
+                gang = self._snapshot.columns.gang[row]
+                rate = max(_mixed(self._snapshot.estimate(row), self._snapshot.floor.topology.totals), _TINY)
+                work[place] += self._snapshot.columns.steps[row] * gang / rate
+                demand[place] += gang
+        return np.maximum(work / np.minimum(self._slices(), demand), _TINY)
+
+    def _slices(self) -> Floats:
+        """C / N of each app."""
+        roll = self._roll
+        span = roll.now - self._begun[:, 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.where(span > 0, (roll.area - self._begun[:, 1]) / span, roll.apps)
+        return self._snapshot.gpus / np.maximum(mean, 1.0)
+
+    def _finished(self) -> list[tuple[int, list[int]]]:
+        """Of sweeps: places of the apps, and rows of their jobs that have come to their end."""
+        if not self._roll.sweeps:
+            return []
+        status = self._snapshot.columns.status
+        sweeps = ((place, self._roll.sweeps.get(app, ())) for place, app in enumerate(self.ids.tolist()))
+        return [(place, [row for row in rows if status[row] == Status.FINISHED]) for place, rows in sweeps if rows]
+
+    def _rhos(self) -> tuple[Floats, Floats]:
+        hoped = self.left * self.gang / self.best
+        with np.errstate(divide="ignore", invalid="ignore"):
+            held = np.where(self.held > 0, self.left * self.held / self.rate, hoped)
+            rho = np.where(self.size > 0, (self.elapsed + self._sum(held) / self.size) / self.alone, NOTHING)
+        return rho, (self.elapsed + self._sum(hoped) / self._sum(self.gang)) / self.alone
+
+    def worst_first(self, off: Floats) -> Ints:
+        """Places of the apps by falling ρ, each off by a factor. Of those that hold nothing, all with the same ρ, the one
+
+        that would be worst off even if it had everything from now on comes first; then by the submission of their first job.
+        """
+        holds = self.size > 0
+        return np.lexsort((self.first, -off * np.where(holds, self.rho, self.hopes), holds))
+
+    def best_types(self) -> list[int]:
+        """GPU types, the one first on which these jobs are fastest on average."""
+        many = np.bincount(self.kind, minlength=len(self.kinds))
+        types = range(len(self._snapshot.floor.topology.types))
+        if len(types) == 1:
+            return [0]
+        relative = [
+            sum(
+                n * each.rates[kind][Locality.PACKED] / max(each.best(), _TINY)
+                for n, each in zip(many, self.estimates, strict=True)
+            )
+            for kind in types
+        ]
+        return sorted(types, key=lambda kind: (-relative[kind], kind))
+
+    def rows_of(self, place: int) -> list[int]:
+        """Indices of the rows of an app."""
+        if not self._roll.sweeps:
+            return [int(self.first[place])]
+        return np.flatnonzero(self.app == place).tolist()
+
+    def member(self, index: int) -> Member:
+        """One row, as an agent sees it."""
+        columns, row = self._snapshot.columns, int(self.rows[index])
+        gang = columns.gang[row]
+        estimate = self.estimates[int(self.kind[index])]
+        counts = counts_of(estimate, gang, columns.least[row], columns.most[row])
+        rates = estimate.at
+        held, speed = int(self.held[index]), float(self.rate[index])
+        floor = self._snapshot.floor
+        gpu_type = floor.topology.type_of[floor.holdings[row][0].node] if held else -1
+        return Member(row, gang, counts, held, speed, float(self.left[index]), float(self.best[index]), rates, gpu_type)
+
+    def view(self, place: int, members: Sequence[Member]) -> App:
+        """An app, with its members in the order in which they are to be served."""
+        return App(float(self.elapsed[place]), float(self.alone[place]), tuple(members))
+
+
+def counts_of(estimate: Estimate, gang: int, least: int, most: int) -> Sequence[int]:
+    """GPUs that a job can run with, ascending."""
+    if least == most or not estimate.others:
+        return (gang,)
+    return sorted({gang, *(gpus for gpus, _ in estimate.others if least <= gpus <= most)})
+
+
+def _mixed(estimate: Estimate, gpus: Sequence[int]) -> float:
+    """Steps/s on the cluster's mix of types."""
+    return sum(row[Locality.PACKED] * count for row, count in zip(estimate.rates, gpus, strict=True)) / sum(gpus)

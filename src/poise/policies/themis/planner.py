@@ -1,0 +1,170 @@
+"""Finish-time fairness by partial-allocation auctions (`themis`; Mahajan et al., Themis, NSDI'20; ALGORITHMS §3).
+
+GPUs that nobody holds, and those whose leases have ended while somebody wants more than it has, are put up for auction:
+
+    1  ρ_a of each active app with the GPUs that it holds; the worst off first
+    2  the first (1 − f)·n of them, at least one, are shown the GPUs
+    3  their agents answer with valuation tables, V_a = 1/ρ_a of so many more GPUs
+    4  Nash optimum G over the tables; the hidden payment leaves a the part c_a of G_a            (`solve/auction.py`)
+    5  what is left over goes to apps that were not asked, drawn at random: first one that holds a GPU on the node, then
+       one on the rack, then any; if none of them can use it, to those that were asked
+    6  a lease on everything that was given                                                        (`leases.py`)
+
+All leases that have ended by the same moment are one auction, of which who wins as many GPUs as it had keeps the very same
+ones. There is an auction for each GPU type, the fastest first; agents bid with what they have just won. Whole gangs only: of
+G_a as many gangs as fit into c_a·|G_a| GPUs are kept, and the first one in any case by an app that would hold nothing
+otherwise; or all of G_a, for the part c_a of a lease.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
+
+import numpy as np
+
+from poise.model.arrays import Bools, Floats
+from poise.model.cluster import Site, site_of
+from poise.model.columns import Snapshot
+from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.policies.themis.agents import Agent, App, Honest
+from poise.policies.themis.apps import Roll
+from poise.policies.themis.halving import Halving
+from poise.policies.themis.leases import Leases
+from poise.policies.themis.selling import Payment, Rules, Sale
+
+__all__ = ["Estate", "Market", "Payment", "Themis", "themis"]
+
+SHORTEST = 0.1
+"""Part of a lease that is left of it, at least, if payments shorten leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estate:
+    """What a job of a sweep holds, and until when: its siblings inherit it."""
+
+    app: int
+    site: Site
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """Memory of the policy: who is there, leases, auctions held, and what jobs of sweeps hold."""
+
+    roll: Roll
+    leases: Leases
+    auctions: int = 0
+    estates: Mapping[int, Estate] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Themis:
+    """The arbiter. `agents` says who bids for an app; `error` is how far off bids are.
+
+    Of the jobs of a sweep one in `halving` goes on beyond each rung (`halving.py`).
+    """
+
+    f: float = 0.8
+    lease: float = 600.0
+    error: float = 0.0
+    payment: Payment = Payment.GPUS
+    seed: int = 0
+    halving: float = 2.0
+    agents: Callable[[App], Agent] = Honest
+
+    def start(self) -> Market:
+        """Nobody is there."""
+        return Market(Roll(), Leases.of(self.lease))
+
+    def plan(self, snapshot: Snapshot, memory: Market) -> tuple[Plan, Market]:
+        """Jobs that go on need no claim: a plan says what changes."""
+        market = replace(memory, roll=memory.roll.at(snapshot))
+        if not market.roll.sweeps:
+            return self._shared(snapshot, market)
+        halving = Halving(self.halving)
+        if ends := halving.endings(snapshot, market.roll):
+            return replace(_plan(snapshot.now), ends=ends), market
+        plan, market = self._shared(snapshot, market)
+        return replace(plan, wake=min(plan.wake, halving.next_look(snapshot, market.roll))), market
+
+    def _shared(self, snapshot: Snapshot, market: Market) -> tuple[Plan, Market]:
+        if snapshot.is_contended or _is_hungry(snapshot, market.roll):
+            return self._sold(snapshot, market)
+        return _plan(inf), self._noted(snapshot, market, {}, ())
+
+    def _sold(self, snapshot: Snapshot, market: Market) -> tuple[Plan, Market]:
+        """Hand GPUs on inside sweeps, then sell what is free, and what comes back if that does not do for everybody."""
+        ahead = Halving(self.halving).ahead(snapshot, market.roll) if market.roll.sweeps else frozenset()
+        sale = Sale(self.rules(), snapshot, market.roll, market.auctions, ahead)
+        for row, estate in market.estates.items():
+            if estate.until > snapshot.now and row not in snapshot.floor.holdings:
+                sale.inherit(estate.app, estate.site, estate.until)
+        is_enough = sale.hand_out()
+        if is_enough and not sale.until:  # leases that begin with runs: nothing to note
+            return _plan(inf, sale.claims()), self._noted(snapshot, market, sale.sites, ())
+        ends = market.leases.ends(snapshot)
+        if not is_enough:
+            sale.auction(ends <= snapshot.now)
+        until, is_noted = self._untils(snapshot, market, sale, ends)
+        plan = _plan(_next(until, snapshot.now) if sale.leaves_wishes() else inf, sale.claims(), sale.stops())
+        if sale.sites:
+            leases = market.leases.renewed(snapshot, until, is_noted)
+            market = replace(market, leases=leases, auctions=market.auctions + 1)
+        return plan, self._noted(snapshot, market, sale.sites, plan.stops or ())
+
+    def rules(self) -> Rules:
+        """Of its auctions."""
+        return Rules(self.f, self.error, self.payment, self.seed, self.agents)
+
+    def _untils(self, snapshot: Snapshot, market: Market, sale: Sale, ends: Floats) -> tuple[Floats, Bools]:
+        """When leases end, after the sale, and which are new; of jobs that hold nothing, or that merely went on, never."""
+        now, full = snapshot.now, market.leases.end_of_one(snapshot)
+        until, is_new = np.where(ends <= now, inf, ends), np.zeros(len(ends), dtype=bool)
+        rows = sorted(sale.sites)
+        for index, row in zip(np.searchsorted(snapshot.rows, rows).tolist(), rows, strict=True):
+            part = max(sale.parts.get(row, 1.0), SHORTEST)
+            until[index] = sale.until.get(row, now + part * (full - now) if part < 1 else full)
+            is_new[index] = True
+        return until, is_new
+
+    def _noted(self, snapshot: Snapshot, market: Market, sites: Mapping[int, Site], stops: tuple[int, ...]) -> Market:
+        """What jobs of sweeps hold, once the plan has been carried out."""
+        if not market.roll.sweeps:
+            return market
+        ends = dict(zip(snapshot.active, market.leases.ends(snapshot).tolist(), strict=True))
+        full = market.leases.end_of_one(snapshot)
+        columns, holdings = snapshot.columns, snapshot.floor.holdings
+        estates = {}
+        for row in snapshot.active:
+            if columns.apps[row] is not None and row not in stops and (row in sites or row in holdings):
+                site = sites.get(row) or site_of(holdings[row])
+                estates[row] = Estate(columns.app[row], site, ends[row] if ends[row] < inf else full)
+        return replace(market, estates=MappingProxyType(estates))
+
+
+def themis(
+    f: float = 0.8,
+    lease: float = 600.0,
+    error: float = 0.0,
+    payment: Payment = Payment.GPUS,
+    seed: int = 0,
+    halving: float = 2.0,
+) -> Themis:
+    """With agents that bid what the scheduler believes."""
+    return Themis(f, lease, error, payment, seed, halving)
+
+
+def _plan(wake: float, claims: tuple[Claim, ...] = (), stops: tuple[int, ...] = ()) -> Plan:
+    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops, Stops.FOR_OTHERS)
+
+
+def _next(until: Floats, now: float) -> float:
+    later = until[until > now]
+    return float(later.min()) if len(later) else inf
+
+
+def _is_hungry(snapshot: Snapshot, roll: Roll) -> bool:
+    """Whether a job that runs can use more GPUs than it has."""
+    columns = snapshot.columns
+    return any(0 < columns.gpus[row] < columns.most[row] for row in roll.elastic)

@@ -1,0 +1,122 @@
+"""One quantum of split stride, and homes by ticket load: small instances by hand."""
+
+from math import inf
+
+import pytest
+
+from poise.model.cluster import Part, Site
+from poise.policies.gandiva_fair.balancing import Homes, Lodger, retyped, type_for
+from poise.policies.gandiva_fair.split_stride import Contender, Quantum, aggregate_lags
+
+
+def at(*nodes: int, gpus: int) -> Site:
+    return tuple(Part(node, gpus // len(nodes)) for node in nodes)
+
+
+def wants(
+    row: int, home: Site, *, lag: float = 0.0, tenant: int = 0, runs: bool = False, may_move: bool = False
+) -> Contender:
+    gang = sum(part.gpus for part in home)
+    return Contender(row, tenant, gang, float(gang), lag, home, -inf if runs else 0.0, may_move)
+
+
+def a_quantum(sizes: dict[int, int], **budgets: float) -> Quantum:
+    """Tenants a, b, ... are 0, 1, ...; their budgets are their shares."""
+    shares = {ord(name) - ord("a"): gpus for name, gpus in budgets.items()}
+    return Quantum(sizes, sizes, shares=shares, budgets=shares)
+
+
+def test_the_furthest_behind_runs_and_one_that_does_not_fit_is_passed_over() -> None:
+    quantum = a_quantum({0: 4}, a=4)
+    quantum.settle([wants(0, at(0, gpus=2)), wants(1, at(0, gpus=4), lag=0.5), wants(2, at(0, gpus=2), lag=1.0)])
+    assert set(quantum.chosen) == {0, 2}
+
+
+def test_of_equals_those_that_run_go_on() -> None:
+    quantum = a_quantum({0: 4}, a=4)
+    quantum.settle([wants(0, at(0, gpus=4)), wants(1, at(0, gpus=4), runs=True)])
+    assert set(quantum.chosen) == {1}
+
+
+def test_a_large_gang_needs_to_be_further_behind_than_the_mean_of_the_nodes_it_spans() -> None:
+    small = [wants(node, at(node, gpus=4), lag=lag, tenant=1) for node, lag in ((0, 0.9), (1, -0.3))]
+    assert aggregate_lags(small) == {0: pytest.approx(0.9), 1: pytest.approx(-0.3)}
+    for lag, runs in ((0.4, {2}), (0.2, {0, 1})):
+        quantum = a_quantum({0: 4, 1: 4}, a=8, b=8)
+        quantum.settle([*small, wants(2, at(0, 1, gpus=8), lag=lag)])
+        assert set(quantum.chosen) == runs
+
+
+def test_a_tenant_without_budget_waits_though_its_jobs_are_further_behind() -> None:
+    quantum = a_quantum({0: 4}, a=0, b=4)
+    quantum.settle([wants(0, at(0, gpus=4), lag=3.0), wants(1, at(0, gpus=4), tenant=1)])
+    assert set(quantum.chosen) == {1}
+
+
+def test_gpus_that_no_budget_covers_are_used_all_the_same() -> None:
+    quantum = a_quantum({0: 4}, a=0)
+    quantum.settle([wants(0, at(0, gpus=4))])
+    assert set(quantum.chosen) == {0}
+
+
+def test_a_tenant_with_budget_left_has_a_job_moved_to_where_others_are_over_theirs() -> None:
+    jobs = [wants(0, at(0, gpus=4), lag=1.0), wants(1, at(0, gpus=4), may_move=True), wants(2, at(1, gpus=4), tenant=1)]
+    quantum = a_quantum({0: 4, 1: 4}, a=8, b=0)
+    quantum.settle(jobs)
+    assert quantum.chosen == {0: at(0, gpus=4), 1: at(1, gpus=4)}
+
+
+def test_small_jobs_make_way_for_a_larger_gang_where_there_is_room_for_them() -> None:
+    quantum = a_quantum({0: 4, 1: 4}, a=8)
+    quantum.settle([wants(0, at(0, gpus=1)), wants(1, at(1, gpus=3)), wants(2, at(0, gpus=4))])
+    assert quantum.chosen == {0: at(1, gpus=1), 1: at(1, gpus=3), 2: at(0, gpus=4)}
+
+
+def test_a_larger_gang_takes_the_turn_of_a_smaller_one_that_would_leave_gpus_idle() -> None:
+    quantum = a_quantum({0: 4}, a=4)
+    quantum.settle([wants(0, at(0, gpus=3), lag=0.5), wants(1, at(0, gpus=4))])
+    assert set(quantum.chosen) == {1}
+
+
+def homes(*sizes: int, racks: tuple[int, ...] = ()) -> Homes:
+    return Homes(sizes, [0] * len(sizes), racks or [0] * len(sizes))
+
+
+def test_a_job_goes_to_the_node_of_lowest_ticket_load_that_holds_it() -> None:
+    found = homes(8, 8, 2)
+    found.settle(Lodger(0, 4, 3.0), at(0, gpus=4))
+    found.settle(Lodger(1, 8, 2.0), at(1, gpus=8))
+    assert found.load.tolist() == [3 / 8, 2 / 8, 0]
+    assert found.lowest(4, 0) == at(1, gpus=4)
+    assert found.lowest(2, 0) == at(2, gpus=2)
+
+
+def test_a_gang_that_spans_nodes_takes_the_fewest_in_one_rack() -> None:
+    found = homes(4, 4, 4, 4, racks=(0, 1, 0, 1))
+    found.settle(Lodger(0, 4, 1.0), at(0, gpus=4))
+    assert found.lowest(8, 0) == (Part(1, 4), Part(3, 4))
+    assert found.lowest(12, 0) == (Part(1, 4), Part(2, 4), Part(3, 4))
+    assert found.lowest(17, 0) is None
+
+
+def test_a_move_has_to_gain_more_than_it_costs() -> None:
+    found = homes(1, 1)
+    for row in range(3):
+        found.settle(Lodger(row, 1, 0.5), at(0, gpus=1))
+    one = Lodger(0, 1, 0.5)  # a third of a GPU here, a whole one there
+    assert found.better(one, cost=199, rest=300) == at(1, gpus=1)
+    assert found.better(one, cost=201, rest=300) is None
+
+
+def test_a_tenant_lives_on_the_types_that_it_is_entitled_to() -> None:
+    assert type_for(1, (0, 1), (3.0, 12.0), (3.0, 11.0), (6.0, 1.0)) == 1
+    assert type_for(1, (0, 1), (0.4, 4.0), (0.0, 5.0), (6.0, 1.0)) == 0, "a part of a GPU is not to be forgotten"
+    assert type_for(1, (0, 1), (0.0, 4.0), (0.0, 9.0), (6.0, 1.0)) == 1, "it has sold the others"
+    assert type_for(1, (), (1.0,), (0.0,), (1.0,)) is None
+
+
+def test_a_waiting_job_changes_type_where_its_tenant_asks_for_too_much() -> None:
+    assert retyped(1, 0, (0, 1), (0.0, 4.0), (1.0, 9.0)) == 1
+    assert retyped(1, 0, (0, 1), (2.0, 2.0), (3.0, 3.0)) is None
+    assert retyped(1, 1, (0, 1), (0.4, 4.0), (0.0, 6.0)) == 0
+    assert retyped(1, 0, (0, 1), (0.4, 4.0), (1.0, 5.0)) is None, "nor does it go back"
