@@ -11,7 +11,8 @@ A page is run from top to bottom in a folder of its own.
   is left out where that is not there.
 - <!-- generated: NAME --> ... <!-- end -->   is what `tests.docs_tables` makes of the code.
 
-`python -m tests.docs_runner` writes what Poise really prints into the pages; what it changed is to be read, not trusted.
+`python -m tests.docs_runner [PAGE.md ...]` writes what Poise really prints into the pages, all of them if none is
+named; what it changed is to be read, not trusted.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from unittest import mock
 
 from tests.docs_tables import generated
 
-from poise.cli import main
+from poise.cli import main as poise
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -169,7 +170,7 @@ class Workshop:
             mock.patch.object(os, "cpu_count", return_value=1),
         ):
             try:
-                main()
+                poise()
             except SystemExit as stop:
                 self.code = int(stop.code or 0)
         return printed.getvalue()
@@ -272,7 +273,17 @@ def rewrite(page: Path) -> list[str]:
     return [f"$ {each.step.command}" for each in played if not each.fits]
 
 
+def main(named: list[str]) -> int:
+    """Rewrite the pages that are named, or all; anything that is no page is refused."""
+    chosen = [Path(name).resolve() for name in named] or pages()
+    if not set(chosen) <= set(pages()):
+        sys.stderr.write("usage: python -m tests.docs_runner [PAGE.md ...]\n")
+        return 2
+    for page in chosen:
+        for changed in rewrite(page):
+            sys.stdout.write(f"{page.relative_to(ROOT)}: {changed}\n")
+    return 0
+
+
 if __name__ == "__main__":
-    for each_page in pages():
-        for changed in rewrite(each_page):
-            sys.stdout.write(f"{each_page.relative_to(ROOT)}: {changed}\n")
+    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 
 import click
 
@@ -51,6 +51,15 @@ def _policies(_argument: str) -> str:
             each.paper,
         ]
         for each in POLICIES.values()
+    ]
+    return _table(headings, rows)
+
+
+def _systems(_argument: str) -> str:
+    """Where each policy stands among the systems of the field."""
+    headings = ["system", "paper", "optimises", "fairness", "heterogeneity", "gang", "elasticity", "verified here"]
+    rows = [
+        [f"[`{each.name}`]({each.name}.md)", each.paper, *astuple(each.traits)] for each in POLICIES.values() if each.traits
     ]
     return _table(headings, rows)
 
@@ -122,6 +131,7 @@ def _codes(_argument: str) -> str:
 
 _PARTS: dict[str, Callable[[str], str]] = {
     "policies": _policies,
+    "systems": _systems,
     "policy": _policy,
     "combinators": _combinators,
     "help": _help,
