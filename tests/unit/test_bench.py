@@ -134,7 +134,8 @@ def test_an_auction_is_always_the_same_and_gives_out_what_can_be_used() -> None:
 
 def test_apps_of_an_auction_are_sweeps_of_up_to_eight_alike_jobs_that_all_wait() -> None:
     snapshot = drawn_apps(Draw(50, types=1, gpus=40))
-    sizes = np.bincount(snapshot.ints(snapshot.columns.app))
+    _, sizes = np.unique(snapshot.ints(snapshot.columns.app), return_counts=True)
+    assert len(sizes) == 50
     assert 1 <= sizes.min() <= sizes.max() <= 8
     assert not snapshot.running.any()
     assert snapshot.idle == (40,)

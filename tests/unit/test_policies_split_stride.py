@@ -1,12 +1,17 @@
 """One quantum of split stride, and homes by ticket load: small instances by hand."""
 
+from collections.abc import Iterable
+from itertools import combinations
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from poise.model.cluster import Part, Site
 from poise.policies.gandiva_fair.balancing import Homes, Lodger, retyped, type_for
-from poise.policies.gandiva_fair.split_stride import Contender, Quantum, aggregate_lags
+from poise.policies.gandiva_fair.choosing import Gang, best_gangs, imbalance
+from poise.policies.gandiva_fair.split_stride import Contender, Quantum, aggregate_lags, decide
 
 
 def at(*nodes: int, gpus: int) -> Site:
@@ -61,8 +66,8 @@ def test_gpus_that_no_budget_covers_are_used_all_the_same() -> None:
 
 def test_a_tenant_with_budget_left_has_a_job_moved_to_where_others_are_over_theirs() -> None:
     jobs = [wants(0, at(0, gpus=4), lag=1.0), wants(1, at(0, gpus=4), may_move=True), wants(2, at(1, gpus=4), tenant=1)]
-    quantum = a_quantum({0: 4, 1: 4}, a=8, b=0)
-    quantum.settle(jobs)
+    budgets = {0: 8.0, 1: 0.0}
+    quantum = decide({0: 4, 1: 4}, jobs, shares={0: 4.0, 1: 4.0}, budgets=budgets)
     assert quantum.chosen == {0: at(0, gpus=4), 1: at(1, gpus=4)}
 
 
@@ -73,9 +78,46 @@ def test_small_jobs_make_way_for_a_larger_gang_where_there_is_room_for_them() ->
 
 
 def test_a_larger_gang_takes_the_turn_of_a_smaller_one_that_would_leave_gpus_idle() -> None:
-    quantum = a_quantum({0: 4}, a=4)
-    quantum.settle([wants(0, at(0, gpus=3), lag=0.5), wants(1, at(0, gpus=4))])
-    assert set(quantum.chosen) == {1}
+    jobs = [wants(0, at(0, gpus=3), lag=0.5), wants(1, at(0, gpus=4))]
+    assert set(decide({0: 4}, jobs, shares={0: 4.0}, budgets={0: 4.0}).chosen) == {1}
+
+
+def test_a_chosen_gang_that_finds_no_place_is_passed_over() -> None:
+    """Three gangs of 3 are 9 of 10 GPUs, but only two nodes of 5 hold one each; 3 + 2 and 3 + 2 do fill them."""
+    jobs = [wants(row, at(row % 2, gpus=3)) for row in range(3)] + [wants(row, at(0, gpus=2), lag=-1.0) for row in (3, 4)]
+    quantum = decide({0: 5, 1: 5}, jobs, shares={0: 10.0}, budgets={0: 10.0})
+    assert quantum.idle == 0
+    assert {3, 4} < set(quantum.chosen)
+
+
+def test_running_jobs_stay_where_they_are_if_all_find_a_place_then() -> None:
+    jobs = [wants(0, at(1, gpus=2), runs=True, may_move=True), wants(1, at(1, gpus=4), tenant=1), wants(2, at(0, gpus=2))]
+    quantum = decide({0: 4, 1: 4, 2: 4}, jobs, shares={0: 4.0, 1: 4.0}, budgets={0: 4.0, 1: 4.0})
+    assert quantum.chosen[0] == at(1, gpus=2)
+    assert set(quantum.chosen) == {0, 1, 2}
+
+
+def value(rows: Iterable[int], gangs: dict[int, list[Gang]], gpus: int, budgets: dict[int, float]) -> float:
+    """What a choice is worth, in the words of `choosing.py`; shares are 3 GPUs each."""
+    chosen = {tenant: [each for each in own if each.row in rows] for tenant, own in gangs.items()}
+    left = {tenant: budgets[tenant] - sum(each.gpus for each in own) for tenant, own in chosen.items()}
+    idle = gpus - sum(each.gpus for own in chosen.values() for each in own)
+    gain = sum(each.gain for own in chosen.values() for each in own)
+    return gain - imbalance(left, dict.fromkeys(gangs, 3.0), idle) if idle >= 0 else -inf
+
+
+@given(st.data())
+def test_the_chosen_gangs_are_the_best_of_all_sets(data: st.DataObject) -> None:
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=7))
+    gangs: dict[int, list[Gang]] = {tenant: [] for tenant in sorted(set(owners))}
+    for row, tenant in enumerate(owners):
+        gangs[tenant].append(Gang(row, data.draw(st.integers(1, 6)), data.draw(st.integers(-20, 20)) / 2))
+    budgets = {tenant: data.draw(st.integers(-8, 24)) / 2 for tenant in gangs}
+    found = best_gangs(gangs, 9, shares=dict.fromkeys(gangs, 3.0), budgets=budgets)
+    best = max(
+        value(rows, gangs, 9, budgets) for size in range(len(owners) + 1) for rows in combinations(range(len(owners)), size)
+    )
+    assert value(found, gangs, 9, budgets) == pytest.approx(best)
 
 
 def homes(*sizes: int, racks: tuple[int, ...] = ()) -> Homes:

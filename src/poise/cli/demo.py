@@ -15,7 +15,7 @@ from poise.report.comparison import comparison_page, table
 from poise.traces.demo import demo_trace
 
 CLUSTER = "k80:8,p100:8,v100:8"
-POLICIES = ("fifo", "fifo-skip", "smallest-first", "srtf", "las", "tiresias", "max-min", "max-min+agnostic")
+POLICIES = ("fifo", "srtf", "las", "tiresias", "max-min", "max-min+agnostic", "themis", "gandiva-fair")
 
 EPILOG = """\b
 Example:

@@ -1,12 +1,13 @@
 """`poise shares`: what tenants were entitled to, traded and got, from a journal."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from poise.analysis.tenants import Books, Deal, Tenant
+from poise.analysis.tenants import Books, Tenant
 from poise.cli.tables import show_table
 from poise.engine.journal import Header, JournalReader
 from poise.model.errors import JournalError
@@ -45,7 +46,7 @@ def document(journal: Path, header: Header, books: Books) -> dict[str, Any]:
         "policy": header.policy,
         "gpu_types": list(books.types),
         "tenants": [{"tenant": name, **_tenant(each)} for name, each in books.tenants.items()],
-        "trades": [_deal(each) for each in books.deals],
+        "trades": [asdict(each) for each in books.deals],
     }
 
 
@@ -56,19 +57,6 @@ def _tenant(each: Tenant) -> dict[str, Any]:
         "entitled_gpu_hours": each.entitled if each.now else None,
         "received_gpu_hours": each.received,
         "received_gpu_hours_in_all": each.held,
-    }
-
-
-def _deal(each: Deal) -> dict[str, Any]:
-    return {
-        "buyer": each.buyer,
-        "seller": each.seller,
-        "fast": each.fast,
-        "slow": each.slow,
-        "gpus": each.gpus,
-        "price": each.price,
-        "since": each.since,
-        "until": each.until,
     }
 
 

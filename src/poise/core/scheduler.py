@@ -158,7 +158,7 @@ class Scheduler:
             self._actions.append(Reject(job.id, belief.impossible))
             return
         row = state.enter(job, event.steps, belief, self._asks, now)
-        if state.pool and self._absence.admit(row, now):
+        if state.pool.slots and self._absence.admit(row, now):
             return
         self._answering.arrived(row, now)
         self._pending = True

@@ -275,7 +275,7 @@ class State:
 
     def begin_waiting(self, row: int, now: float) -> None:
         """From now on the job's waiting is clocked."""
-        shape = self.shape_of[row] = self._usual_shape(row, now)
+        shape = self.shape_of[row] = self._usual_shape(row, now) if self.insistence else self._usual[row]
         shape.waiting += 1
         self.waiting_shapes[shape.index] = shape
         self._new_waits.append(row)
@@ -287,16 +287,18 @@ class State:
     def read_clocks(self, now: float) -> None:
         """At the end of a moment: note what the clocks say for those who began to wait in it and still do."""
         if self._new_waits:
-            for row in self.new_waits():
-                self._wait_began[row] = self.shape_of[row].reading(now)
+            status = self.columns.status
+            for row in self._new_waits:
+                if status[row] == Status.WAITING and row in self.active:
+                    self._wait_began[row] = self.shape_of[row].reading(now)
             self._new_waits.clear()
 
     def end_waiting(self, row: int, now: float) -> Waited:
         """The job no longer waits; returns how long it did, by cause."""
         shape = self.shape_of[row]
         self._leave_shape(shape)
-        began = self._wait_began.pop(row, None)
-        before = self._waited_before.pop(row, None)
+        began = self._wait_began.pop(row, None) if self._wait_began else None
+        before = self._waited_before.pop(row, None) if self._waited_before else None
         if self.columns.waiting_since[row] == now:
             return NO_WAIT
         waited = NO_WAIT if began is None else _less(shape.reading(now), began)  # none: back since this moment

@@ -36,7 +36,7 @@ class JobColumns:
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
-    app             index of its app, by first submission; a job that names none is an app of its own
+    app             row of the first job of its app; a job that names none is an app of its own
     least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
     place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
     """
@@ -70,7 +70,6 @@ class JobColumns:
         self.place = array("q")
         self._tenants: dict[str, int] = {}
         self._apps: dict[str, int] = {}
-        self._app_count = 0
 
     def append(self, job: Job, steps: float, *, kind: int, best: float, skew: float | None, now: float) -> int:
         """Add a waiting job; returns its row."""
@@ -89,16 +88,11 @@ class JobColumns:
         self.deadline[row] = math.inf if job.deadline is None else job.deadline
         self.kind[row] = kind
         self.tenant[row] = self._tenants.setdefault(job.tenant, len(self._tenants))
-        self.app[row] = self._app_of(job)
+        self.app[row] = row if job.app is None else self._apps.setdefault(job.app, row)
         self.apps.append(job.app)
         self.least[row] = job.min_gpus or job.gpus
         self.most[row] = job.max_gpus or job.gpus
         return row
-
-    def _app_of(self, job: Job) -> int:
-        index = self._app_count if job.app is None else self._apps.setdefault(job.app, self._app_count)
-        self._app_count += index == self._app_count
-        return index
 
     def _grow(self) -> None:
         """More rows, all zero: a waiting job that has never run."""

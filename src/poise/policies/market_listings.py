@@ -67,8 +67,9 @@ MARKETS: tuple[Listing, ...] = (
             heterogeneity="tickets of every type; fast traded for slow at a second price",
             gang="gang-aware stride, large gangs by the centre, bounded lag",
             elasticity="none; time slices and migration",
-            verified="the published tables and trades; every hour within 3 % of the tickets' share with gangs of 1 to 16; "
-            "two of four tenants gain about 30 % by trade and nobody loses",
+            verified="the published tables and trades; every hour within 3 % of the tickets' share of the GPU time used "
+            "with gangs of 1 to 16, and mostly of all GPU time; two of four tenants gain about 30 % by trade and "
+            "nobody loses",
         ),
     ),
     Listing(

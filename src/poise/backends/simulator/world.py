@@ -332,8 +332,8 @@ class Simulator:
     def _alone(self, fate: Fate, gpus: Holding) -> float:
         """Steps per second of a job that has these GPUs for itself; with fewer than it can do with it is only on trial."""
         speed, job = fate.speed, fate.trace_job.job
-        count = gpus[0].mask.bit_count() if len(gpus) == 1 else gpu_count(gpus)
-        if count < min(job.gpus, job.min_gpus or job.gpus):
+        count = gpu_count(gpus)
+        if count < job.gpus and count < (job.min_gpus or job.gpus):
             return 0.0
         rates = speed.at(count) if speed.others else speed.rates
         return rates[self._topology.type_of[gpus[0].node]][self._topology.locality(gpus)]

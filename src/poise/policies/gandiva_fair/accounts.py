@@ -16,7 +16,11 @@ Place = tuple[int, int]
 """A tenant and a GPU type."""
 
 BOUND = 8.0
-"""Quanta of its gang that a job, and quanta of its share that a tenant, may be behind or ahead."""
+"""Quanta of its share that a tenant may be behind or ahead."""
+
+LONGEST = 60.0
+"""Quanta of its gang that a job may be behind or ahead of its tenant's others: so much that a gang larger than its
+tenant's share gets its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def _of_tenants(lags: Mapping[Place, float], shares: Mapping[Place, float], quan
     for (tenant, gpu_type), lag in lags.items():
         share = shares.get((tenant, gpu_type), 0.0)
         lost = idle[gpu_type] * share / total[gpu_type] if total[gpu_type] else 0.0
-        bounded[tenant, gpu_type] = _bounded(lag - lost, share * quantum)
+        bounded[tenant, gpu_type] = _bounded(lag - lost, BOUND * share * quantum)
     return bounded
 
 
@@ -123,8 +127,8 @@ def _of_jobs(behind: Mapping[int, float], places: Mapping[int, Place], tickets: 
         lag[place] = lag.get(place, 0.0) + behind[row] * tickets[row]
         total[place] = total.get(place, 0.0) + tickets[row]
     mean = {place: lag[place] / total[place] if total[place] else 0.0 for place in lag}
-    return {row: _bounded(behind[row] - mean[place], 1.0) for row, place in places.items()}
+    return {row: _bounded(behind[row] - mean[place], LONGEST) for row, place in places.items()}
 
 
-def _bounded(lag: float, unit: float) -> float:
-    return min(max(lag, -BOUND * unit), BOUND * unit)
+def _bounded(lag: float, most: float) -> float:
+    return min(max(lag, -most), most)

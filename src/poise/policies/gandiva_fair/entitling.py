@@ -14,6 +14,7 @@ from poise.model.columns import Snapshot
 from poise.model.speed import Locality
 from poise.policies.gandiva_fair.tickets import entitlements
 from poise.policies.gandiva_fair.trading import Trade, trade_all
+from poise.policies.upgrading import Seen
 
 NOTICEABLE = 1e-6
 """GPUs; an entitlement that changes by less is the same."""
@@ -31,10 +32,6 @@ class Trading(StrEnum):
 
     ON = "on"
     OFF = "off"
-
-
-Seen = frozenset[tuple[int, int, int]]
-"""(tenant, kind of job, GPU type) that have run."""
 
 
 def with_running(snapshot: Snapshot, seen: Seen) -> Seen:

@@ -5,14 +5,16 @@
                    (`entitling.py`, `trading.py`)
     homes          each job lives on one node, or a few if its gang spans them, by ticket load; few moves (`balancing.py`)
     split stride   every quantum each pool of GPUs of one type decides who runs, whole gangs at home, the furthest behind
-                   first within the budgets of their tenants (`split_stride.py`, `accounts.py`)
+                   first within the budgets of their tenants (`split_stride.py`, `accounts.py`); where that leaves tenants
+                   uneven or GPUs idle, the gangs that do so least (`choosing.py`)
 
-While nobody waits nobody is woken: a job that fits goes to the tightest free place, and may move to a faster type that
-stands idle (`upgrading.py`). Inside a quantum
-free GPUs go to those who wait and nobody is stopped. A quantum costs O(J log J) for J jobs (`slicing.py`).
+While nobody waits there are no quanta: a job that fits goes to the tightest free place, and may move to a faster type that
+stands idle (`upgrading.py`). Inside a quantum free GPUs go to those who wait and nobody is stopped. A quantum costs
+O(J log J) for J jobs (`slicing.py`), and more where gangs are chosen.
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 
 from poise.model.columns import Snapshot
@@ -20,8 +22,8 @@ from poise.model.plan import Claim, Plan, Preemption, Unfitting
 from poise.policies.gandiva_fair.entitling import Profiling, Trading, with_running
 from poise.policies.gandiva_fair.slicing import Rules, Slices, Slicing
 from poise.policies.gandiva_fair.tickets import Division
-from poise.policies.gandiva_fair.upgrading import upgrades
 from poise.policies.sketch import Sketch
+from poise.policies.upgrading import upgrades
 
 
 def gandiva_fair(
@@ -65,14 +67,15 @@ class GandivaFair:
             return _plan(()), memory
         seen = with_running(snapshot, memory.seen)
         known = seen if self.rules.profile is Profiling.RUNNING else None
-        claims = upgrades(snapshot, known, memory.moved, rest=self.rules.rest, cost=self.rules.cost)
+        rules = self.rules
+        claims, later = upgrades(snapshot, rest=rules.rest, cost=rules.cost, seen=known, moved=memory.moved)
         moved = {row: moment for row, moment in memory.moved.items() if row in snapshot.floor.holdings}
         moved |= {claim.row: snapshot.now for claim in claims}
-        return _plan(claims), replace(memory, seen=seen, moved=MappingProxyType(moved))
+        return _plan(claims, later), replace(memory, seen=seen, moved=MappingProxyType(moved))
 
 
-def _plan(claims: tuple[Claim, ...]) -> Plan:
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, stops=())
+def _plan(claims: tuple[Claim, ...], wake: float = inf) -> Plan:
+    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops=())
 
 
 def _at_once(snapshot: Snapshot) -> tuple[Claim, ...] | None:

@@ -22,14 +22,14 @@ from poise.policies.gandiva_fair.entitling import (
     Crowd,
     Entitlements,
     Profiling,
-    Seen,
     Trading,
     entitle,
     notes,
     with_running,
 )
-from poise.policies.gandiva_fair.split_stride import Contender, Quantum
+from poise.policies.gandiva_fair.split_stride import Contender, Quantum, decide
 from poise.policies.gandiva_fair.tickets import Division, divided, water_filled
+from poise.policies.upgrading import Seen
 
 STIFFNESS = 10.0
 """How much more the lag of a tenant counts than that of one of its jobs."""
@@ -288,8 +288,7 @@ class Slicing:
             budgets = {tenant: share[tenant] + lag / self._rules.quantum for tenant, lag in lags}
             sizes = self._whole_room(gpu_type)
             if self._is_due and gpu_type in contended:
-                quantum = Quantum(sizes, sizes, shares=share, budgets=budgets)
-                quantum.settle(pools.get(gpu_type, ()))
+                quantum = decide(sizes, pools.get(gpu_type, ()), shares=share, budgets=budgets)
             else:
                 quantum = Quantum(sizes, self._free_room(gpu_type), shares=share, budgets=budgets)
                 quantum.fill(each for each in pools.get(gpu_type, ()) if each.row not in self._holdings)

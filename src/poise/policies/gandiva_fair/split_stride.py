@@ -1,30 +1,36 @@
 """One quantum of split stride over the GPUs of one type: who runs, and where (Gandiva_fair, EuroSys'20 §3.3).
 
 Every job has a home: a node, or a few nodes if its gang spans them. `lag` says how many quanta of its own service it is
-behind what its tenant's tickets give it; at most one, which is the lag clamp of `stride.py`.
+behind what its tenant's tickets give it; it is bounded (`accounts.py`).
 
     centre   a gang that spans nodes reserves them if it is further behind than the small jobs that live there, each node
              taken as one: their mean lag by tickets is the lag of the node's aggregate
     nodes    small jobs by decreasing lag, each on its home; one that does not fit is passed over and keeps its lag
     budgets  all of that only as far as the tenant is behind its share of the whole pool. So imbalances between nodes cost
              some tenant a quantum, and not its share
-    moves    a tenant with unspent budget has waiting jobs moved to nodes with room; then homes fill up regardless of
-             budgets; then GPUs that nobody at home can use take waiting jobs from elsewhere
+    filling  homes fill up regardless of budgets; then GPUs that nobody at home can use take waiting jobs from elsewhere
+    choice   where tenants are then off their budgets, or GPUs idle, the gangs are chosen so that they are not
+             (`choosing.py`) and seated with few moves; a gang that finds no place is passed over and keeps its lag
 
 Whoever gets more than its budget starts with less in the next quantum: lags of tenants are bounded by gangs, not by time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from poise.model.cluster import Part, Site
+from poise.policies.gandiva_fair.choosing import Gang, best_gangs, imbalance
 
-PATIENCE = 0.1
-"""Part of its share that a tenant may leave unspent before its jobs are moved for that."""
+EVEN = 0.05
+"""Imbalance for each GPU of the pool up to which split stride is taken as it comes out."""
 
-HARDLY = 1.0
-"""Quanta that a job may be further behind than another that takes its turn, for a better fit."""
+TRIES = 8
+"""Sets of gangs that are looked at where it is not."""
+
+KEEP = 2.0
+"""What it is worth, for each GPU and in gains of `choosing.py`, that a running job goes on where it is."""
 
 CANDIDATES = 3
 """Nodes, those with most room, that are looked at for making room."""
@@ -71,7 +77,7 @@ class Quantum:
 
     sizes    all GPUs by node;  room: unreserved ones
     chosen   who runs, and where
-    left     GPUs that each tenant may still have within its budget
+    left     GPUs that each tenant may still have within its budget; negative if it has more
     """
 
     def __init__(
@@ -87,16 +93,16 @@ class Quantum:
         self._sizes = sizes
         self._largest = max(sizes.values(), default=0)
         self._seated: dict[int, Contender] = {}
+        self._staying: dict[int, int] = {}  # GPUs of those who are to go on there: others rather go elsewhere
         self.chosen: dict[int, Site] = {}
         self.left = dict(budgets)
         self._shares = shares
 
     def settle(self, contenders: Iterable[Contender]) -> None:
-        """All of it: centre, nodes, moves, and whatever else fills the GPUs."""
+        """Split stride: centre, nodes, and whatever else fills the GPUs."""
         ordered = sorted(contenders, key=lambda each: each.order)
         self.centre(ordered)
         self.nodes(ordered)
-        self.spend(ordered)
         self.fill(ordered)
 
     def centre(self, ordered: Sequence[Contender]) -> None:
@@ -115,15 +121,6 @@ class Quantum:
             if not each.is_large and self._affords(each):
                 self._try(each, each.home)
 
-    def spend(self, ordered: Sequence[Contender]) -> None:
-        """Tenants with unspent budget have their waiting jobs moved to where there is room."""
-        for each in ordered:
-            if not self.idle:
-                return
-            unspent = PATIENCE * self._shares.get(each.tenant, 0.0) <= self.left.get(each.tenant, 0.0)
-            if each.may_move and each.row not in self.chosen and unspent and self._affords(each):
-                self.move(each)
-
     def fill(self, contenders: Iterable[Contender]) -> None:
         """The rest of the GPUs, budget or not: at home first, those of the tenants with most budget left; then anywhere."""
         rest = [each for each in contenders if each.row not in self.chosen]
@@ -136,7 +133,29 @@ class Quantum:
             for each in rest:
                 if each.row not in self.chosen and each.gang <= self.idle:
                     offer(each)
-        self._swap([each for each in rest if each.row not in self.chosen])
+
+    def seat(self, ordered: Sequence[Contender]) -> None:
+        """One after the other: at home, else on the tightest place, else where others can make way."""
+        for each in ordered:
+            if each.runs and each.home is not None and not each.is_large:
+                node = each.home[0].node
+                self._staying[node] = self._staying.get(node, 0) + each.gang
+        for each in ordered:
+            if not self._try(each, each.home):
+                self.move(each)
+        for each in ordered:
+            if each.row not in self.chosen:
+                self._make_room(each)
+
+    @property
+    def imbalance(self) -> float:
+        """How far tenants are off their budgets, and GPUs idle: see `choosing.py`."""
+        return imbalance(self.left, self._shares, self.idle)
+
+    def cost(self, gains: Mapping[int, float]) -> float:
+        """Imbalance less what is gained by those who run; a job that is moved does not go on."""
+        moved = sum(each.gang for row, each in self._seated.items() if each.runs and self.chosen[row] != each.home)
+        return self.imbalance + KEEP * moved - sum(gains[row] for row in self.chosen)
 
     def move(self, each: Contender) -> bool:
         """To the node with the least room that is enough; a gang that no node holds to those with most room."""
@@ -191,28 +210,6 @@ class Quantum:
         self.chosen.update(moves)
         return True
 
-    def _swap(self, waiting: Sequence[Contender]) -> None:
-        """Where GPUs of a node are left over, a somewhat larger gang runs instead of one that is hardly further behind."""
-        for node in [node for node, room in self.room.items() if room]:
-            better = [
-                (larger.gang - each.gang, larger.lag - each.lag, -larger.row, larger, each)
-                for each in self._alone_on(node)
-                for larger in waiting
-                if 0 < larger.gang - each.gang <= self.room[node] and larger.lag >= each.lag - HARDLY
-            ]
-            if better:
-                *_, larger, each = max(better, key=lambda found: found[:3])
-                if larger.row not in self.chosen:
-                    self._unseat(each)
-                    self._try(larger, (Part(node, larger.gang),))
-
-    def _unseat(self, each: Contender) -> None:
-        for node, gpus in self.chosen.pop(each.row):
-            self.room[node] += gpus
-        self.idle += each.gang
-        self.left[each.tenant] += each.gang
-        del self._seated[each.row]
-
     def _alone_on(self, node: int) -> list[Contender]:
         return [self._seated[row] for row, site in self.chosen.items() if len(site) == 1 and site[0].node == node]
 
@@ -223,17 +220,72 @@ class Quantum:
 
     def _tightest(self, gang: int, but: int = -1) -> Site | None:
         """The node with the least room that is enough, other than one."""
-        fitting = [(room, node) for node, room in self.room.items() if room >= gang and node != but]
-        return (Part(min(fitting)[1], gang),) if fitting else None
+        fitting = [
+            (room, self._staying.get(node, 0), node) for node, room in self.room.items() if room >= gang and node != but
+        ]
+        return (Part(min(fitting)[2], gang),) if fitting else None
 
     def _across(self, gang: int) -> Site:
         parts = []
-        for node, room in sorted(self.room.items(), key=lambda each: (-each[1], each[0])):
+        for node, room in sorted(self.room.items(), key=lambda each: (-each[1], self._staying.get(each[0], 0), each[0])):
             parts.append(Part(node, min(room, gang)))
             gang -= parts[-1].gpus
             if not gang:
                 break
         return tuple(sorted(parts))
+
+
+def decide(
+    sizes: Mapping[int, int], contenders: Sequence[Contender], *, shares: Mapping[int, float], budgets: Mapping[int, float]
+) -> Quantum:
+    """Split stride; where that leaves tenants uneven or GPUs idle, the best gangs that find a place, if they are better."""
+    blank = partial(Quantum, sizes, sizes, shares=shares, budgets=budgets)
+    best = blank()
+    best.settle(contenders)
+    gpus = sum(sizes.values())
+    if best.imbalance <= EVEN * gpus:
+        return best
+    able = _gangs(contenders)
+    gains = {each.row: each.gain for own in able.values() for each in own}
+    for _ in range(TRIES):
+        rows = best_gangs(able, gpus, shares=shares, budgets=budgets)
+        other = _seated(blank, [each for each in contenders if each.row in rows])
+        unseated = rows - other.chosen.keys()
+        other.fill(contenders)
+        best = min(best, other, key=lambda each: each.cost(gains))
+        if not unseated:
+            break
+        able = {tenant: [each for each in own if each.row not in unseated] for tenant, own in able.items()}
+    return best
+
+
+def _seated(blank: Callable[[], Quantum], wanted: Sequence[Contender]) -> Quantum:
+    """Those who run stay if all find a place then; otherwise the largest come first."""
+    quantum = blank()
+    quantum.seat(sorted(wanted, key=lambda each: (not each.runs, -each.gang, each.order)))
+    if len(quantum.chosen) < len(wanted):
+        quantum = blank()
+        quantum.seat(
+            sorted(wanted, key=lambda each: (each.may_move or not each.runs, -each.gang, not each.runs, each.order))
+        )
+    return quantum
+
+
+def _gangs(contenders: Iterable[Contender]) -> dict[int, list[Gang]]:
+    """By tenant, with what is gained if they run: their lags are against the mean of the tenant's jobs."""
+    own: dict[int, list[Contender]] = {}
+    for each in contenders:
+        own.setdefault(each.tenant, []).append(each)
+    return {tenant: _of_tenant(jobs) for tenant, jobs in own.items()}
+
+
+def _of_tenant(jobs: Sequence[Contender]) -> list[Gang]:
+    tickets = sum(each.tickets for each in jobs)
+    mean = sum(each.tickets * each.lag for each in jobs) / tickets if tickets else 0.0
+    return [
+        Gang(each.row, each.gang, each.gang * (2 * (each.lag - mean) - 1 + KEEP * each.runs) + 2 * each.tickets)
+        for each in jobs
+    ]
 
 
 def aggregate_lags(contenders: Iterable[Contender]) -> dict[int, float]:

@@ -31,7 +31,8 @@ from poise.policies.themis.agents import Agent, App, Honest
 from poise.policies.themis.apps import Roll
 from poise.policies.themis.halving import Halving
 from poise.policies.themis.leases import Leases
-from poise.policies.themis.selling import Payment, Rules, Sale
+from poise.policies.themis.selling import WORTH_MOVING, Payment, Rules, Sale
+from poise.policies.upgrading import Upgrades, upgrades
 
 __all__ = ["Estate", "Market", "Payment", "Themis", "themis"]
 
@@ -91,7 +92,14 @@ class Themis:
     def _shared(self, snapshot: Snapshot, market: Market) -> tuple[Plan, Market]:
         if snapshot.is_contended or _is_hungry(snapshot, market.roll):
             return self._sold(snapshot, market)
-        return _plan(inf), self._noted(snapshot, market, {}, ())
+        better = self._upgrades(snapshot)
+        return _plan(better.later, better.claims), self._noted(snapshot, market, {}, ())
+
+    def _upgrades(self, snapshot: Snapshot) -> Upgrades:
+        """Nobody wants more GPUs; at the end of a lease a job may change to much faster ones that stand idle."""
+        if len(snapshot.idle) == 1 or not any(snapshot.idle):
+            return Upgrades((), inf)
+        return upgrades(snapshot, rest=self.lease, cost=(1 - 1 / WORTH_MOVING) * self.lease)
 
     def _sold(self, snapshot: Snapshot, market: Market) -> tuple[Plan, Market]:
         """Hand GPUs on inside sweeps, then sell what is free, and what comes back if that does not do for everybody."""
