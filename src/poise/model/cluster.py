@@ -41,6 +41,9 @@ Site = tuple[Part, ...]
 
 def site_of(holding: Holding) -> Site:
     """On which nodes a holding is, with how many GPUs on each."""
+    if len(holding) == 1:  # most gangs are on one node
+        node, mask = holding[0]
+        return (Part(node, mask.bit_count()),)
     return tuple(Part(slots.node, slots.mask.bit_count()) for slots in holding)
 
 
