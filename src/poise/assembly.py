@@ -176,7 +176,7 @@ def simulate(
         complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
         record.complete = complete
         history = History.of(entries, experiment.cluster)
-    measured = measure(history, experiment.fairness)
+        measured = measure(history, experiment.fairness)
     effort = Effort(scheduler.decisions, process_time() - began, deciding)
     labels = Labels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
