@@ -226,29 +226,6 @@ class Naive:
         return self.order.preemption is Preemption.NEVER or now < job.started + self.settings.minimum_run
 
 
-def compare(policy: str, world: World) -> None:
-    order = policy_named(policy).answer
-    assert isinstance(order, Order)
-    how = replace(world.settings, minimum_run=0.0, restart_overhead=0.0) if policy in CHANGING else world.settings
-    naive = Naive(order, [node.gpus for node in world.cluster.nodes], how)
-    running: dict[str, Holding] = {}
-
-    def watch(scheduler: Scheduler, entry: Entry) -> None:
-        naive.places = dict(running)
-        want = naive.handle(entry.now, entry.events)
-        for wish in entry.actions:
-            if isinstance(wish, Preempt):
-                assert wish.why is Why.OUTRANKED, "where GPUs are all alike nobody need be moved"
-                running.pop(wish.job)
-            elif isinstance(wish, Launch):
-                running[wish.job] = wish.gpus
-        state = scheduler.state
-        got = {state.columns.ids[row] for row in state.active if state.running(row)}
-        assert got == want, f"{entry}\nin order: {sorted((job.key(entry.now), name) for name, job in naive.jobs.items())}"
-
-    replace(world, policy=policy, settings=how, truth=Truth(how.restart_overhead)).played(watch)
-
-
 @st.composite
 def homogeneous(draw: st.DrawFn) -> World:
     """One type, GPUs counted, decisions at every change, times that are exact in binary."""
@@ -270,4 +247,23 @@ def homogeneous(draw: st.DrawFn) -> World:
 @pytest.mark.parametrize("policy", ORDERS)
 @given(world=homogeneous())
 def test_the_order_kept_is_the_order_sorted_from_scratch(policy: str, world: World) -> None:
-    compare(policy, world)
+    order = policy_named(policy).answer
+    assert isinstance(order, Order)
+    how = replace(world.settings, minimum_run=0.0, restart_overhead=0.0) if policy in CHANGING else world.settings
+    naive = Naive(order, [node.gpus for node in world.cluster.nodes], how)
+    running: dict[str, Holding] = {}
+
+    def watch(scheduler: Scheduler, entry: Entry) -> None:
+        naive.places = dict(running)
+        want = naive.handle(entry.now, entry.events)
+        for wish in entry.actions:
+            if isinstance(wish, Preempt):
+                assert wish.why is Why.OUTRANKED, "where GPUs are all alike nobody need be moved"
+                running.pop(wish.job)
+            elif isinstance(wish, Launch):
+                running[wish.job] = wish.gpus
+        state = scheduler.state
+        got = {state.columns.ids[row] for row in state.active if state.running(row)}
+        assert got == want, f"{entry}\nin order: {sorted((job.key(entry.now), name) for name, job in naive.jobs.items())}"
+
+    replace(world, policy=policy, settings=how, truth=Truth(how.restart_overhead)).played(watch)

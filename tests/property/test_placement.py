@@ -226,13 +226,12 @@ def test_free_gpus_is_what_a_plain_list_of_slots_says(case: tuple[Cluster, list[
                 alive[node], model[node] = True, topology.full[node]
             case _:
                 free.restore(node) if alive[node] else free.lose(node)
-        agree(free, model, alive)
+        assert (free.masks, free.alive) == (model, alive)
+        check_counts(free, model, alive)
 
 
-def agree(free: FreeGpus, model: list[int], alive: list[bool]) -> None:
+def check_counts(free: FreeGpus, model: list[int], alive: list[bool]) -> None:
     topology = free.topology
-    assert free.masks == model
-    assert free.alive == alive
     for kind in range(len(topology.types)):
         mine = [node for node, each in enumerate(topology.type_of) if each == kind]
         assert free.idle[kind] == sum(model[node].bit_count() for node in mine)

@@ -33,13 +33,12 @@ from poise.model.grid import end_after, is_end
 from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
 from poise.model.speed import Locality
 from poise.model.workload import Allocator, Leftover, Sight, Workload
+from poise.solve import chance
 
 TIED = 1e-6
 """Relative difference of priorities that may be one of rounding."""
 WHOLE = 1.0 - 1e-6
 """A share from which on a job is to run there all the time."""
-
-_ALL = (1 << 64) - 1
 
 
 class Newcomers(Enum):
@@ -281,15 +280,6 @@ def _queue(
 
 
 def shuffled(things: tuple[int, ...], stream: int, index: int) -> tuple[int, ...]:
-    """The things in an order that is drawn, but always the same for a stream and an index.
-
-    Fisher and Yates' shuffle on the numbers of SplitMix64 (Steele et al., OOPSLA'14): no state to carry along.
-    """
-    left, mixed = list(things), (stream << 32) + index
-    for last in range(len(left) - 1, 0, -1):
-        mixed = (mixed + 0x9E3779B97F4A7C15) & _ALL
-        bits = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _ALL
-        chosen = (bits ^ (bits >> 31)) % (last + 1)
-        left[last], left[chosen] = left[chosen], left[last]
-    return tuple(left)
+    """The things in an order that is drawn, but always the same for a stream and an index."""
+    start = (stream << 32) + index
+    return tuple(chance.shuffled(things, lambda last: chance.mixed(start + chance.STEP * (len(things) - last))))

@@ -144,6 +144,11 @@ class Plan:
     held: tuple[int, ...] = ()
     notes: tuple[Note, ...] = ()
 
+    @staticmethod
+    def changing(claims: tuple[Claim, ...] = (), stops: tuple[int, ...] = (), wake: float = math.inf) -> "Plan":
+        """A plan that says only what is to change, by a planner that has seen to it that all of it fits."""
+        return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops, Stops.FOR_OTHERS)
+
 
 @runtime_checkable
 class Planner(Protocol):

@@ -20,8 +20,7 @@ import numpy as np
 from poise.model.arrays import Bools, Floats, Ints
 from poise.model.workload import Allocation, Pairs, Sight, Workload
 from poise.policies.shares import in_columns, isolated_shares, packed
-
-_ALL = (1 << 64) - 1
+from poise.solve import chance
 
 Partners = MappingProxyType[int, int]
 """Rows of jobs that are pairs, both ways."""
@@ -98,8 +97,5 @@ def _shared(workload: Workload, pairs: list[tuple[int, int]], gains: list[Bools]
 
 
 def _drawn(seed: int, row: int) -> int:
-    """A number for a job, by SplitMix64 (Steele et al., OOPSLA'14); it does not depend on who else is there."""
-    mixed = ((seed << 32) + row + 1) * 0x9E3779B97F4A7C15 & _ALL
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _ALL
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _ALL
-    return mixed ^ (mixed >> 31)
+    """A number for a job; it does not depend on who else is there."""
+    return chance.mixed(((seed << 32) + row + 1) * chance.STEP)

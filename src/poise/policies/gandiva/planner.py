@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from poise.model.columns import Snapshot
 from poise.model.grid import end_after
-from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.model.plan import Claim, Plan
 from poise.policies.gandiva.introspecting import (
     Pairing,
     defragment,
@@ -61,7 +61,7 @@ class Gandiva:
         mark = Mark(memory.seen, len(snapshot.active), snapshot.idle)
         looks = memory.look <= snapshot.now and mark != memory.settled
         if not (snapshot.is_contended or looks or snapshot.floor.partner):
-            return _changing((), (), self._next_look(snapshot, memory, mark)), memory
+            return Plan.changing((), (), self._next_look(snapshot, memory, mark)), memory
         moment = Moment(snapshot, memory)
         pairing = known_pairs(moment) if looks and (snapshot.is_contended or snapshot.floor.partner) else None
         if pairing is not None:
@@ -101,7 +101,7 @@ class Gandiva:
             settled=memory.settled if not looks else mark if is_still else None,
         )
         wake = min(after.turn if moment.homes else inf, self._next_look(snapshot, after, mark, moment))
-        plan = _changing(tuple(moment.claims), tuple(moment.stops), wake)
+        plan = Plan.changing(tuple(moment.claims), tuple(moment.stops), wake)
         return (replace(plan, more=partial(_rest, moment)) if moment.stops else plan), after
 
     @staticmethod
@@ -127,11 +127,6 @@ def _having_seen(memory: Habits, snapshot: Snapshot) -> Habits:
         return memory
     elastic = memory.is_elastic or any(columns.most[row] > columns.gang[row] for row in arrived)
     return replace(memory, seen=arrived.stop, is_elastic=elastic)
-
-
-def _changing(claims: tuple[Claim, ...], stops: tuple[int, ...], wake: float) -> Plan:
-    """A plan that lets everybody else go on."""
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops, Stops.FOR_OTHERS)
 
 
 def _rest(moment: Moment, _idle: tuple[int, ...]) -> tuple[Claim, ...]:

@@ -14,11 +14,10 @@ O(J log J) for J jobs (`slicing.py`), and more where gangs are chosen.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
 from types import MappingProxyType
 
 from poise.model.columns import Snapshot
-from poise.model.plan import Claim, Plan, Preemption, Unfitting
+from poise.model.plan import Claim, Plan
 from poise.policies.gandiva_fair.entitling import Profiling, Trading, with_running
 from poise.policies.gandiva_fair.slicing import Rules, Slices, Slicing
 from poise.policies.gandiva_fair.tickets import Division
@@ -56,7 +55,7 @@ class GandivaFair:
         if memory.accounts is None and len(snapshot.idle) == 1:
             claims = _at_once(snapshot)
             if claims is not None:
-                return _plan(claims), memory
+                return Plan.changing(claims), memory
         return Slicing(self.rules, snapshot, memory).plan()
 
     def _calm(self, snapshot: Snapshot, memory: Slices) -> tuple[Plan, Slices]:
@@ -64,18 +63,14 @@ class GandivaFair:
         if memory.accounts is not None:
             memory = Slices(moved=memory.moved, seen=memory.seen, told=memory.told)
         if len(snapshot.idle) == 1 or not any(snapshot.idle):
-            return _plan(()), memory
+            return Plan.changing(), memory
         seen = with_running(snapshot, memory.seen)
         known = seen if self.rules.profile is Profiling.RUNNING else None
         rules = self.rules
         claims, later = upgrades(snapshot, rest=rules.rest, cost=rules.cost, seen=known, moved=memory.moved)
         moved = {row: moment for row, moment in memory.moved.items() if row in snapshot.floor.holdings}
         moved |= {claim.row: snapshot.now for claim in claims}
-        return _plan(claims, later), replace(memory, seen=seen, moved=MappingProxyType(moved))
-
-
-def _plan(claims: tuple[Claim, ...], wake: float = inf) -> Plan:
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops=())
+        return Plan.changing(claims, wake=later), replace(memory, seen=seen, moved=MappingProxyType(moved))
 
 
 def _at_once(snapshot: Snapshot) -> tuple[Claim, ...] | None:

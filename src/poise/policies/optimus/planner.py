@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from poise.model.columns import JobColumns, Snapshot
 from poise.model.grid import end_after
-from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.model.plan import Claim, Plan
 from poise.model.speed import Locality
 from poise.policies.optimus.evenly import Nodes, site_for
 from poise.policies.optimus.marginal import Granted, Offer, greedily
@@ -99,7 +99,7 @@ class Optimus:
         """At the end of an interval for everybody; inside one, for those who wait."""
         memory = memory.having_seen(snapshot.columns)
         if not (snapshot.is_contended or memory.is_elastic):
-            return _changing((), (), inf), memory
+            return Plan.changing((), (), inf), memory
         if snapshot.now < memory.due:
             return self._filled(snapshot, memory), memory
         work = _Work(snapshot, memory.forecasts, self.delta)
@@ -116,7 +116,7 @@ class Optimus:
         granted = self._grown(work, seats, left)
         claims = self._sited(granted, Sketch(snapshot.floor)) if granted else ()
         is_settled = len(granted) == len(waiting) and not memory.is_elastic
-        return _changing(claims, (), inf if is_settled else memory.due)
+        return Plan.changing(claims, (), inf if is_settled else memory.due)
 
     def _anew(self, work: "_Work", due: float) -> Plan:
         """Everybody's number of GPUs from scratch; only those whose number or type is another one are touched."""
@@ -126,11 +126,11 @@ class Optimus:
         changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
         stops = tuple(row for row in held if row not in granted)
         if not (changed or stops):
-            return _changing((), (), due if work.may_change else inf)
+            return Plan.changing((), (), due if work.may_change else inf)
         sketch = Sketch(work.snapshot.floor)
         holdings = work.snapshot.floor.holdings
         sketch.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
-        plan = _changing(self._sited(changed, sketch), stops, due if work.may_change else inf)
+        plan = Plan.changing(self._sited(changed, sketch), stops, due if work.may_change else inf)
         return replace(plan, more=partial(_rest, work))
 
     def _grown(self, work: "_Work", seats: dict[int, Seat], left: Sequence[int]) -> dict[int, Seat]:
@@ -296,11 +296,6 @@ class _Work:
             known = Forecast(len(points), None if curve is None else curve.converged(epoch, self._delta))
             self._forecasts[row] = known
         return known.step
-
-
-def _changing(claims: tuple[Claim, ...], stops: tuple[int, ...], wake: float) -> Plan:
-    """A plan that lets everybody else go on."""
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops, Stops.FOR_OTHERS)
 
 
 def _rest(work: _Work, idle: tuple[int, ...]) -> tuple[Claim, ...]:

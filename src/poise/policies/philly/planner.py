@@ -17,7 +17,7 @@ empty nodes. A decision costs O(waiting jobs), and nothing while nobody waits.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from types import MappingProxyType
@@ -27,12 +27,12 @@ import numpy as np
 
 from poise.model.cluster import Site, site_of
 from poise.model.columns import Snapshot
-from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.model.plan import Claim, Plan
 from poise.model.speed import Locality
 from poise.policies.philly.virtual_clusters import SLACK, Roll, VirtualClusters
 from poise.policies.sketch import Sketch
 
-QUIET = Plan((), Unfitting.SKIPPED, Preemption.NEVER, stops=())
+QUIET = Plan.changing()
 """Nobody waits."""
 
 ROOM_FOR_OLD = 256
@@ -312,15 +312,8 @@ class Philly:
         wake = self._fill(draft, queue.might_start(by_preemption=draft.can_make_room), clusters, snapshot.now)
         held = queue.held(draft.sites)
         looks_again = bool(draft.stops) and memory.looked < snapshot.now
-        plan = Plan(
-            draft.claims(),
-            Unfitting.SKIPPED,
-            Preemption.NEVER,
-            snapshot.now if looks_again else wake,
-            stops=tuple(sorted(draft.stops)),
-            stopping=Stops.FOR_OTHERS,
-            held=held,
-        )
+        plan = Plan.changing(draft.claims(), tuple(sorted(draft.stops)), snapshot.now if looks_again else wake)
+        plan = replace(plan, held=held)
         return plan, Memory(roll, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked)
 
     def _fill(self, draft: Draft, waiters: Sequence[Waiter], clusters: VirtualClusters, now: float) -> float:

@@ -107,9 +107,9 @@ class Crowd:
         self.total, self.left = self._work()
         self.kinds, of_kind, self.kind = np.unique(snapshot.ints(columns.kind), return_index=True, return_inverse=True)
         self.estimates = [snapshot.estimate(int(self.rows[row])) for row in of_kind]
-        self._begun = np.array([self._beginning(place) for place in range(self.apps)]).reshape(-1, 2)
+        self._begun = np.array([roll.begun[app] for app in self.ids.tolist()]).reshape(-1, 2)
         self.alone = self._alone()
-        self.elapsed = self._elapsed()
+        self.elapsed = snapshot.now - self._begun[:, 0]
         self.size = self._sum(self.held.astype(np.float64))
         self.rho, self.hopes = self._rhos()
 
@@ -133,15 +133,6 @@ class Crowd:
         guess = done + UNKNOWN * self.best
         unknown = ~np.isfinite(total)
         return np.where(unknown, done + guess, total), np.where(unknown, guess, left)
-
-    def _beginning(self, place: int) -> tuple[float, float]:
-        """When an app came, and ∫ apps dt then; one that was out of sight is taken to have met as many as there are now."""
-        roll = self._roll
-        submitted = float(self._snapshot.submitted[self.first[place]])
-        return roll.begun.get(int(self.ids[place]), (submitted, roll.area - roll.apps * (roll.now - submitted)))
-
-    def _elapsed(self) -> Floats:
-        return self._snapshot.now - self._begun[:, 0]
 
     def _alone(self) -> Floats:
         """T_id of each app."""

@@ -26,7 +26,7 @@ import numpy as np
 from poise.model.arrays import Bools, Floats
 from poise.model.cluster import Site, site_of
 from poise.model.columns import Snapshot
-from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
+from poise.model.plan import Plan
 from poise.policies.themis.agents import Agent, App, Honest
 from poise.policies.themis.apps import Roll
 from poise.policies.themis.halving import Halving
@@ -85,7 +85,7 @@ class Themis:
             return self._shared(snapshot, market)
         halving = Halving(self.halving)
         if ends := halving.endings(snapshot, market.roll):
-            return replace(_plan(snapshot.now), ends=ends), market
+            return replace(Plan.changing(wake=snapshot.now), ends=ends), market
         plan, market = self._shared(snapshot, market)
         return replace(plan, wake=min(plan.wake, halving.next_look(snapshot, market.roll))), market
 
@@ -93,7 +93,7 @@ class Themis:
         if snapshot.is_contended or _is_hungry(snapshot, market.roll):
             return self._sold(snapshot, market)
         better = self._upgrades(snapshot)
-        return _plan(better.later, better.claims), self._noted(snapshot, market, {}, ())
+        return Plan.changing(better.claims, wake=better.later), self._noted(snapshot, market, {}, ())
 
     def _upgrades(self, snapshot: Snapshot) -> Upgrades:
         """Nobody wants more GPUs; at the end of a lease a job may change to much faster ones that stand idle."""
@@ -110,12 +110,13 @@ class Themis:
                 sale.inherit(estate.app, estate.site, estate.until)
         is_enough = sale.hand_out()
         if is_enough and not sale.until:  # leases that begin with runs: nothing to note
-            return _plan(inf, sale.claims()), self._noted(snapshot, market, sale.sites, ())
+            return Plan.changing(sale.claims()), self._noted(snapshot, market, sale.sites, ())
         ends = market.leases.ends(snapshot)
         if not is_enough:
             sale.auction(ends <= snapshot.now)
         until, is_noted = self._untils(snapshot, market, sale, ends)
-        plan = _plan(_next(until, snapshot.now) if sale.leaves_wishes() else inf, sale.claims(), sale.stops())
+        wake = _next(until, snapshot.now) if sale.leaves_wishes() else inf
+        plan = Plan.changing(sale.claims(), sale.stops(), wake)
         if sale.sites:
             leases = market.leases.renewed(snapshot, until, is_noted)
             market = replace(market, leases=leases, auctions=market.auctions + 1)
@@ -161,10 +162,6 @@ def themis(
 ) -> Themis:
     """With agents that bid what the scheduler believes."""
     return Themis(f, lease, error, payment, seed, halving)
-
-
-def _plan(wake: float, claims: tuple[Claim, ...] = (), stops: tuple[int, ...] = ()) -> Plan:
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, wake, stops, Stops.FOR_OTHERS)
 
 
 def _next(until: Floats, now: float) -> float:

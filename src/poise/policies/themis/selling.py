@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -267,13 +268,13 @@ class Sale:
         rest = {place: members for place in others if able and (members := self._wanting(crowd, place))}
         stream = chance.stream(self._rules.seed, 3, self._number)
         for apps in (rest, bidders):
-            self._deal({place: apps[place] for place in chance.shuffled([*apps], stream)})
+            self._deal({place: apps[place] for place in chance.shuffled([*apps], partial(chance.bits, stream))})
 
     def _go_on(self, crowd: Crowd, asked: set[int]) -> None:
         """Who held GPUs on a node under a lease that has just ended is the first to get some there: it goes on."""
         indices = np.flatnonzero(self._is_expired).tolist()
         stream = chance.stream(self._rules.seed, 4, self._number)
-        for index in chance.shuffled(indices, stream):
+        for index in chance.shuffled(indices, partial(chance.bits, stream)):
             row = int(crowd.rows[index])
             if row not in self.sites and int(crowd.app[index]) not in asked:
                 site = site_of(self._snapshot.floor.holdings[row])
