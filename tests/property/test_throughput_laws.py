@@ -2,12 +2,15 @@
 
 import csv
 import io
+import math
 from dataclasses import fields, replace
+from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from poise.model.cluster import Cluster, Node
+from poise.model.errors import ThroughputError
 from poise.model.job import Job
 from poise.model.speed import Locality
 from poise.throughput.measured import Alone, Throughputs, Together
@@ -49,6 +52,11 @@ def jobs(draw: st.DrawFn) -> Job:
         batch_size=draw(st.none() | st.sampled_from([1, 16, 32])),
         gpu_types=draw(st.sampled_from([(), ("v100",), ("k80", "v100"), ("v100", "K80")])),
     )
+
+
+@st.composite
+def divisible_jobs(draw: st.DrawFn) -> Job:
+    return replace(draw(jobs()), micro_batches=draw(st.integers(1, 40)), sync=draw(st.just(0.0) | st.floats(1e-9, 1e-7)))
 
 
 @st.composite
@@ -113,14 +121,60 @@ def test_table_written_as_csv_reads_back_the_same(alone: list[Alone]) -> None:
     assert (got.gpu_types, got.classes(), got._rows) == (want.gpu_types, want.classes(), want._rows)
 
 
-@given(settings_of_speeds(), jobs(), jobs(), st.sets(st.sampled_from([each.name for each in fields(Job)])))
+@given(
+    settings_of_speeds(),
+    jobs() | divisible_jobs(),
+    jobs() | divisible_jobs(),
+    st.sets(st.sampled_from([each.name for each in fields(Job)])),
+)
 def test_jobs_of_one_kind_have_one_estimate(speeds: Speeds, one: Job, stranger: Job, changed: set[str]) -> None:
     other = replace(one, **{name: getattr(stranger, name) for name in changed})
+    assume(_is_slow_enough(speeds, one) and _is_slow_enough(speeds, other))
     assert speeds.estimate(one) == speeds._estimated(one)
     if speeds.kind(one) == speeds.kind(other):
         assert speeds._estimated(one) == speeds._estimated(other)
-    if not changed & {"model", "batch_size", "gpus", "gpu_types", "steps", "duration"}:
+    if not changed & {"model", "batch_size", "gpus", "gpu_types", "steps", "duration", "micro_batches", "sync"}:
         assert speeds.kind(one) == speeds.kind(other)
+    assert speeds.resolve(one)[:2] == (speeds.kind(one), speeds.estimate(one))
+
+
+def _is_slow_enough(speeds: Speeds, job: Job) -> bool:
+    """Its steps leave time for something beside their synchronisation."""
+    try:
+        speeds.estimate(job)
+    except ThroughputError:
+        return False
+    return True
+
+
+@given(settings_of_speeds(), divisible_jobs())
+def test_tasks_take_the_gang_as_long_as_a_step_of_the_rigid_job(speeds: Speeds, job: Job) -> None:
+    """To within rounding of the table's rate; and at no distance are they faster than packed."""
+    assume(_is_slow_enough(speeds, job))
+    rigid, tasks = speeds.estimate(replace(job, micro_batches=None)).rates, speeds.estimate(job).tasks
+    assert tasks is not None
+    for kind, row in enumerate(rigid):
+        mix = tuple(job.gpus if other == kind else 0 for other in range(len(rigid)))
+        for level in Locality:
+            wanted = min(row[level], row[Locality.PACKED])
+            assert math.isclose(speeds.estimate(job).on(mix, level), wanted, rel_tol=1e-9)
+
+
+@given(settings_of_speeds(), divisible_jobs())
+def test_rates_of_divisible_jobs_are_those_of_their_tasks_and_grow_with_the_gpus(speeds: Speeds, job: Job) -> None:
+    assume(_is_slow_enough(speeds, job))
+    estimate = speeds.estimate(job)
+    assert estimate.tasks is not None
+    sizes = sorted((estimate.tasks.gang, *(gpus for gpus, _ in estimate.others)))
+    assert len({*sizes}) == len(sizes) <= 2 * math.isqrt(estimate.tasks.count) + 1
+    assert sizes[-1] <= estimate.tasks.count
+    for gpus in sizes:
+        for kind, row in enumerate(estimate.at(gpus)):
+            mix = tuple(gpus if other == kind else 0 for other in range(len(estimate.rates)))
+            assert row == tuple(estimate.on(mix, Locality.PACKED if gpus == 1 else level) for level in Locality)
+    for fewer, more in pairwise(sizes):
+        for few, many in zip(estimate.at(fewer), estimate.at(more), strict=True):
+            assert few[Locality.PACKED] == 0.0 or few[Locality.PACKED] < many[Locality.PACKED]
 
 
 @given(settings_of_speeds(), jobs())

@@ -36,6 +36,7 @@ def maybe(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
 def trace_jobs(draw: st.DrawFn) -> TraceJob:
     least, gpus, most = sorted(draw(st.tuples(gangs, gangs, gangs)))
     duration = draw(maybe(amounts))
+    micro_batches = draw(maybe(gangs))
     job = Job(
         draw(names),
         draw(amounts),
@@ -50,10 +51,11 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         draw(st.integers(-(10**15), 10**15)),
         draw(maybe(amounts)),  # type: ignore[arg-type]
         tuple(name.lower() for name in draw(st.lists(st.from_regex(r"[a-z0-9]{1,5}", fullmatch=True), max_size=3))),
-        draw(maybe(st.just(least))),  # type: ignore[arg-type]
-        draw(maybe(st.just(most))),  # type: ignore[arg-type]
-        draw(maybe(gangs)),  # type: ignore[arg-type]
+        draw(maybe(st.just(least))) if micro_batches is None else None,  # type: ignore[arg-type]
+        draw(maybe(st.just(most))) if micro_batches is None else None,  # type: ignore[arg-type]
+        micro_batches,  # type: ignore[arg-type]
         draw(maybe(names)),  # type: ignore[arg-type]
+        0.0 if micro_batches is None else draw(amounts),
     )
     failures = draw(st.lists(st.builds(FailedAttempt, amounts, names), max_size=2))
     loss = draw(st.none() | st.builds(Curve, amounts, st.floats(1e-9, 1e9), amounts))

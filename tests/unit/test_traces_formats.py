@@ -9,6 +9,7 @@ from poise.model.job import Job
 from poise.traces.reading import read_trace
 from poise.traces.registry import FORMATS, recognise
 from poise.traces.schema import Curve, FailedAttempt, Outcome, Trace, TraceJob
+from poise.traces.writing import write_trace
 
 GAVEL = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t7.5\n"
 GAVEL_OLD = "ResNet-18 (batch size 128)\tpython3 main.py\t--num_steps\t1\t925982\t7.5\t4\n"
@@ -256,14 +257,37 @@ def test_poise_row_keeps_every_column(tmp_path: Path) -> None:
     text = (
         '{"job": 7, "submitted": 1, "gpus": 4, "duration": 60, "steps": 9, "tenant": "t", "app": "a", "model": "m",'
         ' "batch_size": 32, "weight": 2, "priority": -1, "deadline": 99, "gpu_types": ["V100", "p100"], "min_gpus": 2,'
-        ' "max_gpus": 8, "micro_batches": 4, "name": "n", "outcome": "killed", "failures": [[3, "x"], [4.5, "y"]],'
+        ' "max_gpus": 8, "name": "n", "outcome": "killed", "failures": [[3, "x"], [4.5, "y"]],'
         ' "loss": [0.01, 1, 0.2]}\n'
     )
     want = Job(
-        "7", 1.0, 4, 60.0, 9.0, "t", "a", "m", 32, 2.0, -1, 99.0, ("v100", "p100"), 2, 8, 4, "n"
+        "7", 1.0, 4, 60.0, 9.0, "t", "a", "m", 32, 2.0, -1, 99.0, ("v100", "p100"), 2, 8, None, "n"
     )  # fmt: skip
     failures = (FailedAttempt(3.0, "x"), FailedAttempt(4.5, "y"))
     assert only(tmp_path, text) == TraceJob(want, Outcome.KILLED, failures, Curve(0.01, 1.0, 0.2))
+
+
+def test_poise_row_with_micro_batches_may_leave_the_gang_out(tmp_path: Path) -> None:
+    text = '{"job": "a", "submitted": 1, "duration": 60, "micro_batches": 8, "gpus": null, "sync": 0.5}\n'
+    assert only(tmp_path, text).job == Job("a", 1.0, 8, 60.0, micro_batches=8, sync=0.5)
+    csv = "job,submitted,micro_batches,duration,sync\na,1,8,60,0.5\n"
+    assert only(tmp_path, csv) == only(tmp_path, text)
+    assert only(tmp_path, text.replace("null", "2")).job == Job("a", 1.0, 2, 60.0, micro_batches=8, sync=0.5)
+
+
+def test_poise_row_with_micro_batches_is_written_as_it_was_read(tmp_path: Path) -> None:
+    jobs = [
+        Job("a", 1.0, 8, 60.0, micro_batches=8),
+        Job("b", 1.0, 2, 60.0, micro_batches=1_000_000, sync=0.25),
+        Job("c", 1.0, 1_000_000, steps=3.0, model="m", micro_batches=1, gpu_types=("k80",)),
+    ]
+    with (tmp_path / "t").open("w") as stream:
+        write_trace(Trace("t", tuple(map(TraceJob, jobs))), stream)
+    assert [each.job for each in read_trace(str(tmp_path / "t")).jobs] == jobs
+
+
+def test_poise_row_with_types_that_are_null_may_run_on_any(tmp_path: Path) -> None:
+    assert only(tmp_path, POISE.replace("60}", '60, "gpu_types": null}')).job.gpu_types == ()
 
 
 def test_poise_csv_reads_as_json_lines_do(tmp_path: Path) -> None:

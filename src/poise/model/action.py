@@ -41,6 +41,19 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute one task of the job's current round of training on each of these GPUs, and give them back (`Computed`).
+
+    A new epoch begins with the first tasks of a round; further ones of the same round may follow on other GPUs.
+    """
+
+    job: str
+    epoch: int
+    gpus: Holding
+    waited: Waited
+
+
+@dataclass(frozen=True, slots=True)
 class Preempt:
     """Stop the run with a checkpoint. `beneficiary` is the job that the GPUs are held for, if it is another one."""
 
@@ -115,4 +128,4 @@ class WakeAt:
 Note = Remark | Traded | Entitled
 """What people should know; nothing is to be done."""
 
-Action = Launch | Preempt | Reject | Abandon | Cancel | Note | WakeAt
+Action = Launch | Compute | Preempt | Reject | Abandon | Cancel | Note | WakeAt

@@ -5,6 +5,7 @@ taking, giving back and comparing are integer operations whatever the size of th
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +46,14 @@ def site_of(holding: Holding) -> Site:
         node, mask = holding[0]
         return (Part(node, mask.bit_count()),)
     return tuple(Part(slots.node, slots.mask.bit_count()) for slots in holding)
+
+
+def merged(parts: Iterable[Slots]) -> Holding:
+    """All of these GPUs, by ascending node."""
+    masks: dict[int, int] = {}
+    for node, mask in parts:
+        masks[node] = masks.get(node, 0) | mask
+    return tuple(Slots(node, mask) for node, mask in sorted(masks.items()))
 
 
 def gpu_count(holding: Holding) -> int:

@@ -18,6 +18,7 @@ from poise.model.arrays import Bools, Floats, Ints
 from poise.model.floor import Floor
 from poise.model.job import Job, Status
 from poise.model.speed import Estimate
+from poise.model.tasks import Tasks
 from poise.model.workload import Workload
 
 Kind = TypeVar("Kind", bound=np.generic)
@@ -31,13 +32,14 @@ class JobColumns:
     """What the core believes of every job. Only the core writes to it.
 
     steps           total declared work; inf if nobody knows
-    steps_done      work done when the current run began (or was last reported)
+    steps_done      work done when the current run began (or was last reported);  began_at: when the current run began
     rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
     app             row of the first job of its app; a job that names none is an app of its own
     least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
+    tasks           that a round of it divides into, 0 if it does not;  ready: those of the current round yet to be started
     place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
     """
 
@@ -54,6 +56,7 @@ class JobColumns:
         self.failures = array("q")
         self.steps = array("d")
         self.steps_done = array("d")
+        self.began_at = array("d")
         self.rate = array("d")
         self.best = array("d")
         self.progress_from = array("d")
@@ -67,6 +70,8 @@ class JobColumns:
         self.least = array("q")
         self.most = array("q")
         self.gpus = array("q")
+        self.tasks = array("q")
+        self.ready = array("q")
         self.place = array("q")
         self._tenants: dict[str, int] = {}
         self._apps: dict[str, int] = {}
@@ -94,6 +99,12 @@ class JobColumns:
         self.most[row] = job.max_gpus or job.gpus
         return row
 
+    def divide(self, row: int, tasks: Tasks) -> None:
+        """The job in this row needs no gang: its rounds divide, and any GPUs will do."""
+        self.gang[row] = tasks.gang
+        self.least[row] = 1
+        self.most[row] = self.tasks[row] = self.ready[row] = tasks.count
+
     def _grow(self) -> None:
         """More rows, all zero: a waiting job that has never run."""
         for column in vars(self).values():
@@ -107,6 +118,7 @@ class JobColumns:
         self.place[row] = place + 1
         self.gpus[row] = gpus
         self.rate[row] = rate
+        self.began_at[row] = self.steps_done[row]
         self.started[row] = now
         self.progress_from[row] = now + overhead
 
@@ -125,6 +137,7 @@ class JobColumns:
         self.rate[row] = 0.0
         self.place[row] = 0
         self.gpus[row] = 0
+        self.ready[row] = self.tasks[row]
         self.status[row] = status
         self.waiting_since[row] = now
 
@@ -257,6 +270,13 @@ class Snapshot:
         since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
         left = self.floats(columns.steps) - self.floats(columns.steps_done) - self.floats(columns.rate) * since
         return _frozen(np.maximum(left, 0.0))
+
+    @cached_property
+    def steps_so_far(self) -> Floats:
+        """Believed work done."""
+        columns = self.columns
+        since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
+        return _frozen(self.floats(columns.steps_done) + self.floats(columns.rate) * since)
 
     @cached_property
     def workload(self) -> Workload:

@@ -6,6 +6,7 @@ A fact about a run carries the epoch of that run (the count of the job's launche
 
 from dataclasses import dataclass
 
+from poise.model.cluster import Holding
 from poise.model.job import Job
 from poise.model.speed import Estimate
 
@@ -68,6 +69,24 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Computed:
+    """These GPUs have each computed a task of the current round of training, and are free again."""
+
+    job: str
+    epoch: int
+    gpus: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronised:
+    """All tasks of a round have been computed and put together; the job would go on from `steps`. That was the run."""
+
+    job: str
+    epoch: int
+    steps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Progressed:
     """A run has come so far, and its model is now as good as this: `loss` is what its owner minimises."""
 
@@ -104,5 +123,17 @@ class Woke:
 
 
 Event = (
-    Estimated | Colocated | Submitted | Finished | Failed | Stopped | Progressed | Cancelled | NodeLost | NodeReturned | Woke
+    Estimated
+    | Colocated
+    | Submitted
+    | Finished
+    | Failed
+    | Stopped
+    | Computed
+    | Synchronised
+    | Progressed
+    | Cancelled
+    | NodeLost
+    | NodeReturned
+    | Woke
 )

@@ -24,11 +24,13 @@ class Status(IntEnum):
 class Job:
     """A training job as its owner describes it.
 
-    gpus        the gang: GPUs needed at once, all or nothing
-    steps       declared work, in the steps of the throughput table; None if the owner does not know
-    duration    seconds on the table's reference GPU type, packed; used where `steps` is not given
-    gpu_types   types it may run on; empty means any
-    deadline    seconds on the trace's clock
+    gpus            the gang: GPUs needed at once, all or nothing
+    steps           declared work, in the steps of the throughput table; None if the owner does not know
+    duration        seconds on the table's reference GPU type, packed; used where `steps` is not given
+    gpu_types       types it may run on; empty means any
+    deadline        seconds on the trace's clock
+    micro_batches   tasks that a step divides into; given, any GPUs will do, and `gpus` is what `duration` refers to
+    sync            seconds that putting the tasks of a step together takes, of those that a step takes in all
     """
 
     id: str
@@ -48,3 +50,4 @@ class Job:
     max_gpus: int | None = None
     micro_batches: int | None = None
     name: str | None = None
+    sync: float = 0.0

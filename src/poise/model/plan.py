@@ -15,6 +15,7 @@ from poise.model.action import Note
 from poise.model.cluster import Site
 from poise.model.columns import JobView, Snapshot
 from poise.model.speed import Estimate, Locality
+from poise.model.tasks import Mix
 from poise.model.workload import Allocator
 
 
@@ -97,6 +98,13 @@ def nobody(_idle: tuple[int, ...]) -> tuple["Claim", ...]:
     return ()
 
 
+class Grain(Enum):
+    """For how long GPUs are given to a job: until a later decision, or for one task of its current round each."""
+
+    LEASE = auto()
+    TASK = auto()
+
+
 class Claim(NamedTuple):
     """A wish for a job's whole gang in this decision, at this locality or closer.
 
@@ -104,6 +112,8 @@ class Claim(NamedTuple):
     beside   another job of equal gang that is to share these GPUs; it must hold none, or share them already
     gpus     how many; None: the gang that the job asks for. Others only as far as the job can do with them
     site     just here, whatever locality and types say; its GPUs add up to `gpus`
+    mix      so many GPUs of each type, whatever `types` and `gpus` say: for jobs whose rounds divide into tasks
+    grain    TASK: one task of the current round on each of the GPUs of `mix` or `site`, besides those it is computing on
     """
 
     row: int
@@ -112,6 +122,8 @@ class Claim(NamedTuple):
     beside: int | None = None
     gpus: int | None = None
     site: Site | None = None
+    mix: Mix | None = None
+    grain: Grain = Grain.LEASE
 
 
 class Ending(NamedTuple):

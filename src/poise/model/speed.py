@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
+from poise.model.tasks import Mix, Tasks
+
 
 class Locality(IntEnum):
     """How far apart a gang's GPUs are; a claim may insist on a level, and speed depends on it.
@@ -28,16 +30,29 @@ class Estimate:
     rates    of the gang that the job asks for
     skew     size of the model's largest tensor ÷ size of the model (Tiresias §3.3); None if not known
     others   rates with other numbers of GPUs, ascending, for jobs that can do with them
+    tasks    what a round of training divides into; None: it does not, and the job needs a gang of one type
     """
 
     rates: Rates
     skew: float | None = None
     others: tuple[tuple[int, Rates], ...] = ()
+    tasks: Tasks | None = None
 
     def best(self) -> float:
         """Steps per second on the fastest type, packed; 0 if it can run nowhere."""
         return max((row[Locality.PACKED] for row in self.rates), default=0.0)
 
     def at(self, gpus: int) -> Rates:
-        """Rates with so many GPUs: of the gang, unless it is another number that the job can do with."""
+        """Rates with so many GPUs: of the gang, unless it is another number that the job can do with.
+
+        A job whose rounds divide is as fast as with the next smaller number that makes a difference.
+        """
+        if self.tasks is not None:
+            known = [each for each in ((self.tasks.gang, self.rates), *self.others) if each[0] <= gpus]
+            return max(known, key=lambda each: each[0], default=(0, self.rates))[1]
         return next((rates for count, rates in self.others if count == gpus), self.rates)
+
+    def on(self, mix: Mix, locality: Locality) -> float:
+        """Steps per second on these GPUs, of whatever types, of a job whose rounds divide; 0 if they are of no use."""
+        seconds = None if self.tasks is None else self.tasks.round_seconds(mix, locality)
+        return 1.0 / seconds if seconds else 0.0

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.speed import Locality
+from poise.model.tasks import Mix
 
 
 class Topology:
@@ -46,5 +47,21 @@ class Topology:
         first = self.rack_of[holding[0].node]
         if any(self.rack_of[slots.node] != first for slots in holding):
             return Locality.CLUSTER
-        fewest = self.fewest_nodes(self.type_of[holding[0].node], gpu_count(holding))
+        kind = self.type_of[holding[0].node]
+        if all(self.type_of[slots.node] == kind for slots in holding):
+            fewest = self.fewest_nodes(kind, gpu_count(holding))
+        else:
+            fewest = sum(self.fewest_nodes(each, gpus) for each, gpus in enumerate(self.mix(holding)) if gpus)
         return Locality.PACKED if len(holding) <= fewest else Locality.RACK
+
+    def mix(self, holding: Holding) -> Mix:
+        """How many GPUs of each type these are."""
+        mix = [0] * len(self.types)
+        for node, mask in holding:
+            mix[self.type_of[node]] += mask.bit_count()
+        return tuple(mix)
+
+    def main_type(self, holding: Holding) -> int:
+        """The type of most of these GPUs; the first of equals."""
+        mix = self.mix(holding)
+        return mix.index(max(mix))

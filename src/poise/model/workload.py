@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.model.arrays import Floats, Ints
+from poise.model.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Workload:
     beside       (kinds, kinds, columns) or None: steps per second of the first kind on GPUs that it shares with the second;
                  None for policies that do not share GPUs
     known_beside the same, whether the policy shares GPUs or not; None if nothing is known of pairs
+    divides      jobs whose rounds divide: a part of the gang, or a mix of types, will do; None if there are none
+    part         speed now ÷ speed of the whole gang on the column held, of those jobs; None likewise
     """
 
     now: float
@@ -50,6 +52,8 @@ class Workload:
     kind: Ints
     beside: Floats | None = None
     known_beside: Floats | None = None
+    divides: Bools | None = None
+    part: Floats | None = None
 
     @property
     def jobs(self) -> int:
@@ -65,13 +69,15 @@ class Workload:
         """Some of the jobs (mask or indices), perhaps with fewer GPUs."""
         return replace(
             self,
-            **{name: getattr(self, name)[chosen] for name in _PER_JOB},
+            **{name: column[chosen] for name in _PER_JOB if (column := getattr(self, name)) is not None},
             partner=np.full(len(self.rows[chosen]), -1),
             gpus=self.gpus if gpus is None else gpus,
         )
 
 
-_PER_JOB = ("rows", "gang", "weight", "submitted", "deadline", "steps_left", "tenant", "speed", "held", "kind")
+_PER_JOB = (
+    "rows", "gang", "weight", "submitted", "deadline", "steps_left", "tenant", "speed", "held", "kind", "divides", "part",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ class Throughputs:
     _rows: SpeedsAlone = field(repr=False, hash=False)
     _pairs: SpeedsTogether = field(repr=False, hash=False)
     _skews: Mapping[str, float] = field(repr=False, hash=False)
+    _sizes: Mapping[str, float] = field(repr=False, hash=False, default_factory=dict)
 
     @classmethod
     def of(
@@ -125,7 +126,7 @@ class Throughputs:
         return self._pairs
 
     def with_speeds(self, name: str, alone: SpeedsAlone, together: SpeedsTogether) -> Self:
-        """A table of this name with these speeds, of the same classes; reference, spellings and skews stay as they are."""
+        """A table of this name with these speeds, of the same classes; all else stays as it is."""
         return replace(self, name=name, _rows=alone, _pairs=together)
 
     def knows(self, model: str, batch_size: int | None) -> bool:
@@ -177,6 +178,14 @@ class Throughputs:
     def skew(self, model: str) -> float | None:
         """Size of the model's largest tensor ÷ size of the model (Tiresias §3.3)."""
         return self._skews.get(same_model(model))
+
+    def size(self, model: str) -> float | None:
+        """Bytes of the model's parameters; None if not known."""
+        return self._sizes.get(same_model(model))
+
+    def with_sizes(self, sizes: Mapping[str, float]) -> Self:
+        """The same table, which knows how many bytes these models have."""
+        return replace(self, _sizes={same_model(model): size for model, size in sizes.items()})
 
     def flat(self) -> Self:
         """The same table without any effect of locality: every level is as fast as packed."""

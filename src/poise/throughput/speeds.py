@@ -6,10 +6,17 @@ says: 1 step a second on the reference type (steps ÷ duration, if it states bot
 wherever its GPUs are.
 
 The relative speed of a type is the table's `speedup`, else the cluster's own figure, else 1 for the generic type `gpu`.
+
+A job whose steps divide into K micro-batches (`model/tasks.py`) is measured as a gang of g GPUs, each of which computes
+ceil(K/g) of them in turn; its speed on any other GPUs follows from that:
+
+    step of the gang on type j   1/r_j = ceil(K/g)·t_j + s      t_j: seconds of a task;  s: the job's `sync`
+    further apart                the synchronisation takes longer by as much as the gang's whole step does
 """
 
 import difflib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -17,6 +24,7 @@ from poise.model.cluster import Cluster
 from poise.model.errors import ThroughputError, UnknownNameError
 from poise.model.job import Job
 from poise.model.speed import Estimate, Locality, Rates
+from poise.model.tasks import Tasks
 from poise.throughput.measured import CANNOT_RUN, JobClass, Row, Throughputs, same_model
 
 TIMED = "~"
@@ -41,19 +49,21 @@ class Speeds:
             if gpu_type not in self._named and gpu_type != GENERIC:
                 raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC})
         self._relative = {gpu_type: self._relative_speed(gpu_type) for gpu_type in (*table.gpu_types, *self._types)}
-        self._most_gpus = max(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
+        self._gpus = tuple(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
+        self._most_gpus = max(self._gpus)
         self._known: dict[tuple[str | None, int | None], bool] = {}
         self._kinds: dict[tuple[object, ...], str] = {}
         self._estimates: dict[str, Estimate] = {}
         self._by_duration: dict[tuple[object, ...], tuple[str, Estimate]] = {}
 
     def kind(self, job: Job) -> str:
-        """A stable name of the model, batch size, gang and types allowed: jobs of one kind share an Estimate.
+        """A stable name of the model, batch size, gang, tasks and types allowed: jobs of one kind share an Estimate.
 
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
         own = None if self._knows(job) else _own_rate(self._table, job)
-        key = (job.model, job.batch_size, job.gpus, job.gpu_types, own, self._is_timed(job), job.min_gpus, job.max_gpus)
+        gang = (job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync)
+        key = (job.model, job.batch_size, *gang, job.gpu_types, own, self._is_timed(job))
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = _name(job, own) + (TIMED if self._is_timed(job) else "")
@@ -68,8 +78,12 @@ class Speeds:
         return estimate
 
     def pair(self, one: Job, other: Job) -> tuple[tuple[float, float], ...]:
-        """Steps per second of two jobs of equal gang on the same GPUs, by type of the cluster; 0 where nothing is known."""
-        if not (self._knows(one) and self._knows(other)):
+        """Steps per second of two jobs of equal gang on the same GPUs, by type of the cluster; 0 where nothing is known.
+
+        Jobs whose steps divide into tasks share no GPUs.
+        """
+        is_divided = one.micro_batches is not None or other.micro_batches is not None
+        if is_divided or not (self._knows(one) and self._knows(other)):
             return ((0.0, 0.0),) * len(self._types)
         units = self._unit(one), self._unit(other)
         classes = (JobClass(one.model or "", one.batch_size), JobClass(other.model or "", other.batch_size))
@@ -100,7 +114,9 @@ class Speeds:
         """Kind, estimate and work of a job at once; jobs that state a duration and nothing else cost one look-up."""
         if job.steps is not None or job.duration is None:
             return self.kind(job), self.estimate(job), self.steps(job)
-        key = (job.model, job.batch_size, job.gpus, job.gpu_types, job.min_gpus, job.max_gpus)
+        key = (
+            job.model, job.batch_size, job.gpu_types, job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync
+        )  # fmt: skip
         found = self._by_duration.get(key)
         if found is None:
             found = self._by_duration[key] = (self.kind(job), self.estimate(job))
@@ -119,13 +135,37 @@ class Speeds:
         return known
 
     def _estimated(self, job: Job) -> Estimate:
+        skew = None if job.model is None else self._table.skew(job.model)
+        rates = self._rates(job, job.gpus)
+        if job.micro_batches is not None:
+            return _divided(self._tasks(job, job.micro_batches, rates), self._most_of_use(rates), skew)
         least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
-        others = (gpus for gpus in range(least, most + 1) if gpus != job.gpus)
-        return Estimate(
-            self._rates(job, job.gpus),
-            None if job.model is None else self._table.skew(job.model),
-            tuple((gpus, self._rates(job, gpus)) for gpus in others),
-        )
+        bounded = (gpus for gpus in range(least, most + 1) if gpus != job.gpus)
+        return Estimate(rates, skew, tuple((gpus, self._rates(job, gpus)) for gpus in bounded))
+
+    def _most_of_use(self, rates: Rates) -> int:
+        """The most GPUs of one type on which these rates are above 0."""
+        able = (gpus for gpus, row in zip(self._gpus, rates, strict=True) if row[Locality.PACKED] > 0)
+        return max(able, default=self._most_gpus)
+
+    def _tasks(self, job: Job, count: int, gang: Rates) -> Tasks:
+        """So many tasks a step, which together take the job's gang as long as these rates say.
+
+        A step of work may be several of the table's, or a part of one; `sync` is of one of the table's. Policies that think
+        in gangs ask for as many GPUs as the job's gang needs, and for no more than there are of one type.
+        """
+        unit = self._unit(job)
+        sync = job.sync * unit
+        in_turn = _in_turn(count, job.gpus)
+        seconds, syncs = [], []
+        for gpu_type, row in zip(self._types, gang, strict=True):
+            step = _seconds(row[Locality.PACKED])
+            is_able = math.isfinite(step)
+            if is_able and sync >= step:
+                raise ThroughputError(_too_slow(job, gpu_type, step / unit))
+            seconds.append((step - sync) / in_turn if is_able else 0.0)
+            syncs.append(_synced(row, step, sync) if is_able else CANNOT_RUN)
+        return Tasks(count, tuple(seconds), tuple(syncs), _as_fast(count, min(job.gpus, self._most_of_use(gang))))
 
     def _rates(self, job: Job, gpus: int) -> Rates:
         """With so many GPUs; work is counted as it is with the gang that the job asks for."""
@@ -204,6 +244,62 @@ def _scaled(row: Row, factor: float | None) -> Row:
     return (packed * factor, rack * factor, cluster * factor) if factor else CANNOT_RUN
 
 
+def _seconds(rate: float) -> float:
+    """Of a step, at so many a second; infinite where it cannot run."""
+    return 1.0 / rate if rate > 0 else math.inf
+
+
+def _synced(row: Row, step: float, sync: float) -> Row:
+    """Seconds of synchronisation by locality, of a gang whose step takes so long packed; infinite where it cannot run."""
+    packed, rack, cluster = (sync + max(0.0, _seconds(rate) - step) for rate in row)
+    return packed, rack, cluster
+
+
+def _divided(tasks: Tasks, most: int, skew: float | None) -> Estimate:
+    """Of a job of such tasks, with every number of GPUs of one type up to `most` that is worth having."""
+    others = (gpus for gpus in _worthwhile(tasks.count, most) if gpus != tasks.gang)
+    with_others = tuple((gpus, _of_one_type(tasks, gpus)) for gpus in others)
+    return Estimate(_of_one_type(tasks, tasks.gang), skew, with_others, tasks)
+
+
+def _in_turn(count: int, gpus: int) -> int:
+    """How many of so many tasks the busiest of these GPUs computes, if all are equally fast."""
+    return -(-count // gpus)
+
+
+def _as_fast(count: int, gpus: int) -> int:
+    """The fewest GPUs on which so many tasks take no longer than on these, if all are equally fast."""
+    return -(-count // _in_turn(count, gpus))
+
+
+def _worthwhile(count: int, most: int) -> Iterator[int]:
+    """The numbers of GPUs of one type, up to `most`, with which a round of so many tasks is shorter than with one fewer."""
+    gpus = 1
+    while gpus <= most:
+        yield gpus
+        in_turn = _in_turn(count, gpus)
+        if in_turn == 1:
+            return
+        gpus = -(-count // (in_turn - 1))
+
+
+def _of_one_type(tasks: Tasks, gpus: int) -> Rates:
+    """Steps per second with so many GPUs, by their type: what `Estimate.on` says, to the last bit; one GPU is packed."""
+    in_turn = _in_turn(tasks.count, gpus)
+    rates = []
+    for each, sync in zip(tasks.seconds, tasks.sync, strict=True):
+        packed, rack, cluster = (1.0 / (in_turn * each + apart) if each else 0.0 for apart in sync)
+        rates.append((packed, packed, packed) if gpus == 1 else (packed, rack, cluster))
+    return tuple(rates)
+
+
+def _too_slow(job: Job, gpu_type: str, step: float) -> str:
+    return (
+        f"job {job.id!r}: sync: a step takes {step:.6g} s on {gpu_type!r}, of which {job.sync:.6g} s of synchronisation"
+        f" leave none to compute; give less, or leave {gpu_type!r} out of its gpu_types"
+    )
+
+
 def _own_rate(table: Throughputs, job: Job) -> float:
     """Steps per second on the reference type of a job that only its own statements tell about."""
     if job.steps is None:
@@ -235,10 +331,10 @@ def _near(table: Throughputs, model: str) -> str:
 
 
 def _name(job: Job, own: float | None) -> str:
-    """`resnet50/b16/x4`; `x4[1-8]` if other numbers of GPUs will do; `@p100+v100` if types are ruled out;
+    """`resnet50/b16/x4`; `x4[1-8]` if other numbers of GPUs will do; `x4/k8/s0.5` if a step divides into 8 tasks and takes
 
-    `*2.5` if the job states its own steps per second. Different keys give different names: whatever comes from outside is
-    quoted.
+    0.5 s of synchronisation; `@p100+v100` if types are ruled out; `*2.5` if the job states its own steps per second.
+    Different keys give different names: whatever comes from outside is quoted.
     """
     model = "-" if job.model is None else quote(same_model(job.model), safe="")
     batch = "" if job.batch_size is None else f"/b{job.batch_size}"
@@ -246,4 +342,5 @@ def _name(job: Job, own: float | None) -> str:
     types = "+".join(quote(gpu_type, safe="") for gpu_type in sorted({name.lower() for name in job.gpu_types}))
     bounds = (job.min_gpus or job.gpus, job.max_gpus or job.gpus)
     elastic = "" if bounds == (job.gpus, job.gpus) else f"[{bounds[0]}-{bounds[1]}]"
-    return f"{model}{batch}/x{job.gpus}{elastic}{rate}{'@' if types else ''}{types}"
+    tasks = "" if job.micro_batches is None else f"/k{job.micro_batches}" + (f"/s{float(job.sync)!r}" if job.sync else "")
+    return f"{model}{batch}/x{job.gpus}{elastic}{tasks}{rate}{'@' if types else ''}{types}"

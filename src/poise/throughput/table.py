@@ -24,6 +24,7 @@ _REQUIRED = ("model", "batch_size", "gpu_type", "gpus", "locality", "steps_per_s
 _OPTIONAL = ("with_model", "with_batch_size", "with_steps_per_second", "source")
 _MODEL_COLUMNS = ("model", "largest_tensor_mb", "size_mb", "source")
 _MOST_BATCH = 10**15
+_MB = 1 << 20
 _REFERENCE = re.compile(r"#\s*reference\s*:\s*(\S+)\s*")
 _GPU_TYPE = re.compile(r"[a-z][\w.-]*", re.ASCII)
 
@@ -39,7 +40,7 @@ def read_throughputs(path: str | Path) -> Throughputs:
     """A table from a file of ours or of Gavel's, told apart by content. Raises ThroughputError, in one line."""
     text = _text(path)
     if text.lstrip().startswith("{"):
-        return parse_gavel(text, str(path), _skews())
+        return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
     return _parse(text, str(path), Path(path).name)
 
 
@@ -69,7 +70,7 @@ def _parse(text: str, file: str, name: str) -> Throughputs:
     _refuse_duplicates(rows)
     if not alone:
         raise ThroughputError(f"{Where(file)}: expected at least one row of a job alone, got none")
-    table = Throughputs.of(name, reference, alone, together, _skews())
+    table = Throughputs.of(name, reference, alone, together, _skews()).with_sizes(_sizes())
     if reference not in table.gpu_types:
         known = ", ".join(table.gpu_types)
         raise ThroughputError(f"{Where(file)}: reference: expected a type with a row ({known}), got {reference!r}")
@@ -141,10 +142,22 @@ def _question(line: Line) -> tuple[object, ...]:
 
 
 @cache
-def _skews() -> dict[str, float]:
-    """Largest tensor ÷ model, of the models whose architecture is public."""
+def _models() -> tuple[Line, ...]:
+    """The models whose architecture is public."""
     text = (files("poise.throughput") / "data" / "models.csv").read_text(encoding="utf-8")
+    return tuple(lines(text, "models.csv", _MODEL_COLUMNS))
+
+
+@cache
+def _skews() -> dict[str, float]:
+    """Largest tensor ÷ model."""
     return {
         line.text("model"): line.number_above_zero("largest_tensor_mb") / line.number_above_zero("size_mb")
-        for line in lines(text, "models.csv", _MODEL_COLUMNS)
+        for line in _models()
     }
+
+
+@cache
+def _sizes() -> dict[str, float]:
+    """Bytes of the model's parameters."""
+    return {line.text("model"): line.number_above_zero("size_mb") * _MB for line in _models()}

@@ -50,6 +50,8 @@ def _beside_defaults(job: Job) -> dict[str, Any]:
         row["weight"] = job.weight
     if job.priority:
         row["priority"] = job.priority
+    if job.sync:
+        row["sync"] = job.sync
     if job.gpu_types:
         row["gpu_types"] = list(job.gpu_types)
     return row

@@ -4,16 +4,18 @@
 |---|---|---|
 | `job` | id: a name, or a whole number | |
 | `submitted` | seconds on the trace's clock, at least 0 | |
-| `gpus` | the gang, 1 to 1,000,000 | |
+| `gpus` | the gang, 1 to 1,000,000; as many as `micro_batches` where only these are given | |
 | `duration` | s on the reference type of the throughput table, at least 0; this or `steps` must be there | |
 | `steps` | work in the steps of the throughput table, at least 0 | |
 | `tenant`, `app`, `model`, `name` | as they stand; the tenant is `default` where none is given | |
-| `batch_size`, `micro_batches` | whole numbers of at least 1 | |
+| `batch_size` | a whole number of at least 1 | |
+| `micro_batches` | tasks that a step divides into, 1 to 1,000,000: any GPUs will do; a `duration` is that on `gpus` GPUs | |
+| `sync` | s of each step that its tasks take to be put together, at least 0; beside `micro_batches` only | |
 | `weight` | a number above 0; 1 where none is given | |
 | `priority` | a whole number; 0 where none is given | |
 | `deadline` | seconds on the trace's clock, at least 0 | |
 | `gpu_types` | the types that the job may run on, in lower case; any where none is given | `v100/p100` |
-| `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus | |
+| `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus; not beside `micro_batches` | |
 | `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
 | `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
 | `loss` | how the loss falls with steps k: `[a, b, c]` for 1/(a·k + b) + c, a >= 0, b > 0, c >= 0 | `0.01/1/0.2` |
@@ -84,12 +86,15 @@ def _job(record: Record, intake: Intake) -> TraceJob:
             raise _unknown(name)
         if value is not None:
             values[name] = column.check(value, name)
+    if "micro_batches" in values:
+        values.setdefault("gpus", values["micro_batches"])
     for name in REQUIRED:
         if name not in values:
             raise refusal(name, "a value", None)
     if "duration" not in values and "steps" not in values:
         raise refusal("duration", "seconds, or steps", None)
     _check_bounds(values)
+    _check_tasks(values)
     outcome, failures = values.pop("outcome", Outcome.PASSED), values.pop("failures", ())
     loss = values.pop("loss", None)
     return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss)
@@ -100,6 +105,16 @@ def _check_bounds(values: dict[str, Any]) -> None:
     if not least <= values["gpus"] <= most:
         field = "min_gpus" if least > values["gpus"] else "max_gpus"
         raise refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {values['gpus']}", values[field])
+
+
+def _check_tasks(values: dict[str, Any]) -> None:
+    if "micro_batches" not in values:
+        if "sync" in values:
+            raise refusal("sync", "nothing where no micro_batches are given", values["sync"])
+        return
+    for bound in ("min_gpus", "max_gpus"):
+        if bound in values:
+            raise refusal(bound, "nothing beside micro_batches, with which any number of GPUs will do", values[bound])
 
 
 def _unknown(name: str) -> FieldError:
@@ -157,6 +172,8 @@ def _whole_between(least: int, most: int) -> Callable[[object, str], int]:
 def _types(value: object, field: str) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise refusal(field, "a list of GPU types", value)
+    if not value:
+        raise FieldError(field, "names no GPU type; leave it out for any")
     return tuple(_name(part, field).lower() for part in value)
 
 
@@ -236,7 +253,8 @@ COLUMNS = {
     "gpu_types": Column(_types, _decode_list),
     "min_gpus": _GPUS,
     "max_gpus": _GPUS,
-    "micro_batches": _COUNT,
+    "micro_batches": _GPUS,
+    "sync": _AMOUNT,
     "name": _NAME,
     "outcome": Column(_outcome, _decode_text),
     "failures": Column(_failures, _decode_failures),
