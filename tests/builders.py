@@ -13,12 +13,12 @@ from poise.assembly import planned
 from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
-from poise.model.action import Action, Cancel, Launch, Preempt
-from poise.model.cluster import Cluster, Holding, Node, gpu_count, parse_cluster
-from poise.model.event import Cancelled, Event, Failed, Finished, NodeLost, Submitted
+from poise.model.action import Action, Cancel, Compute, Launch, Preempt
+from poise.model.cluster import Cluster, Holding, Node, Slots, gpu_count, merged, parse_cluster
+from poise.model.event import Cancelled, Computed, Event, Failed, Finished, NodeLost, Submitted, Synchronised
 from poise.model.job import Job, Status
 from poise.model.journal import Entry
-from poise.model.plan import Policy
+from poise.model.plan import Grain, Policy
 from poise.model.speed import Locality
 from poise.model.topology import Topology
 from poise.placement.strategies import placement_named
@@ -38,7 +38,7 @@ MOST_INSTANTS = 4_000
 A = TypeVar("A", bound=Action)
 E = TypeVar("E", bound=Event)
 
-Ending = Finished | Failed | Cancelled | NodeLost | Preempt | Cancel
+Ending = Finished | Failed | Cancelled | NodeLost | Synchronised | Preempt | Cancel
 
 
 def a_job(
@@ -52,9 +52,14 @@ def a_job(
     gpu_types: tuple[str, ...] = (),
     outcome: Outcome = Outcome.PASSED,
     dies: tuple[float, ...] = (),
+    batches: int | None = None,
+    sync: float = 0.0,
 ) -> TraceJob:
-    """A job of so many seconds on the reference type, whose attempts die after these running times."""
-    job = Job(name, at, gpus, seconds, weight=weight, model=model, gpu_types=gpu_types)
+    """A job of so many seconds on the reference type, whose attempts die after these running times.
+
+    batches   tasks that a step of it divides into;  sync: seconds that it takes to put them together
+    """
+    job = Job(name, at, gpus, seconds, weight=weight, model=model, gpu_types=gpu_types, micro_batches=batches, sync=sync)
     return TraceJob(job, outcome, tuple(FailedAttempt(after, "out of memory") for after in dies))
 
 
@@ -80,7 +85,10 @@ def a_table(gpu_type: str = "v100", **rates: float) -> Throughputs:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a job: from its launch to its end, and what ended it; None: the world stopped while it ran."""
+    """One run of a job: from its launch to its end, and what ended it; None: the world stopped while it ran.
+
+    At the grain of tasks, `gpus` are all that took part, and `used` is when each task had its GPUs: (from, to, GPUs).
+    """
 
     job: str
     epoch: int
@@ -88,14 +96,22 @@ class Run:
     began: float
     ended: float = inf
     ending: Ending | None = None
+    grain: Grain = Grain.LEASE
+    used: tuple[tuple[float, float, Holding], ...] = ()
 
     @property
     def seconds(self) -> float:
         return self.ended - self.began
 
     @property
+    def spells(self) -> list[tuple[float, float, int]]:
+        """From when until when the run had how many GPUs."""
+        spells = self.used if self.grain is Grain.TASK else ((self.began, self.ended, self.gpus),)
+        return [(began, ended, gpu_count(gpus)) for began, ended, gpus in spells]
+
+    @property
     def gpu_seconds(self) -> float:
-        return self.seconds * gpu_count(self.gpus)
+        return sum((ended - began) * gpus for began, ended, gpus in self.spells)
 
 
 @dataclass
@@ -125,7 +141,12 @@ class Story:
     @cached_property
     def starts(self) -> dict[str, float]:
         """When each job started first, in the order of starting."""
-        return {wish.job: now for now, wish in self.actions(Launch) if wish.epoch == 1}
+        starts: dict[str, float] = {}
+        for now, _, actions in self.entries:
+            for wish in actions:
+                if isinstance(wish, Launch | Compute) and wish.epoch == 1:
+                    starts.setdefault(wish.job, now)
+        return starts
 
     @property
     def preemptions(self) -> int:
@@ -152,7 +173,10 @@ class Story:
         """True steps a second of a run; 0 on fewer GPUs than the job can do with."""
         job = next(each.job for each in self.jobs if each.job.id == run.job)
         topology, gpus = Topology(self.cluster), gpu_count(run.gpus)
-        rates = self.speeds.estimate(job).at(gpus)
+        estimate = self.speeds.estimate(job)
+        if estimate.tasks is not None:
+            return estimate.on(topology.mix(run.gpus), topology.locality(run.gpus))
+        rates = estimate.at(gpus)
         is_enough = gpus >= (job.min_gpus or job.gpus)
         return rates[topology.type_of[run.gpus[0].node]][topology.locality(run.gpus)] if is_enough else 0.0
 
@@ -167,21 +191,33 @@ class _Book:
     def __init__(self) -> None:
         self.open: dict[str, Run] = {}
         self.closed: list[Run] = []
+        self.busy: dict[str, dict[int, int]] = {}
+        self.since: dict[tuple[int, int], float] = {}
 
     def close(self, job: str, now: float, ending: Ending) -> None:
         if (run := self.open.pop(job, None)) is not None:
-            self.closed.append(Run(run.job, run.epoch, run.gpus, run.began, now, ending))
+            for node, mask in self.busy.pop(job, {}).items():
+                run = _with_task(run, self.since, now, node, mask)
+            self.closed.append(replace(run, ended=now, ending=ending))
 
     def read(self, now: float, fact: Event) -> None:
         match fact:
-            case Finished() | Failed() | Cancelled():
+            case Finished() | Failed() | Cancelled() | Synchronised():
                 self.close(fact.job, now, fact)
             case NodeLost(node):
-                hit = [job for job, run in self.open.items() if any(slots.node == node for slots in run.gpus)]
-                for job in hit:
+                for job in [job for job, run in self.open.items() if self.is_on(run, node)]:
                     self.close(job, now, fact)
+            case Computed(job, _, gpus):
+                for node, mask in gpus:
+                    self.busy[job][node] &= ~mask
+                    self.open[job] = _with_task(self.open[job], self.since, now, node, mask)
             case _:
                 pass
+
+    def is_on(self, run: Run, node: int) -> bool:
+        if run.grain is Grain.TASK:
+            return self.busy[run.job].get(node, 0) > 0
+        return any(slots.node == node for slots in run.gpus)
 
     def carry_out(self, now: float, wish: Action) -> None:
         if isinstance(wish, Preempt | Cancel):
@@ -189,6 +225,25 @@ class _Book:
         elif isinstance(wish, Launch):
             assert wish.job not in self.open, f"{wish.job} was launched while it ran"
             self.open[wish.job] = Run(wish.job, wish.epoch, wish.gpus, now)
+        elif isinstance(wish, Compute):
+            run = self.open.setdefault(wish.job, Run(wish.job, wish.epoch, (), now, grain=Grain.TASK))
+            assert (run.epoch, run.grain) == (wish.epoch, Grain.TASK), f"{wish.job} was to compute while it ran otherwise"
+            self.open[wish.job] = replace(run, gpus=merged((*run.gpus, *wish.gpus)))
+            busy = self.busy.setdefault(wish.job, {})
+            for node, mask in wish.gpus:
+                assert not busy.get(node, 0) & mask, f"{wish.job} computes two tasks on one GPU at once"
+                busy[node] = busy.get(node, 0) | mask
+                self.since |= {(node, bit): now for bit in _bits(mask)}
+
+
+def _bits(mask: int) -> list[int]:
+    return [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def _with_task(run: Run, since: dict[tuple[int, int], float], now: float, node: int, mask: int) -> Run:
+    """These GPUs have done their tasks, or given them up."""
+    done = tuple((since[node, bit], now, (Slots(node, bit),)) for bit in _bits(mask))
+    return replace(run, used=(*run.used, *done))
 
 
 def _runs(entries: list[Entry]) -> list[Run]:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import process_time
@@ -19,8 +20,9 @@ from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, J
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
 from poise.mechanism.rounds import Newcomers, Rounds
-from poise.model.cluster import Cluster
+from poise.model.cluster import MOST_GPUS, Cluster
 from poise.model.errors import RequestError, UnknownNameError
+from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.plan import Policy
 from poise.model.workload import Allocator
@@ -228,7 +230,13 @@ def _world(trace: Trace, experiment: Experiment) -> Simulator:
         truth=replace(experiment.truth, tells=tells),
         outages=_lost_nodes(trace, experiment),
         until=first + experiment.until,
+        sizes=partial(_size, experiment.throughputs),
     )
+
+
+def _size(table: Throughputs, job: Job) -> float | None:
+    """Bytes of a job's model, if the table knows it."""
+    return None if job.model is None else table.size(job.model)
 
 
 class Recorder:
@@ -293,6 +301,21 @@ def elastic(trace: Trace) -> Trace:
         for each in trace.jobs
     )
     return replace(trace, jobs=tuple(jobs))
+
+
+def divided(trace: Trace, per_gpu: int) -> Trace:
+    """Steps of jobs that do not say how they divide do so into this many micro-batches a GPU that the job asks for."""
+    jobs = (
+        replace(each, job=_divided(each.job, each.job.gpus * per_gpu)) if each.job.micro_batches is None else each
+        for each in trace.jobs
+    )
+    return replace(trace, jobs=tuple(jobs))
+
+
+def _divided(job: Job, count: int) -> Job:
+    if count > MOST_GPUS:
+        raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
+    return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
 
 
 def _sped_up(moment: float, first: float, load: float) -> float:

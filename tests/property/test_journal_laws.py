@@ -18,6 +18,7 @@ from poise.model.action import (
     Abandon,
     Action,
     Cancel,
+    Compute,
     Entitled,
     Launch,
     Preempt,
@@ -32,6 +33,7 @@ from poise.model.cluster import Cluster, Node, Slots
 from poise.model.event import (
     Cancelled,
     Colocated,
+    Computed,
     Estimated,
     Event,
     Failed,
@@ -41,11 +43,13 @@ from poise.model.event import (
     Progressed,
     Stopped,
     Submitted,
+    Synchronised,
     Woke,
 )
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
+from poise.model.tasks import Tasks
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
 
@@ -74,9 +78,12 @@ given_jobs = st.builds(
     maybe | counts,
     maybe | counts,
     maybe | names,
+    amounts,
 )
 rates = st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple)
-estimates = st.builds(Estimate, rates, maybe | amounts, st.lists(st.tuples(counts, rates), max_size=2).map(tuple))
+resized = st.lists(st.tuples(counts, rates), max_size=2).map(tuple)
+tasks = st.builds(Tasks, counts, st.lists(amounts, max_size=3).map(tuple), rates, counts)
+estimates = st.builds(Estimate, rates, maybe | amounts, resized, maybe | tasks)
 holdings = st.lists(st.builds(Slots, counts, counts), max_size=3).map(tuple)
 waits = st.builds(Waited, amounts, amounts, amounts)
 
@@ -87,6 +94,8 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Finished: st.builds(Finished, names, counts),
     Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
     Stopped: st.builds(Stopped, names, counts, amounts),
+    Computed: st.builds(Computed, names, counts, holdings),
+    Synchronised: st.builds(Synchronised, names, counts, amounts),
     Progressed: st.builds(Progressed, names, counts, amounts, numbers),
     Cancelled: st.builds(Cancelled, names),
     NodeLost: st.builds(NodeLost, counts),
@@ -95,6 +104,7 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
 }
 ACTIONS: dict[type, st.SearchStrategy[Action]] = {
     Launch: st.builds(Launch, names, counts, holdings, waits),
+    Compute: st.builds(Compute, names, counts, holdings, waits),
     Preempt: st.builds(Preempt, names, counts, st.sampled_from(Why), maybe | names),
     Reject: st.builds(Reject, names, names),
     Abandon: st.builds(Abandon, names, names),

@@ -6,9 +6,23 @@ import pytest
 from tests.builders import a_cluster, a_job, simulate
 
 from poise.analysis.history import History, cumulated
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, Waited, Why
+from poise.analysis.tenants import HOUR, Books
+from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Waited, Why
 from poise.model.cluster import Slots
-from poise.model.event import Cancelled, Estimated, Event, Failed, Finished, NodeLost, NodeReturned, Stopped, Submitted, Woke
+from poise.model.event import (
+    Cancelled,
+    Computed,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Synchronised,
+    Woke,
+)
 from poise.model.job import Job, Status
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
@@ -127,6 +141,78 @@ def test_every_way_to_end_is_counted_once() -> None:
     assert levels(found.waiting) == {0: 0, 4: 0, 9: 2, 10: 1}
     assert isnan(found.jobs["late"].ended)
     assert isnan(found.jobs["huge"].started)
+
+
+def compute(job: str, epoch: int, mask: int, waited: Waited = NO_WAIT) -> Compute:
+    return Compute(job, epoch, (Slots(0, mask),), waited)
+
+
+def computed(job: str, epoch: int, mask: int) -> Computed:
+    return Computed(job, epoch, (Slots(0, mask),))
+
+
+ROUNDS: list[tuple[float, list[Event], list[Action]]] = [
+    (0, [submitted("a"), submitted("b")], [Entitled("of a", (1.0,))]),
+    (2, [Woke()], [compute("a", 1, 0b011, Waited(2, 0, 0))]),
+    (4, [computed("a", 1, 0b001)], [compute("a", 1, 0b100, Waited(0, 1, 0))]),
+    (5, [computed("a", 1, 0b110)], []),
+    (6, [Synchronised("a", 1, 1.0)], []),
+    (9, [], [compute("a", 2, 0b001, Waited(0, 0, 3))]),
+]
+"""A round of two tasks from 2 and one from 4, synchronised from 5 to 6; the next one begins at 9."""
+
+
+def test_a_round_holds_gpus_task_by_task_and_ends_without_a_preemption() -> None:
+    found = history(*ROUNDS, (10, [computed("a", 2, 0b001), Finished("a", 2)], []))
+    life = found.jobs["a"]
+    assert (life.started, life.ended, life.gpu_seconds, life.waited) == (2, 10, 2 + 3 + 1 + 1, (2, 1, 3))
+    assert (life.preemptions, life.migrations, life.restarts) == (0, 0, 0)
+    assert levels(found.held) == {2: 2, 4: 2, 5: 0, 9: 1, 10: 0}
+    assert levels(found.waiting) == {0: 2, 2: 1, 6: 2, 9: 1}
+
+
+@pytest.mark.parametrize(
+    ("event", "action", "status", "restarts"),
+    [
+        (Failed("a", 2, "x", 1.0), None, Status.WAITING, 1),
+        (Stopped("a", 2, 1.0), None, Status.WAITING, 1),
+        (Failed("a", 2, "x", 1.0, final=True), Abandon("a", "x"), Status.FAILED, 1),
+        (Cancelled("a"), None, Status.CANCELLED, 0),
+        (Finished("a", 2), None, Status.FINISHED, 0),
+        (None, Cancel("a", "enough"), Status.CANCELLED, 0),
+        (None, Preempt("a", 2, Why.OUTRANKED, "b"), Status.WAITING, 0),
+    ],
+)
+def test_a_round_that_is_cut_short_gives_back_what_it_holds(
+    event: Event | None, action: Action | None, status: Status, restarts: int
+) -> None:
+    late: Event = computed("a", 2, 0b001)
+    found = history(*ROUNDS, (11, [event] if event else [], [action] if action else []), (12, [late], []))
+    life = found.jobs["a"]
+    assert (life.gpu_seconds, life.status, life.restarts, life.tasks) == (6 + 2, status, restarts, {})
+    assert levels(found.held) == {2: 2, 4: 2, 5: 0, 9: 1, 11: 0}
+    assert cumulated(found.waiting)[1][-1] == 1 + (status is Status.WAITING)
+
+
+def test_a_journal_that_ends_in_the_middle_of_a_round_counts_what_was_held_until_then() -> None:
+    assert history(*ROUNDS, (13, [Woke()], [])).jobs["a"].gpu_seconds == 6 + 4
+
+
+def test_a_job_whose_rounds_divide_migrates_whatever_few_gpus_it_has() -> None:
+    """Unlike a gang it is not on trial where it has fewer GPUs than it asks for."""
+    job = Submitted(Job("a", 0, 4, 10.0, micro_batches=8), "k", 20.0)
+    found = history((0, [job], [launch("a", 1, 0b1)]), (5, [], [Preempt("a", 1, Why.MOVED, None), launch("a", 2, 0b10)]))
+    assert found.jobs["a"].migrations == 1
+
+
+def test_books_count_gpus_of_tasks_and_know_a_tenant_whose_job_is_being_synchronised() -> None:
+    """`of a` has jobs and somebody waits from 0 to 10: it is entitled to 10 GPU-seconds, and gets 7."""
+    entries = [Entry(now, tuple(events), tuple(actions)) for now, events, actions in ROUNDS]
+    entries += [Entry(10, (computed("a", 2, 0b001), Finished("a", 2)), ()), Entry(12, (Woke(),), ())]
+    tenant = Books.of(entries, CLUSTER).tenants["of a"]
+    assert tenant.contended == 10
+    assert tenant.entitled[0] * HOUR == pytest.approx(10)
+    assert tenant.held[0] * HOUR == tenant.received[0] * HOUR == pytest.approx(7)
 
 
 def test_nothing_is_a_history() -> None:

@@ -14,12 +14,13 @@ from poise.core.settings import Cadence, Retry, Settings
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import replay
-from poise.model.action import Abandon, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
+from poise.model.action import Abandon, Compute, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.errors import JournalError, ReplayError
 from poise.model.event import (
     Cancelled,
     Colocated,
+    Computed,
     Estimated,
     Failed,
     Finished,
@@ -27,11 +28,13 @@ from poise.model.event import (
     NodeReturned,
     Stopped,
     Submitted,
+    Synchronised,
     Woke,
 )
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
+from poise.model.tasks import Tasks
 
 HEADER = Header(
     trace="t.jsonl",
@@ -119,6 +122,43 @@ def test_a_journal_is_read_back_as_it_was(tmp_path: Path) -> None:
     found = reader(tmp_path, TEXT)
     assert found.header == HEADER
     assert tuple(found.entries()) == ENTRIES
+
+
+ROWS = ((1.0, 0.5, 0.25), (2.0, 2.0, 2.0))
+DIVIDED = Entry(
+    3.0,
+    (
+        Computed("a", 2, (Slots(0, 1), Slots(1, 6))),
+        Synchronised("a", 2, 7.0),
+        Estimated("k", Estimate(ROWS, None, (), Tasks(4, (0.5, 0.0), ((0.1, 0.1, 0.2), (0.0, 0.0, 0.0)), 2))),
+        Estimated("l", Estimate(ROWS, 0.5, ((3, ROWS),), Tasks(1, (1.0, 1.0), ROWS))),
+        Submitted(Job("b", 0.0, 2, 10.0, micro_batches=4, sync=0.1), "k", 10.0),
+    ),
+    (Compute("a", 3, (Slots(0, 1), Slots(1, 6)), Waited(0.0, 0.5, 0.0)),),
+)
+DIVIDED_TEXT = """\
+[3.0,[["computed","a",2,[[0,1],[1,6]]],["synchronised","a",2,7.0],\
+["estimated","k",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],null,[],[4,[0.5,0.0],[[0.1,0.1,0.2],[0.0,0.0,0.0]],2]]],\
+["estimated","l",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],0.5,[[3,[[1.0,0.5,0.25],[2.0,2.0,2.0]]]],\
+[1,[1.0,1.0],[[1.0,0.5,0.25],[2.0,2.0,2.0]],1]]],\
+["submitted",{"id":"b","submitted":0.0,"gpus":2,"duration":10.0,"micro_batches":4,"sync":0.1},"k",10.0]],\
+[["compute","a",3,[[0,1],[1,6]],[0.0,0.5,0.0]]]]
+"""
+"""Jobs whose steps divide into tasks; journals of others say nothing of them."""
+
+
+def test_tasks_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
+    text = written(HEADER, DIVIDED)
+    assert text.splitlines(keepends=True)[1] == DIVIDED_TEXT
+    [found] = reader(tmp_path, text).entries()
+    assert repr(found) == repr(DIVIDED)
+
+
+def test_an_estimate_of_more_than_there_is_to_say_is_refused(tmp_path: Path) -> None:
+    text = written(HEADER, DIVIDED).replace(",2]]],", ",2],9]],")
+    assert text != written(HEADER, DIVIDED)
+    with pytest.raises(JournalError, match=r"journal\.jsonl:2: not an instant of a journal"):
+        tuple(reader(tmp_path, text).entries())
 
 
 def test_a_setting_that_an_older_journal_does_not_have_is_the_default(tmp_path: Path) -> None:

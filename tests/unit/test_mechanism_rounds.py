@@ -285,3 +285,28 @@ def test_a_job_that_has_waited_for_very_long_gets_nearly_everything() -> None:
     got, _ = FinishTime().allocate(workload, FinishTime().start())
     assert got.objective == pytest.approx(50_000.5, abs=0.01)
     assert got.share[:, 0] == pytest.approx([1.0, 0.0], abs=1e-3)
+
+
+# Jobs whose rounds divide
+
+
+def test_a_share_is_met_by_a_mix_and_time_is_received_in_proportion() -> None:
+    """A task takes 1 s on a V100 and 3 s on a K80; a round of 4 takes 3 s on one of each, and 2 s on the gang of two V100s.
+
+    6 s of that are two thirds of 6 s.
+    """
+    rates = (("v100", 1.0), ("k80", 1 / 3))
+    thirds = Throughputs.of("thirds", "v100", [Alone(M, name, 1, Locality.PACKED, rate) for name, rate in rates])
+    trace = [
+        a_job("v", seconds=ENDLESS, gpu_types=("v100",)), a_job("k", seconds=ENDLESS, gpu_types=("k80",)),
+        a_job("a", gpus=4, seconds=ENDLESS, batches=4),
+    ]  # fmt: skip
+    policy = Policy("fixed", Fixed(((1.0, 0.0), (0.0, 1.0), (0.5, 0.0))))
+    how = replace(GAVEL, round=6.0)
+    story = simulate(trace, policy, "v100:2,k80:2", settings=how, believed=thirds, until=6.0, placement="consolidate")
+    assert [Topology(story.cluster).mix(run.gpus) for run in story.runs_of("a")] == [(1, 1)]
+    workload = story.scheduler.state.snapshot(6.0).workload
+    assert workload.part is not None
+    assert workload.part[2] == pytest.approx(2 / 3)
+    standing = story.scheduler._answering._memory  # type: ignore[attr-defined]
+    assert (standing.received - standing.begun)[2].tolist() == pytest.approx([4.0, 0.0])

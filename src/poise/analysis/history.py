@@ -1,26 +1,41 @@
 """What became of every job, read off a journal into columns: the input of all metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf, nan
 
 import numpy as np
 
-from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Why
+from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, Remark, Waited, Why
 from poise.model.arrays import Floats, Ints
 from poise.model.cluster import Cluster, Holding, gpu_count
-from poise.model.event import Cancelled, Estimated, Event, Failed, Finished, NodeLost, NodeReturned, Stopped, Submitted
+from poise.model.event import (
+    Cancelled,
+    Computed,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Stopped,
+    Submitted,
+    Synchronised,
+)
 from poise.model.job import Status
 from poise.model.journal import Entry
 from poise.model.speed import Locality
 
 
 class Life:
-    """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause."""
+    """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
+
+    tasks   GPUs that compute a task for it now, as (node, bit of the slot), since when
+    """
 
     __slots__ = (
         "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "least", "migrations", "preemptions",
-        "restarts", "since", "started", "status", "steps", "submitted", "tenant", "using", "waited",
+        "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using", "waited",
     )  # fmt: skip
 
     def __init__(self, event: Submitted) -> None:
@@ -29,7 +44,7 @@ class Life:
         self.tenant = job.tenant
         self.app = job.app
         self.gpus = job.gpus
-        self.least = min(job.min_gpus or job.gpus, job.gpus)
+        self.least = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
         self.kind = event.kind
         self.steps = event.steps
         self.submitted = job.submitted
@@ -40,6 +55,7 @@ class Life:
         self.using = 0
         self.waited = (0.0, 0.0, 0.0)
         self.holding: Holding | None = None
+        self.tasks: dict[tuple[int, int], float] = {}
         self.epoch = 0
 
     def launch(self, action: Launch, now: float) -> None:
@@ -53,19 +69,48 @@ class Life:
         self.epoch = action.epoch
         self.since = now
         self.status = Status.RUNNING
+        self._wait(action.waited)
+
+    def _wait(self, more: Waited) -> None:
         order, fragmentation, capacity = self.waited
-        more = action.waited
         self.waited = (order + more.order, fragmentation + more.fragmentation, capacity + more.capacity)
+
+    def compute(self, action: Compute, now: float) -> None:
+        """It gets GPUs for a task each, of a new round or of the one under way."""
+        if self.started != self.started:  # NaN: it has not run before
+            self.started = now
+        self.tasks.update((gpu, now) for gpu in _each(action.gpus))
+        self.holding, self.using, self.since = None, 0, now  # of the whole round it holds nothing
+        self.epoch = action.epoch
+        self.status = Status.RUNNING
+        self._wait(action.waited)
+
+    def give_back(self, gpus: Iterable[tuple[int, int]], now: float) -> None:
+        """Tasks have been computed, or given up."""
+        for gpu in gpus:
+            self.gpu_seconds += now - self.tasks.pop(gpu)
 
     def release(self, now: float, status: Status) -> bool:
         """It no longer has GPUs, if it had any; says whether it had."""
         had = self.status is Status.RUNNING
         if had:
             self.gpu_seconds += self.using * (now - self.since)
+            if self.tasks:
+                self.give_back(list(self.tasks), now)
         self.status = status
         if status.is_final:
             self.ended = now
         return had
+
+
+def _each(gpus: Holding) -> Iterator[tuple[int, int]]:
+    """GPUs one by one, as (node, bit of the slot)."""
+    for node, mask in gpus:
+        left = mask
+        while left:
+            bit = left & -left
+            yield node, bit
+            left ^= bit
 
 
 @dataclass
@@ -84,6 +129,8 @@ class History:
     """(moment, change of the number of GPUs there are)."""
     rejections: list[tuple[str, str]] = field(default_factory=list)
     """(job, why it can never run here)."""
+    remarks: list[tuple[float, str]] = field(default_factory=list)
+    """(moment, what people should know of the decision)."""
     end: float = -inf
     _holders: dict[Holding, int] = field(default_factory=dict)
 
@@ -100,6 +147,7 @@ class History:
         for life in history.jobs.values():
             if life.status is Status.RUNNING:  # the journal ends in the middle of its run
                 life.gpu_seconds += life.using * (history.end - life.since)
+                life.gpu_seconds += sum(history.end - since for since in life.tasks.values())
         return history
 
     def _event(self, event: Event, now: float) -> None:
@@ -109,11 +157,10 @@ class History:
             case Submitted():
                 self.jobs[event.job.id] = Life(event)
                 self.waiting.append((now, 1))
-            case Failed() | Stopped():
-                life = self.jobs[event.job]
-                if life.status is Status.RUNNING and life.epoch == event.epoch:
-                    life.restarts += 1
-                    self._release(life, now, Status.WAITING)
+            case Failed() | Stopped() | Synchronised():
+                self._end_run(event, now)
+            case Computed():
+                self._give_back(event, now)
             case Cancelled():
                 self._release(self.jobs[event.job], now, Status.CANCELLED)
             case Estimated():
@@ -134,6 +181,8 @@ class History:
                 if self._holders[action.gpus] == 1:  # GPUs that two jobs share are held once
                     self.held.append((now, life.using))
                 self.waiting.append((now, -1))
+            case Compute():
+                self._compute(action, now)
             case Preempt():
                 life = self.jobs[action.job]
                 self._release(life, now, Status.WAITING)
@@ -148,10 +197,35 @@ class History:
                 self._release(self.jobs[action.job], now, Status.FAILED)
             case Cancel():
                 self._release(self.jobs[action.job], now, Status.CANCELLED)
+            case Remark():
+                self.remarks.append((now, action.text))
             case _:
                 pass
 
+    def _compute(self, action: Compute, now: float) -> None:
+        """A job that waits for its next round begins it with its first tasks; then it waits no more until its end."""
+        life = self.jobs[action.job]
+        if life.status is Status.WAITING:
+            self.waiting.append((now, -1))
+        life.compute(action, now)
+        self.held.append((now, gpu_count(action.gpus)))
+
+    def _end_run(self, event: Failed | Stopped | Synchronised, now: float) -> None:
+        """A run ended, and its job waits again; a round that is complete is no restart."""
+        life = self.jobs[event.job]
+        if life.status is Status.RUNNING and life.epoch == event.epoch:
+            life.restarts += not isinstance(event, Synchronised)
+            self._release(life, now, Status.WAITING)
+
+    def _give_back(self, event: Computed, now: float) -> None:
+        life = self.jobs[event.job]
+        if life.status is Status.RUNNING and life.epoch == event.epoch:
+            life.give_back(_each(event.gpus), now)
+            self.held.append((now, -gpu_count(event.gpus)))
+
     def _release(self, life: Life, now: float, status: Status) -> None:
+        if life.tasks:
+            self.held.append((now, -len(life.tasks)))
         if life.release(now, status):
             if life.holding is not None:
                 self._holders[life.holding] -= 1

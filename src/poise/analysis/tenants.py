@@ -7,9 +7,9 @@ tenant held in the same time is set beside it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from poise.model.action import Abandon, Action, Cancel, Entitled, Launch, Preempt, Reject, Traded
-from poise.model.cluster import Cluster, Holding
-from poise.model.event import Cancelled, Event, Failed, Finished, Stopped, Submitted
+from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Traded
+from poise.model.cluster import Cluster, Holding, Slots
+from poise.model.event import Cancelled, Computed, Event, Failed, Finished, Stopped, Submitted, Synchronised
 from poise.model.journal import Entry
 
 HOUR = 3600.0
@@ -44,6 +44,7 @@ class Tenant:
     contended: float = 0.0
     now: tuple[float, ...] = ()
     _waiting: int = 0
+    _running: int = 0
     _holds: list[int] = field(default_factory=list)
 
     @staticmethod
@@ -58,7 +59,7 @@ class Tenant:
 
     def compete_for(self, seconds: float) -> None:
         """Somebody waits for so long."""
-        if self._waiting or any(self._holds):
+        if self._waiting or self._running:
             self.contended += seconds
             for gpu_type, gpus in enumerate(self._holds):
                 self.received[gpu_type] += gpus * seconds / HOUR
@@ -68,6 +69,10 @@ class Tenant:
     def wait(self, jobs: int) -> None:
         """So many more of its jobs wait."""
         self._waiting += jobs
+
+    def run(self, jobs: int) -> None:
+        """So many more of its jobs run."""
+        self._running += jobs
 
     def hold(self, gpu_type: int, gpus: int) -> None:
         """It has so many more GPUs."""
@@ -128,7 +133,9 @@ class Books:
                 self._owner[job.id] = job.tenant
                 self.tenants.setdefault(job.tenant, Tenant.of(len(self.types)))
                 self._begin_waiting(job.id)
-            case Failed() | Stopped():
+            case Computed():
+                self._give_back(event)
+            case Failed() | Stopped() | Synchronised():
                 if event.job in self._runs and self._runs[event.job][0] == event.epoch:
                     self._end_run(event.job)
                     self._begin_waiting(event.job)
@@ -139,10 +146,8 @@ class Books:
 
     def _action(self, action: Action) -> None:
         match action:
-            case Launch():
-                self._end_waiting(action.job)
-                self._runs[action.job] = (action.epoch, action.gpus)
-                self._hold(action.job, action.gpus, 1)
+            case Launch() | Compute():
+                self._begin_run(action)
             case Preempt():
                 self._end_run(action.job)
                 self._begin_waiting(action.job)
@@ -164,10 +169,30 @@ class Books:
             self._waits.discard(job)
             self.tenants[self._owner[job]].wait(-1)
 
+    def _begin_run(self, action: Launch | Compute) -> None:
+        """A run begins, or gets GPUs for further tasks of its round."""
+        job = action.job
+        self._end_waiting(job)
+        if job not in self._runs:
+            self.tenants[self._owner[job]].run(1)
+        _, has = self._runs.get(job, (0, ()))
+        self._runs[job] = (action.epoch, (*has, *action.gpus))
+        self._hold(job, action.gpus, 1)
+
+    def _give_back(self, event: Computed) -> None:
+        """Tasks of a round are done."""
+        epoch, has = self._runs.get(event.job, (0, ()))
+        if epoch == event.epoch:
+            gone = dict(event.gpus)
+            left = (Slots(node, mask & ~gone.get(node, 0)) for node, mask in has)
+            self._runs[event.job] = (epoch, tuple(slots for slots in left if slots.mask))
+            self._hold(event.job, event.gpus, -1)
+
     def _end_run(self, job: str) -> None:
         if job in self._runs:
             _, holding = self._runs.pop(job)
             self._hold(job, holding, -1)
+            self.tenants[self._owner[job]].run(-1)
 
     def _end(self, job: str) -> None:
         self._end_run(job)

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from poise.analysis.fairness import Fairness
-from poise.assembly import PRESETS, Experiment, check, elastic, preset_named, scaled, speeds_of
+from poise.assembly import PRESETS, Experiment, check, divided, elastic, preset_named, scaled, speeds_of
+from poise.backends.simulator.switching import parse_switching
 from poise.backends.simulator.world import Truth
 from poise.cli.inputs import read_cluster
 from poise.core.settings import Cadence, Retry
@@ -107,6 +108,20 @@ _OPTIONS = (
     click.option(
         "--elastic", is_flag=True, help="Jobs that state no bounds may run on 1 GPU up to as many as they ask for."
     ),
+    click.option(
+        "--micro-batches",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Steps of jobs that state none divide into N tasks a GPU that the job asks for; any mix of GPUs will do.",
+    ),
+    click.option(
+        "--switching",
+        metavar="SPEC",
+        default="resident=0.003",
+        help="What turning a GPU to another job costs where steps divide into tasks: "
+        "resident=SECONDS,bandwidth=BYTES,size=BYTES,keep=JOBS; naive (the restart overhead); or free.  "
+        "[default: 3 ms if its model is resident, else model size / 12 GB/s]",
+    ),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
     click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
     click.option(
@@ -151,6 +166,8 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     load = options["load"]
     if not (isfinite(load) and load > 0):
         raise RequestError(f"--load: expected a finite number above 0, got {load}")
+    if options["elastic"] and options["micro_batches"] is not None:
+        raise RequestError("--elastic and --micro-batches say different things of the same jobs; give one of the two")
     cluster = read_cluster(options["cluster"])
     believed, true, notes = _tables(options)
     settings = replace(preset.settings, **_given_settings(options))
@@ -164,7 +181,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
         settings=settings,
         throughputs=believed,
         truths=true,
-        truth=Truth(settings.restart_overhead, options["checkpoint_every"]),
+        truth=Truth(settings.restart_overhead, options["checkpoint_every"], switching=parse_switching(options["switching"])),
         faults=options["faults"],
         fairness=Fairness(options["fairness"]),
         seed=options["seed"],
@@ -175,6 +192,8 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     trace = scaled(read_trace(source, format=options["trace_format"]), load=load, most=options["jobs"])
     if options["elastic"]:
         trace = elastic(trace)
+    if options["micro_batches"] is not None:
+        trace = divided(trace, options["micro_batches"])
     check(trace, experiment)
     return Request(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
 

@@ -5,6 +5,7 @@ from math import inf
 from typing import Protocol
 
 from poise.core.candidates import LaneCandidates
+from poise.core.dividing import Division
 from poise.core.granting import Clearing, Desk, grant
 from poise.core.lanes import Key, Lanes
 from poise.core.state import State
@@ -196,14 +197,18 @@ class OrderAnswering:
         return False
 
     def is_idle(self) -> bool:
-        """Nobody waits."""
-        return not self._state.waiting_shapes
+        """Nobody waits, nor could anybody use more GPUs."""
+        state = self._state
+        return not state.waiting_shapes and not (state.dividing and any(state.free.idle))
 
     def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
         """Only new claims are looked at if nothing else can have changed."""
+        preemption = self._order.preemption if allowed is Preemption.BY_RANK else allowed
+        if self._state.dividing:
+            self._divide(now, desk, preemption)
+            return
         if self._serves_newcomer(desk):
             return
-        preemption = self._order.preemption if allowed is Preemption.BY_RANK else allowed
         candidates = self._candidates(now, preemption)
         self._arrived, self._fresh = self._fresh, []
         self._everybody = allowed is not Preemption.BY_RANK
@@ -211,6 +216,19 @@ class OrderAnswering:
             self._blocked = candidates.current
         lost = candidates.lost
         self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
+
+    def _divide(self, now: float, desk: Desk, preemption: Preemption) -> None:
+        """Everybody is looked at, for who runs may want more."""
+        if self._order.preemption is Preemption.BY_RANK:
+            self.catch_up(now)
+        division = Division(self._lanes, self._state, desk, preemption, self._order.unfitting, self._clear)
+        division.decide()
+        for row in division.taken:
+            if desk.after.get(row) is None:
+                self._lanes.wait(row, self._lanes.ranks[row], self._lanes.ties[row])
+        self._arrived, self._fresh = self._fresh, []
+        self._everybody = True
+        self._blocked = None
 
     def _serves_newcomer(self, desk: Desk) -> bool:
         """What happens most: one job has arrived, nobody else waits, and there is room. Nothing need be compared then."""

@@ -1,8 +1,13 @@
 """What the core believes of speeds, as the policy perceives it, and what follows: on which types a job runs best."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from poise.core.waiting import Shape
+from poise.model.cluster import Holding, gpu_count
 from poise.model.job import Job
 from poise.model.speed import Estimate, Locality, Rates
+from poise.model.tasks import Mix
 from poise.model.topology import Topology
 
 
@@ -14,7 +19,7 @@ class Belief:
     shapes       shapes of its jobs' claims, by GPUs, types and locality
     """
 
-    __slots__ = ("_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "types")
+    __slots__ = ("_mixed", "_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "tasks", "types")
 
     def __init__(self, index: int, perceived: Estimate) -> None:
         self.index = index
@@ -26,11 +31,41 @@ class Belief:
         self.best = perceived.best()
         self.impossible: str | None = None
         self.shapes: dict[tuple[int, tuple[int, ...] | None, Locality], Shape] = {}
+        self.tasks = perceived.tasks
         self._others = dict(perceived.others)
+        self._mixed: dict[tuple[Mix, Locality], float] = {}
 
     def rates_with(self, gpus: int) -> Rates:
         """Rates with so many GPUs, be they the gang or another number that jobs of this kind can do with."""
         return self._others.get(gpus, self.rates)
+
+    def rate_on(self, holding: Holding, topology: Topology) -> float:
+        """Steps per second on these GPUs, of one type or, where rounds divide, of several."""
+        locality = topology.locality(holding)
+        if self.tasks is None:
+            return self.rates_with(gpu_count(holding))[topology.type_of[holding[0].node]][locality]
+        key = (topology.mix(holding), locality)
+        rate = self._mixed.get(key)
+        if rate is None:
+            rate = self._mixed[key] = self.estimate.on(*key)
+        return rate
+
+
+def within(estimate: Estimate, gpus: Sequence[int]) -> Estimate:
+    """What holds of a job whose rounds divide where only so many GPUs of each type are to be had.
+
+    Policies that think in gangs ask for no more than there are of one type.
+    """
+    tasks = estimate.tasks
+    most = max((gpus[kind] for kind in tasks.types), default=0) if tasks else 0
+    if tasks is None or tasks.gang <= most:
+        return estimate
+    fewer = {count: rates for count, rates in estimate.others if count <= most}
+    if not fewer:
+        return estimate
+    gang = max(fewer)
+    others = tuple((count, rates) for count, rates in fewer.items() if count != gang)
+    return replace(estimate, rates=fewer[gang], others=others, tasks=replace(tasks, gang=gang))
 
 
 NO_BELIEF = Belief(0, Estimate(rates=()))
@@ -51,6 +86,8 @@ def why_impossible(job: Job, belief: Belief, topology: Topology, reserved: list[
         return f"cannot run as model {job.model!r} on {names} with {job.gpus} GPUs (throughput 0)"
     totals = [total - kept for total, kept in zip(topology.totals, reserved, strict=True)]
     most = max(usable, key=totals.__getitem__)
+    if belief.tasks is not None and totals[most] > 0:
+        return None  # any GPU will do
     if job.gpus > totals[most]:
         return f"needs {job.gpus} GPUs of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
     return None

@@ -5,16 +5,17 @@ a decision means. Here only waiting claims are looked at: before a claim there i
 further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 from typing import Protocol
 
 from poise.core.waiting import Shape
 from poise.model.action import Note
-from poise.model.cluster import Holding, Site, Slots, gpu_count, site_of
+from poise.model.cluster import Holding, Site, Slots, gpu_count, merged, site_of
 from poise.model.plan import Ending, Preemption, Unfitting
 from poise.model.speed import Locality
+from poise.model.tasks import Mix
 from poise.placement.free import FreeGpus, lowest_slots
 from poise.placement.strategies import Placement
 
@@ -44,15 +45,16 @@ class Desk:
     beneficiary       for a job that lost its GPUs: the job they were taken for
     unworked          says of a job that its run has not got beyond its restart overhead; such a run is spared (None: no)
     joins             jobs that are to share GPUs, each with the job that holds them
-    sites             claims that insist on certain nodes
+    sites             claims that insist on certain nodes;  mixes: claims for so many GPUs of each type
+    computes          GPUs on which tasks are to be computed, by job
     ends              jobs to be given up; what they held is free for the claims
     notes             what people should know of the decision
     protected_until   first moment at which a job that was spared for having just started may be preempted
     """
 
     __slots__ = (
-        "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary",
-        "ends", "free", "joins", "notes", "now", "protected_until", "sites",
+        "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary", "computes",
+        "ends", "free", "joins", "mixes", "notes", "now", "protected_until", "sites",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,8 @@ class Desk:
         self.notes: tuple[Note, ...] = ()
         self.joins: dict[int, int] = {}
         self.sites: dict[int, Site] = {}
+        self.mixes: dict[int, Mix] = {}
+        self.computes: dict[int, Holding] = {}
         self.ends: tuple[Ending, ...] = ()
         self._shapes: dict[int, Shape] = {}
 
@@ -113,7 +117,7 @@ class Desk:
             if self.after[row] is None:
                 self._spare(row)
         takers: dict[int, list[tuple[int, int]]] = {}
-        for row, holding in self.after.items():
+        for row, holding in (*self.after.items(), *self.computes.items()):
             for node, mask in holding or ():
                 takers.setdefault(node, []).append((mask, row))
         for row in stopped:
@@ -127,6 +131,8 @@ class Desk:
         self._shapes[row] = shape
         if self.sites and row in self.sites:
             return self._seat_at(row, self.sites[row])
+        if row in self.mixes:
+            return self._seat_mix(row, self.mixes[row]) or self._seat_part(row, shape)
         had = self.before.get(row)
         if had is not None and self.free.are_free(had) and self._suits(had, shape):
             self._take(row, had)
@@ -138,7 +144,59 @@ class Desk:
                 if holding is not None:
                     self._take(row, holding)
                     return True
-        return False
+        return self._seat_part(row, shape)
+
+    def _seat_part(self, row: int, shape: Shape) -> bool:
+        """Give a claim of a job whose rounds divide what is free and of use to it, of whatever types."""
+        mix = shape.tasks.fewest(self.free.idle) if shape.tasks else None
+        return mix is not None and self._seat_mix(row, mix)
+
+    def _seat_mix(self, row: int, mix: Mix) -> bool:
+        """Give a claim so many GPUs of each type, those that it had among them."""
+        if any(gpus > idle for gpus, idle in zip(mix, self.free.idle, strict=True)):
+            return False
+        left = list(mix)
+        parts = list(self._kept(self.before.get(row) or (), left))
+        self.free.take(tuple(parts))
+        parts += self._found(left)
+        self.free.give(tuple(parts))  # `_take` takes all of them at once
+        self._take(row, merged(parts))
+        return True
+
+    def _kept(self, had: Holding, left: list[int]) -> Iterator[Slots]:
+        """Free GPUs that a job had and that it is to have again; `left` says of how many types, and is counted down."""
+        for node, mask in had:
+            kind = self.free.topology.type_of[node]
+            free = mask & self.free.masks[node]
+            gpus = min(free.bit_count(), left[kind])
+            if gpus:
+                left[kind] -= gpus
+                yield Slots(node, lowest_slots(free, gpus))
+
+    def _found(self, mix: Sequence[int]) -> list[Slots]:
+        """GPUs that the placement takes, so many of each type as there are free ones of."""
+        parts: list[Slots] = []
+        for kind, gpus in enumerate(mix):
+            found = self._placement(self.free, kind, gpus, Locality.CLUSTER) if gpus else None
+            if found is not None:
+                self.free.take(found)
+                parts += found
+        return parts
+
+    def start_tasks(self, row: int, mix: Mix) -> None:
+        """Compute one task on each of so many GPUs of each type, or on as many as are free."""
+        found = self._found([min(gpus, idle) for gpus, idle in zip(mix, self.free.idle, strict=True)])
+        if found:
+            self.computes[row] = merged([*self.computes.get(row, ()), *found])
+
+    def start_tasks_at(self, row: int, site: Site) -> None:
+        """Compute one task on each of so many GPUs of these nodes, or on as many as are free."""
+        masks = self.free.masks
+        wanted = [(node, min(gpus, masks[node].bit_count())) for node, gpus in site]
+        found = tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in wanted if gpus)
+        if found:
+            self.free.take(found)
+            self.computes[row] = merged([*self.computes.get(row, ()), *found])
 
     def _seat_at(self, row: int, site: Site) -> bool:
         """Give a claim GPUs of just these nodes."""
@@ -155,7 +213,7 @@ class Desk:
     def _suits(self, holding: Holding, shape: Shape) -> bool:
         """These GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
         topology = self.free.topology
-        if topology.type_of[holding[0].node] not in shape.types or gpu_count(holding) != shape.gang:
+        if gpu_count(holding) != shape.gang or not shape.is_for(holding, topology.type_of):
             return False
         return shape.locality is Locality.CLUSTER or topology.locality(holding) <= shape.locality
 
@@ -252,17 +310,19 @@ class Desk:
         need = shape.gang - self.free.idle[gpu_type]
         victims: list[int] = []
         for row in rows:
-            if holdings.type_of(row) == gpu_type and self.may_preempt(row):
+            gpus = holdings.gpus_of(row, gpu_type)
+            if gpus and self.may_preempt(row):
                 victims.append(row)
-                need -= holdings.gang(row)
+                need -= gpus
                 if need <= 0:
                     break
         else:
             return []
         surplus = -need
         for victim in reversed(victims):  # who stands further ahead is spared first
-            if holdings.gang(victim) <= surplus:
-                surplus -= holdings.gang(victim)
+            gpus = holdings.gpus_of(victim, gpu_type)
+            if gpus <= surplus:
+                surplus -= gpus
                 victims.remove(victim)
         return victims
 
@@ -277,7 +337,7 @@ class Desk:
                 racks.setdefault(topology.rack_of[node], []).append(node)
         victims: list[int] = []
         for row in rows:
-            if holdings.type_of(row) != gpu_type or not self.may_preempt(row):
+            if not (holdings.gpus_of(row, gpu_type) and self.may_preempt(row)):
                 continue
             victims.append(row)
             for node, mask in holdings.of(row):
@@ -305,11 +365,8 @@ class Holdings(Protocol):
     def of(self, row: int) -> Holding:
         """Its GPUs."""
 
-    def type_of(self, row: int) -> int:
-        """Their type."""
-
-    def gang(self, row: int) -> int:
-        """How many they are."""
+    def gpus_of(self, row: int, gpu_type: int) -> int:
+        """How many of them are of a type."""
 
 
 Clearing = Callable[[Desk, int, Shape], bool]

@@ -115,6 +115,13 @@ class Lanes:
         rank = self.ranks[row]
         return rank.queue, rank.section, self._spots[row] + rank.slope * now, self.ties[row], row
 
+    def key(self, row: int, now: float) -> Key:
+        """Where a job stands now, be it that running jobs have no lanes because nobody can be made to give way."""
+        if self._runs[row]:
+            return self.running_key(row, now)
+        rank = self.ranks[row]
+        return rank.queue, rank.section, rank.value, self.ties[row], row
+
     @property
     def drifts(self) -> bool:
         """Time alone may bring a running job behind a waiting one."""

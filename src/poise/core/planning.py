@@ -9,7 +9,7 @@ from poise.core.candidates import PlanCandidates
 from poise.core.granting import Clearing, Desk, grant
 from poise.core.state import State
 from poise.core.waiting import Shape
-from poise.model.plan import Claim, Plan, Planner, Preemption, Stops
+from poise.model.plan import Claim, Grain, Plan, Planner, Preemption, Stops
 
 
 class PlannerAnswering:
@@ -56,7 +56,11 @@ class PlannerAnswering:
         self._plan = plan
         self._wake = plan.wake
         desk.notes = plan.notes
+        tasks = [claim for claim in plan.claims if claim.grain is Grain.TASK]
+        if tasks:
+            plan = replace(plan, claims=tuple(claim for claim in plan.claims if claim.grain is Grain.LEASE))
         desk.sites = {claim.row: claim.site for claim in plan.claims if claim.site is not None}
+        desk.mixes = {claim.row: claim.mix for claim in plan.claims if claim.mix is not None}
         self._give_up(plan, desk)
         evicted: set[int] = set()
         if allowed is Preemption.BY_RANK:
@@ -71,13 +75,23 @@ class PlannerAnswering:
         for claim in plan.claims:
             if claim.beside is not None:
                 self._join(claim.beside, claim.row, desk)
+        for claim in tasks:
+            self._start_tasks(claim, desk)
         if plan.stopping is Stops.FOR_OTHERS:
             desk.settle_stops(evicted, state.ledger.partner)
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)
             desk.sites |= {claim.row: claim.site for claim in more if claim.site is not None}
+            desk.mixes |= {claim.row: claim.mix for claim in more if claim.mix is not None}
             holds = desk.holders(state.ledger.rows())
             grant(PlanCandidates(further, Preemption.NEVER, holds, shape), desk, state)
+
+    @staticmethod
+    def _start_tasks(claim: Claim, desk: Desk) -> None:
+        if claim.site is not None:
+            desk.start_tasks_at(claim.row, claim.site)
+        elif claim.mix is not None:
+            desk.start_tasks(claim.row, claim.mix)
 
     def _shape(self, now: float, claim: Claim) -> Shape:
         """What a claim is for; a job that waits for locality insists on it whatever the plan says."""
@@ -139,4 +153,4 @@ class PlannerAnswering:
 
 def _may_move(claim: Claim) -> bool:
     """The claim says more than that the job is to have its gang somewhere."""
-    return claim.types is not None or claim.gpus is not None or claim.site is not None
+    return claim.types is not None or claim.gpus is not None or claim.site is not None or claim.mix is not None

@@ -34,6 +34,8 @@ class Reason:
 
 _ENDED = {Status.REJECTED: Code.REJECTED, Status.FAILED: Code.FAILED, Status.CANCELLED: Code.CANCELLED}
 
+_TOGETHER = "puts together what the tasks of its round have computed"
+
 
 def explain(state: State, row: int) -> Reason:
     """The one dominant reason."""
@@ -44,6 +46,9 @@ def explain(state: State, row: int) -> Reason:
         case Status.FINISHED:
             return Reason(Code.FINISHED, "did all its work")
         case Status.RUNNING:
+            if not state.of(row):
+                does = "waits for a GPU for the other tasks of its round" if state.columns.ready[row] else _TOGETHER
+                return Reason(Code.RUNNING, does)
             does = "is tried for a short while" if state.pool.tries(row) else "runs"
             return Reason(Code.RUNNING, f"{does} on {_describe(state, state.of(row))}")
         case Status.WAITING:
@@ -62,6 +67,8 @@ def _waiting(state: State, row: int) -> Reason:
     if shape.is_held:
         return Reason(Code.SHARE, f"tenant {state.columns.tenants[row]} already uses its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
+    if shape.tasks is not None:
+        return _waiting_for_any(shape.classify(state.free, state.placement), free)
     match shape.classify(state.free, state.placement):
         case Cause.CAPACITY:
             return Reason(Code.CAPACITY, f"needs {shape.gang} GPUs at once; free now: {free}")
@@ -70,6 +77,13 @@ def _waiting(state: State, row: int) -> Reason:
             return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
         case Cause.ORDER:
             return Reason(Code.ORDER, f"{shape.gang} GPUs are free ({free}), but jobs ahead of it come first")
+
+
+def _waiting_for_any(cause: Cause, free: str) -> Reason:
+    """Of a job whose rounds divide: one GPU would do to begin with."""
+    if cause is Cause.CAPACITY:
+        return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
+    return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
 
 
 def _held(state: State, row: int) -> str:

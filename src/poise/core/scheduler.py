@@ -11,6 +11,7 @@ from typing import assert_never
 
 from poise.core.absence import Absence
 from poise.core.answering import Answering, OrderAnswering
+from poise.core.computing import compute, computed
 from poise.core.granting import Clearing, Desk
 from poise.core.moving import clear
 from poise.core.patience import Patience
@@ -18,12 +19,13 @@ from poise.core.planning import PlannerAnswering
 from poise.core.reasons import Reason, explain
 from poise.core.settings import Cadence, Retry, Settings
 from poise.core.state import State
-from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Waited, WakeAt, Why
+from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, Waited, WakeAt, Why
 from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.errors import InvariantError
 from poise.model.event import (
     Cancelled,
     Colocated,
+    Computed,
     Estimated,
     Event,
     Failed,
@@ -33,6 +35,7 @@ from poise.model.event import (
     Progressed,
     Stopped,
     Submitted,
+    Synchronised,
     Woke,
 )
 from poise.model.failures import Verdict, verdict
@@ -126,16 +129,14 @@ class Scheduler:
                 self._stopped(event, now)
             case Failed():
                 self._failed(event, now)
+            case Computed() | Synchronised():
+                self._advanced(event, now)
             case Cancelled():
                 self._cancelled(event, now)
             case Estimated() | Colocated() | Progressed():
                 self._learn(event)
-            case NodeLost():
-                self._node_lost(event.node, now)
-            case NodeReturned():
-                self.state.restore(event.node)
-                self._answering.opened()
-                self._pending = True
+            case NodeLost() | NodeReturned():
+                self._node_changed(event, now)
             case _:
                 assert_never(event)
 
@@ -210,6 +211,18 @@ class Scheduler:
         elif running and event.epoch == self.state.columns.epoch[row]:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
+    def _advanced(self, event: Computed | Synchronised, now: float) -> None:
+        """Tasks are done; or a whole round is, and the tasks of the next one are ready."""
+        row = self._running_row(event.job, event.epoch)
+        if row is None:
+            return
+        if isinstance(event, Computed):
+            computed(self.state, row, event.gpus, now)
+        else:
+            self._interrupt(row, now)
+            self.state.columns.steps_done[row] = event.steps
+        self._pending = True
+
     def _cancelled(self, event: Cancelled, now: float) -> None:
         row = self.state.rows.get(event.job)
         if row is None or Status(self.state.columns.status[row]).is_final:
@@ -217,9 +230,14 @@ class Scheduler:
         self.state.reasons[row] = "cancelled by its owner"
         self._end(row, now, Status.CANCELLED)
 
-    def _node_lost(self, node: int, now: float) -> None:
-        self.state.free.lose(node)
-        for row in self.state.ledger.lose(node):
+    def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
+        if isinstance(event, NodeReturned):
+            self.state.restore(event.node)
+            self._answering.opened()
+            self._pending = True
+            return
+        self.state.free.lose(event.node)
+        for row in self.state.ledger.lose(event.node):
             if self.state.pool.tries(row):
                 self._absence.try_again(row, now)
             else:
@@ -327,6 +345,10 @@ class Scheduler:
                 columns = self.state.columns
                 self._actions.append(Launch(columns.ids[row], columns.epoch[row], after, waited))
                 self._answering.started(row, now)
+        for row, gpus in desk.computes.items():
+            waited = compute(self.state, row, gpus, now)
+            columns = self.state.columns
+            self._actions.append(Compute(columns.ids[row], columns.epoch[row], gpus, waited))
 
     def _cancel(self, row: int, reason: str, now: float) -> None:
         """Its app gives the job up; the desk has given its GPUs to others already."""
@@ -341,7 +363,8 @@ class Scheduler:
         self._actions.append(Cancel(state.columns.ids[row], reason))
 
     def _start(self, row: int, holding: Holding, beside: int | None, now: float) -> Waited:
-        overhead = self.settings.restart_overhead
+        # What turning to a job whose rounds divide costs depends on where it was; that is the world's to tell, and little.
+        overhead = 0.0 if self.state.columns.tasks[row] else self.settings.restart_overhead
         if beside is None:
             return self.state.start(row, holding, now, overhead)
         return self.state.join(row, beside, now, overhead)

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from functools import partial
 
-from poise.core.beliefs import NO_BELIEF, Belief, why_impossible
+from poise.core.beliefs import NO_BELIEF, Belief, why_impossible, within
 from poise.core.locality import Insistence
 from poise.core.settings import Settings
+from poise.core.shapes import Shapes
 from poise.core.survey import Survey
 from poise.core.trials import Pool
 from poise.core.verify import Ledger
 from poise.core.waiting import NO_WAIT, Shape
 from poise.model.action import Waited
-from poise.model.cluster import Cluster, Holding, gpu_count, site_of
+from poise.model.cluster import Cluster, Holding, site_of
 from poise.model.columns import JobColumns, JobView, Snapshot
 from poise.model.errors import InvariantError
 from poise.model.event import Colocated
@@ -21,7 +22,7 @@ from poise.model.plan import Claim
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
 from poise.placement.free import FreeGpus
-from poise.placement.strategies import Placement, count
+from poise.placement.strategies import Placement
 
 
 class State:
@@ -52,7 +53,9 @@ class State:
         """What active jobs have reported: (steps, loss)."""
         self.reasons: dict[int, str] = {}
         """Why a job ended badly, by row."""
-        self._shapes: dict[tuple[int, tuple[int, ...], Locality], Shape] = {}
+        self.dividing = 0
+        """How many active jobs have rounds that divide."""
+        self._shapes = Shapes(placement, self._all_free)
         self.survey = Survey(self.topology)
         self._beliefs: dict[str, Belief] = {}
         self._unchecked: set[str] = set()
@@ -65,6 +68,8 @@ class State:
 
     def believe(self, kind: str, perceived: Estimate) -> None:
         """Take an estimate for jobs of this kind that are submitted from now on."""
+        there = [total - kept for total, kept in zip(self.topology.totals, self.pool.reserved, strict=True)]
+        perceived = within(perceived, there)
         self._beliefs[kind] = Belief(self.survey.learn(perceived), perceived)
         self._unchecked.add(kind)
 
@@ -88,6 +93,9 @@ class State:
         self.rows[job.id] = row
         self.active[row] = None
         self._belief_of.append(belief)
+        if belief.tasks is not None:
+            self.columns.divide(row, belief.tasks)
+            self.dividing += 1
         self._view.row, self._view.now = row, now
         self._asked.append(asks(self._view))
         self._usual.append(self.shape(row, self._asked[row]))
@@ -119,6 +127,7 @@ class State:
         gpu_type = self.topology.type_of[holding[0].node]
         place = self.survey.column(gpu_type, Locality.PACKED)
         rate = self._belief_of[row].rates_with(1)[gpu_type][Locality.PACKED] if self.columns.least[row] == 1 else 0.0
+        overhead = 0.0 if self.columns.tasks[row] else overhead
         self.columns.start(row, now, place=place, gpus=1, rate=rate, overhead=overhead)
         return Waited(now - self.away[row], 0.0, 0.0)
 
@@ -188,43 +197,20 @@ class State:
 
     def shape(self, row: int, locality: Locality, types: tuple[int, ...] | None = None, gpus: int | None = None) -> Shape:
         """The shape of a job's claim at some locality, or else at the nearest wider one that could ever be granted."""
-        belief = self._belief_of[row]
-        gpus = gpus or self.columns.gang[row]
-        shape = belief.shapes.get((gpus, types, locality))
-        if shape is None:
-            rates = belief.rates_with(gpus)
-            able = belief.types if types is None else (each for each in types if each in belief.types)
-            asked = tuple(each for each in able if rates[each][Locality.PACKED] > 0)
-            shape = belief.shapes[gpus, types, locality] = self._shape((gpus, asked, locality))
-        return shape
-
-    def _shape(self, key: tuple[int, tuple[int, ...], Locality]) -> Shape:
-        shape = self._shapes.get(key)
-        if shape is None:
-            gang, types, locality = key
-            wider = not self._could_be_granted(*key)
-            shape = self._shape((gang, types, Locality(locality + 1))) if wider else Shape(len(self._shapes), *key)
-            self._shapes[key] = shape
-        return shape
+        return self._shapes.of(self._belief_of[row], gpus or self.columns.gang[row], types, locality)
 
     def allows(self, claim: Claim) -> bool:
         """A running job may keep what it holds under this claim."""
         holding = self.ledger.holding(claim.row)
         if claim.site is not None:
             return site_of(holding) == claim.site
+        if claim.mix is not None:
+            return self.topology.mix(holding) == claim.mix
         shape = self.shape(claim.row, claim.locality, claim.types, claim.gpus)
         if shape.gang != self.columns.gpus[claim.row]:
             return False
         is_near = self.topology.locality(holding) <= shape.locality
-        return claim.types is None or (is_near and self.type_of(claim.row) in shape.types)
-
-    def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
-        """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
-        if locality is Locality.CLUSTER:
-            return True
-        empty = self._all_free()
-        fits = (self.placement(empty, gpu_type, gang, locality) is not None for gpu_type in types)
-        return self.placement is not count and any(fits)
+        return claim.types is None or (is_near and shape.is_for(holding, self.topology.type_of))
 
     def insisted(self, row: int, now: float, asked: Locality) -> Locality:
         """The locality that a job's claim insists on: what the policy asks, or what the job still waits for if it waits."""
@@ -262,11 +248,7 @@ class State:
 
     def held_back(self, shape: Shape) -> Shape:
         """The shape of such jobs that are held back for their tenant's share."""
-        if shape.held is None:
-            shape.held = Shape(len(self._shapes), shape.gang, shape.types, shape.locality)
-            shape.held.held = shape.held
-            self._shapes[shape.gang, (-1, *shape.types), shape.locality] = shape.held
-        return shape.held
+        return self._shapes.held_back(shape)
 
     def _leave_shape(self, shape: Shape) -> None:
         shape.waiting -= 1
@@ -309,10 +291,16 @@ class State:
         columns = self.columns
         if columns.status[row] != Status.WAITING:
             raise InvariantError(f"job in row {row} is to start though it does not wait")
-        gpus = self.ledger.open(row, holding, columns.least[row], columns.most[row])
-        gpu_type = self.topology.type_of[holding[0].node]
+        belief = self._belief_of[row]
         locality = self.topology.locality(holding)
-        rate = self._belief_of[row].rates_with(gpus)[gpu_type][locality]
+        if belief.tasks is None:
+            gpus = self.ledger.open(row, holding, columns.least[row], columns.most[row])
+            gpu_type = self.topology.type_of[holding[0].node]
+            rate = belief.rates_with(gpus)[gpu_type][locality]
+        else:
+            gpus = self.ledger.open(row, holding, columns.least[row], columns.most[row], belief.types)
+            gpu_type = self.topology.main_type(holding)
+            rate = belief.rate_on(holding, self.topology)
         waited = self.end_waiting(row, now)
         columns.start(row, now, place=self.survey.column(gpu_type, locality), gpus=gpus, rate=rate, overhead=overhead)
         return waited
@@ -337,8 +325,7 @@ class State:
         holding = self.ledger.close(row)
         if other is not None:
             left = self.ledger.holding(other)
-            rates = self._belief_of[other].rates_with(gpu_count(left))[self.topology.type_of[left[0].node]]
-            self.columns.change_rate(other, now, rates[self.topology.locality(left)])
+            self.columns.change_rate(other, now, self._belief_of[other].rate_on(left, self.topology))
         self.protected.pop(row, None)
         self.columns.stop(row, now, status)
         return holding
@@ -346,6 +333,7 @@ class State:
     def end(self, row: int, status: Status) -> None:
         """The job has come to its end."""
         self.columns.status[row] = status
+        self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
         self.active.pop(row, None)
         self.away.pop(row, None)
@@ -368,15 +356,18 @@ class State:
 
     def of(self, row: int) -> Holding:
         """The GPUs of a running job, be it on trial."""
-        return self.ledger.held_by(row) or self.ledger.trials[row]
+        held = self.ledger.held_by(row)
+        return self.ledger.trials[row] if held is None else held
 
     def type_of(self, row: int) -> int:
         """The GPU type that a running job holds."""
         return self.topology.type_of[self.ledger.holding(row)[0].node]
 
-    def gang(self, row: int) -> int:
-        """The GPUs that a running job holds."""
-        return self.columns.gpus[row]
+    def gpus_of(self, row: int, gpu_type: int) -> int:
+        """The GPUs of a type that a running job holds."""
+        if not self.columns.tasks[row]:
+            return self.columns.gpus[row] if self.type_of(row) == gpu_type else 0
+        return self.topology.mix(self.ledger.holding(row))[gpu_type]
 
 
 def _less(later: Waited, earlier: Waited) -> Waited:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from poise.model.arrays import Floats, Ints
+from poise.core.beliefs import within
+from poise.model.arrays import Bools, Floats, Ints
 from poise.model.columns import Snapshot
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
@@ -18,6 +19,7 @@ class Survey:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._types = len(topology.types)
+        self._estimates: list[Estimate] = []
         self._rates: list[tuple[float, ...]] = []
         self._is_split_costly = False
         self._table: Floats | None = None
@@ -28,10 +30,10 @@ class Survey:
 
     def learn(self, perceived: Estimate) -> int:
         """Take in an estimate; returns its index."""
-        packed = tuple(row[Locality.PACKED] for row in perceived.rates)
-        spread = tuple(row[Locality.CLUSTER] for row in perceived.rates)
-        self._is_split_costly = self._is_split_costly or spread != packed
-        self._rates.append((*packed, *spread))
+        rates = _by_column(perceived)
+        self._is_split_costly = self._is_split_costly or rates[: self._types] != rates[self._types :]
+        self._estimates.append(perceived)
+        self._rates.append(rates)
         self._table = self._beside = None
         return len(self._rates) - 1
 
@@ -69,11 +71,15 @@ class Survey:
         gang = snapshot.gang.astype(float)
         gpus = np.array(live, dtype=float)
         held = snapshot.ints(columns.place) - 1
+        divides = snapshot.ints(columns.tasks) > 0
+        has_divisible = bool(divides.any())
+        speed = self._table[kind]
+        if has_divisible:
+            self._do_with_fewer(divides, kind, gpus, gang, speed)
         if self._is_split_costly:
-            speed = self._table[kind]
             speed[gang == 1.0, self._types :] = 0.0  # one GPU is never spread
         else:
-            speed = self._table[kind, : self._types]
+            speed = speed[:, : self._types]
             held = np.where(held >= self._types, held - self._types, held)
         column_type = np.arange(speed.shape[1]) % self._types
         speed[gang[:, None] > gpus[column_type]] = 0.0
@@ -94,7 +100,30 @@ class Survey:
             column_type=column_type,
             kind=kind,
             known_beside=self._known_beside(speed.shape[1]),
+            divides=divides if has_divisible else None,
+            part=_part(snapshot, speed, held) if has_divisible else None,
         )
+
+    def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
+        """Jobs whose rounds divide and whose gang no type has enough live GPUs for are to have what there is."""
+        most = np.where(speed[:, : self._types] > 0, gpus, 0.0).max(axis=1)
+        for job in np.flatnonzero(divides & (gang > most)).tolist():
+            fewer = within(self._estimates[kind[job]], gpus.astype(int).tolist())
+            if fewer.tasks is not None:
+                gang[job], speed[job] = fewer.tasks.gang, _by_column(fewer)
+
+
+def _by_column(estimate: Estimate) -> tuple[float, ...]:
+    """Rates by type, packed and then spread."""
+    packed = [row[Locality.PACKED] for row in estimate.rates]
+    return (*packed, *[row[Locality.CLUSTER] for row in estimate.rates])
+
+
+def _part(snapshot: Snapshot, speed: Floats, held: Ints) -> Floats:
+    """Speed now ÷ speed of the whole gang on the column held; 1 of those who wait, or hold what they could not share in."""
+    whole = speed[np.arange(len(held)), held]
+    known = (held >= 0) & (whole > 0)
+    return np.where(known, snapshot.floats(snapshot.columns.rate) / np.where(known, whole, 1.0), 1.0)
 
 
 def _places(rows: Ints, partner: dict[int, int]) -> Ints:

@@ -1,10 +1,11 @@
 """The rules that every decision keeps, checked on every decision against an account of its own.
 
-No GPU twice, but for two jobs that are to share theirs · whole gangs of one type · no more than there is · only live nodes.
-Only what a decision changes is looked at; everything else was checked when it changed.
+No GPU twice, but for two jobs that are to share theirs · whole gangs of one type, but for jobs whose rounds divide, and
+those only on types that they can use · no more than there is · only live nodes. Only what a decision changes is looked at;
+everything else was checked when it changed.
 """
 
-from poise.model.cluster import Holding
+from poise.model.cluster import Holding, Slots, merged
 from poise.model.errors import InvariantError
 from poise.model.topology import Topology
 
@@ -30,22 +31,46 @@ class Ledger:
         self.partner[row], self.partner[other] = other, row
         return self.holdings[row]
 
-    def open(self, row: int, holding: Holding, least: int, most: int) -> int:
-        """The job takes these GPUs, as many as it can do with; refused if that breaks a rule. Returns how many they are."""
-        got = self._take(row, holding)
+    def open(self, row: int, holding: Holding, least: int, most: int, mixed: tuple[int, ...] | None = None) -> int:
+        """The job takes these GPUs, as many as it can do with; refused if that breaks a rule. Returns how many they are.
+
+        mixed   types that it can use at once; None: it needs GPUs of one type
+        """
+        self._check_empty_handed(row)
+        got = self._take(row, holding, mixed)
         if not least <= got <= most:
             raise InvariantError(f"job in row {row} needs {least} to {most} GPUs and is to get {got}")
         self.holdings[row] = holding
         return got
 
+    def extend(self, row: int, holding: Holding, mixed: tuple[int, ...]) -> None:
+        """The job takes these GPUs besides those that it holds; refused if that breaks a rule."""
+        self._take(row, holding, mixed)
+        self.holdings[row] = merged((*self.holdings.get(row, ()), *holding))
+
+    def reduce(self, row: int, holding: Holding) -> None:
+        """The job gives some of its GPUs back, perhaps all of them, and goes on."""
+        left = dict(self.holdings[row])
+        for node, mask in holding:
+            if left.get(node, 0) & mask != mask:
+                raise InvariantError(
+                    f"job in row {row} is to give back slots {mask:b} of node {node}, which it does not hold"
+                )
+            left[node] &= ~mask
+            self._held[node] &= ~mask
+        self.holdings[row] = tuple(Slots(node, mask) for node, mask in left.items() if mask)
+
     def lend(self, row: int, holding: Holding) -> None:
         """The job is tried on these GPUs; refused if that breaks a rule."""
-        self._take(row, holding)
+        self._check_empty_handed(row)
+        self._take(row, holding, None)
         self.trials[row] = holding
 
-    def _take(self, row: int, holding: Holding) -> int:
+    def _check_empty_handed(self, row: int) -> None:
         if row in self.holdings or row in self.trials:
             raise InvariantError(f"job in row {row} is to hold GPUs twice")
+
+    def _take(self, row: int, holding: Holding, mixed: tuple[int, ...] | None) -> int:
         first = self._topology.type_of[holding[0].node]
         got = 0
         for node, mask in holding:
@@ -56,14 +81,16 @@ class Ledger:
                 raise InvariantError(f"node {node} has no such slots: {mask:b}")
             if self._held[node] & mask:
                 raise InvariantError(f"node {node}: slots {self._held[node] & mask:b} are to be held twice")
-            if self._topology.type_of[node] != first:
-                raise InvariantError(f"job in row {row} is to run on GPUs of two types")
+            kind = self._topology.type_of[node]
+            if kind != first if mixed is None else kind not in mixed:
+                why = "GPUs of two types" if mixed is None else f"{self._topology.types[kind]}, which it cannot use"
+                raise InvariantError(f"job in row {row} is to run on {why}")
             self._held[node] |= mask
         return got
 
     def close(self, row: int) -> Holding:
         """The job gives its GPUs back; returns those that nobody holds any more."""
-        holding = self.holdings.pop(row, None) or self.trials.pop(row, None)
+        holding = self.holdings.pop(row) if row in self.holdings else self.trials.pop(row, None)
         if holding is None:
             raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
         other = self.partner.pop(row, None)

@@ -5,10 +5,13 @@ Whether a waiting claim fits depends on its shape alone (gang, types, locality),
 the whole account is a few shapes a decision, however long the queue.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 from poise.model.action import Waited
+from poise.model.cluster import Holding
 from poise.model.speed import Locality
+from poise.model.tasks import Tasks
 from poise.placement.free import FreeGpus
 from poise.placement.strategies import Placement
 
@@ -27,16 +30,20 @@ NO_WAIT = Waited(0.0, 0.0, 0.0)
 class Shape:
     """Gang, GPU types by preference, and locality: what decides whether a claim fits. `waiting` counts such jobs.
 
+    tasks  what rounds divide into, if they do: then a claim fits as soon as any of the GPUs is free
     held   the twin for such jobs that are held back for their tenant's share, whatever is free; its own twin is itself
     """
 
-    __slots__ = ("_clock", "_since", "cause", "gang", "held", "index", "locality", "types", "waiting")
+    __slots__ = ("_clock", "_since", "cause", "gang", "held", "index", "locality", "tasks", "types", "waiting")
 
-    def __init__(self, index: int, gang: int, types: tuple[int, ...], locality: Locality) -> None:
+    def __init__(
+        self, index: int, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None = None
+    ) -> None:
         self.index = index
         self.gang = gang
         self.types = types
         self.locality = locality
+        self.tasks = tasks
         self.waiting = 0
         self.held: Shape | None = None
         self.cause = Cause.CAPACITY
@@ -47,7 +54,7 @@ class Shape:
         """Why a claim of this shape that still waits does wait."""
         if self.is_held:
             return Cause.ORDER
-        gang, idle = self.gang, free.idle
+        gang, idle = self.gang if self.tasks is None else 1, free.idle
         for gpu_type in self.types:
             if idle[gpu_type] >= gang:
                 break
@@ -59,6 +66,11 @@ class Shape:
 
     def _fits(self, free: FreeGpus, placement: Placement) -> bool:
         return any(placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types)
+
+    def is_for(self, holding: Holding, type_of: Sequence[int]) -> bool:
+        """These GPUs are of one type, and such a claim may be given it."""
+        kind = type_of[holding[0].node]
+        return kind in self.types and (len(holding) == 1 or all(type_of[slots.node] == kind for slots in holding))
 
     @property
     def is_held(self) -> bool:

@@ -23,6 +23,7 @@ from poise.model.errors import JournalError, RequestError
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.speed import Estimate, Rates
+from poise.model.tasks import Tasks
 
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
@@ -56,11 +57,20 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a fact or a wish carri
             stated = {name: getattr(value, name) for name in _JOB_DEFAULTS}
             return {name: each for name, each in stated.items() if each != _JOB_DEFAULTS[name]}
         case Estimate():
-            return [value.rates, value.skew, *([value.others] if value.others else [])]
+            return _plain_estimate(value)
         case float() if value == inf:
             return None
         case _:
             return value
+
+
+def _plain_estimate(value: Estimate) -> list[Any]:
+    """What most estimates do not have is left out; tasks come fourth, wherever they are."""
+    if value.tasks is None:
+        return [value.rates, value.skew, *([value.others] if value.others else [])]
+    tasks = value.tasks
+    sync = [[_plain(each) for each in row] for row in tasks.sync]
+    return [value.rates, value.skew, value.others, [tasks.count, tasks.seconds, sync, tasks.gang]]
 
 
 def _encoded(thing: events.Event | actions.Action) -> list[Any]:
@@ -102,9 +112,15 @@ def _job(value: dict[str, Any]) -> Job:
     return Job(**{**value, "gpu_types": tuple(value.get("gpu_types", ()))})
 
 
-def _estimate(value: list[Any]) -> Estimate:
-    rates, skew, *others = value
-    return Estimate(_rates(rates), skew, tuple((gpus, _rates(with_them)) for gpus, with_them in (others or [[]])[0]))
+def _estimate(
+    rates: list[Any], skew: float | None, others: list[Any] | None = None, tasks: list[Any] | None = None
+) -> Estimate:
+    resized = tuple((gpus, _rates(with_them)) for gpus, with_them in others or ())
+    return Estimate(_rates(rates), skew, resized, None if tasks is None else _tasks(*tasks))
+
+
+def _tasks(count: int, seconds: list[float], sync: list[list[float | None]], gang: int) -> Tasks:
+    return Tasks(count, tuple(seconds), _rates([[_or_inf(each) for each in row] for row in sync]), gang)
 
 
 def _rates(value: list[list[float]]) -> Rates:
@@ -122,10 +138,13 @@ def _or_inf(value: float | None) -> float:
 _DECODERS: dict[tuple[type, str], Callable[[Any], Any]] = {
     (events.Submitted, "job"): _job,
     (events.Submitted, "steps"): _or_inf,
-    (events.Estimated, "estimate"): _estimate,
+    (events.Estimated, "estimate"): lambda value: _estimate(*value),
     (events.Colocated, "rates"): lambda value: tuple((mine, other) for mine, other in value),
+    (events.Computed, "gpus"): _holding,
     (actions.Launch, "gpus"): _holding,
     (actions.Launch, "waited"): lambda value: Waited(*value),
+    (actions.Compute, "gpus"): _holding,
+    (actions.Compute, "waited"): lambda value: Waited(*value),
     (actions.Preempt, "why"): Why,
     (actions.Entitled, "gpus"): tuple,
 }

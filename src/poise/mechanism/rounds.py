@@ -119,6 +119,8 @@ class Rounds:
         running = workload.held >= 0
         stays = running & (column >= 0) & (column % types == workload.held % types)
         stays &= (column >= types) | (workload.held < types)  # time that is to be packed is not spent spread
+        if workload.part is not None:
+            stays &= workload.part >= WHOLE  # with a part of its GPUs it is not where it is to be
         # A pair goes on as it is; of a pair that parts, only one can stay where it is.
         stays &= (served.partner < 0) | (served.partner == workload.partner)
         parts = (workload.partner >= 0) & (served.partner != workload.partner)
@@ -225,8 +227,11 @@ class Rounds:
         self, standing: Standing, workload: Workload, waits: NDArray[np.bool_], idle: tuple[int, ...]
     ) -> tuple[Claim, ...]:
         """Claims of those who wait on whatever they can use of what is free, where they have a share first."""
-        fits = (workload.speed > 0) & (workload.gang[:, None] <= np.array(idle)[workload.column_type])
-        able = waits & fits.any(axis=1)
+        free = np.array(idle)[workload.column_type]
+        fits = ((workload.speed > 0) & (workload.gang[:, None] <= free)).any(axis=1)
+        if workload.divides is not None:
+            fits |= workload.divides  # any GPU may do, be it of a type that has too few for the gang
+        able = waits & fits
         if not able.any():
             return ()
         priority = standing.share / standing.received

@@ -156,6 +156,8 @@ def accounted(standing: Standing, workload: Workload, snapshot: Snapshot, length
     speed = workload.speed[runs, columns]
     rounds = np.floor(seconds / length * (1.0 + 1e-12))
     counted = rounds * _whole_steps(speed, np.full_like(speed, length)) + _whole_steps(speed, seconds - rounds * length)
+    if workload.part is not None:
+        counted *= workload.part[runs]  # a part of the gang is a part of the time
     is_alone = workload.partner[runs] < 0
     received = standing.received.copy()
     received[runs[is_alone], columns[is_alone]] += counted[is_alone]

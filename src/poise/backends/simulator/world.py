@@ -4,14 +4,18 @@ Times are exact: a run ends at the very moment its work is done, whatever rounds
 one batch: what ended, what was lost or returned, what arrived, and then the wake-up.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from heapq import heappop, heappush
-from math import floor, inf
+from itertools import count
+from math import inf
 from typing import NamedTuple, assert_never
 
-from poise.model.action import Abandon, Action, Cancel, Entitled, Launch, Preempt, Reject, Remark, Traded, WakeAt
+from poise.backends.simulator.runs import Fate, Round, Run
+from poise.backends.simulator.switching import Gpus, Switching, unknown_size
+from poise.backends.simulator.tasks import TaskRuns
+from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Remark, Traded, WakeAt
 from poise.model.cluster import Cluster, Holding, gpu_count
 from poise.model.event import (
     Cancelled,
@@ -28,7 +32,6 @@ from poise.model.event import (
     Woke,
 )
 from poise.model.job import Job
-from poise.model.speed import Estimate
 from poise.model.topology import Topology
 from poise.throughput.speeds import Speeds
 from poise.traces.schema import Outcome, TraceJob
@@ -56,88 +59,29 @@ class Tells(Enum):
 class Truth:
     """What the world costs, in seconds, and what it tells.
 
-    restart_overhead   without progress at each start
+    restart_overhead   without progress at each start, of jobs whose rounds do not divide into tasks
     checkpoint_every   running time between checkpoints; what a lost node or a failure takes is the work since the last
     tells              what the scheduler is told of speeds
     report_every       running time between two reports of loss, of jobs that report it; above 0
+    switching          without progress where a GPU turns to another job whose rounds divide; None: they restart as others
+                       do, task by task where their GPU did not run them last
     """
 
     restart_overhead: float = 0.0
     checkpoint_every: float = 600.0
     tells: Tells = Tells.SPEEDS
     report_every: float = 300.0
-
-
-class Run:
-    """A run under way: since when it is how fast, from which step, where, and whether it dies at its end.
-
-    began   when it first made progress;  note: number of the last forecast of its end
-    """
-
-    __slots__ = ("began", "dies", "epoch", "gpus", "note", "rate", "since", "steps")
-
-    def __init__(self, epoch: int, gpus: Holding, rate: float, since: float, steps: float) -> None:
-        self.epoch = epoch
-        self.dies = False
-        self.note = 0
-        self.began = since
-        self.gpus = gpus
-        self.rate = rate
-        self.since = since
-        self.steps = steps
-
-    def is_on(self, node: int) -> bool:
-        """It has GPUs of this node."""
-        return any(slots.node == node for slots in self.gpus)
-
-    def seconds(self, now: float) -> float:
-        """Time with progress so far."""
-        return max(0.0, now - self.since)
-
-    def steps_at(self, now: float) -> float:
-        """Work done so far."""
-        return self.steps + self.rate * self.seconds(now)
-
-    def change_rate(self, now: float, rate: float) -> None:
-        """From now on it is as fast as this."""
-        self.steps, self.since, self.rate = self.steps_at(now), max(now, self.since), rate
-
-    def saved_at(self, now: float, every: float) -> float:
-        """Work that the last checkpoint holds."""
-        return self.steps + self.rate * every * floor(self.seconds(now) / every) if every > 0 else self.steps_at(now)
-
-
-class Fate:
-    """What will happen to one job, and how far it has come.
-
-    total      work to be done;  steps: work that would survive a stop now
-    attempts   failed ones so far;  attempt_seconds: running time of the current one before the current run
-    """
-
-    __slots__ = ("attempt_seconds", "attempts", "run", "speed", "steps", "total", "trace_job")
-
-    def __init__(self, trace_job: TraceJob, speed: Estimate, total: float) -> None:
-        self.trace_job = trace_job
-        self.speed = speed
-        self.total = total
-        self.steps = 0.0
-        self.attempts = 0
-        self.attempt_seconds = 0.0
-        self.run: Run | None = None
-
-    def seconds_to_failure(self) -> float:
-        """Running time until the current attempt dies; inf if it will not."""
-        failures = self.trace_job.failures
-        return failures[self.attempts].after - self.attempt_seconds if self.attempts < len(failures) else inf
+    switching: Switching | None = field(default_factory=Switching)
 
 
 class Simulator:
     """The world of one trace. `beliefs` is what the scheduler is told of speeds, `truths` what they are.
 
+    sizes   bytes of a job's model; None if not known
     ended   jobs that have come to their end, for a progress bar
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a trace, its cluster, and all that is true of them
         self,
         jobs: Sequence[TraceJob],
         cluster: Cluster,
@@ -145,6 +89,7 @@ class Simulator:
         beliefs: Speeds,
         truths: Speeds,
         truth: Truth | None = None,
+        sizes: Callable[[Job], float | None] = unknown_size,
         outages: Iterable[Outage] = (),
         until: float = inf,
     ) -> None:
@@ -153,6 +98,7 @@ class Simulator:
         self._beliefs = beliefs
         self._truths = truths
         self._truth = truth or Truth()
+        self._sizes = sizes
         self._until = until
         self._topology = Topology(cluster)
         self._fates: dict[str, Fate] = {}
@@ -161,7 +107,14 @@ class Simulator:
         self._shared: dict[Holding, list[Fate]] = {}
         self._ends: list[tuple[float, int, Fate, Run]] = []
         self._reports: list[tuple[float, int, Fate, Run]] = []
-        self._launches = 0
+        self._numbers = count(1)
+        self._divides = any(each.job.micro_batches is not None for each in jobs)
+        switching = self._truth.switching or Switching(keep=1)
+        self._gpus = Gpus(len(cluster.nodes), switching.keep, switching.resident)
+        self._tasks = TaskRuns(
+            self._topology, self._gpus, self._running, self._numbers, self._truth.report_every, self._outcome
+        )
+        self._task_ends = self._tasks.pending  # most worlds have none: looked at in every instant
         self._node_news = _node_news(outages)
         self._next_node = 0
         self._next_job = 0
@@ -200,6 +153,8 @@ class Simulator:
             heappop(self._reports)
         if self._reports:
             time = min(time, self._reports[0][0])
+        if self._task_ends:
+            time = min(time, self._tasks.next_time())
         return time if time > self._now else self._now
 
     def _facts(self, now: float) -> tuple[Event, ...]:
@@ -209,9 +164,13 @@ class Simulator:
         if self._reports:
             self._report(now, facts)
         while self._ends and self._ends[0][0] <= now:
-            _, note, fate, run = heappop(self._ends)
+            time, note, fate, run = heappop(self._ends)
+            if self._task_ends:
+                self._tasks.tell(now, (time, note), facts)
             if fate.run is run and run.note == note:
                 facts.append(self._end(fate, run, now))
+        if self._task_ends:
+            self._tasks.tell(now, (now, inf), facts)
         while self._next_node < len(self._node_news) and self._node_news[self._next_node][0] <= now:
             self._node_changed(self._node_news[self._next_node][1], now, facts)
             self._next_node += 1
@@ -245,7 +204,12 @@ class Simulator:
         facts.append(Submitted(job, kind, steps))
         if self._truths is not self._beliefs:
             _, estimate, steps = self._truths.resolve(job)
-        self._fates[job.id] = Fate(trace_job, estimate, steps)
+        self._fates[job.id] = Fate(trace_job, estimate, steps, 0.0 if estimate.tasks is None else self._cold(job))
+
+    def _cold(self, job: Job) -> float:
+        """Seconds until a GPU that knows nothing of a job can compute for it."""
+        switching = self._truth.switching
+        return self._truth.restart_overhead if switching is None else switching.cold(self._sizes(job))
 
     def _tell_pairs(self, kind: str, job: Job, facts: list[Event]) -> None:
         """What is believed of a new kind beside each that is known."""
@@ -257,29 +221,36 @@ class Simulator:
 
     def _end(self, fate: Fate, run: Run, now: float) -> Event:
         """A run comes to its own end: the attempt dies, or the work is done and the job ends as it is fated to."""
-        job = fate.trace_job.job.id
         self._leave(fate, run, now)
         if run.dies:
             cause = fate.trace_job.failures[fate.attempts].cause
             fate.steps = min(run.saved_at(now, self._truth.checkpoint_every), fate.total)
             fate.attempts += 1
             fate.attempt_seconds = 0.0
-            return Failed(job, run.epoch, cause, fate.steps)
+            return Failed(fate.trace_job.job.id, run.epoch, cause, fate.steps)
+        return self._outcome(fate, run.epoch)
+
+    def _outcome(self, fate: Fate, epoch: int) -> Event:
+        """The job's work is done."""
+        job = fate.trace_job.job.id
         if fate.trace_job.outcome is Outcome.FAILED:
-            return Failed(job, run.epoch, "unsuccessful at its end", fate.total, final=True)
+            return Failed(job, epoch, "unsuccessful at its end", fate.total, final=True)
         self.ended += 1
-        return Cancelled(job) if fate.trace_job.outcome is Outcome.KILLED else Finished(job, run.epoch)
+        return Cancelled(job) if fate.trace_job.outcome is Outcome.KILLED else Finished(job, epoch)
 
     def _node_changed(self, change: NodeLost | NodeReturned, now: float, facts: list[Event]) -> None:
         facts.append(change)
         if isinstance(change, NodeLost):
             for fate in [fate for fate in self._running.values() if fate.run and fate.run.is_on(change.node)]:
                 self._halt(fate, now, facts, saved=self._truth.checkpoint_every)
+            self._gpus.forget(change.node)
 
     def _halt(self, fate: Fate, now: float, facts: list[Event], *, saved: float) -> None:
         """A run is stopped from outside; what it did since its last checkpoint is lost (saved=0: it saved just now)."""
         run = fate.run
-        if run is not None:
+        if isinstance(run, Round):
+            facts.append(self._tasks.halt(fate, run, now))
+        elif run is not None:
             self._leave(fate, run, now)
             fate.steps = min(run.saved_at(now, saved), fate.total)
             if run.rate > 0:  # a trial is an attempt of its own
@@ -292,6 +263,8 @@ class Simulator:
             match action:
                 case Launch():
                     self._launch(action, now)
+                case Compute():
+                    self._tasks.compute(action, self._fates[action.job], now)
                 case Preempt():
                     self._halt(self._fates[action.job], now, self._stopped, saved=0.0)
                 case WakeAt():
@@ -308,34 +281,45 @@ class Simulator:
     def _give_up(self, fate: Fate, now: float) -> None:
         """The job is wanted no more."""
         self.ended += 1
-        if fate.run is not None:
+        if isinstance(fate.run, Round):
+            self._tasks.leave(fate, fate.run)
+        elif fate.run is not None:
             self._leave(fate, fate.run, now)
 
     def _launch(self, action: Launch, now: float) -> None:
         fate = self._fates[action.job]
         gpu_type = self._topology.type_of[action.gpus[0].node]
         rate = self._alone(fate, action.gpus)
-        since = now + self._truth.restart_overhead
+        since = now + (self._overhead(fate, action.gpus) if self._divides else self._truth.restart_overhead)
         run = Run(action.epoch, action.gpus, rate, since, fate.steps)
         fate.run = run
         self._running[action.job] = fate
         if fate.trace_job.loss is not None:
-            self._launches += 1
-            heappush(self._reports, (since + self._truth.report_every, self._launches, fate, run))
+            heappush(self._reports, (since + self._truth.report_every, next(self._numbers), fate, run))
         here = self._shared.setdefault(action.gpus, [])
         here.append(fate)
         if len(here) > 1:
             self._change_rates(here, gpu_type, now)
         else:
+            if self._divides:
+                self._gpus.take(action.job, action.gpus)
             self._foresee(fate, run)
+
+    def _overhead(self, fate: Fate, gpus: Holding) -> float:
+        """Seconds without progress at a start; the GPUs remember who ran on them, whoever it is."""
+        switching = self._gpus.turn_all(fate.trace_job.job.id, gpus, fate.cold)
+        is_rigid = fate.speed.tasks is None
+        return self._truth.restart_overhead if is_rigid or self._truth.switching is None else switching
 
     def _alone(self, fate: Fate, gpus: Holding) -> float:
         """Steps per second of a job that has these GPUs for itself; with fewer than it can do with it is only on trial."""
         speed, job = fate.speed, fate.trace_job.job
-        count = gpu_count(gpus)
-        if count < job.gpus and count < (job.min_gpus or job.gpus):
+        if speed.tasks is not None:
+            return speed.on(self._topology.mix(gpus), self._topology.locality(gpus))
+        held = gpu_count(gpus)
+        if held < job.gpus and held < (job.min_gpus or job.gpus):
             return 0.0
-        rates = speed.at(count) if speed.others else speed.rates
+        rates = speed.at(held) if speed.others else speed.rates
         return rates[self._topology.type_of[gpus[0].node]][self._topology.locality(gpus)]
 
     def _foresee(self, fate: Fate, run: Run) -> None:
@@ -343,9 +327,8 @@ class Simulator:
         seconds = (fate.total - run.steps) / run.rate if run.rate > 0 else inf
         failure = fate.seconds_to_failure() - (run.since - run.began)
         run.dies = failure < seconds
-        self._launches += 1
-        run.note = self._launches
-        heappush(self._ends, (run.since + min(seconds, failure), self._launches, fate, run))
+        run.note = next(self._numbers)
+        heappush(self._ends, (run.since + min(seconds, failure), run.note, fate, run))
 
     def _leave(self, fate: Fate, run: Run, now: float) -> None:
         """The run no longer holds its GPUs; who shared them goes on alone."""
@@ -357,13 +340,15 @@ class Simulator:
             self._change_rates(here, self._topology.type_of[run.gpus[0].node], now)
         else:
             del self._shared[run.gpus]
+            if self._divides:
+                self._gpus.free(run.gpus)
 
     def _change_rates(self, here: list[Fate], gpu_type: int, now: float) -> None:
         """Jobs on the same GPUs have the speed of their company."""
         jobs = [fate.trace_job.job for fate in here]
         for mine, fate in enumerate(here):
             run = fate.run
-            if run is not None:
+            if isinstance(run, Run):
                 alone = self._alone(fate, run.gpus)
                 together = len(here) > 1 and self._truths.pair(jobs[mine], jobs[1 - mine])[gpu_type][0]
                 run.change_rate(now, together or (alone / len(here)))
