@@ -46,6 +46,7 @@ bench: $(READY)  ## speed: of the simulator, as jobs per CPU-second and as growt
 	$(BIN)/python -m tests.bench.speed
 	$(BIN)/python -m tests.bench.solve
 	$(BIN)/python -m tests.bench.markets
+	$(BIN)/python -m tests.bench.divided
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt

@@ -68,11 +68,12 @@ def _policy(name: str) -> str:
     """The catalogue's row of one policy."""
     listing = POLICIES[name]
     claims = "\n".join(f"- {claim}" for claim in listing.claims)
+    claimed = f"Claims, which the tests check in random worlds:\n\n{claims}" if claims else "It makes no claims."
     parameters = _table(
         ("parameter", "default", "meaning"), [(_code(p.name), _code(p.default), p.meaning) for p in listing.parameters]
     )
     shown = parameters if listing.parameters else "It has no parameters."
-    return f"From: {listing.paper}.\n\nClaims, which the tests check in random worlds:\n\n{claims}\n\n{shown}"
+    return f"From: {listing.paper}.\n\n{claimed}\n\n{shown}"
 
 
 def _combinators(_argument: str) -> str:

@@ -1,13 +1,19 @@
-"""A slow and obvious simulator of the Tiresias authors' semantics (ALGORITHMS §7.2, §7.3), to compare with job by job.
+"""Slow and obvious ways to what the project does fast, to compare with.
+
+`oracle` is a simulator of the Tiresias authors' semantics (ALGORITHMS §7.2, §7.3), to compare with job by job.
+`least_completion` is the optimum of Hare's problem (ALGORITHMS §5.1), by trying everything.
 
 One list of jobs, or one list a queue; GPUs are counted; times are fractions. At one instant: completions, arrivals, changes
 of queue, then a pass through the lists from the front, in which a job runs if its gang still fits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf
 from typing import NamedTuple
+
+from poise.policies.hare.schedule import Gpus, Work
 
 Limits = tuple[Fraction, ...]
 
@@ -210,3 +216,54 @@ def oracle(policy: str, tasks: list[Task], gpus: int) -> Outcome:
     return Queues(
         tasks, gpus, limits, Fraction(given.get("promote", "0")), lambda task: 1 if by_seconds else task.gpus
     ).run()
+
+
+class Progress(NamedTuple):
+    """A job on the way: rounds done, tasks placed of the next, when that may start, and its last end and sync so far."""
+
+    rounds: int
+    placed: int
+    ready: float
+    end: float
+    sync: float
+
+    def after(self, job: Work, kind: int, end: float) -> "Progress":
+        """With one more task."""
+        placed, last, sync = self.placed + 1, max(self.end, end), max(self.sync, job.sync[kind])
+        if placed < job.tasks:
+            return Progress(self.rounds, placed, self.ready, last, sync)
+        return Progress(self.rounds + 1, 0, last + sync, 0.0, 0.0)
+
+    def soonest(self, job: Work) -> float:
+        """No completion is sooner."""
+        shortest = min(each for each in job.seconds if each > 0)
+        return max(self.ready + (job.rounds - self.rounds) * shortest, self.end + self.sync)
+
+
+def least_completion(jobs: Sequence[Work], gpus: Gpus) -> float:
+    """The least Σ w C: all tasks in all orders of their starts, on all GPUs, each as early as it may then start.
+
+    A schedule is its order on each GPU, and to start later is never better; so nothing else needs to be tried.
+    """
+    best = inf
+
+    def search(progress: tuple[Progress, ...], free: tuple[float, ...], since: float) -> None:
+        nonlocal best
+        if sum(job.weight * each.soonest(job) for job, each in zip(jobs, progress, strict=True)) >= best:
+            return
+        open_jobs = [index for index, job in enumerate(jobs) if progress[index].rounds < job.rounds]
+        if not open_jobs:
+            best = sum(job.weight * each.ready for job, each in zip(jobs, progress, strict=True))
+        moves = {
+            (max(free[gpu], progress[index].ready) + jobs[index].seconds[kind], index, kind, free[gpu]): gpu
+            for index in open_jobs
+            for gpu, kind in enumerate(gpus.kinds)
+            if jobs[index].seconds[kind] > 0 and max(free[gpu], progress[index].ready) >= since
+        }
+        for (end, index, kind, _), gpu in sorted(moves.items()):
+            start = max(free[gpu], progress[index].ready)
+            moved = progress[index].after(jobs[index], kind, end)
+            search((*progress[:index], moved, *progress[index + 1 :]), (*free[:gpu], end, *free[gpu + 1 :]), start)
+
+    search(tuple(Progress(0, 0, job.release, 0.0, 0.0) for job in jobs), gpus.free, 0.0)
+    return best

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
+from poise.backends.simulator.switching import FREE, Switching
 from poise.backends.simulator.world import Outage, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Retry, Settings
@@ -40,6 +41,12 @@ VARIANTS = (
     "philly:window=2,backoff=1.5,rack=1,any=2",
     "themis:lease=5",
     "themis:lease=3,f=0.4,error=0.2,payment=lease",
+    "hlas:lease=5",
+    "hlas:lease=4,long=0.01",
+    "hlas:lease=3,long=0.3,guard=on",
+    "hare:lease=5",
+    "hare:lease=4,long=0.01",
+    "hare:lease=3,long=0.3,recompute=2",
 )
 """Catalogue entries with limits that small jobs reach."""
 
@@ -88,7 +95,13 @@ DEATHS: tuple[tuple[float, ...], ...] = ((), (), (), (0.5,), (1.0, 3.0), (0.5, 0
 CAUSES = ("died", "network-error", "gpu-ecc-error", "syntax-error", "core-dump")
 BOUNDS = ((None, None), (None, None), (1, None), (None, 3), (1, 4), (2, 2))
 """Fewest GPUs, and how many beyond the gang."""
+BATCHES: tuple[tuple[int | None, float], ...] = (
+    (None, 0.0), (None, 0.0), (4, 0.0), (None, 0.0), (6, 0.0), (3, 0.25), (8, 0.0), (1, 0.0), (2, 0.125),
+)  # fmt: skip
+"""Tasks that a round divides into, and seconds of synchronisation."""
 LOSSES = (None, None, Curve(0.5, 1.0, 0.1), Curve(0.0, 2.0, 0.0))
+SWITCHING = (FREE, FREE, Switching(resident=0.125, size=6e9), None)
+"""What it costs a GPU to turn to another job whose rounds divide."""
 WAITS = ((0.0, 0.0), (0.0, 0.0), (2.0, 0.0), (0.7, 3.1), (0.0, 1.5), (20.0, 5.0))
 """Seconds for which jobs insist on few nodes, and on one rack."""
 
@@ -147,6 +160,19 @@ def _trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
 def varied(jobs: list[TraceJob], number: int) -> list[TraceJob]:
     """The same jobs, some of them elastic, reporting their loss, of an app, or dying of something else; 0: all plain."""
     return [_varied(each, number * (2 * i + 1)) for i, each in enumerate(jobs)] if number else jobs
+
+
+def divided(jobs: list[TraceJob], number: int) -> list[TraceJob]:
+    """The same jobs, the rounds of some of them dividing into tasks; 0: of none. Synchronisation is of steps of a second."""
+    return [_divided(each, number // (len(BATCHES) ** (i % 6))) for i, each in enumerate(jobs)]
+
+
+def _divided(each: TraceJob, number: int) -> TraceJob:
+    batches, sync = BATCHES[number % len(BATCHES)]
+    if batches is None:
+        return each
+    sync = sync if each.job.model is None else 0.0
+    return replace(each, job=replace(each.job, micro_batches=batches, sync=sync, min_gpus=None, max_gpus=None))
 
 
 def _varied(each: TraceJob, number: int) -> TraceJob:
@@ -209,7 +235,7 @@ class World:
         jobs = "\n".join(
             f"  {e.job.id}: at {e.job.submitted} {e.job.gpus} GPUs {e.job.duration}s {e.job.model} w{e.job.weight}"
             f" {'/'.join(e.job.gpu_types)} {e.outcome} {[tuple(each) for each in e.failures]}"
-            f" {e.job.min_gpus}..{e.job.max_gpus} {e.loss or ''}"
+            f" {e.job.min_gpus}..{e.job.max_gpus} {e.loss or ''} K={e.job.micro_batches} sync {e.job.sync}"
             for e in self.jobs
         )
         nodes = " ".join(f"{node.gpu_type}*{node.gpus}@{node.rack}" for node in self.cluster.nodes)
@@ -217,6 +243,11 @@ class World:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))
+
+    @property
+    def at_no_cost(self) -> "World":
+        """The same, where it costs a GPU nothing to turn to a job whose rounds divide."""
+        return replace(self, truth=replace(self.truth, switching=FREE))
 
     @property
     def how(self) -> Policy:
@@ -246,16 +277,23 @@ def worlds(
     trouble: bool = True,
     forever: bool = False,
     plain: bool = False,
+    divides: bool | None = None,
 ) -> World:
-    """A random world; without trouble nothing fails and no node is lost, a plain one has rigid jobs and no guidelines."""
+    """A random world; without trouble nothing fails and no node is lost, a plain one has rigid jobs and no guidelines.
+
+    Rounds of training may divide into tasks, unless the world is plain or `divides` says otherwise.
+    """
     cluster = draw(clusters())
     how = fitted(draw(settings(cadence=cadence, guidelines=not plain)), cluster)
+    jobs = varied(draw(traces(trouble=trouble)), 0 if plain else draw(st.integers(0, 50_000)))
+    may_divide = not plain if divides is None else divides
+    switching = draw(st.sampled_from(SWITCHING)) if may_divide else FREE
     return World(
-        jobs=varied(draw(traces(trouble=trouble)), 0 if plain else draw(st.integers(0, 50_000))),
+        jobs=divided(jobs, draw(st.integers(0, len(BATCHES) ** 6 - 1))) if may_divide else jobs,
         cluster=cluster,
         policy=draw(policy),
         placement=draw(placements),
         settings=how,
         outages=draw(outages(cluster, forever=forever)) if trouble else [],
-        truth=Truth(how.restart_overhead, draw(st.sampled_from((0.0, 1.0, 600.0))), report_every=1.5),
+        truth=Truth(how.restart_overhead, draw(st.sampled_from((0.0, 1.0, 600.0))), report_every=1.5, switching=switching),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from poise.model.action import Entitled, Remark
 from poise.model.cluster import Site
 from poise.model.columns import Snapshot
-from poise.model.plan import Claim, Ending, Plan, Policy, Preemption, Stops, Unfitting
+from poise.model.plan import Claim, Ending, Grain, Plan, Policy, Preemption, Stops, Unfitting
 from poise.model.speed import Locality
 from poise.policies.sketch import Sketch
 
@@ -34,14 +34,16 @@ class Whim:
         ended = {row for row, _ in ends}
         held = tuple(row for row in snapshot.active if chance.random() < 0.1)
         claimed = [row for row in waiting if row not in {*held, *ended}]
-        changed = [row for row in running if row not in ended and chance.random() < 0.15]
-        claims = tuple(a_claim(row, snapshot, chance) for row in (*claimed, *changed))
+        begun = {row for row in running if 0 < snapshot.columns.ready[row] < snapshot.columns.tasks[row]}
+        changed = [row for row in running if row not in ended and chance.random() < (0.6 if row in begun else 0.15)]
+        wanted = (a_claim(row, snapshot, chance) for row in (*claimed, *changed))
+        claims = tuple(claim for claim in wanted if claim is not None)
         return (
             Plan(
                 claims,
                 chance.choice((Unfitting.SKIPPED, Unfitting.SKIPPED, Unfitting.BLOCKS)),
                 chance.choice((Preemption.NEVER, Preemption.NEVER, Preemption.BY_RANK)),
-                wake=snapshot.now + chance.choice((1.0, 2.5, 0.75)) if waiting else inf,
+                wake=snapshot.now + chance.choice((1.0, 2.5, 0.75)),
                 stops=tuple(row for row in snapshot.active if chance.random() < 0.1),
                 stopping=chance.choice((Stops.FOR_OTHERS, Stops.FIRM)),
                 ends=ends,
@@ -52,8 +54,16 @@ class Whim:
         )
 
 
-def a_claim(row: int, snapshot: Snapshot, chance: Random) -> Claim:
-    """For the gang, for another number, for one type, or for just some place where it would fit now."""
+def a_claim(row: int, snapshot: Snapshot, chance: Random) -> Claim | None:
+    """For the gang, for another number, for one type, or for just some place where it would fit now.
+
+    Where rounds divide, also for a mix, or for some tasks of the current round; for these only, once they have begun.
+    """
+    columns = snapshot.columns
+    is_tasked = columns.ready[row] < columns.tasks[row]
+    if columns.tasks[row] and (is_tasked or chance.random() < 0.7):
+        may_task = is_tasked or row not in snapshot.floor.holdings
+        return a_mix(row, snapshot, chance, Grain.TASK if may_task and (is_tasked or chance.random() < 0.6) else Grain.LEASE)
     rates = snapshot.estimate(row)
     least, most = snapshot.columns.least[row], snapshot.columns.most[row]
     gpus = chance.randint(least, max(least, min(most, snapshot.gpus)))
@@ -69,6 +79,17 @@ def a_claim(row: int, snapshot: Snapshot, chance: Random) -> Claim:
             return Claim(row, gpus=gpus, site=a_site(snapshot, chance.choice(able), gpus))
         case _:
             return Claim(row, gpus=snapshot.columns.gpus[row] or None)
+
+
+def a_mix(row: int, snapshot: Snapshot, chance: Random, grain: Grain) -> Claim | None:
+    """For any numbers of GPUs of the types that the job can use, most of them free now; None if that comes to nothing."""
+    tasks, columns = snapshot.estimate(row).tasks, snapshot.columns
+    left = columns.ready[row] if grain is Grain.TASK else columns.tasks[row]
+    mix = [0] * len(snapshot.idle)
+    for kind in tasks.types if tasks else ():
+        mix[kind] = chance.randint(0, min(left, snapshot.idle[kind] + chance.choice((0, 0, 1))))
+        left -= mix[kind]
+    return Claim(row, mix=tuple(mix), grain=grain) if any(mix) else None
 
 
 def a_site(snapshot: Snapshot, gpu_type: int, gpus: int) -> Site | None:

@@ -58,6 +58,22 @@ TRACES: dict[str, tuple[bytes, str]] = {
         row(duration=None, steps=10, model="resnet51"),
         "job 'a': the throughput table 'shipped' does not know model 'resnet51' (nearest: ResNet50, ",
     ),
+    "no micro-batches": (
+        row(micro_batches=0),
+        ":1: micro_batches: expected a whole number from 1 to 1,000,000, got 0",
+    ),
+    "a micro-batch and a half": (
+        row(micro_batches=1.5),
+        ":1: micro_batches: expected a whole number from 1 to 1,000,000, got 1.5",
+    ),
+    "bounds beside micro-batches": (row(micro_batches=8, max_gpus=2), ":1: max_gpus: expected nothing beside micro_batches"),
+    "sync without micro-batches": (row(sync=0.5), ":1: sync: expected nothing where no micro_batches are given, got 0.5"),
+    "negative sync": (row(micro_batches=8, sync=-1), ":1: sync: expected a number of at least 0, got -1"),
+    "sync as long as a step": (
+        row(micro_batches=8, sync=1),
+        "job 'a': sync: a step takes 1 s on 'gpu', of which 1 s of synchronisation leave none to compute; give less",
+    ),
+    "no GPU type": (row(gpu_types=[]), ":1: gpu_types: names no GPU type; leave it out for any"),
     "steps of no model": (row(duration=None, steps=10), "job 'a' states its work in steps but names no model"),
 }
 
@@ -69,6 +85,18 @@ def test_a_bad_trace_is_refused(what: str, tmp_path: Path) -> None:
     assert want in poise("simulate", "bad").refusal
     assert poise("compare", "bad", "--policies", "fifo,srtf").refusal == poise("simulate", "bad").refusal
     assert want in poise("simulate", "-", stdin=content).refusal
+
+
+@pytest.mark.parametrize("micro_batches", [None, 8])
+def test_a_job_of_types_that_are_not_there_is_rejected_by_name_and_the_others_run(
+    micro_batches: int | None, tmp_path: Path
+) -> None:
+    """The request is right, though this job cannot run: a note on stderr, and the run goes on."""
+    a_trace(tmp_path, a_row("a"), a_row("b", gpu_types=["a100", "h100"], micro_batches=micro_batches))
+    said = poise("simulate", "trace.jsonl", "--cluster", "v100:4,k80:4", "--json")
+    assert (said.json["finished"], said.json["rejected"]) == (1, 1)
+    assert said.err == "note: job 'b' was rejected: it asks for a100 or h100; the cluster has v100, k80\n"
+    assert poise("simulate", "trace.jsonl", "--cluster", "v100:4", "--quiet").err == ""
 
 
 def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
@@ -153,6 +181,16 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "a pool of everything": (
         ("simulate", "good.jsonl", "--cluster", "gpu:4", "--validation-pool", "4"),
         "a validation pool of 4 GPUs leaves none of 4 for the jobs",
+    ),
+    "micro-batches of none": (("simulate", "good.jsonl", "--micro-batches", "0"), "Invalid value for '--micro-batches'"),
+    "micro-batches in parts": (("simulate", "good.jsonl", "--micro-batches", "1.5"), "Invalid value for '--micro-batches'"),
+    "micro-batches beyond number": (
+        ("simulate", "good.jsonl", "--micro-batches", "1000001"),
+        "--micro-batches: expected at most 1,000,000 a job, got 1,000,001 for job 'a'",
+    ),
+    "micro-batches of elastic jobs": (
+        ("simulate", "good.jsonl", "--micro-batches", "8", "--elastic"),
+        "--elastic and --micro-batches say different things of the same jobs; give one of the two",
     ),
     "round of nothing": (("simulate", "good.jsonl", "--round", "0"), "a round takes more than 0 seconds, not 0.0"),
     "round shorter than clocks tell": (("simulate", "good.jsonl", "--round", "1e-300"), "--round: expected at least 0.001"),

@@ -3,7 +3,7 @@
 import pytest
 from tests.shell import poise
 
-KEYS = ["policy", "jobs", "seconds", "objective", "types", "seed", "classes", "gpus", "repeats"]
+KEYS = ["policy", "jobs", "seconds", "objective", "types", "seed", "classes", "gpus", "repeats", "bound"]
 
 
 def _solved(*options: object) -> dict[str, object]:
@@ -19,7 +19,7 @@ def test_json_has_these_keys_and_what_was_asked_for() -> None:
     assert isinstance(seconds, float)
     assert isinstance(objective, float)
     assert seconds > 0 < objective
-    asked = {"policy": "max-min", "jobs": 30, "types": 2, "seed": 4, "classes": None, "gpus": 9, "repeats": 2}
+    asked = {"policy": "max-min", "jobs": 30, "types": 2, "seed": 4, "classes": None, "gpus": 9, "repeats": 2, "bound": None}
     assert document == asked
 
 
@@ -48,6 +48,15 @@ def test_an_auction_has_half_a_gpu_for_each_app_that_bids_and_one_type() -> None
     assert poise("bench", "solve", "--policy", "themis", "--jobs", 1, "--repeat", 1).code == 0
 
 
+def test_a_plan_of_hare_is_not_below_its_bound() -> None:
+    document = _solved("--policy", "hare", "--jobs", 20, "--repeat", 1)
+    objective, bound = document["objective"], document["bound"]
+    assert isinstance(objective, float)
+    assert isinstance(bound, float)
+    assert 0 < bound <= objective
+    assert "none below" in poise("bench", "solve", "--policy", "hare", "--jobs", 5, "--repeat", 1).out
+
+
 def test_a_policy_that_optimises_nothing_has_no_objective() -> None:
     assert _solved("--policy", "isolated", "--jobs", 5)["objective"] is None
     assert "objective" not in poise("bench", "solve", "--policy", "isolated", "--jobs", 5).out
@@ -66,7 +75,7 @@ def test_people_get_one_line() -> None:
     [
         (("--policy", "mx-min", "--jobs", 5), "unknown policy 'mx-min'; did you mean max-min?"),
         (("--policy", "max-min+pcked", "--jobs", 5), "did you mean packed"),
-        (("--policy", "fifo", "--jobs", 5), "times policies that answer with shares, and themis; 'fifo' does not"),
+        (("--policy", "fifo", "--jobs", 5), "times policies that answer with shares, themis and hare; not 'fifo'"),
         (("--policy", "max-min", "--jobs", 0), "--jobs"),
         (("--policy", "max-min", "--jobs", -3), "--jobs"),
         (("--policy", "max-min", "--jobs", "many"), "--jobs"),

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from math import inf
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.strategies import STABLE, VARIANTS, World, worlds
 
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence
-from poise.model.action import Preempt, Why
+from poise.model.action import Preempt, Reject, Remark, Why
 from poise.model.event import Event, Submitted
 from poise.model.journal import Entry
 from poise.placement.strategies import placement_named
@@ -31,8 +31,11 @@ def test_every_policy_of_the_catalogue_claims_something() -> None:
 
 @given(worlds(policy=claiming(Claim.NO_PREEMPTION)))
 def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
-    """Jobs are moved where the settings ask for it, and trials end."""
-    whys = {wish.why for _, wish in world.played().actions(Preempt)}
+    """Jobs are moved where the settings ask for it, and trials end; who can use any mix of GPUs may get better ones."""
+    story = world.played()
+    divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
+    assert not [wish for _, wish in story.actions(Preempt) if wish.why in (Why.OUTRANKED, Why.UNPLANNED)]
+    whys = {wish.why for _, wish in story.actions(Preempt) if wish.job not in divides}
     assert whys <= {Why.MOVED, Why.VALIDATED}
     assert Why.MOVED not in whys or world.settings.defragment
     assert Why.VALIDATED not in whys or world.settings.validation_gpus
@@ -68,3 +71,19 @@ def test_a_policy_that_needs_no_durations_does_the_same_without_them(world: Worl
     )
     for now, events, actions in story.entries:
         assert blind.handle(now, without_durations(events)) == actions
+
+
+@given(worlds(policy=st.sampled_from([spec for spec in EVERYTHING if spec.startswith("hare") and "+" not in spec])))
+def test_what_no_schedule_can_be_below_is_not_gone_below(world: World) -> None:
+    """Of the jobs that were there when it was said, if all of them did all their work, on the GPUs that there were."""
+    assume(not world.outages and not world.settings.validation_gpus)
+    story = world.played()
+    ends = story.finishes
+    jobs = {fact.job.id: (now, fact.job.weight) for now, fact in story.events(Submitted)}
+    for _, wish in story.actions(Reject):
+        del jobs[wish.job]
+    for said, remark in story.actions(Remark):
+        there = {job: weight for job, (at, weight) in jobs.items() if at <= said <= ends.get(job, inf)}
+        if there.keys() <= ends.keys():
+            bound = float(remark.text.split("none below ")[1].split(" s is")[0])
+            assert bound <= sum(weight * (ends[job] - said) for job, weight in there.items()) * (1 + 1e-5) + 1e-5

@@ -53,8 +53,9 @@ NEVER_PREEMPTING = [
 
 @given(worlds(policy=st.sampled_from(NEVER_PREEMPTING)))
 def test_who_is_moved_to_make_room_stays_on_its_type_and_on_one_node(world: World) -> None:
+    """Who can use any mix of GPUs may also be moved to better ones."""
     story, topology = world.played(), Topology(world.cluster)
-    for each in world.jobs:
+    for each in (each for each in world.jobs if each.job.micro_batches is None):
         for run, after in successions(story, each.job.id):
             if isinstance(run.ending, Preempt) and run.ending.why is Why.MOVED:
                 assert after is not None
@@ -66,12 +67,14 @@ def test_who_is_moved_to_make_room_stays_on_its_type_and_on_one_node(world: Worl
 @given(worlds())
 def test_a_gang_runs_only_after_a_trial_that_it_passed_or_that_nobody_could_give(world: World) -> None:
     story = world.played()
-    pool, lost = story.scheduler.state.pool, {outage.node for outage in world.outages}
+    state, lost = story.scheduler.state, {outage.node for outage in world.outages}
+    pool = state.pool
     if any(slots.node in lost for slots in pool.slots):
         return
     for each in world.jobs:
         runs = story.runs_of(each.job.id)
-        if pool and runs and each.job.gpus > 1 and not each.job.gpu_types and len(world.cluster.gpu_types) == 1:
+        is_gang = state.columns.gang[state.rows[each.job.id]] > 1
+        if pool and runs and is_gang and not each.job.gpu_types and len(world.cluster.gpu_types) == 1:
             trials = [run for run in runs if story.is_trial(run.gpus)]
             assert trials == runs[: len(trials)]
             assert trials

@@ -16,10 +16,11 @@ from poise.core.answering import OrderAnswering
 from poise.core.reasons import Code
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
-from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, WakeAt
-from poise.model.cluster import Cluster, Holding
+from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, WakeAt
+from poise.model.cluster import Cluster, Holding, Slots, gpu_count, merged
 from poise.model.event import (
     Cancelled,
+    Computed,
     Estimated,
     Event,
     Failed,
@@ -29,16 +30,22 @@ from poise.model.event import (
     Progressed,
     Stopped,
     Submitted,
+    Synchronised,
     Woke,
 )
 from poise.model.job import Job, Status
 from poise.model.plan import Preemption
-from poise.model.speed import Estimate
+from poise.model.speed import Estimate, Rates
+from poise.model.tasks import Tasks
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
 
 RATES = ((1.0, 1.0, 1.0), (2.0, 1.5, 1.0), (0.5, 0.5, 0.25), (0.0, 0.0, 0.0))
+SECONDS = (0.5, 1.0, 40.0, 0.0)
+"""Of a task, by type, as the rates go."""
 SKEWS = (None, 0.2, 0.9)
+DIVIDING = (1, 4)
+"""Kinds of jobs whose rounds divide."""
 STEPS = (1.0, 4.0, 20.0, float("inf"))
 GHOST = "nobody knows this job"
 WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
@@ -46,17 +53,42 @@ WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
 which = st.integers(0, 10**6)
 
 
+def divided(gang: int, numbers: list[int]) -> Estimate:
+    """Of a job of twice as many tasks as its gang has GPUs."""
+    seconds = tuple(SECONDS[number % len(SECONDS)] for number in numbers)
+    tasks = Tasks(2 * gang, seconds, ((0.25, 0.25, 0.5),) * len(seconds), gang)
+
+    def rates(gpus: int) -> Rates:
+        mixes = [tuple(gpus * (each == kind) for each in range(len(seconds))) for kind in range(len(seconds))]
+        found = Estimate((), tasks=tasks)
+        return tuple((found.on(mix, 0), found.on(mix, 1), found.on(mix, 2)) for mix in mixes)  # type: ignore[arg-type]
+
+    return Estimate(rates(gang), None, tuple((gpus, rates(gpus)) for gpus in {1, 2 * gang} - {gang}), tasks)
+
+
 class Book:
-    """What runs where, from facts and wishes."""
+    """What runs where, from facts and wishes. `left` is what rounds that are computed task by task have yet to start."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[int, Holding]] = {}
+        self.left: dict[str, int] = {}
+        self.tasks: dict[str, int] = {}
         self.stopping: list[tuple[str, int]] = []
         self.lost: set[int] = set()
         self.ended: set[str] = set()
 
     def read(self, fact: Event) -> None:
+        self.note(fact)
+        self.left = {job: left for job, left in self.left.items() if job in self.running}
+
+    def note(self, fact: Event) -> None:
         match fact:
+            case Computed(job, epoch, gpus) if self.running.get(job, (0, ()))[0] == epoch:
+                held = dict(self.running[job][1])
+                held |= {node: held[node] & ~mask for node, mask in gpus}
+                self.running[job] = (epoch, tuple(Slots(node, mask) for node, mask in held.items() if mask))
+            case Synchronised(job, epoch) if self.running.get(job, (0, ()))[0] == epoch:
+                del self.running[job]
             case Finished(job, epoch) if self.running.get(job, (0, ()))[0] == epoch:
                 del self.running[job]
                 self.ended.add(job)
@@ -82,7 +114,16 @@ class Book:
                 assert job not in self.running
                 assert job not in self.ended
                 self.running[job] = (epoch, gpus)
+            case Compute(job, epoch, gpus):
+                assert job not in self.ended
+                assert (job in self.running) == (job in self.left)
+                before, held = self.running.get(job, (epoch, ()))
+                assert before == epoch
+                self.running[job] = (epoch, merged((*held, *gpus)))
+                self.left[job] = self.left.get(job, self.tasks[job]) - gpu_count(gpus)
+                assert self.left[job] >= 0
             case Preempt(job, epoch):
+                assert job not in self.left, "tasks are never preempted"
                 assert self.running.pop(job)[0] == epoch
                 self.stopping.append((job, epoch))
             case Reject(job) | Abandon(job):
@@ -122,6 +163,10 @@ class HostileWorld(RuleBasedStateMachine):
         name = names[number % len(names)]
         return name, self.book.running[name][0]
 
+    def is_over(self, name: str) -> bool:
+        """A run that may come to its end: of a round only once all of its tasks are done."""
+        return name not in self.book.left or not (self.book.left[name] or self.book.running[name][1])
+
     def submission(self, number: int) -> list[Event]:
         """A job of some kind, with the estimate of its kind if that is new, or by chance an estimate that replaces it."""
         number, kind = divmod(number, 6)
@@ -134,9 +179,14 @@ class HostileWorld(RuleBasedStateMachine):
             self.kinds.add(label)
             rates = tuple(RATES[(kind + number * i) % len(RATES)] for i in range(self.types))
             others = tuple((count, rates) for count in range(1, most + 1) if count != gpus + 1) if most else ()
-            facts.append(Estimated(label, Estimate(rates, SKEWS[kind % len(SKEWS)], others)))
+            estimate = Estimate(rates, SKEWS[kind % len(SKEWS)], others)
+            if kind in DIVIDING:
+                estimate = divided(gpus + 1, [kind + number * i for i in range(self.types)])
+            facts.append(Estimated(label, estimate))
         self.names.append(name)
-        return [*facts, Submitted(Job(name, self.now, gpus + 1, min_gpus=least, max_gpus=most), label, STEPS[steps])]
+        tasks = self.book.tasks[name] = 2 * (gpus + 1) if kind in DIVIDING else 0
+        job = Job(name, self.now, gpus + 1, min_gpus=least, max_gpus=most, micro_batches=tasks or None)
+        return [*facts, Submitted(job, label, STEPS[steps])]
 
     @rule(seconds=st.sampled_from((0.25, 1.0, 2.0, 3.0, 7.5, 60.0)))
     def time_passes(self, seconds: float) -> None:
@@ -149,7 +199,27 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.book.running)
     @rule(number=which)
     def run_finishes(self, number: int) -> None:
-        self.tell(Finished(*self.some_run(number)))
+        name, epoch = self.some_run(number)
+        if self.is_over(name):
+            self.tell(Finished(name, epoch))
+
+    @precondition(lambda self: self.book.left)
+    @rule(number=which, off=st.sampled_from((0, 0, 0, -1, 1)))
+    def tasks_are_computed(self, number: int, off: int) -> None:
+        """All those of a job on one node; or, as it may be told, of a run that is over."""
+        names = sorted(self.book.left)
+        name = names[number % len(names)]
+        epoch, gpus = self.book.running[name]
+        if gpus:
+            self.tell(Computed(name, epoch + off, (gpus[number % len(gpus)],)))
+
+    @precondition(lambda self: self.book.left)
+    @rule(number=which)
+    def round_is_synchronised(self, number: int) -> None:
+        over = [name for name in sorted(self.book.left) if self.is_over(name)]
+        if over:
+            name = over[number % len(over)]
+            self.tell(Synchronised(name, self.book.running[name][0], 1.0))
 
     @precondition(lambda self: self.book.running)
     @rule(number=which, steps=st.sampled_from((0.0, 1.0)), final=st.booleans(), cause=st.sampled_from(CAUSES))
@@ -201,7 +271,7 @@ class HostileWorld(RuleBasedStateMachine):
 
     @rule(number=which)
     def everything_happens_at_once(self, number: int) -> None:
-        ends = [Finished(*self.some_run(number))] if self.book.running else []
+        ends = [Finished(*self.some_run(number))] if self.book.running and self.is_over(self.some_run(number)[0]) else []
         lost, back = NodeLost(number % self.nodes), NodeReturned((number // 7) % self.nodes)
         self.tell(*ends, lost, back, *self.submission(number), Woke())
 
@@ -243,13 +313,22 @@ def audit_gpus(scheduler: Scheduler, book: Book) -> None:
         assert state.columns.epoch[row] == epoch
         count = sum(slots.mask.bit_count() for slots in gpus)
         assert count == state.columns.gpus[row]
-        assert count == 1 if row in state.away else state.columns.least[row] <= count <= state.columns.most[row]
+        most = state.columns.most[row]
+        if name in book.left:
+            assert count <= most
+            assert state.columns.ready[row] == book.left[name]
+        else:
+            assert count == 1 if row in state.away else state.columns.least[row] <= count <= most
+            assert state.columns.ready[row] == state.columns.tasks[row] == book.tasks[name]
         assert (row in state.away) == state.pool.tries(row) == any(kept[node] & mask for node, mask in gpus)
         assert (row in state.away) != (row in state.floor.holdings), "policies do not see jobs on trial"
-        assert len({state.topology.type_of[slots.node] for slots in gpus}) == 1
+        kinds = {state.topology.type_of[slots.node] for slots in gpus}
+        tasks = state.estimate(row).tasks
+        assert len(kinds) == 1 if tasks is None else kinds.issubset(tasks.types)
         for node, mask in gpus:
             assert not held[node] & mask
             held[node] |= mask
+    assert state.dividing == sum(state.columns.tasks[row] > 0 for row in (*state.active, *state.away))
     for node, full in enumerate(state.topology.full):
         assert state.free.alive[node] == (node not in book.lost)
         assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node] & ~kept[node])

@@ -167,5 +167,5 @@ def test_each_repeat_is_timed_and_told_and_the_least_counts() -> None:
 
 
 def test_a_policy_without_shares_is_refused() -> None:
-    with pytest.raises(RequestError, match="'fifo' does not"):
+    with pytest.raises(RequestError, match="not 'fifo'"):
         allocator_of(policy_named("fifo"))

@@ -15,6 +15,7 @@ Examples:
   poise bench solve --policy max-min --jobs 2048
   poise bench solve --policy max-min+packed --jobs 512 --classes 26 --seed 1 --json
   poise bench solve --policy themis --jobs 1000
+  poise bench solve --policy hare --jobs 1000
 """
 
 
@@ -28,7 +29,7 @@ def bench() -> None:
     "--policy",
     "spec",
     required=True,
-    help="NAME, NAME:key=value,..., NAME+COMBINATOR; one that answers with shares, or themis.",
+    help="NAME, NAME:key=value,..., NAME+COMBINATOR; one that answers with shares, themis, or hare.",
 )
 @click.option("--jobs", required=True, type=click.IntRange(1, MOST_JOBS), help="Active jobs; with themis apps.")
 @click.option(
@@ -47,10 +48,11 @@ def bench() -> None:
 @click.option("--repeat", "repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs; the fastest counts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None) -> None:
-    """Time one allocation of a share policy, or one auction, in CPU seconds, on jobs that are drawn at random.
+    """Time one allocation of a share policy, one auction, or one plan, in CPU seconds, on jobs that are drawn at random.
 
     Gangs and lengths are drawn as by Gavel's generator; speeds so that GPU types differ, and jobs in what they gain from a
     fast one. The same options draw the same jobs everywhere. In an auction each app is a sweep of up to 8 jobs, and all bid.
+    A plan of hare places all tasks of jobs of up to 100 rounds; its objective is the sum of weighted completion times.
     """
     policy = policy_named(spec)
     draw = settled(policy, Draw(**drawing))  # type: ignore[arg-type]  # click has seen to the types
@@ -74,6 +76,7 @@ def document(spec: str, draw: Draw, figures: Figures) -> dict[str, object]:
         "classes": draw.classes,
         "gpus": figures.gpus,
         "repeats": len(figures.seconds),
+        "bound": figures.bound if isfinite(figures.bound) else None,
     }
 
 
@@ -81,4 +84,5 @@ def line(spec: str, draw: Draw, figures: Figures) -> str:
     """The result for a person."""
     where = f"{figures.gpus:,} GPUs of {figures.types} type{'s' if figures.types > 1 else ''}"
     aim = f"; objective {figures.objective:.6g}" if isfinite(figures.objective) else ""
+    aim += f", none below {figures.bound:.6g} is possible" if isfinite(figures.bound) else ""
     return f"{spec}: {draw.jobs:,} jobs on {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}"

@@ -12,7 +12,7 @@ from poise.cli.options import Request, experiment_options, request_of
 from poise.cli.outputs import check_writable, make_folder
 from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
-from poise.cli.tables import show_notes, show_rejections, show_summary, show_unfinished
+from poise.cli.tables import show_notes, show_rejections, show_remarks, show_summary, show_unfinished
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
 
 INTERRUPTED = 130
@@ -47,6 +47,7 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     show_notes(request.notes, quiet=request.quiet)
     outcome, interrupted = _run(request, out, per_job)
     show_rejections(outcome.history.rejections, quiet=request.quiet)
+    show_remarks(outcome.history.remarks, quiet=request.quiet)
     show_unfinished(outcome.summary, quiet=request.quiet)
     _write(outcome, out, per_job)
     if request.as_json:

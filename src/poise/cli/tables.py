@@ -95,3 +95,11 @@ def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> No
     if len(rejections) > SHOWN:
         notes.append(f"and {len(rejections) - SHOWN:,} more were rejected; --per-job lists them")
     show_notes(notes, quiet=quiet)
+
+
+def show_remarks(remarks: Sequence[tuple[float, str]], *, quiet: bool) -> None:
+    """What the policy had to say of its decisions; the first few of them."""
+    notes = [f"at {moment:g} s: {text}" for moment, text in remarks[:SHOWN]]
+    if len(remarks) > SHOWN:
+        notes.append(f"and {len(remarks) - SHOWN:,} more remarks; --out DIR writes them into the journal")
+    show_notes(notes, quiet=quiet)

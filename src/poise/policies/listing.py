@@ -20,6 +20,7 @@ class Claim(StrEnum):
     NO_DURATIONS = "needs no knowledge of durations"
     IN_ORDER = "starts jobs in the order of submission"
     DEADLINES = "says so when a deadline cannot be met"
+    BOUND = "says what no schedule can be below"
 
 
 class Family(StrEnum):

@@ -1,6 +1,6 @@
 """The rows of the catalogue that say exactly who gets which GPUs: auctions, trades, affinities, marginal gains, quotas."""
 
-from poise.policies import gandiva, gandiva_emulated, gandiva_fair, optimus, philly, themis
+from poise.policies import gandiva, gandiva_emulated, gandiva_fair, hare, optimus, philly, themis
 from poise.policies.listing import (
     Claim,
     Family,
@@ -178,6 +178,52 @@ MARKETS: tuple[Listing, ...] = (
             elasticity="bids for more GPUs of elastic jobs, and of sweeps",
             verified="the worked auctions exactly; payments ((n-1)/n)^(n-1); no gain from lying with divisible GPUs; "
             "lower worst rho than las, srtf and fifo on a mix that is sensitive to placement",
+        ),
+    ),
+    Listing(
+        "hare",
+        Family.MARKET,
+        "least sum of weighted completion times: tasks of jobs whose lengths are known, by middle completion time",
+        "Chen et al., Hare, HPDC'22",
+        (Claim.BOUND,),
+        hare.hare,
+        (
+            Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
+            Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+            Parameter(
+                "recompute", "1800", "least seconds between two relaxations; newcomers are fitted in until then", number
+            ),
+        ),
+        traits=Traits(
+            optimises="sum of weighted completion times, with lengths known",
+            fairness="none: long jobs may wait long",
+            heterogeneity="aware; one job may use several types at once",
+            gang="needs none where rounds divide into micro-batches; whole gangs otherwise",
+            elasticity="any number of GPUs up to the micro-batches of a round",
+            verified="the worked example; within the bound of the optimum on 500 instances, 1.02 times it on average",
+        ),
+    ),
+    Listing(
+        "hlas",
+        Family.MARKET,
+        "least attained service, normalised to each job's fastest type, on any mix of GPUs",
+        "Chen et al., Hare, HPDC'22 and TCC'24 (its online scheduler, by name)",
+        (Claim.NO_DURATIONS,),
+        hare.hlas,
+        (
+            Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
+            Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+            Parameter(
+                "guard", "off", "whether a task waits for a faster GPU where that gets it done sooner", choice(hare.Guard)
+            ),
+        ),
+        traits=Traits(
+            optimises="average completion time, without durations",
+            fairness="equal service, in seconds of each job's own fastest type",
+            heterogeneity="aware; one job may use several types at once",
+            gang="needs none where rounds divide into micro-batches; whole gangs otherwise",
+            elasticity="any number of GPUs up to the micro-batches of a round",
+            verified="two equal jobs alternate; slow GPUs are charged less; a newcomer gets the next GPU",
         ),
     ),
 )
