@@ -34,7 +34,7 @@ class State:
         self.insistence = Insistence(*waits) if any(waits) else None
         self.pool = Pool(self.topology, settings.validation_gpus, settings.validation_time)
         self.placement = placement
-        self.free = self._all_free()
+        self.free = _all_free(self.topology, self.pool)
         self.ledger = Ledger(self.topology)
         self.floor = Floor(self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner)
         self.columns = JobColumns()
@@ -55,7 +55,7 @@ class State:
         """Why a job ended badly, by row."""
         self.dividing = 0
         """How many active jobs have rounds that divide."""
-        self._shapes = Shapes(placement, self._all_free)
+        self._shapes = Shapes(placement, partial(_all_free, self.topology, self.pool))
         self.survey = Survey(self.topology)
         self._beliefs: dict[str, Belief] = {}
         self._unchecked: set[str] = set()
@@ -181,12 +181,6 @@ class State:
         for slots in self.pool.slots:
             live[self.topology.type_of[slots.node]] -= self.free.alive[slots.node]
         return tuple(live)
-
-    def _all_free(self) -> FreeGpus:
-        """The cluster without any job; the pool's GPUs are not to be had."""
-        free = FreeGpus(self.topology)
-        free.take(self.pool.slots)
-        return free
 
     def restore(self, node: int) -> None:
         """A lost node is back."""
@@ -368,6 +362,13 @@ class State:
         if not self.columns.tasks[row]:
             return self.columns.gpus[row] if self.type_of(row) == gpu_type else 0
         return self.topology.mix(self.ledger.holding(row))[gpu_type]
+
+
+def _all_free(topology: Topology, pool: Pool) -> FreeGpus:
+    """The cluster without any job; the pool's GPUs are not to be had."""
+    free = FreeGpus(topology)
+    free.take(pool.slots)
+    return free
 
 
 def _less(later: Waited, earlier: Waited) -> Waited:

@@ -8,9 +8,9 @@ A GPU keeps the models of the jobs that ran on it last, and makes room by giving
 Two jobs never have the same weights, and so residency is a matter of jobs, whatever their models are called.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf, nan
 
 from poise.model.cluster import Holding
 from poise.model.errors import InvariantError, RequestError, UnknownNameError
@@ -49,40 +49,25 @@ def parse_switching(spec: str) -> Switching | None:
         return FREE
     given: dict[str, float] = {}
     for part in spec.split(","):
-        name, equals, value = part.partition("=")
-        if name not in _READERS:
-            raise UnknownNameError("cost of switching", name, (*_READERS, "naive", "free"))
-        try:
-            given[name] = _READERS[name](value if equals else "")
-        except ValueError:
-            raise RequestError(f"--switching {name}: expected a number that makes sense there, got {value[:50]!r}") from None
-    return Switching(**given)  # type: ignore[arg-type]  # the readers give what the fields hold
+        name, _, value = part.partition("=")
+        if name not in _LEAST:
+            raise UnknownNameError("cost of switching", name, (*_LEAST, "naive", "free"))
+        given[name] = _read(name, value)
+    return replace(Switching(**given), keep=int(given.get("keep", Switching().keep)))  # type: ignore[arg-type]
 
 
-def _amount(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < inf:
-        raise ValueError(text)
+_LEAST = {"resident": 0.0, "bandwidth": 1.0, "size": 0.0, "keep": 1.0}
+"""Of each cost."""
+
+
+def _read(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not _LEAST[name] <= value < inf:
+        raise RequestError(f"--switching {name}: expected a number of at least {_LEAST[name]:g}, got {text[:50]!r}")
     return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError(text)
-    return value
-
-
-def _from_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-_READERS: dict[str, Callable[[str], float]] = {
-    "resident": _amount, "bandwidth": _above_zero, "size": _amount, "keep": _from_one,
-}  # fmt: skip
 
 
 def unknown_size(_job: Job) -> float | None:
