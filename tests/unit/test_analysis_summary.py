@@ -67,6 +67,7 @@ def test_times_are_of_all_jobs_that_came_to_an_end_whatever_the_end() -> None:
     )
     assert (found.avg_jct, found.median_jct, found.makespan) == (30, 20, 65)
     assert found.p99_jct == pytest.approx(20 + 0.98 * 40)
+    assert found.weighted_jct == 90
     assert found.gpu_hours == pytest.approx(90 / 3600)
 
 

@@ -9,6 +9,7 @@ from tests.builders import a_cluster
 from poise.assembly import Experiment, Outcome, simulate
 from poise.backends.simulator.switching import FREE, Switching
 from poise.backends.simulator.world import Truth
+from poise.core.settings import Cadence, Settings
 from poise.model.job import Job
 from poise.model.speed import Locality
 from poise.policies.hare import timetable
@@ -52,6 +53,7 @@ def test_worked_example_ends_at_6_and_at_4_and_a_half() -> None:
     """ALGORITHMS §5.2, and row 32 of §17."""
     outcome = _simulated(_job("J1", "one", 2), _job("J2", "two", 1))
     assert _ends(outcome) == {"J1": 6.0, "J2": 4.5}
+    assert outcome.summary.weighted_jct == 10.5
     assert outcome.summary.preemptions == 0
 
 
@@ -136,6 +138,30 @@ def test_failed_and_cancelled_jobs_leave_the_timetable() -> None:
     killed = replace(_job("J2", "two", 1), outcome=Killed.KILLED)
     outcome = _simulated(dies, killed, _job("J3", "one", 2))
     assert (outcome.summary.finished, outcome.summary.cancelled, outcome.summary.restarts) == (2, 1, 1)
+
+
+def test_job_that_fails_for_good_leaves_no_gaps_in_the_timetable() -> None:
+    """J2 alone takes 3 s a round: it does not keep to moments that were meant to be behind the tasks of J1."""
+    dies = replace(_job("J1", "one", 40, weight=100.0), failures=(FailedAttempt(3.0, "x"),))
+    experiment = Experiment(
+        PAIR, "hare:long=0.5", throughputs=_table(), truth=Truth(switching=FREE), settings=Settings(retries=0)
+    )
+    outcome = simulate(Trace("t", (dies, _job("J2", "two", 20))), experiment)
+    assert _ends(outcome)["J2"] <= 3.0 + 20 * 3.0
+    assert [moment for moment, _ in outcome.history.remarks] == [0.0, 3.0]
+
+
+def test_relaxation_is_remarked_on_once() -> None:
+    """However often it is asked for a plan while no GPU is free."""
+    experiment = Experiment(
+        PAIR,
+        "hare",
+        throughputs=_table(),
+        truth=Truth(switching=FREE),
+        settings=Settings(round=100.0, cadence=Cadence.ROUNDS),
+    )
+    jobs = _job("a", "fast", 1e6), _job("b", "fast", 1e6)
+    assert [moment for moment, _ in simulate(Trace("t", jobs), experiment).history.remarks] == [0.0]
 
 
 def test_same_run_twice_is_the_same_run() -> None:

@@ -113,6 +113,15 @@ def test_gang_goes_back_to_the_faster_type_when_it_is_free() -> None:
     assert story.finishes["long"] < 70
 
 
+@pytest.mark.parametrize("batches", [1, None])
+def test_job_on_the_slower_type_gets_the_faster_one_once_it_has_had_less(batches: int | None) -> None:
+    """At 10 `b` takes the V100; by 26 it has had 16 s, and `a` 10 + 16/3. A lease that changed nothing was not the last."""
+    jobs = [a_job(name, seconds=30, model="m", at=at, batches=batches) for name, at in (("a", 0), ("b", 10))]
+    story = played(jobs, LEASES, "v100:1,k80:1", until=27)
+    kinds = [(run.began, Topology(story.cluster).mix(run.gpus)) for run in story.runs_of("a")]
+    assert kinds == [(0, (1, 0)), (10, (0, 1)), (26, (1, 0))]
+
+
 def test_gang_that_has_waited_for_a_lease_gets_gpus_that_come_free_one_by_one() -> None:
     """Tasks of `a` and `b` end at different moments, so that two GPUs are never free at once by themselves."""
     tasks = [a_round("a", 1, 40), a_round("b", 1, 40, at=0.5)]

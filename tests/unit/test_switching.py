@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.backends.simulator.switching import Gpus, Switching, bits, unknown_size
+from poise.backends.simulator.switching import FREE, Gpus, Switching, bits, parse_switching, unknown_size
 from poise.model.cluster import Slots
-from poise.model.errors import InvariantError
+from poise.model.errors import InvariantError, RequestError, UnknownNameError
 from poise.model.job import Job
 
 COLD, RESIDENT = 7.0, 2.0
@@ -90,3 +90,37 @@ def test_switching_keeps_the_last_jobs_that_ran(jobs: list[str], keep: int) -> N
         last = list(dict.fromkeys(reversed(jobs[:place])))[:keep]
         expected.append(0.0 if last[:1] == [job] else RESIDENT if job in last else COLD)
     assert turns("".join(jobs), keep=keep) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "costs"),
+    [
+        ("naive", None),
+        ("free", FREE),
+        ("resident=0.003", Switching()),
+        ("resident=0,bandwidth=6e9,size=1e9,keep=2", Switching(0.0, 6e9, 1e9, 2)),
+    ],
+)
+def test_switching_is_read_as_it_is_written(spec: str, costs: Switching | None) -> None:
+    assert parse_switching(spec) == costs
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("resident", "resident: expected a number of at least 0, got ''"),
+        ("resident=-1", "resident: expected a number of at least 0, got '-1'"),
+        ("bandwidth=0", "bandwidth: expected a number of at least 1, got '0'"),
+        ("size=inf", "size: expected a number of at least 0, got 'inf'"),
+        ("keep=0", "keep: expected a number of at least 1, got '0'"),
+        ("keep=2.5", "keep: expected a whole number of jobs, got '2.5'"),
+    ],
+)
+def test_switching_refuses_costs_that_are_none(spec: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_switching(spec)
+
+
+def test_switching_refuses_costs_that_it_does_not_know() -> None:
+    with pytest.raises(UnknownNameError, match="'fast'; known: bandwidth, free, keep, naive, resident, size"):
+        parse_switching("fast")

@@ -35,7 +35,7 @@ class Life:
 
     __slots__ = (
         "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "least", "migrations", "preemptions",
-        "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using", "waited",
+        "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, event: Submitted) -> None:
@@ -43,6 +43,7 @@ class Life:
         self.id = job.id
         self.tenant = job.tenant
         self.app = job.app
+        self.weight = job.weight
         self.gpus = job.gpus
         self.least = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
         self.kind = event.kind

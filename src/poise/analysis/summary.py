@@ -55,6 +55,7 @@ class Summary:
     avg_jct: float | None
     median_jct: float | None
     p99_jct: float | None
+    weighted_jct: float
     makespan: float
     utilisation: float
     preemptions: int
@@ -121,6 +122,7 @@ def summarise(
         avg_jct=_mean(measured.jcts),
         median_jct=_quantile(measured.jcts, 0.5),
         p99_jct=_quantile(measured.jcts, 0.99),
+        weighted_jct=float(measured.jcts @ floats(life.weight for life in measured.lives)),
         makespan=last - first,
         utilisation=utilisation(history, first, last),
         preemptions=sum(life.preemptions for life in lives),

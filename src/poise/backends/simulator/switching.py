@@ -67,6 +67,8 @@ def _read(name: str, text: str) -> float:
         value = nan
     if not _LEAST[name] <= value < inf:
         raise RequestError(f"--switching {name}: expected a number of at least {_LEAST[name]:g}, got {text[:50]!r}")
+    if name == "keep" and value != int(value):
+        raise RequestError(f"--switching keep: expected a whole number of jobs, got {text[:50]!r}")
     return value
 
 

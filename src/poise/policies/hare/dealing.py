@@ -10,7 +10,7 @@ takes the free GPU that computes it fastest, keeps it until it is done, and is n
 free GPUs are dealt out; but a newcomer is not made to wait for them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
@@ -88,8 +88,11 @@ class Deal:
 
 def live_gpus(snapshot: Snapshot) -> Mix:
     """GPUs of each type that jobs can have."""
-    mix = snapshot.floor.topology.mix
-    return tuple(map(sum, zip(snapshot.idle, *map(mix, snapshot.floor.holdings.values()), strict=True)))
+    return _total(snapshot.idle, map(snapshot.floor.topology.mix, snapshot.floor.holdings.values()))
+
+
+def _total(one: Mix, others: Iterable[Mix]) -> Mix:
+    return tuple(map(sum, zip(one, *others, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,8 @@ class _Table:
         topology = snapshot.floor.topology
         self._held = {row: topology.mix(holding) for row, holding in snapshot.floor.holdings.items()}
         tasks = [has for row, has in self._held.items() if self._kind(row).is_long]
-        self._computing = list(map(sum, zip([0] * len(snapshot.idle), *tasks, strict=True)))
-        self._gpus: Mix = tuple(map(sum, zip(snapshot.idle, *self._held.values(), strict=True)))
+        self._computing = _total((0,) * len(snapshot.idle), tasks)
+        self._gpus = _total(snapshot.idle, self._held.values())
         self.busy = tuple(each for each in memory.busy if each[0] > snapshot.now)
         self._ahead = list(self.busy)
         self._failed: set[int] = set()
@@ -178,7 +181,7 @@ class _Table:
         for wish, mix in share_out(self._wishes(order), left, Ground.of(self._snapshot.floor.topology)):
             before = gets.get(wish.who)
             if mix is not None:
-                gets[wish.who] = mix if before is None else tuple(map(sum, zip(before, mix, strict=True)))
+                gets[wish.who] = mix if before is None else _total(before, [mix])
             elif not self._is_guarded(wish):
                 self._failed.add(self._snapshot.columns.kind[wish.who])
                 self._reserve(wish, left)
@@ -267,6 +270,16 @@ class _Table:
         for row in order:
             kind = self._kind(row)
             mix = gets.get(row) if self._is_lent(kind) else gets.get(row) or self._held.get(row)
-            if mix is None or (kind.tasks and not kind.is_long and not computes_as_fast(kind.tasks, mix, self._gpus)):
+            if mix is None or not self._is_best(row, kind, mix):
                 self.is_settled = False
                 return
+
+    def _is_best(self, row: int, kind: Kind, mix: Mix) -> bool:
+        """Nothing that others have would make it faster. Single tasks are dealt with whenever a GPU comes free."""
+        if kind.is_long:
+            return True
+        if kind.tasks is not None:
+            return computes_as_fast(kind.tasks, mix, self._gpus)
+        gang = self._snapshot.columns.gang[row]
+        best = max((kind.rates[each] for each in kind.types if self._gpus[each] >= gang), default=0.0)
+        return kind.rates[mix.index(max(mix))] >= best

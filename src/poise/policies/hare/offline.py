@@ -6,10 +6,10 @@ The relaxation gives every round of every job a middle completion time H:
     otherwise         GPUs are dealt out by rank (`dealing.py`), short tasks under leases. There the unit of work is a job:
                       its rank is the mean H of the rounds that it had left when it was planned
 
-Both are made anew when jobs arrive or nodes come and go, the timetable at once, the relaxation at most every `recompute`
-seconds: until then a newcomer has the rank of those that have as much work for their weight. A gang is taken for as many
-tasks; a job of unknown length comes last. What no schedule can be below, and how many times the optimum a list is at most,
-α (2 + α), goes into the journal with every plan.
+Both are made anew when jobs arrive or nodes come and go: the timetable at once, and also when a job is gone before its end
+or has lost a round; the relaxation at most every `recompute` seconds, and until then a newcomer has the rank of those that
+have as much work for their weight. A gang is taken for as many tasks; a job of unknown length comes last. What no schedule
+can be below, and how many times the optimum a list is at most, α (2 + α), goes into the journal with every plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ LAST = Middle(inf, inf)
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the relaxation said, by row; when, and for which GPUs. `remark` is yet to be told."""
+    """What the relaxation said, by row; when, and for which GPUs. `remark` is to be told when the outlook is new."""
 
     middles: Mapping[int, Middle] = field(default_factory=dict)
     since: float = -inf
@@ -70,7 +70,7 @@ class Middles:
         has_newcomers = any(row not in memory.middles for row in snapshot.active)
         if (has_newcomers or gpus != memory.gpus) and snapshot.now >= memory.since + self.recompute:
             memory = _planned(snapshot, gpus)
-        elif has_newcomers or memory.remark:
+        elif has_newcomers:
             memory = _joined(snapshot, memory)
         return np.array([memory.middles[row].moment for row in snapshot.active]), memory
 
@@ -123,7 +123,7 @@ def _ratio(job: Work) -> float:
 def _said(jobs: Sequence[Work], kinds: Sequence[int], what: str) -> str:
     limit = guarantee(jobs, kinds)
     return (
-        f"hare: {len(jobs)} jobs, sum of weighted completion times from now on: {what};"
+        f"hare: {len(jobs)} job{'s' * (len(jobs) != 1)}, sum of weighted completion times from now on: {what};"
         f" a list of tasks is at most {limit.factor:g} times the optimum (alpha {limit.alpha:g})"
     )
 
@@ -142,16 +142,21 @@ class Hare:
         """Keep to the timetable, made anew where it is stale; or deal."""
         table, deal = memory
         if not has_only_long_tasks(snapshot, self.dealer.long):
+            known = deal.ranking
             plan, deal = self.dealer.plan(snapshot, deal)
-            remark = deal.ranking.remark
-            return replace(plan, notes=(Remark(remark),) if remark else ()), (Timetable(), deal)
+            return _remarking(plan, "" if deal.ranking is known else deal.ranking.remark), (Timetable(), deal)
         remark = ""
         if is_stale(table, snapshot):
             table, schedule, jobs = made(snapshot, table)
             kinds = [kind for kind, gpus in enumerate(live_gpus(snapshot)) if gpus]
             remark = _said(jobs, kinds, f"{schedule.value:g} s planned, none below {schedule.bound:g} s is possible")
         plan, table = kept_to(snapshot, table)
-        return replace(plan, notes=(Remark(remark),) if remark else ()), (table, deal)
+        return _remarking(plan, remark), (table, deal)
+
+
+def _remarking(plan: Plan, remark: str) -> Plan:
+    """The plan, with a remark if there is one."""
+    return replace(plan, notes=(Remark(remark),)) if remark else plan
 
 
 def hare(*, lease: float = 360.0, long: float = 30.0, recompute: float = 1800.0) -> Hare:

@@ -44,7 +44,7 @@ class Started(NamedTuple):
 class Timetable:
     """Entries by their start, those before `at` gone or `late`.
 
-    rows, gpus   the jobs and the number of GPUs that it was made for
+    rows, gpus   the jobs that were there when it was last looked at, and the number of GPUs that it was made for
     begun        by job the round of which tasks were started last
     """
 
@@ -69,8 +69,11 @@ def has_only_long_tasks(snapshot: Snapshot, long: float) -> bool:
 
 
 def is_stale(table: Timetable, snapshot: Snapshot) -> bool:
-    """Jobs have come, GPUs have come or gone, or a round was lost. That jobs end was to be expected."""
+    """Jobs have come, or gone with tasks left; GPUs have come or gone; or a round was lost. That jobs end was expected."""
     if snapshot.gpus != table.gpus or not table.rows.issuperset(snapshot.active):
+        return True
+    gone = table.rows.difference(snapshot.active)
+    if gone and any(entry.row in gone for entry in (*table.late, *table.entries[table.at :])):
         return True
     status = snapshot.columns.status
     waiting = (row for row in snapshot.active if status[row] == Status.WAITING)
@@ -157,7 +160,7 @@ def kept_to(snapshot: Snapshot, table: Timetable) -> tuple[Plan, Timetable]:
     wake = table.entries[at].start if at < len(table.entries) else inf
     started = (*(each for each in table.started if each.end > snapshot.now), *start.started)
     begun = {**table.begun, **start.begun} if start.begun else table.begun
-    kept = Timetable(table.entries, at, late, started, table.rows, table.gpus, begun)
+    kept = Timetable(table.entries, at, late, started, frozenset(snapshot.active), table.gpus, begun)
     return Plan.changing(tuple(start.claims), wake=wake), kept
 
 
@@ -166,7 +169,6 @@ class _Start:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._active = frozenset(snapshot.active)
         self._free = snapshot.floor.free()
         self._ready: dict[int, int] = {}
         self.claims: list[Claim] = []
@@ -174,9 +176,9 @@ class _Start:
         self.begun: dict[int, int] = {}
 
     def begin(self, entry: Entry) -> bool:
-        """Start a task, if its round is ready and its node has a GPU for it, and its job is in sight."""
+        """Start a task, if its round is ready and its node has a GPU for it."""
         columns, row = self._snapshot.columns, entry.row
-        if row not in self._active or not self._free[entry.node] or _round(self._snapshot, row) != entry.round:
+        if not self._free[entry.node] or _round(self._snapshot, row) != entry.round:
             return False
         ready = self._ready.get(row, columns.ready[row])
         tasks = self._snapshot.estimate(row).tasks
