@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.backends.simulator.switching import FREE, Gpus, Switching, bits, parse_switching, unknown_size
-from poise.model.cluster import Slots
+from poise.backends.simulator.switching import FREE, Gpus, Switching, parse_switching, unknown_size
+from poise.model.cluster import Slots, bits
 from poise.model.errors import InvariantError, RequestError, UnknownNameError
 from poise.model.job import Job
 

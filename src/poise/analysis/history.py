@@ -8,7 +8,7 @@ import numpy as np
 
 from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, Remark, Waited, Why
 from poise.model.arrays import Floats, Ints
-from poise.model.cluster import Cluster, Holding, gpu_count
+from poise.model.cluster import Cluster, Holding, bits, gpu_count
 from poise.model.event import (
     Cancelled,
     Computed,
@@ -106,12 +106,7 @@ class Life:
 
 def _each(gpus: Holding) -> Iterator[tuple[int, int]]:
     """GPUs one by one, as (node, bit of the slot)."""
-    for node, mask in gpus:
-        left = mask
-        while left:
-            bit = left & -left
-            yield node, bit
-            left ^= bit
+    return ((node, bit) for node, mask in gpus for bit in bits(mask))
 
 
 @dataclass

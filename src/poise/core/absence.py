@@ -71,7 +71,7 @@ class Absence:
             state.come_back(row, now)
             self._answering.arrived(row, now)
         for row, holding in state.pool.begin(now, state.free.alive):
-            waited = state.try_out(row, holding, now, self._settings.restart_overhead)
+            waited = state.try_out(row, holding, now)
             actions.append(Launch(state.columns.ids[row], state.columns.epoch[row], holding, waited))
         return actions, bool(back)
 

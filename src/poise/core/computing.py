@@ -9,6 +9,7 @@ from poise.model.cluster import Holding, gpu_count
 from poise.model.errors import InvariantError
 from poise.model.job import Status
 from poise.model.speed import Locality
+from poise.model.tasks import Tasks
 
 
 def compute(state: State, row: int, holding: Holding, now: float) -> Waited:
@@ -25,8 +26,7 @@ def compute(state: State, row: int, holding: Holding, now: float) -> Waited:
     gpus = gpu_count(holding)
     if state.protected.get(row) != inf or columns.ready[row] < gpus:
         raise InvariantError(f"job in row {row} is to compute {gpus} tasks, and has {columns.ready[row]} ready")
-    usable = tuple(kind for kind, rates in enumerate(state.estimate(row).rates) if rates[Locality.PACKED] > 0)
-    state.ledger.extend(row, holding, usable)
+    state.ledger.extend(row, holding, _tasks(state, row).types)
     columns.ready[row] -= gpus
     _change(state, row, gpus, now)
     return waited
@@ -41,10 +41,15 @@ def computed(state: State, row: int, holding: Holding, now: float) -> None:
 
 def _change(state: State, row: int, more: int, now: float) -> None:
     """The job computes on so many GPUs more; each of them does its task's part of a step."""
-    tasks = state.estimate(row).tasks
-    if tasks is None:
-        raise InvariantError(f"job in row {row} is to compute tasks, and its rounds do not divide")
+    tasks = _tasks(state, row)
     state.columns.gpus[row] += more
     mix = state.topology.mix(state.ledger.holding(row))
     tasks_a_second = sum(gpus / each for gpus, each in zip(mix, tasks.seconds, strict=True) if gpus)
     state.columns.change_rate(row, now, tasks_a_second / tasks.count)
+
+
+def _tasks(state: State, row: int) -> Tasks:
+    tasks = state.estimate(row).tasks
+    if tasks is None:
+        raise InvariantError(f"job in row {row} is to compute tasks, and its rounds do not divide")
+    return tasks

@@ -68,7 +68,8 @@ class Division:
             return desk.seat(row, shape)
         if desk.seat(row, shape) or (self._clear is not None and self._clear(desk, row, shape)):
             return True
-        behind = list(gets)[list(gets).index(row) + 1 :]
+        order = list(gets)
+        behind = order[order.index(row) + 1 :]
         lent = (each for each in behind if each in wishes and wishes[each].title is Title.LENT)
         return self._goes_before(row, shape, [each for each in lent if each not in desk.before])
 

@@ -185,18 +185,20 @@ class Desk:
 
     def start_tasks(self, row: int, mix: Mix) -> None:
         """Compute one task on each of so many GPUs of each type, or on as many as are free."""
-        found = self._found([min(gpus, idle) for gpus, idle in zip(mix, self.free.idle, strict=True)])
-        if found:
-            self.computes[row] = merged([*self.computes.get(row, ()), *found])
+        self._compute(row, self._found([min(gpus, idle) for gpus, idle in zip(mix, self.free.idle, strict=True)]))
 
     def start_tasks_at(self, row: int, site: Site) -> None:
         """Compute one task on each of so many GPUs of these nodes, or on as many as are free."""
         masks = self.free.masks
         wanted = [(node, min(gpus, masks[node].bit_count())) for node, gpus in site]
         found = tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in wanted if gpus)
-        if found:
-            self.free.take(found)
-            self.computes[row] = merged([*self.computes.get(row, ()), *found])
+        self.free.take(found)
+        self._compute(row, found)
+
+    def _compute(self, row: int, found: Iterable[Slots]) -> None:
+        gpus = merged([*self.computes.get(row, ()), *found])
+        if gpus:
+            self.computes[row] = gpus
 
     def _seat_at(self, row: int, site: Site) -> bool:
         """Give a claim GPUs of just these nodes."""

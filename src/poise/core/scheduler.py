@@ -11,7 +11,8 @@ from typing import assert_never
 
 from poise.core.absence import Absence
 from poise.core.answering import Answering, OrderAnswering
-from poise.core.computing import compute, computed
+from poise.core.computing import computed
+from poise.core.enacting import Enacting
 from poise.core.granting import Clearing, Desk
 from poise.core.moving import clear
 from poise.core.patience import Patience
@@ -19,8 +20,8 @@ from poise.core.planning import PlannerAnswering
 from poise.core.reasons import Reason, explain
 from poise.core.settings import Cadence, Retry, Settings
 from poise.core.state import State
-from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, Waited, WakeAt, Why
-from poise.model.cluster import Cluster, Holding, gpu_count
+from poise.model.action import Abandon, Action, Reject, WakeAt
+from poise.model.cluster import Cluster
 from poise.model.errors import InvariantError
 from poise.model.event import (
     Cancelled,
@@ -68,6 +69,7 @@ class Scheduler:
             if isinstance(answer, Order)
             else PlannerAnswering(answer, self.state, self._clearing())
         )
+        self._enacting = Enacting(self.state, self._answering, settings.minimum_run)
         self._absence = Absence(self.state, self._answering, settings)
         insistence = self.state.insistence
         self._patience = Patience(insistence, self.state, self._answering) if insistence else None
@@ -317,7 +319,7 @@ class Scheduler:
                 unworked=partial(self._unworked, now) if spares_unworked else None,
             )
             self._answering.decide(now, desk, allowed)
-            self._carry_out(desk, now)
+            self._enacting.carry_out(desk, self._actions)
             self._spared_until = min(self._spared_until, desk.protected_until)
             if not self._answering.settle(now):
                 self.state.clock_causes(now)
@@ -326,61 +328,6 @@ class Scheduler:
 
     def _unworked(self, now: float, row: int) -> bool:
         return now <= self.state.columns.progress_from[row] > self.state.columns.started[row]
-
-    def _carry_out(self, desk: Desk, now: float) -> None:
-        """Preemptions first, the furthest back first; then launches in the order in which they were granted."""
-        self._actions += desk.notes
-        for row, reason in desk.ends:
-            self._cancel(row, reason, now)
-        ended = {row for row, _ in desk.ends} if desk.ends else ()
-        for row, before in desk.before.items():
-            after = desk.after[row]
-            if row not in ended and before is not None and (after != before or row in desk.joins):
-                self._preempt(row, desk, now, Why.OUTRANKED if row in desk.beneficiary else Why.UNPLANNED)
-        for row, after in desk.after.items():
-            if after is not None and (after != desk.before[row] or row in desk.joins):
-                waited = self._start(row, after, desk.joins.get(row), now)
-                if self.settings.minimum_run:
-                    self.state.protected[row] = now + self.settings.minimum_run
-                columns = self.state.columns
-                self._actions.append(Launch(columns.ids[row], columns.epoch[row], after, waited))
-                self._answering.started(row, now)
-        for row, gpus in desk.computes.items():
-            waited = compute(self.state, row, gpus, now)
-            columns = self.state.columns
-            self._actions.append(Compute(columns.ids[row], columns.epoch[row], gpus, waited))
-
-    def _cancel(self, row: int, reason: str, now: float) -> None:
-        """Its app gives the job up; the desk has given its GPUs to others already."""
-        state = self.state
-        state.reasons[row] = reason
-        if state.running(row):
-            state.stop(row, now, Status.CANCELLED)
-        else:
-            state.end_waiting(row, now)
-        state.end(row, Status.CANCELLED)
-        self._answering.ended(row, now)
-        self._actions.append(Cancel(state.columns.ids[row], reason))
-
-    def _start(self, row: int, holding: Holding, beside: int | None, now: float) -> Waited:
-        # What turning to a job whose rounds divide costs depends on where it was; that is the world's to tell, and little.
-        overhead = 0.0 if self.state.columns.tasks[row] else self.settings.restart_overhead
-        if beside is None:
-            return self.state.start(row, holding, now, overhead)
-        return self.state.join(row, beside, now, overhead)
-
-    def _preempt(self, row: int, desk: Desk, now: float, why: Why) -> None:
-        columns = self.state.columns
-        held = columns.gpus[row]
-        self.state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
-        self.state.begin_waiting(row, now)
-        after = desk.after[row]
-        taken_for = None if after is not None else desk.beneficiary_of(row)
-        beneficiary = None if taken_for is None else columns.ids[taken_for]
-        if after is not None:
-            why = Why.MOVED if gpu_count(after) == held else Why.RESIZED
-        self._actions.append(Preempt(columns.ids[row], columns.epoch[row], why, beneficiary))
-        self._answering.preempted(row, now)
 
     def _boundary_after(self, now: float) -> float:
         return end_after(self.state.origin or 0.0, now, self.settings.round)

@@ -34,6 +34,7 @@ class State:
         self.insistence = Insistence(*waits) if any(waits) else None
         self.pool = Pool(self.topology, settings.validation_gpus, settings.validation_time)
         self.placement = placement
+        self._restart_overhead = settings.restart_overhead
         self.free = _all_free(self.topology, self.pool)
         self.ledger = Ledger(self.topology)
         self.floor = Floor(self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner)
@@ -118,7 +119,7 @@ class State:
             self.active = dict.fromkeys(sorted(self.active))
         self.begin_waiting(row, now)
 
-    def try_out(self, row: int, holding: Holding, now: float, overhead: float) -> Waited:
+    def try_out(self, row: int, holding: Holding, now: float) -> Waited:
         """A trial begins on a GPU of the pool; returns how long the job waited for it.
 
         No progress is made there but by jobs that can do with one GPU.
@@ -127,8 +128,7 @@ class State:
         gpu_type = self.topology.type_of[holding[0].node]
         place = self.survey.column(gpu_type, Locality.PACKED)
         rate = self._belief_of[row].rates_with(1)[gpu_type][Locality.PACKED] if self.columns.least[row] == 1 else 0.0
-        overhead = 0.0 if self.columns.tasks[row] else overhead
-        self.columns.start(row, now, place=place, gpus=1, rate=rate, overhead=overhead)
+        self.columns.start(row, now, place=place, gpus=1, rate=rate, overhead=self._overhead(row))
         return Waited(now - self.away[row], 0.0, 0.0)
 
     def end_trial(self, row: int, now: float) -> None:
@@ -280,7 +280,7 @@ class State:
         waited = NO_WAIT if began is None else _less(shape.reading(now), began)  # none: back since this moment
         return waited if before is None else _added(before, waited)
 
-    def start(self, row: int, holding: Holding, now: float, overhead: float) -> Waited:
+    def start(self, row: int, holding: Holding, now: float) -> Waited:
         """A run begins on GPUs that `free` has already given out; returns how long the job waited."""
         columns = self.columns
         if columns.status[row] != Status.WAITING:
@@ -296,17 +296,26 @@ class State:
             gpu_type = self.topology.main_type(holding)
             rate = belief.rate_on(holding, self.topology)
         waited = self.end_waiting(row, now)
-        columns.start(row, now, place=self.survey.column(gpu_type, locality), gpus=gpus, rate=rate, overhead=overhead)
+        place = self.survey.column(gpu_type, locality)
+        columns.start(row, now, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
         return waited
 
-    def join(self, row: int, other: int, now: float, overhead: float) -> Waited:
+    def _overhead(self, row: int) -> float:
+        """Seconds without progress at a start, as they are believed.
+
+        What turning to a job whose rounds divide costs depends on where it was; that is the world's to tell, and little.
+        """
+        return 0.0 if self.columns.tasks[row] else self._restart_overhead
+
+    def join(self, row: int, other: int, now: float) -> Waited:
         """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
         holding = self.ledger.join(row, other)
         gpu_type = self.topology.type_of[holding[0].node]
         kinds, gpus = self.columns.kind, self.columns.gpus[other]
         waited = self.end_waiting(row, now)
         rate = self.survey.beside(kinds[row], kinds[other], gpu_type)
-        self.columns.start(row, now, place=self.columns.place[other] - 1, gpus=gpus, rate=rate, overhead=overhead)
+        place = self.columns.place[other] - 1
+        self.columns.start(row, now, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
         self.columns.change_rate(other, now, self.survey.beside(kinds[other], kinds[row], gpu_type))
         return waited
 

@@ -5,7 +5,7 @@ taking, giving back and comparing are integer operations whatever the size of th
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,7 +48,15 @@ def site_of(holding: Holding) -> Site:
     return tuple(Part(slots.node, slots.mask.bit_count()) for slots in holding)
 
 
-def merged(parts: Iterable[Slots]) -> Holding:
+def bits(mask: int) -> Iterator[int]:
+    """Bits of a mask, the lowest first."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
+
+
+def merged(parts: Iterable[tuple[int, int]]) -> Holding:
     """All of these GPUs, by ascending node."""
     masks: dict[int, int] = {}
     for node, mask in parts:

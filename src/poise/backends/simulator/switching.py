@@ -8,11 +8,10 @@ A GPU keeps the models of the jobs that ran on it last, and makes room by giving
 Two jobs never have the same weights, and so residency is a matter of jobs, whatever their models are called.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf, nan
 
-from poise.model.cluster import Holding
+from poise.model.cluster import Holding, bits
 from poise.model.errors import InvariantError, RequestError, UnknownNameError
 from poise.model.job import Job
 
@@ -126,11 +125,3 @@ class Gpus:
     def forget(self, node: int) -> None:
         """A lost node keeps nothing."""
         self._kept[node].clear()
-
-
-def bits(mask: int) -> Iterator[int]:
-    """Bits of a mask, the lowest first."""
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit

@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from math import inf
 
 from poise.backends.simulator.runs import Fate, Round, Run
-from poise.backends.simulator.switching import Gpus, bits
+from poise.backends.simulator.switching import Gpus
 from poise.model.action import Compute
-from poise.model.cluster import Holding, Slots, gpu_count
+from poise.model.cluster import bits, gpu_count, merged
 from poise.model.errors import InvariantError
 from poise.model.event import Computed, Event, Failed, Progressed, Stopped, Synchronised
 from poise.model.tasks import Tasks
@@ -124,7 +124,7 @@ class TaskRuns:
 
     def _computed(self, fate: Fate, under_way: Round, time: float, now: float, facts: list[Event]) -> None:
         """Tasks are done; if they were the last of the round, it is to be synchronised."""
-        gpus = _holding(under_way.ends.pop(time))
+        gpus = merged(under_way.ends.pop(time).items())
         self._gpus.free(gpus)
         facts.append(Computed(fate.trace_job.job.id, under_way.epoch, gpus))
         if under_way.left or under_way.ends:
@@ -138,7 +138,7 @@ class TaskRuns:
     def _sync(self, under_way: Round) -> float:
         """Seconds to put the tasks together: the longest of the types that took part, as far apart as they all are."""
         topology, sync = self._topology, under_way.tasks.sync
-        locality = topology.locality(_holding(under_way.used))
+        locality = topology.locality(merged(under_way.used.items()))
         return max(sync[topology.type_of[node]][locality] for node in under_way.used)
 
     def _synchronised(self, fate: Fate, under_way: Round, now: float, facts: list[Event]) -> None:
@@ -176,9 +176,4 @@ class TaskRuns:
         fate.run = None
         del self._running[fate.trace_job.job.id]
         for gpus in under_way.ends.values():
-            self._gpus.free(_holding(gpus))
-
-
-def _holding(masks: dict[int, int]) -> Holding:
-    """Masks by node, by ascending node."""
-    return tuple(Slots(node, masks[node]) for node in sorted(masks))
+            self._gpus.free(merged(gpus.items()))

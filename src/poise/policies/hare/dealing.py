@@ -113,7 +113,7 @@ class Dealer:
         newest = snapshot.active[-1]
         is_anew = newest > memory.newest or is_end(snapshot.origin, snapshot.now, self.lease)
         if not is_anew and not any(snapshot.idle):
-            return Plan.changing(wake=self._next_end(snapshot)), memory
+            return Plan.changing(wake=self.next_end(snapshot)), memory
         values, ranking = self.ranking.values(snapshot, memory.ranking)
         table = _Table(self, snapshot, memory, Title.LENT if is_anew else Title.OWN)
         order = snapshot.rows[np.lexsort((snapshot.rows, values))].tolist()
@@ -124,7 +124,8 @@ class Dealer:
         memory = Deal(ranking, max(newest, memory.newest), table.busy, MappingProxyType(table.kinds))
         return plan, memory
 
-    def _next_end(self, snapshot: Snapshot) -> float:
+    def next_end(self, snapshot: Snapshot) -> float:
+        """When the leases of now end."""
         return end_after(snapshot.origin, snapshot.now, self.lease)
 
 
@@ -164,7 +165,7 @@ class _Table:
         self._note_settled(order, gets)
         stops = [row for row in self._held if row not in gets and self._is_lent(self._kind(row))]
         claims = tuple(self._claim(row, mix) for row, mix in gets.items() if self._is_change(row, mix))
-        return Plan.changing(claims, tuple(stops), self._dealer._next_end(snapshot))
+        return Plan.changing(claims, tuple(stops), self._dealer.next_end(snapshot))
 
     def _is_lent(self, kind: Kind) -> bool:
         """What such a job holds is dealt out anew."""
@@ -209,11 +210,11 @@ class _Table:
             if not kind.is_long:
                 has = self._held.get(row)
                 yield Wish(row, columns.gang[row], kind.types_for(has), kind.tasks, 0, has, self._title)
-            elif self._dealer.guard is Guard.OFF:
-                yield from [Wish(row, 1, kind.types, kind.tasks, columns.ready[row])] if columns.ready[row] else ()
-            else:
+            elif self._dealer.guard is Guard.ON:
                 for _ in range(columns.ready[row]):
                     yield Wish(row, 1, self._allowed(kind), kind.tasks, 1)
+            elif columns.ready[row]:
+                yield Wish(row, 1, kind.types, kind.tasks, columns.ready[row])
 
     def _kind(self, row: int) -> Kind:
         index = self._snapshot.columns.kind[row]
