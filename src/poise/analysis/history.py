@@ -6,9 +6,10 @@ from math import inf, nan
 
 import numpy as np
 
+from poise.analysis.stints import End, Stint
 from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, Remark, Waited, Why
 from poise.model.arrays import Floats, Ints
-from poise.model.cluster import Cluster, Holding, bits, gpu_count
+from poise.model.cluster import Cluster, Holding, Slots, bits, gpu_count
 from poise.model.event import (
     Cancelled,
     Computed,
@@ -31,11 +32,13 @@ class Life:
     """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
 
     tasks   GPUs that compute a task for it now, as (node, bit of the slot), since when
+    kept    steps of its work that the last fact about a run of its says are done;  last: its last stint, if any
     """
 
     __slots__ = (
-        "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "least", "migrations", "preemptions",
-        "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using", "waited", "weight",
+        "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kept", "kind", "last", "least", "migrations",
+        "preemptions", "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using",
+        "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, event: Submitted) -> None:
@@ -58,6 +61,8 @@ class Life:
         self.holding: Holding | None = None
         self.tasks: dict[tuple[int, int], float] = {}
         self.epoch = 0
+        self.kept = 0.0
+        self.last: Stint | None = None
 
     def launch(self, action: Launch, now: float) -> None:
         """It gets GPUs."""
@@ -86,18 +91,17 @@ class Life:
         self.status = Status.RUNNING
         self._wait(action.waited)
 
-    def give_back(self, gpus: Iterable[tuple[int, int]], now: float) -> None:
-        """Tasks have been computed, or given up."""
-        for gpu in gpus:
-            self.gpu_seconds += now - self.tasks.pop(gpu)
+    def give_back(self, gpus: Iterable[tuple[int, int]], now: float, ended: End) -> list[Stint]:
+        """Tasks have been computed, or given up: a stint each."""
+        found = [Stint(self.id, self.tasks.pop(gpu), now, (Slots(*gpu),), ended) for gpu in gpus]
+        self.gpu_seconds += sum(now - stint.start for stint in found)
+        return found
 
     def release(self, now: float, status: Status) -> bool:
         """It no longer has GPUs, if it had any; says whether it had."""
         had = self.status is Status.RUNNING
         if had:
             self.gpu_seconds += self.using * (now - self.since)
-            if self.tasks:
-                self.give_back(list(self.tasks), now)
         self.status = status
         if status.is_final:
             self.ended = now
@@ -127,6 +131,8 @@ class History:
     """(job, why it can never run here)."""
     remarks: list[tuple[float, str]] = field(default_factory=list)
     """(moment, what people should know of the decision)."""
+    stints: list[Stint] = field(default_factory=list)
+    """Who held which GPUs when, in the order in which that ended; what the journal leaves open comes last."""
     end: float = -inf
     _holders: dict[Holding, int] = field(default_factory=dict)
 
@@ -134,22 +140,40 @@ class History:
     def of(entries: Iterable[Entry], cluster: Cluster) -> "History":
         """Read a journal."""
         history = History(cluster)
-        for now, events, actions in entries:
-            for event in events:
-                history._event(event, now)
-            for action in actions:
-                history._action(action, now)
-            history.end = now
-        for life in history.jobs.values():
-            if life.status is Status.RUNNING:  # the journal ends in the middle of its run
-                life.gpu_seconds += life.using * (history.end - life.since)
-                life.gpu_seconds += sum(history.end - since for since in life.tasks.values())
+        for entry in entries:
+            history.take(entry)
+        history.close()
         return history
+
+    def take(self, entry: Entry) -> None:
+        """Read one more instant."""
+        now, events, actions = entry
+        for event in events:
+            self._event(event, now)
+        for action in actions:
+            self._action(action, now)
+        self.end = now
+
+    def close(self) -> None:
+        """The journal ends here, perhaps in the middle of runs."""
+        for life in self.jobs.values():
+            if life.status is Status.RUNNING:
+                life.gpu_seconds += life.using * (self.end - life.since)
+                life.gpu_seconds += sum(self.end - since for since in life.tasks.values())
+                self._open(life)
+
+    def _open(self, life: Life) -> None:
+        """What a job holds where the journal ends; the job itself is left as it is."""
+        if life.holding is not None:
+            self._note(life, Stint(life.id, life.since, self.end, life.holding, End.OPEN), life.kept)
+        self.stints += (Stint(life.id, since, self.end, (Slots(*gpu),), End.OPEN) for gpu, since in life.tasks.items())
 
     def _event(self, event: Event, now: float) -> None:
         match event:
             case Finished():
-                self._release(self.jobs[event.job], now, Status.FINISHED)
+                life = self.jobs[event.job]
+                life.kept = life.steps
+                self._release(life, now, Status.FINISHED, End.FINISHED)
             case Submitted():
                 self.jobs[event.job.id] = Life(event)
                 self.waiting.append((now, 1))
@@ -158,7 +182,7 @@ class History:
             case Computed():
                 self._give_back(event, now)
             case Cancelled():
-                self._release(self.jobs[event.job], now, Status.CANCELLED)
+                self._release(self.jobs[event.job], now, Status.CANCELLED, End.CANCELLED)
             case Estimated():
                 self.rates[event.kind] = tuple(row[Locality.PACKED] for row in event.estimate.rates)
             case NodeLost():
@@ -181,18 +205,19 @@ class History:
                 self._compute(action, now)
             case Preempt():
                 life = self.jobs[action.job]
-                self._release(life, now, Status.WAITING)
-                if action.why is Why.VALIDATED:  # that was only a trial
+                tried = action.why is Why.VALIDATED
+                self._release(life, now, Status.WAITING, End.TRIED if tried else End.PREEMPTED)
+                if tried:  # that was no run in earnest
                     life.holding = None
                 else:
                     life.preemptions += 1
             case Reject():
-                self._release(self.jobs[action.job], now, Status.REJECTED)
+                self._release(self.jobs[action.job], now, Status.REJECTED, End.CANCELLED)
                 self.rejections.append((action.job, action.reason))
             case Abandon():
-                self._release(self.jobs[action.job], now, Status.FAILED)
+                self._release(self.jobs[action.job], now, Status.FAILED, End.FAILED)
             case Cancel():
-                self._release(self.jobs[action.job], now, Status.CANCELLED)
+                self._release(self.jobs[action.job], now, Status.CANCELLED, End.CANCELLED)
             case Remark():
                 self.remarks.append((now, action.text))
             case _:
@@ -209,21 +234,29 @@ class History:
     def _end_run(self, event: Failed | Stopped | Synchronised, now: float) -> None:
         """A run ended, and its job waits again; a round that is complete is no restart."""
         life = self.jobs[event.job]
-        if life.status is Status.RUNNING and life.epoch == event.epoch:
+        if life.epoch != event.epoch:
+            return
+        life.kept = event.steps
+        if life.status is Status.RUNNING:
             life.restarts += not isinstance(event, Synchronised)
-            self._release(life, now, Status.WAITING)
+            ended, cause = (End.FAILED, event.cause) if isinstance(event, Failed) else (End.LOST, "")
+            self._release(life, now, Status.WAITING, ended, cause)
+        elif life.last is not None:  # it was preempted at this very moment, and now says how far it had come
+            life.last.kept = event.steps
 
     def _give_back(self, event: Computed, now: float) -> None:
         life = self.jobs[event.job]
         if life.status is Status.RUNNING and life.epoch == event.epoch:
-            life.give_back(_each(event.gpus), now)
+            self.stints += life.give_back(_each(event.gpus), now, End.COMPUTED)
             self.held.append((now, -gpu_count(event.gpus)))
 
-    def _release(self, life: Life, now: float, status: Status) -> None:
+    def _release(self, life: Life, now: float, status: Status, ended: End, cause: str = "") -> None:
         if life.tasks:
             self.held.append((now, -len(life.tasks)))
+            self.stints += life.give_back(list(life.tasks), now, ended)
         if life.release(now, status):
             if life.holding is not None:
+                self._note(life, Stint(life.id, life.since, now, life.holding, ended, cause), life.kept)
                 self._holders[life.holding] -= 1
                 if not self._holders[life.holding]:
                     del self._holders[life.holding]
@@ -232,6 +265,12 @@ class History:
                 self.waiting.append((now, 1))
         elif status.is_final:
             self.waiting.append((now, -1))
+
+    def _note(self, life: Life, stint: Stint, kept: float) -> None:
+        """Remember a stint; what it began with is what the one before it kept."""
+        stint.begun, stint.kept = (life.last.kept if life.last else 0.0), kept
+        life.last = stint
+        self.stints.append(stint)
 
     def ran(self) -> list[Life]:
         """Jobs that came to an end of their own: finished, failed or cancelled."""

@@ -1,0 +1,1 @@
+"""What is studied: a trace or a journal, as records."""
