@@ -21,7 +21,7 @@ from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
 from poise.mechanism.rounds import Newcomers, Rounds
 from poise.model.cluster import MOST_GPUS, Cluster
-from poise.model.errors import RequestError, UnknownNameError
+from poise.model.errors import JournalError, RequestError, UnknownNameError
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.plan import Policy
@@ -281,6 +281,8 @@ def _without_collector() -> Iterator[None]:
 def replay_journal(path: str | Path) -> tuple[Header, Replayed]:
     """Re-drive the core from a journal; raises ReplayError where an action differs."""
     reader = JournalReader(path)
+    if reader.newer:
+        raise JournalError(reader.newer)
     return reader.header, replay(scheduler_of(reader.header), reader.entries())
 
 

@@ -57,3 +57,25 @@ def test_a_policy_without_entitlements_is_said_to_have_none(tmp_path: Path) -> N
 def test_something_that_is_no_journal_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing\n")
     assert "not a journal" in poise("shares", tmp_path / "notes.txt").refusal
+
+
+def test_of_a_journal_that_is_cut_off_what_could_be_read_is_shown(tmp_path: Path) -> None:
+    whole = (a_run(tmp_path, "--policy", "gandiva-fair") / "journal.jsonl").read_text().splitlines(keepends=True)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(whole[: len(whole) // 2]))
+    said = poise("shares", cut, "--json")
+    assert said.code == 1
+    assert said.err.startswith("poise: ")
+    assert said.err.count("\n") == 1
+    assert "cut off" in said.err
+    assert [each["tenant"] for each in json.loads(said.out)["tenants"]] == ["vera", "rex"]
+
+
+def test_a_fact_about_a_job_that_never_was_ends_the_reading_there(tmp_path: Path) -> None:
+    whole = (a_run(tmp_path, "--policy", "gandiva-fair") / "journal.jsonl").read_text().splitlines(keepends=True)
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text("".join([*whole[:3], '[1e9,[],[["launch","nobody",1,[[0,1]],[0,0,0]]]]\n']))
+    said = poise("shares", strange)
+    assert said.code == 1
+    assert said.err == f"poise: {strange}:4: names a job or a node that is not there: 'nobody'\n"
+    assert "vera" in said.out

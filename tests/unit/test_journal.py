@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.builders import a_job, simulate
@@ -267,3 +268,42 @@ def test_a_journal_that_goes_on_after_its_end_is_refused(tmp_path: Path) -> None
     journal = tmp_path / "run" / "journal.jsonl"
     journal.write_text(journal.read_text() + "[0.0,[],[]]\n")
     assert "something follows the end" in poise("replay", str(journal)).refusal
+
+
+def newer(lines: list[Any]) -> str:
+    """The journal in a later version: new settings, new keys of jobs, new fields, new facts."""
+    header = json.loads(TEXT.splitlines()[0])
+    header |= {"journal": 2, "mood": "good", "settings": header["settings"] | {"tempo": 3}}
+    return "\n".join(json.dumps(each) for each in [header, *lines, {"end": "complete"}]) + "\n"
+
+
+def test_a_newer_journal_is_read_as_far_as_it_is_known_and_then_refused(tmp_path: Path) -> None:
+    job = {"id": "a", "submitted": 0.0, "gpus": 1, "mood": "good"}
+    lines = [
+        [
+            0.0,
+            [["submitted", job, "k", 5.0, "extra"], ["dreamt", "a"]],
+            [["launch", "a", 1, [[0, 1]], [0, 0, 0], 7]],
+            "more",
+        ],
+        [5.0, [["finished", "a", 1]], [["sing", "a"]]],
+    ]
+    path = tmp_path / "journal.jsonl"
+    path.write_text(newer(lines), encoding="utf-8")
+    reader = JournalReader(path)
+    assert reader.header == HEADER
+    found: list[Entry] = []
+    with pytest.raises(JournalError, match="version 2; this Poise reads version 1; 2 facts and wishes"):
+        found.extend(reader.entries())
+    assert [entry.now for entry in found] == [0.0, 5.0]
+    assert found[0].events == (Submitted(Job("a", 0.0, 1), "k", 5.0),)
+    assert found[0].actions == (Launch("a", 1, (Slots(0, 1),), Waited(0, 0, 0)),)
+
+
+@pytest.mark.parametrize("version", [0, -1, "2", None, 1.5])
+def test_a_version_that_was_never_written_is_refused_at_once(version: object, tmp_path: Path) -> None:
+    header = json.loads(TEXT.splitlines()[0]) | {"journal": version}
+    path = tmp_path / "journal.jsonl"
+    path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+    with pytest.raises(JournalError, match="this Poise reads version 1"):
+        JournalReader(path)

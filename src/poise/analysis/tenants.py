@@ -98,16 +98,25 @@ class Books:
     def of(entries: Iterable[Entry], cluster: Cluster) -> "Books":
         """Read a journal."""
         books = Books(cluster)
-        for now, events, actions in entries:
-            books._pass_time(now)
-            for event in events:
-                books._event(event)
-            for action in actions:
-                books._action(action)
-            if any(isinstance(each, Traded | Entitled) for each in actions):
-                books._renew_deals({each for each in actions if isinstance(each, Traded)}, now)
-        books._renew_deals(set(), books._last or 0.0)
+        for entry in entries:
+            books.take(entry)
+        books.close()
         return books
+
+    def take(self, entry: Entry) -> None:
+        """Read one more instant."""
+        now, events, actions = entry
+        self._pass_time(now)
+        for event in events:
+            self._event(event)
+        for action in actions:
+            self._action(action)
+        if any(isinstance(each, Traded | Entitled) for each in actions):
+            self._renew_deals({each for each in actions if isinstance(each, Traded)}, now)
+
+    def close(self) -> None:
+        """The journal ends here, and with it all trades."""
+        self._renew_deals(set(), self._last or 0.0)
 
     def _pass_time(self, now: float) -> None:
         if self._last is not None:

@@ -10,7 +10,6 @@ import click
 from poise.analysis.tenants import Books, Tenant
 from poise.cli.tables import show_table
 from poise.engine.journal import Header, JournalReader
-from poise.model.errors import JournalError
 from poise.report.amounts import amount
 from poise.report.page import Table
 
@@ -23,20 +22,23 @@ Example:
 @click.command(epilog=EPILOG)
 @click.argument("journal", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def shares(journal: Path, as_json: bool) -> None:
+def shares(journal: Path, as_json: bool) -> int:
     """Show what the tenants in JOURNAL (a file, or a directory that --out wrote) were entitled to, and what they got.
 
-    Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type.
+    Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that is
+    damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     reader = JournalReader(journal)
-    try:
-        books = Books.of(reader.entries(), reader.header.cluster)
-    except (KeyError, IndexError) as error:
-        raise JournalError(f"{journal}: names a job or a node that is not there: {error}") from None
+    books = Books(reader.header.cluster)
+    problem = reader.feed(books.take)
+    books.close()
     if as_json:
         click.echo(json.dumps(document(journal, reader.header, books), allow_nan=False))
     else:
         _show(reader.header, books)
+    if problem is not None:
+        click.echo(f"poise: {problem}", err=True)
+    return 0 if problem is None else 1
 
 
 def document(journal: Path, header: Header, books: Books) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _EVENTS = {kind.__name__.lower(): kind for kind in events.Event.__args__}
 _ACTIONS = {kind.__name__.lower(): kind for kind in actions.Action.__args__}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
 _NAMES = {kind: name for name, kind in (*_EVENTS.items(), *_ACTIONS.items())}
+_SETTINGS = {each.name for each in fields(Settings)}
 _JOB_DEFAULTS = {each.name: each.default for each in fields(Job)}
 
 
@@ -158,6 +159,17 @@ def _decoded(kinds: dict[str, Any], document: list[Any]) -> Any:  # noqa: ANN401
     return kind(*read)
 
 
+def _known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]:
+    """Of facts or wishes in a newer version of the journal: those that are known here, as far as they are."""
+    kept = (each for each in documents if each[0] in kinds)
+    return [[*map(_known_keys, each[: 1 + len(_FIELDS[kinds[each[0]]])])] for each in kept]
+
+
+def _known_keys(value: Any) -> Any:  # noqa: ANN401
+    """A job without what is not known of jobs here; anything else as it is."""
+    return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
+
+
 def _same(value: Any) -> Any:  # noqa: ANN401
     return value
 
@@ -207,7 +219,10 @@ def _refused(constant: str) -> float:
 
 
 class JournalReader:
-    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one."""
+    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one.
+
+    newer   of a journal in a version that is not known yet: what to say of that; None in all others
+    """
 
     def __init__(self, path: str | Path) -> None:
         file = Path(path)
@@ -217,16 +232,29 @@ class JournalReader:
         document = self._parsed(first) if first.startswith("{") else None
         if not isinstance(document, dict) or "journal" not in document:
             raise JournalError(f"{self._path}: not a journal: its first line is no header")
-        if document["journal"] != VERSION:
-            newer = f"version {document['journal']!r}; this Poise reads version {VERSION}"
-            raise JournalError(f"{self._path}: written in journal {newer}")
+        self.newer = self._version(document["journal"])
+        self._skipped = 0
         try:
+            if self.newer:
+                settings = document["settings"].items()
+                document["settings"] = {name: value for name, value in settings if name in _SETTINGS}
             self.header = _header(document)
-        except (KeyError, TypeError, ValueError, RequestError) as error:
-            raise JournalError(f"{self._path}:1: not a header of a journal: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, RequestError) as error:
+            raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
+
+    def _version(self, version: object) -> str | None:
+        problem = f"{self._path}: written in journal version {version!r}; this Poise reads version {VERSION}"
+        if version == VERSION:
+            return None
+        if not isinstance(version, int) or version < VERSION:
+            raise JournalError(problem)
+        return problem
 
     def entries(self) -> Iterator[Entry]:
-        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read."""
+        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read.
+
+        Of a newer journal, facts and wishes that are not known here are left out; in the end it raises for that.
+        """
         last = -inf
         for number, line in self._lines:
             self._number = number
@@ -234,14 +262,37 @@ class JournalReader:
             if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
                 if next(self._lines, None) is not None:
                     raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
+                if self.newer:
+                    raise JournalError(
+                        f"{self.newer}; {self._skipped:,} facts and wishes that it does not know are left out"
+                    )
                 return
             try:
-                entry = _entry(*document, last=last)
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                entry = self._read(document, last)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
                 raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
             last = entry.now
             yield entry
         raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
+
+    def feed(self, take: Callable[[Entry], None]) -> JournalError | None:
+        """Hand over every instant that can be read, one by one; what there is to say if those are not all of them."""
+        try:
+            for entry in self.entries():
+                take(entry)
+        except JournalError as problem:
+            return problem
+        except (KeyError, IndexError) as error:
+            return JournalError(f"{self._path}:{self._number}: names a job or a node that is not there: {error}")
+        return None
+
+    def _read(self, document: Any, last: float) -> Entry:  # noqa: ANN401
+        if self.newer is None:
+            return _entry(*document, last=last)
+        now, facts, wishes, *_ = document
+        known = _known(_EVENTS, facts), _known(_ACTIONS, wishes)
+        self._skipped += len(facts) + len(wishes) - sum(map(len, known))
+        return _entry(now, *known, last=last)
 
     def _parsed(self, line: str) -> Any:  # noqa: ANN401
         try:
