@@ -267,7 +267,7 @@ def test_a_journal_that_goes_on_after_its_end_is_refused(tmp_path: Path) -> None
     poise("simulate", "synthetic:jobs=3", "--out", str(tmp_path / "run"), "--quiet")
     journal = tmp_path / "run" / "journal.jsonl"
     journal.write_text(journal.read_text() + "[0.0,[],[]]\n")
-    assert "something follows the end" in poise("replay", str(journal)).refusal
+    assert "something follows the end" in poise("replay", str(journal)).failure
 
 
 def newer(lines: list[Any]) -> str:

@@ -231,7 +231,7 @@ class JournalReader:
         self._number, first = next(self._lines)
         document = self._parsed(first) if first.startswith("{") else None
         if not isinstance(document, dict) or "journal" not in document:
-            raise JournalError(f"{self._path}: not a journal: its first line is no header")
+            raise RequestError(f"{self._path}: not a journal: its first line is no header")
         self.newer = self._version(document["journal"])
         self._skipped = 0
         try:
@@ -306,5 +306,7 @@ class JournalReader:
             with gzip.open(self._path, "rt", encoding="utf-8") if packed else self._path.open(encoding="utf-8") as stream:
                 yield 1, stream.readline(MOST_HEADER)
                 yield from enumerate(stream, start=2)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            raise RequestError(f"{self._path}: cannot be read: {error.strerror}") from None
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise JournalError(f"{self._path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -5,8 +5,8 @@ PoiseError
 │   ├── UnknownNameError  a name that is not in a catalogue; carries the nearest known ones
 │   ├── ClusterError      a cluster specification that describes no cluster
 │   ├── ThroughputError   a throughput table that cannot be read, or lacks what a job needs
-│   ├── TraceError        a trace that cannot be read: which file, line, field, and what was expected
-│   └── JournalError      a journal that cannot be read, or was written by something newer
+│   └── TraceError        a trace that cannot be read: which file, line, field, and what was expected
+├── JournalError          a journal that is damaged, cut off, or was written by something newer
 ├── SolveError            a program was not solved; a policy may fall back
 │   ├── InfeasibleError   nothing meets what was asked for
 │   └── GaveUpError       the effort allowed is spent, or numbers got in the way, before the answer was good enough
@@ -80,8 +80,8 @@ class TraceError(RequestError):
         return type(self), (self.where, self._problem)
 
 
-class JournalError(RequestError):
-    """A journal that cannot be read, or that was written by a newer Poise."""
+class JournalError(PoiseError):
+    """A journal that is damaged, cut off, or was written by a newer Poise: what comes before may be good."""
 
 
 class SolveError(PoiseError):
