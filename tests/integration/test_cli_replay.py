@@ -78,7 +78,6 @@ def test_an_action_that_the_core_does_not_take_fails(journal: Path) -> None:
 IMPOSSIBLE = {
     "a job submitted twice": ('"id":"B"', '"id":"A"'),
     "fewer GPUs than none": ('"gpus":4,"duration":20.0', '"gpus":-4,"duration":20.0'),
-    "a number that is text": ('"gpus":4,"duration":20.0', '"gpus":"four","duration":20.0'),
     "a kind that nobody estimated": ('"duration":20.0},"-/x4"', '"duration":20.0},"nobody"'),
     "a node that is not there": ('["finished","A",1]', '["nodelost",77]'),
 }

@@ -1,14 +1,18 @@
 """Laws of the journal: any run can be written, read back as it was, written again as the same bytes, and replayed."""
 
 import io
+import json
 import tempfile
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import World, named, worlds
 
+from poise.analysis.history import History
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
@@ -186,3 +190,36 @@ def test_a_run_that_went_through_a_file_replays_exactly(world: World) -> None:
     header, found = read(written(header, story.entries))
     assert found == story.entries
     assert replay(fresh(header), found).instants == len(found)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything inside a document: what holds it, and where."""
+    for at, each in enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ():
+        yield value, at
+        yield from places(each)
+
+
+anything: st.SearchStrategy[Any] = (
+    maybe | st.booleans() | names | st.integers() | numbers | st.just([]) | st.just({}) | st.just([[0, -1]])
+)
+
+
+@settings(max_examples=40)
+@given(worlds(policy=named), anything, st.data())
+def test_whatever_stands_in_a_journal_what_can_be_read_is_read(world: World, value: object, data: st.DataObject) -> None:
+    story = world.played()
+    header = Header("t", world.cluster, world.policy, world.placement, world.settings, 0)
+    lines = written(header, story.entries).splitlines()
+    at = data.draw(st.integers(1, len(lines) - 1))
+    document = json.loads(lines[at])
+    holder, place = data.draw(st.sampled_from(list(places(document))))
+    holder[place] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_text("\n".join([*lines[:at], json.dumps(document), *lines[at + 1 :], ""]), encoding="utf-8")
+        reader = JournalReader(path)
+        history = History(reader.header.cluster)
+        problem = reader.feed(history.take)
+        history.close()
+    assert history.end >= max((entry.now for entry in story.entries[: at - 1]), default=-inf)
+    assert problem is None or str(path) in str(problem)

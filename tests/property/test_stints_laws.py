@@ -10,6 +10,7 @@ from tests.strategies import World, worlds
 from poise.analysis.history import History
 from poise.analysis.stints import End, Stint
 from poise.backends.simulator.world import Truth
+from poise.core.settings import Cadence, Settings
 from poise.model.action import Preempt, Why
 from poise.model.cluster import bits, gpu_count
 from poise.model.job import Status
@@ -75,3 +76,18 @@ def test_stints_say_how_they_ended_and_what_was_left_of_the_work() -> None:
     assert [(each.begun, each.kept) for each in found] == [(0, 200), (200, 400), (0, 100), (400, 1000)]
     assert found[0].cause
     assert Why.OUTRANKED in {wish.why for _, wish in story.actions(Preempt)}
+
+
+def test_a_job_that_moves_says_afterwards_how_far_it_had_come() -> None:
+    """A small job is moved out of the way of a gang that insists on one node, and goes on elsewhere at once."""
+    jobs = [
+        a_job("first", gpus=3, seconds=100),
+        a_job("small", gpus=1, seconds=500),
+        a_job("other", gpus=2, seconds=900),
+        a_job("gang", at=150, gpus=4, seconds=50),
+    ]
+    how = Settings(cadence=Cadence.EVENTS, packed_wait=1000, defragment=10)
+    story = simulate(jobs, "fifo", "gpu:8", placement="consolidate", settings=how)
+    found = [each for each in History.of(story.entries, story.cluster).stints if each.job == "small"]
+    assert [(each.start, each.end, each.begun, each.kept) for each in found] == [(0, 150, 0, 150), (150, 500, 150, 500)]
+    assert [each.ended for each in found] == [End.PREEMPTED, End.FINISHED]

@@ -6,6 +6,7 @@ import pytest
 from tests.builders import a_cluster, a_job, simulate
 
 from poise.analysis.history import History, cumulated
+from poise.analysis.stints import End
 from poise.analysis.tenants import HOUR, Books
 from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Waited, Why
 from poise.model.cluster import Slots
@@ -192,6 +193,16 @@ def test_a_round_that_is_cut_short_gives_back_what_it_holds(
     assert (life.gpu_seconds, life.status, life.restarts, life.tasks) == (6 + 2, status, restarts, {})
     assert levels(found.held) == {2: 2, 4: 2, 5: 0, 9: 1, 11: 0}
     assert cumulated(found.waiting)[1][-1] == 1 + (status is Status.WAITING)
+
+
+def test_a_round_that_fails_says_of_what_with_every_task_that_it_was_computing() -> None:
+    more: Action = compute("a", 2, 0b010)
+    found = history(*ROUNDS, (10, [], [more]), (11, [Failed("a", 2, "out of memory", 1.0)], []))
+    assert [(stint.ended, stint.cause) for stint in found.stints[-3:]] == [
+        (End.COMPUTED, ""),
+        (End.FAILED, "out of memory"),
+        (End.FAILED, "out of memory"),
+    ]
 
 
 def test_a_journal_that_ends_in_the_middle_of_a_round_counts_what_was_held_until_then() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -268,6 +269,29 @@ def test_a_journal_that_goes_on_after_its_end_is_refused(tmp_path: Path) -> None
     journal = tmp_path / "run" / "journal.jsonl"
     journal.write_text(journal.read_text() + "[0.0,[],[]]\n")
     assert "something follows the end" in poise("replay", str(journal)).failure
+
+
+WRONG = {
+    "a name that is a list": ('["finished","a",1]', '["finished",["a"],1]', "expected text, got ['a']"),
+    "a number that is text": ('"gpus":2', '"gpus":"two"', "expected a whole number, got 'two'"),
+    "a number that is a truth": ('"gpus":2', '"gpus":true', "expected a whole number, got True"),
+    "a number beyond all floats": ('"duration":10.0', '"duration":1e999', "expected a finite number, got inf"),
+    "a whole number beyond all floats": ('"duration":10.0', f'"duration":{10**400}', "expected a finite number, got 1000"),
+    "slots that are a fraction": ("[[0,3]]", "[[0,1.5]]", "expected a whole number, got 1.5"),
+    "a node from the other end": ('["nodelost",1]', '["nodelost",-1]', "expected a whole number of at least 0, got -1"),
+    "slots below 0": ("[[0,3]]", "[[0,-3]]", "expected a whole number of at least 0, got -3"),
+    "a truth that is a number": ('"x",0.0,true]', '"x",0.0,1]', "expected true or false, got 1"),
+    "something that jobs do not have": ('"gpus":2', '"gpus":2,"mood":1', "'mood'"),
+    "work without an end where there is one": ('"b",1,"out of memory",2.5', '"b",1,"x",null', "expected a finite number"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_value_of_another_kind_is_refused_with_its_line(what: str, tmp_path: Path) -> None:
+    old, new, problem = WRONG[what]
+    assert TEXT.count(old) == 1
+    with pytest.raises(JournalError, match=r"journal\.jsonl:\d: not an instant of a journal: .*" + re.escape(problem)):
+        tuple(reader(tmp_path, TEXT.replace(old, new)).entries())
 
 
 def newer(lines: list[Any]) -> str:

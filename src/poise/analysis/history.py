@@ -91,9 +91,9 @@ class Life:
         self.status = Status.RUNNING
         self._wait(action.waited)
 
-    def give_back(self, gpus: Iterable[tuple[int, int]], now: float, ended: End) -> list[Stint]:
+    def give_back(self, gpus: Iterable[tuple[int, int]], now: float, ended: End, cause: str = "") -> list[Stint]:
         """Tasks have been computed, or given up: a stint each."""
-        found = [Stint(self.id, self.tasks.pop(gpu), now, (Slots(*gpu),), ended) for gpu in gpus]
+        found = [Stint(self.id, self.tasks.pop(gpu), now, (Slots(*gpu),), ended, cause) for gpu in gpus]
         self.gpu_seconds += sum(now - stint.start for stint in found)
         return found
 
@@ -234,10 +234,11 @@ class History:
     def _end_run(self, event: Failed | Stopped | Synchronised, now: float) -> None:
         """A run ended, and its job waits again; a round that is complete is no restart."""
         life = self.jobs[event.job]
-        if life.epoch != event.epoch:
+        is_moving = life.status is Status.RUNNING and life.last is not None and life.epoch == event.epoch + 1
+        if life.epoch != event.epoch and not is_moving:
             return
         life.kept = event.steps
-        if life.status is Status.RUNNING:
+        if life.status is Status.RUNNING and not is_moving:
             life.restarts += not isinstance(event, Synchronised)
             ended, cause = (End.FAILED, event.cause) if isinstance(event, Failed) else (End.LOST, "")
             self._release(life, now, Status.WAITING, ended, cause)
@@ -253,7 +254,7 @@ class History:
     def _release(self, life: Life, now: float, status: Status, ended: End, cause: str = "") -> None:
         if life.tasks:
             self.held.append((now, -len(life.tasks)))
-            self.stints += life.give_back(list(life.tasks), now, ended)
+            self.stints += life.give_back(list(life.tasks), now, ended, cause)
         if life.release(now, status):
             if life.holding is not None:
                 self._note(life, Stint(life.id, life.since, now, life.holding, ended, cause), life.kept)

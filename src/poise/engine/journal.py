@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import IO, Any
+from sys import float_info
+from typing import IO, Any, TypeVar, get_type_hints
 
 from poise.core.settings import Cadence, Retry, Settings
 from poise.model import action as actions
@@ -25,10 +26,14 @@ from poise.model.journal import Entry
 from poise.model.speed import Estimate, Rates
 from poise.model.tasks import Tasks
 
+Read = TypeVar("Read")
+
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
 MOST_HEADER = 1 << 26
 """Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
+MOST = float_info.max
+"""Of a number, either way: JSON knows none, and what is beyond is no float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,54 +114,109 @@ class JournalWriter:
         self._stream.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {value!r:.60}")
+    return value
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"expected a whole number, got {value!r:.60}")
+    return value
+
+
+def _place(value: Any) -> int:  # noqa: ANN401
+    """A node, or slots as a mask: what is below 0 would count from the other end."""
+    place = _whole(value)
+    if place < 0:
+        raise ValueError(f"expected a whole number of at least 0, got {place}")
+    return place
+
+
+def _number(value: Any) -> float:  # noqa: ANN401
+    if not isinstance(value, (float, int)) or isinstance(value, bool) or not -MOST <= value <= MOST:
+        raise TypeError(f"expected a finite number, got {value!r:.60}")
+    return value
+
+
+def _flag(value: Any) -> bool:  # noqa: ANN401
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, got {value!r:.60}")
+    return value
+
+
+def _maybe(read: Callable[[Any], Read]) -> Callable[[Any], Read | None]:
+    return lambda value: None if value is None else read(value)
+
+
+def _all(read: Callable[[Any], Read]) -> Callable[[Any], tuple[Read, ...]]:
+    return lambda value: tuple(map(read, value))
+
+
 def _job(value: dict[str, Any]) -> Job:
-    return Job(**{**value, "gpu_types": tuple(value.get("gpu_types", ()))})
+    return Job(**{name: _JOB[name](each) for name, each in value.items()})
 
 
 def _estimate(
     rates: list[Any], skew: float | None, others: list[Any] | None = None, tasks: list[Any] | None = None
 ) -> Estimate:
-    resized = tuple((gpus, _rates(with_them)) for gpus, with_them in others or ())
-    return Estimate(_rates(rates), skew, resized, None if tasks is None else _tasks(*tasks))
+    resized = tuple((_whole(gpus), _rates(with_them)) for gpus, with_them in others or ())
+    return Estimate(_rates(rates), _maybe(_number)(skew), resized, None if tasks is None else _tasks(*tasks))
 
 
 def _tasks(count: int, seconds: list[float], sync: list[list[float | None]], gang: int) -> Tasks:
-    return Tasks(count, tuple(seconds), _rates([[_or_inf(each) for each in row] for row in sync]), gang)
+    waits = tuple((_or_inf(packed), _or_inf(rack), _or_inf(cluster)) for packed, rack, cluster in sync)
+    return Tasks(_whole(count), _all(_number)(seconds), waits, _whole(gang))
 
 
 def _rates(value: list[list[float]]) -> Rates:
-    return tuple((packed, rack, cluster) for packed, rack, cluster in value)
+    return tuple((_number(packed), _number(rack), _number(cluster)) for packed, rack, cluster in value)
 
 
 def _holding(value: list[list[int]]) -> Holding:
-    return tuple(Slots(*slots) for slots in value)
+    return tuple(Slots(_place(node), _place(mask)) for node, mask in value)
+
+
+def _waited(value: list[float]) -> Waited:
+    return Waited(*map(_number, value))
 
 
 def _or_inf(value: float | None) -> float:
-    return inf if value is None else value
+    return inf if value is None else _number(value)
 
 
-_DECODERS: dict[tuple[type, str], Callable[[Any], Any]] = {
-    (events.Submitted, "job"): _job,
-    (events.Submitted, "steps"): _or_inf,
-    (events.Estimated, "estimate"): lambda value: _estimate(*value),
-    (events.Colocated, "rates"): lambda value: tuple((mine, other) for mine, other in value),
-    (events.Computed, "gpus"): _holding,
-    (actions.Launch, "gpus"): _holding,
-    (actions.Launch, "waited"): lambda value: Waited(*value),
-    (actions.Compute, "gpus"): _holding,
-    (actions.Compute, "waited"): lambda value: Waited(*value),
-    (actions.Preempt, "why"): Why,
-    (actions.Entitled, "gpus"): tuple,
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: _flag,
+    str | None: _maybe(_text),
+    int | None: _maybe(_whole),
+    float | None: _maybe(_number),
+    tuple[str, ...]: _all(_text),
+    tuple[float, ...]: _all(_number),
+    tuple[tuple[float, float], ...]: lambda value: tuple((_number(mine), _number(other)) for mine, other in value),
+    Job: _job,
+    Estimate: lambda value: _estimate(*value),
+    Holding: _holding,
+    Waited: _waited,
+    Why: Why,
+}
+"""How a value of a type is read; raises TypeError or ValueError for what is none."""
+_JOB = {name: _READERS[kind] for name, kind in get_type_hints(Job).items()}
+_FIELD_READERS = {kind: [_READERS[each] for each in get_type_hints(kind).values()] for kind in _FIELDS} | {
+    events.Submitted: [_job, _text, _or_inf],
+    events.NodeLost: [_place],
+    events.NodeReturned: [_place],
+    actions.WakeAt: [_or_inf],
 }
 
 
 def _decoded(kinds: dict[str, Any], document: list[Any]) -> Any:  # noqa: ANN401 - an Event or an Action
     name, *values = document
     kind = kinds[name]
-    names = _FIELDS[kind]
-    read = [_DECODERS.get((kind, field), _same)(value) for field, value in zip(names, values, strict=True)]
-    return kind(*read)
+    return kind(*(read(value) for read, value in zip(_FIELD_READERS[kind], values, strict=True)))
 
 
 def _known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]:
@@ -168,10 +228,6 @@ def _known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]
 def _known_keys(value: Any) -> Any:  # noqa: ANN401
     """A job without what is not known of jobs here; anything else as it is."""
     return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
-
-
-def _same(value: Any) -> Any:  # noqa: ANN401
-    return value
 
 
 def _entry(now: float, facts: list[list[Any]], wishes: list[list[Any]], *, last: float) -> Entry:
@@ -208,14 +264,11 @@ def _prices(value: dict[str, Any]) -> dict[str, float]:
     return {_text(gpu_type): float(price) for gpu_type, price in value.items()}
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
-    return value
-
-
 def _refused(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused)
 
 
 class JournalReader:
@@ -296,7 +349,7 @@ class JournalReader:
 
     def _parsed(self, line: str) -> Any:  # noqa: ANN401
         try:
-            return json.loads(line, parse_constant=_refused)
+            return _DECODER.decode(line)
         except (ValueError, RecursionError):
             raise JournalError(f"{self._path}:{self._number}: not JSON") from None
 

@@ -1,1 +1,0 @@
-"""What is studied: a trace or a journal, as records."""
