@@ -115,6 +115,10 @@ def test_philly_csv_time_is_utc_and_cluster_is_tenant(tmp_path: Path) -> None:
     assert only(tmp_path, PHILLY_CSV) == TraceJob(Job("0", 1507532515.0, 2, 66.0, tenant="11cb48"))
 
 
+def test_durations_and_sizes_alone_are_jobs_submitted_at_0(tmp_path: Path) -> None:
+    assert only(tmp_path, "duration_s,num_gpus\n860662,2\n") == TraceJob(Job("0", 0.0, 2, 860662.0))
+
+
 def test_helios_published_columns_become_a_job(tmp_path: Path) -> None:
     want = TraceJob(Job("1425512", 1591728087.0, 4, 249.0, tenant="vchbv"), Outcome.FAILED)
     assert only(tmp_path, HELIOS) == want

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from functools import partial
+from math import inf, isfinite
 from typing import Any
 
 import click
@@ -14,10 +15,14 @@ from poise.backends.simulator.world import Truth
 from poise.cli.inputs import read_cluster
 from poise.core.settings import Cadence, Retry
 from poise.model.errors import RequestError
+from poise.model.job import Job
 from poise.model.units import parse_seconds
 from poise.placement.strategies import PLACEMENTS, placement_named
 from poise.throughput.estimation import estimated, parse_profile
+from poise.throughput.speeds import Speeds
 from poise.throughput.table import Throughputs, read_throughputs, shipped
+from poise.traces.failing import Failing, parse_failing, with_failures
+from poise.traces.fields import FieldError
 from poise.traces.reading import read_trace
 from poise.traces.registry import format_names
 from poise.traces.schema import Trace
@@ -123,13 +128,20 @@ _OPTIONS = (
         "[default: 3 ms if its model is resident, else model size / 12 GB/s]",
     ),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
+    click.option(
+        "--failures",
+        metavar="SPEC",
+        default="none",
+        help="Failures of jobs, for traces that have none: philly (as published), philly:rate=FRACTION,heal=FRACTION,"
+        "killed=FRACTION, or a fraction of jobs, all of which pass in the end.  [default: none]",
+    ),
     click.option("--fairness", type=click.Choice(FAIRNESSES), default="job", show_default=True, help="N of the 1/N slice."),
     click.option(
         "--seed",
         type=click.IntRange(0),
         default=0,
         show_default=True,
-        help="Of drawn outages, and of the order of GPU types under policies that do not tell them apart; "
+        help="Of drawn outages and failures, and of the order of GPU types under policies that do not tell them apart; "
         "a synthetic trace has its own.",
     ),
     click.option("--jobs", type=click.IntRange(1), help="Only the first N jobs of the trace."),
@@ -168,6 +180,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
         raise RequestError(f"--load: expected a finite number above 0, got {load}")
     if options["elastic"] and options["micro_batches"] is not None:
         raise RequestError("--elastic and --micro-batches say different things of the same jobs; give one of the two")
+    failing = _failing(options["failures"])
     cluster = read_cluster(options["cluster"])
     believed, true, notes = _tables(options)
     settings = replace(preset.settings, **_given_settings(options))
@@ -194,8 +207,24 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
         trace = elastic(trace)
     if options["micro_batches"] is not None:
         trace = divided(trace, options["micro_batches"])
+    if failing:
+        trace = with_failures(trace, failing, experiment.seed, partial(_fastest, speeds_of(experiment)[1]))
     check(trace, experiment)
     return Request(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
+
+
+def _failing(spec: str) -> Failing:
+    try:
+        return parse_failing(spec)
+    except FieldError as refused:
+        raise RequestError(f"--failures: {refused.problem}") from None
+
+
+def _fastest(speeds: Speeds, job: Job) -> float:
+    """Seconds that a job takes on the fastest type that is there; inf if it can run nowhere."""
+    _, estimate, steps = speeds.resolve(job)
+    best = estimate.best()
+    return steps / best if best > 0 else inf
 
 
 def _given_settings(options: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from poise.model.cluster import MOST_GPUS
 from poise.model.errors import UnknownNameError
 from poise.traces import philly_shape
 from poise.traces.fields import amount, label, number, refusal, whole
-from poise.traces.philly_shape import CAUSES
-from poise.traces.schema import Curve, FailedAttempt, Outcome
+from poise.traces.schema import Curve
 
 PHILLY = "philly"
 GAVEL = "gavel"
@@ -172,39 +171,6 @@ def curves(seconds: Floats, uniform: Floats) -> list[Curve]:
     start, floor = 0.2 + 0.8 * uniform[:, 0], 0.05 + 0.5 * uniform[:, 1]
     speed = 10 ** (0.5 + 1.5 * uniform[:, 2]) / seconds
     return [Curve(*each) for each in zip(speed.tolist(), start.tolist(), floor.tolist(), strict=True)]
-
-
-def outcomes(text: str, uniform: Floats) -> tuple[list[Outcome], NDArray[np.bool_]]:
-    """How each job ends, and whether attempts of it die before that."""
-    if text != PHILLY:
-        fraction = number(text, "failures")
-        if not 0 <= fraction <= 1:
-            raise refusal("failures", "philly, or a fraction from 0 to 1", text)
-        return [Outcome.PASSED] * len(uniform), uniform < fraction
-    kinds = [Outcome(name) for name in philly_shape.STATUSES]
-    chosen = pick(np.array(list(philly_shape.STATUSES.values()), float), uniform)
-    return [kinds[index] for index in chosen.tolist()], chosen == kinds.index(Outcome.FAILED)
-
-
-def attempts(seconds: Floats, uniform: Floats, rng: np.random.Generator) -> list[tuple[FailedAttempt, ...]]:
-    """The failed attempts of jobs that fail; `uniform` has two numbers a job.
-
-    A job fails of one cause. Causes are drawn by their number of jobs and the attempts of a job by attempts a job, so
-    that attempts by cause are in the published proportion. Attempts share the job's duration evenly at random, and so
-    last less than the job in all.
-    """
-    if not len(seconds):
-        return []
-    cause = pick(np.array([each.jobs for each in CAUSES], float), uniform[:, 0])
-    mean = np.array([each.trials / each.jobs for each in CAUSES])[cause]
-    counts = 1 + (np.log1p(-uniform[:, 1]) / np.log1p(-1 / mean)).astype(int)
-    starts = np.concatenate(([0], np.cumsum(counts + 1)))
-    pieces = -np.log1p(-rng.random(starts[-1]))
-    scale = seconds / np.add.reduceat(pieces, starts[:-1])
-    after = (np.floor(pieces * np.repeat(scale, counts + 1) * 1000) / 1000).tolist()
-    names = [CAUSES[index].name for index in cause.tolist()]
-    spans = zip(starts.tolist(), counts.tolist(), names, strict=False)
-    return [tuple(FailedAttempt(each, name) for each in after[at : at + count]) for at, count, name in spans]
 
 
 def _daily(even: Floats) -> Floats:

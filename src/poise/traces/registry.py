@@ -50,11 +50,11 @@ def recognise(head: bytes) -> Format | None:
     return next((known for known in FORMATS if known.sniff(text)), None)
 
 
-def _csv_with(columns: Sequence[str]) -> Sniff:
-    """A CSV header that has all these columns."""
+def _csv_with(*choices: Sequence[str]) -> Sniff:
+    """A CSV header that has all columns of one of these choices."""
 
     def sniff(text: str) -> bool:
-        return set(columns) <= set(_header(text))
+        return any(set(columns) <= set(_header(text)) for columns in choices)
 
     return sniff
 
@@ -105,7 +105,12 @@ FORMATS = (
         philly.read,
         ("a job's duration is the sum of the run times of its attempts",),
     ),
-    Format("philly-csv", "Philly's passed jobs: CSV", _csv_with(philly_csv.COLUMNS), philly_csv.read),
+    Format(
+        "philly-csv",
+        "Philly's passed jobs, or durations and sizes alone: CSV",
+        _csv_with(philly_csv.COLUMNS, philly_csv.ALONE),
+        philly_csv.read,
+    ),
     Format("itp", "Microsoft ITP clusters: CSV", _csv_with(itp.COLUMNS), itp.read),
     Format("helios", "Helios' log, as published or cut: CSV", _csv_with(helios.COLUMNS), helios.read),
     Format("alibaba", "Alibaba's GPU cluster v2023, list of pods: CSV", _csv_with(alibaba.COLUMNS), alibaba.read),

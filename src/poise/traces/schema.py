@@ -1,6 +1,6 @@
 """The one schema that every reader and generator answers with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,6 +22,17 @@ class FailedAttempt(NamedTuple):
     cause: str
 
 
+class Attempt(NamedTuple):
+    """An attempt that a log tells of: moments on the trace's clock, `end` None where the log does not tell it.
+
+    nodes   GPUs on each node, in the order of the log; () where the log does not say
+    """
+
+    start: float
+    end: float | None
+    nodes: tuple[int, ...] = ()
+
+
 class Curve(NamedTuple):
     """How a model gets better: the loss after k steps is 1 / (speed·k + start) + floor (Optimus, EuroSys'18 §3.1)."""
 
@@ -38,14 +49,19 @@ class Curve(NamedTuple):
 class TraceJob:
     """A job, and what the world will do to it: the scheduler sees only `job`.
 
-    failures   attempts that die before the job's last one, in order
+    failures   attempts that die before the job's last one, in order; if it is broken, its last one too
     loss       how its loss falls; what it reports while it runs. None: it reports nothing
+    observed   what a log says happened to it, in order: for studies of the log. The world does not look at it, and jobs
+               that differ in nothing else are equal
+    broken     it fails for good with the last of `failures`, whatever work is left; its outcome is FAILED
     """
 
     job: Job
     outcome: Outcome = Outcome.PASSED
     failures: tuple[FailedAttempt, ...] = ()
     loss: Curve | None = None
+    observed: tuple[Attempt, ...] = field(default=(), compare=False)
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,20 @@
 """Traces from a specification, `synthetic:jobs=1000,seed=0,...`: by default of the shape that is published of Philly.
 
 One seed, one generator for each column: a knob that is turned changes its own column and no other (but a duration of
-the `philly` kind depends on the job's GPUs, and the seconds after which an attempt fails on the duration).
+the `philly` kind depends on the job's GPUs, and a job that fails is no shorter than its failed attempts).
 """
 
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.arrays import Floats
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.job import Job
 from poise.traces import draws
+from poise.traces.failing import parse_failing, struck
 from poise.traces.fields import FieldError, whole
 from poise.traces.intake import MOST_JOBS
-from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
+from poise.traces.schema import Trace, TraceJob
 
 SYNTHETIC = "synthetic:"
 HELP = "help"
@@ -56,8 +55,8 @@ KNOBS = (
     Knob(
         "failures",
         "0",
-        "fraction of jobs that fail at least once before they pass; or philly (69.3 % pass, 13.5 % are killed, 17.2 % "
-        "fail, after failed attempts); causes in proportion to the published ones",
+        "FRACTION of jobs that fail at least once before they pass; or philly (69.3 % pass, 13.5 % are killed, 17.2 % "
+        "fail); or philly:rate=FRACTION/heal=FRACTION/killed=FRACTION; causes and run times to failure as published",
     ),
     Knob(
         "apps",
@@ -114,12 +113,12 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
     weights = draws.mixture(chosen["weights"], "weights").draw(rng["weights"].random(count))[first]
     tenants = draws.tenants(chosen["tenants"], rng["tenants"].random(count))
     models = draws.models(chosen["models"], rng["models"].random(count))
-    outcomes, failures = _fates(chosen["failures"], seconds, rng["failures"], rng["attempts"])
+    failing = parse_failing(chosen["failures"].replace("/", ","))
     losses = draws.curves(seconds, rng["losses"].random((count, 3))) if is_sweep.any() else [None] * count
     rows = zip(
         first.tolist(), is_sweep.tolist(), submitted.tolist(), gpus.tolist(), seconds.tolist(), weights.tolist(), strict=True
     )
-    return tuple(
+    jobs = tuple(
         TraceJob(
             Job(
                 str(index),
@@ -133,22 +132,12 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
                 None,
                 weight,
             ),
-            outcomes[index],
-            failures[index],
-            losses[index] if sweep else None,
+            loss=losses[index] if sweep else None,
         )
         for index, (lead, sweep, at, gang, length, weight) in enumerate(rows)
     )
+    return struck(jobs, failing, rng["failures"], rng["attempts"], _seconds)[0] if failing else jobs
 
 
-def _fates(
-    text: str, seconds: Floats, chance: np.random.Generator, attempts: np.random.Generator
-) -> tuple[list[Outcome], list[tuple[FailedAttempt, ...]]]:
-    """How each job ends and the attempts of it that die before."""
-    uniform = chance.random((len(seconds), 3))
-    outcomes, failing = draws.outcomes(text, uniform[:, 0])
-    failures: list[tuple[FailedAttempt, ...]] = list(repeat((), len(seconds)))
-    failed = draws.attempts(seconds[failing], uniform[failing, 1:], attempts)
-    for index, each in zip(np.flatnonzero(failing).tolist(), failed, strict=True):
-        failures[index] = each
-    return outcomes, failures
+def _seconds(job: Job) -> float:
+    return job.duration or 0.0

@@ -36,6 +36,8 @@ def _row(each: TraceJob) -> dict[str, Any]:
         row["outcome"] = str(each.outcome)
     if each.failures:
         row["failures"] = [list(failure) for failure in each.failures]
+    if each.broken:
+        row["broken"] = True
     if each.loss is not None:
         row["loss"] = list(each.loss)
     return row

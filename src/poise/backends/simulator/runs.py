@@ -3,6 +3,7 @@
 from math import floor, inf
 
 from poise.model.cluster import Holding
+from poise.model.event import Failed
 from poise.model.speed import Estimate
 from poise.model.tasks import Tasks
 from poise.traces.schema import TraceJob
@@ -97,3 +98,17 @@ class Fate:
         """Running time until the current attempt dies; inf if it will not."""
         failures = self.trace_job.failures
         return failures[self.attempts].after - self.attempt_seconds if self.attempts < len(failures) else inf
+
+    def die(self, epoch: int) -> Failed:
+        """The current attempt dies; of a job that is broken, the last of them for good."""
+        failures = self.trace_job.failures
+        cause = failures[self.attempts].cause
+        self.attempts += 1
+        self.attempt_seconds = 0.0
+        final = self.trace_job.broken and self.attempts == len(failures)
+        return Failed(self.trace_job.job.id, epoch, cause, self.steps, final=final)
+
+    def fail(self, epoch: int) -> Failed:
+        """All work is done, and was for nothing."""
+        cause = self.trace_job.failures[-1].cause if self.trace_job.broken else "unsuccessful at its end"
+        return Failed(self.trace_job.job.id, epoch, cause, self.total, final=True)

@@ -160,10 +160,7 @@ class TaskRuns:
     def _die(self, fate: Fate, under_way: Round) -> Failed:
         """The attempt fails in the middle of the round."""
         self.leave(fate, under_way)
-        cause = fate.trace_job.failures[fate.attempts].cause
-        fate.attempts += 1
-        fate.attempt_seconds = 0.0
-        return Failed(fate.trace_job.job.id, under_way.epoch, cause, fate.steps)
+        return fate.die(under_way.epoch)
 
     def halt(self, fate: Fate, under_way: Round, now: float) -> Stopped:
         """The round is stopped from outside."""

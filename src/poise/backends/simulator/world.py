@@ -22,7 +22,6 @@ from poise.model.event import (
     Colocated,
     Estimated,
     Event,
-    Failed,
     Finished,
     NodeLost,
     NodeReturned,
@@ -223,18 +222,15 @@ class Simulator:
         """A run comes to its own end: the attempt dies, or the work is done and the job ends as it is fated to."""
         self._leave(fate, run, now)
         if run.dies:
-            cause = fate.trace_job.failures[fate.attempts].cause
             fate.steps = min(run.saved_at(now, self._truth.checkpoint_every), fate.total)
-            fate.attempts += 1
-            fate.attempt_seconds = 0.0
-            return Failed(fate.trace_job.job.id, run.epoch, cause, fate.steps)
+            return fate.die(run.epoch)
         return self._outcome(fate, run.epoch)
 
     def _outcome(self, fate: Fate, epoch: int) -> Event:
         """The job's work is done."""
-        job = fate.trace_job.job.id
         if fate.trace_job.outcome is Outcome.FAILED:
-            return Failed(job, epoch, "unsuccessful at its end", fate.total, final=True)
+            return fate.fail(epoch)
+        job = fate.trace_job.job.id
         self.ended += 1
         return Cancelled(job) if fate.trace_job.outcome is Outcome.KILLED else Finished(job, epoch)
 

@@ -12,6 +12,8 @@
 | `scheduled_time`, `deletion_time` | duration, s: from the one to the other; from creation if it was never scheduled |
 | `cpu_milli`, `memory_mib` | not read |
 
+observed   from `scheduled_time` to `deletion_time`, of pods that were scheduled
+
 Pods without a deletion time have no duration: they are left out and counted.
 """
 
@@ -19,7 +21,7 @@ from poise.model.job import Job
 from poise.traces.fields import amount, label, refusal, whole
 from poise.traces.intake import Intake
 from poise.traces.lines import Cells, csv_rows
-from poise.traces.schema import Outcome, TraceJob
+from poise.traces.schema import Attempt, Outcome, TraceJob
 
 COLUMNS = (
     "name",
@@ -62,15 +64,17 @@ def _job(cells: Cells, intake: Intake) -> TraceJob | None:
     if not scheduled:
         intake.count("pods never scheduled, whose duration is counted from their creation")
     submitted = amount(created, "creation_time")
+    start = amount(scheduled, "scheduled_time") if scheduled else submitted
+    end = amount(deleted, "deletion_time")
     job = Job(
         intake.prefix + label(name, "name"),
         submitted,
         gang,
-        _seconds(amount(scheduled, "scheduled_time") if scheduled else submitted, amount(deleted, "deletion_time")),
+        _seconds(start, end),
         tenant=label(tenant, "qos"),
         gpu_types=_types(spec),
     )
-    return TraceJob(job, outcome)
+    return TraceJob(job, outcome, observed=(Attempt(start, end),) if scheduled else ())
 
 
 def _seconds(start: float, end: float) -> float:

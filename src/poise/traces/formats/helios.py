@@ -8,18 +8,25 @@
 | `state` | outcome: COMPLETED (or Pass) passed; CANCELLED (or Killed) killed; FAILED, TIMEOUT, NODE_FAIL failed |
 | `submit_time` | submitted: seconds since 1970, read as UTC |
 | `duration` | duration, s |
-| `user`, `jobname`, `cpu_num`, `node_num`, `start_time`, `end_time`, `queue` | not read; any of them may be missing |
+| `start_time`, `end_time` | observed: when it ran, if they are there and are `duration` apart |
+| `user`, `jobname`, `cpu_num`, `node_num`, `queue` | not read; any of them may be missing, and so may the two above |
 
-A job in state SUSPENDED did not end in the log: it is left out and counted.
+A job in state SUSPENDED did not end in the log: it is left out and counted. The simulator's cuts give the time of submission
+for a start and an end that are not known: such a pair says nothing.
 """
 
+from itertools import chain
+
 from poise.model.job import Job
-from poise.traces.fields import amount, label, moment, refusal, whole
+from poise.traces.fields import FieldError, amount, label, moment, refusal, whole
 from poise.traces.intake import Intake
-from poise.traces.lines import Cells, csv_rows
-from poise.traces.schema import Outcome, TraceJob
+from poise.traces.lines import Cells, csv_rows, split_header
+from poise.traces.schema import Attempt, Outcome, TraceJob
 
 COLUMNS = ("job_id", "vc", "gpu_num", "state", "submit_time", "duration")
+RAN = ("start_time", "end_time")
+TOLERANCE = 0.5
+"""Seconds by which a start and an end may differ from the duration between them."""
 SUSPENDED = "SUSPENDED"
 OUTCOMES = {
     "COMPLETED": Outcome.PASSED,
@@ -34,11 +41,15 @@ OUTCOMES = {
 
 def read(intake: Intake) -> list[TraceJob]:
     """Every row with a GPU and an end is a job."""
-    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+    lines = intake.lines()
+    first = next(lines, (1, ""))
+    header = split_header(first[1])
+    columns = (*COLUMNS, *RAN) if all(header.count(name) == 1 for name in RAN) else COLUMNS
+    return intake.jobs(csv_rows(chain((first,), lines), intake.file, columns), _job)
 
 
 def _job(cells: Cells, intake: Intake) -> TraceJob | None:
-    job_id, tenant, gpus, state, submitted, duration = cells
+    job_id, tenant, gpus, state, submitted, duration, *ran = cells
     gang = whole(gpus, "gpu_num", 0)
     if gang == 0:
         intake.count("jobs left out because they ask for no GPU")
@@ -50,11 +61,22 @@ def _job(cells: Cells, intake: Intake) -> TraceJob | None:
     outcome = OUTCOMES.get(word)
     if outcome is None:
         raise refusal("state", f"one of {', '.join([*OUTCOMES, SUSPENDED])}", state)
+    seconds = amount(duration, "duration")
     job = Job(
         intake.prefix + label(job_id, "job_id"),
         moment(submitted, "submit_time"),
         gang,
-        amount(duration, "duration"),
+        seconds,
         tenant=label(tenant, "vc"),
     )
-    return TraceJob(job, outcome)
+    return TraceJob(job, outcome, observed=_observed(ran, seconds))
+
+
+def _observed(ran: Cells, seconds: float) -> tuple[Attempt, ...]:
+    """The one attempt of a job, if the log tells of it: a job that never started has no times, or words for them."""
+    try:
+        times = [moment(text, name) for text, name in zip(ran, RAN, strict=True)] if ran else []
+    except FieldError:
+        return ()
+    known = times and times[0] < times[1] and abs(times[1] - times[0] - seconds) <= TOLERANCE
+    return (Attempt(times[0], times[1]),) if known else ()

@@ -13,6 +13,7 @@
 
 duration   the run times of all attempts added up, s
 failures   every attempt before the last one: it died after its run time, of a cause that the log does not name
+observed   the attempts, each with its start, its end and the number of GPUs in every entry of its `detail`
 
 Attempts without a start or an end (or with an end before the start: clocks were changed) are left out; so are jobs
 without a whole attempt, jobs whose last attempt has no end (they ran on when the log was taken), and jobs without a
@@ -26,7 +27,7 @@ from poise.model.job import Job
 from poise.traces.documents import Record
 from poise.traces.fields import label, moment, refusal
 from poise.traces.intake import Intake
-from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+from poise.traces.schema import Attempt, FailedAttempt, Outcome, TraceJob
 
 KEYS = ("submitted_time", "attempts", "jobid")
 OUTCOMES = {"Pass": Outcome.PASSED, "Killed": Outcome.KILLED, "Failed": Outcome.FAILED}
@@ -50,7 +51,8 @@ def _job(record: Record, intake: Intake) -> TraceJob | None:
     if not _ended(attempts[-1]):
         intake.count("jobs left out because their last attempt has no end")
         return None
-    runs = _runs(attempts, intake)
+    observed = _observed(attempts, intake)
+    runs = [attempt.end - attempt.start for attempt in observed if attempt.end is not None]
     if not runs:
         intake.count("jobs left out because no attempt of theirs has a start and an end")
         return None
@@ -61,7 +63,8 @@ def _job(record: Record, intake: Intake) -> TraceJob | None:
         sum(runs),
         tenant=label(_text(record, "vc"), "vc") if record.get("vc") is not None else "default",
     )
-    return TraceJob(job, _outcome(record), tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1]))
+    failures = tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1])
+    return TraceJob(job, _outcome(record), failures, observed=observed)
 
 
 def _identity(record: Record) -> str:
@@ -83,31 +86,34 @@ def _attempts(record: Record) -> list[Record]:
 
 
 def _gpus(record: Record, first: Record) -> int:
-    if "num_gpus" in record:
-        gpus = record["num_gpus"]
-    else:
-        gpus = sum(len(_list(part.get("gpus"), "gpus")) for part in _records(first.get("detail"), "detail"))
+    gpus = record["num_gpus"] if "num_gpus" in record else sum(_nodes(first))
     if type(gpus) is not int or not 0 <= gpus <= MOST_GPUS:
         raise refusal("num_gpus", f"a whole number from 0 to {MOST_GPUS:,}", gpus)
     return gpus
+
+
+def _nodes(attempt: Record) -> tuple[int, ...]:
+    """GPUs of each entry of `detail`: a node, though in the public log some entries name one node twice."""
+    return tuple(len(_list(part.get("gpus"), "gpus")) for part in _records(attempt.get("detail"), "detail"))
 
 
 def _ended(attempt: Record) -> bool:
     return _clock(attempt, "end_time") is not None
 
 
-def _runs(attempts: Iterable[Record], intake: Intake) -> list[float]:
-    """Seconds that each whole attempt ran, in order."""
-    runs = []
+def _observed(attempts: Iterable[Record], intake: Intake) -> tuple[Attempt, ...]:
+    """Every attempt that has a start and no end before it, in order; one without an end says when it started, no more."""
+    found = []
     for attempt in attempts:
         start, end = _clock(attempt, "start_time"), _clock(attempt, "end_time")
         if start is None or end is None:
             intake.count("attempts left out because they have no start or no end")
         elif end < start:
             intake.count("attempts left out because they end before they start")
-        else:
-            runs.append(end - start)
-    return runs
+            continue
+        if start is not None:
+            found.append(Attempt(start, end, _nodes(attempt)))
+    return tuple(found)
 
 
 def _clock(attempt: Record, key: str) -> float | None:

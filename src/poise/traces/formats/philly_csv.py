@@ -8,21 +8,36 @@
 | `cluster` | tenant: the virtual cluster |
 | `gpu_time` | not read: it is `duration` x `num_gpus` |
 
-A row has no id: the job is called by the number of its row, from 0.
+A row has no id: the job is called by the number of its row, from 0. Or durations and sizes alone, `duration_s` and
+`num_gpus`, as Gavel's authors drew from Philly: then all jobs count as submitted at 0.
 """
+
+from itertools import chain
 
 from poise.model.job import Job
 from poise.traces.fields import amount, label, moment, whole
 from poise.traces.intake import Intake
-from poise.traces.lines import Cells, csv_rows
+from poise.traces.lines import Cells, csv_rows, split_header
 from poise.traces.schema import TraceJob
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
+ALONE = ("duration_s", "num_gpus")
+"""Of a table that holds nothing else."""
 
 
 def read(intake: Intake) -> list[TraceJob]:
     """Every row is a job."""
-    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+    rows = intake.lines()
+    first = next(rows, (1, ""))
+    is_alone = set(ALONE) <= set(split_header(first[1]))
+    columns, parse = (ALONE, _job_alone) if is_alone else (COLUMNS, _job)
+    return intake.jobs(csv_rows(chain([first], rows), intake.file, columns), parse)
+
+
+def _job_alone(cells: Cells, intake: Intake) -> TraceJob:
+    duration, gpus = cells
+    intake.count("jobs taken to be submitted at 0, as the file holds no times")
+    return TraceJob(Job(f"{intake.prefix}{intake.rows}", 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
 
 
 def _job(cells: Cells, intake: Intake) -> TraceJob:

@@ -18,9 +18,10 @@
 | `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus; not beside `micro_batches` | |
 | `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
 | `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
+| `broken` | true: the last of `failures` is final, its outcome is failed; false where nothing is given | `true` |
 | `loss` | how the loss falls with steps k: `[a, b, c]` for 1/(a·k + b) + c, a >= 0, b > 0, c >= 0 | `0.01/1/0.2` |
 
-The last three are what the world does to the job; a scheduler does not see them. Any other column is an error.
+The last four are what the world does to the job; a scheduler does not see them. Any other column is an error.
 """
 
 import difflib
@@ -95,9 +96,10 @@ def _job(record: Record, intake: Intake) -> TraceJob:
         raise refusal("duration", "seconds, or steps", None)
     _check_bounds(values)
     _check_tasks(values)
+    _check_broken(values)
     outcome, failures = values.pop("outcome", Outcome.PASSED), values.pop("failures", ())
-    loss = values.pop("loss", None)
-    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss)
+    loss, broken = values.pop("loss", None), values.pop("broken", False)
+    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss, broken=broken)
 
 
 def _check_bounds(values: dict[str, Any]) -> None:
@@ -115,6 +117,15 @@ def _check_tasks(values: dict[str, Any]) -> None:
     for bound in ("min_gpus", "max_gpus"):
         if bound in values:
             raise refusal(bound, "nothing beside micro_batches, with which any number of GPUs will do", values[bound])
+
+
+def _check_broken(values: dict[str, Any]) -> None:
+    """A job that is broken fails, and of something."""
+    if values.get("broken"):
+        if not values.get("failures"):
+            raise refusal("broken", "false where no failures are given", values["broken"])
+        if values.setdefault("outcome", Outcome.FAILED) is not Outcome.FAILED:
+            raise refusal("broken", f"false where the outcome is {values['outcome']}", values["broken"])
 
 
 def _unknown(name: str) -> FieldError:
@@ -195,6 +206,12 @@ def _failure(value: object, field: str) -> FailedAttempt:
     return FailedAttempt(_amount(value[0], field), _name(value[1], field))
 
 
+def _flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise refusal(field, "true or false", value)
+    return value
+
+
 def _loss(value: object, field: str) -> Curve:
     expected = "[a, b, c] with a >= 0, b > 0, c >= 0"
     if not isinstance(value, list) or len(value) != 3:
@@ -225,6 +242,10 @@ def _decode_number(cell: str) -> object:
 
 def _decode_list(cell: str) -> object:
     return cell.split("/")
+
+
+def _decode_flag(cell: str) -> object:
+    return {"true": True, "false": False}.get(cell, cell)
 
 
 def _decode_failures(cell: str) -> object:
@@ -258,6 +279,7 @@ COLUMNS = {
     "name": _NAME,
     "outcome": Column(_outcome, _decode_text),
     "failures": Column(_failures, _decode_failures),
+    "broken": Column(_flag, _decode_flag),
     "loss": Column(_loss, _decode_numbers),
 }
 """In the order in which they are written."""
