@@ -42,11 +42,12 @@ fix: $(READY)    ## format, and mend what the linter can
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
 
-bench: $(READY)  ## speed: of the simulator, as jobs per CPU-second and as growth; of allocations, in CPU seconds
+bench: $(READY)  ## speed: of the simulator, of allocations, and until a large report is open
 	$(BIN)/python -m tests.bench.speed
 	$(BIN)/python -m tests.bench.solve
 	$(BIN)/python -m tests.bench.markets
 	$(BIN)/python -m tests.bench.divided
+	$(BIN)/python -m tests.bench.report
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt

@@ -1,9 +1,6 @@
 """Draws docs/images/demo.svg: completion times of the demonstration's jobs, policy by policy.
 
 python docs/images/make_demo_picture.py [FILE]
-
-report.png beside it is the top of the HTML report of `poise demo`, 1100 × 1160 pixels, from a browser without a window:
-chromium --headless --hide-scrollbars --window-size=1100,1160 --screenshot=report.png poise-demo.html
 """
 
 import sys

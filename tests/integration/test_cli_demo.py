@@ -9,7 +9,7 @@ from tests.shell import Said, poise, poise_apart
 
 from poise.cli.demo import POLICIES
 
-OUTSIDE = re.compile(r"""https?://|//[a-z]|@import|url\(|<script|<link|<iframe|<img""")
+OUTSIDE = re.compile(r"""https?://|["'=(]//[a-z]|@import|url\(|<script[^>]*\ssrc|<link|<iframe|<img""")
 ALLOWED = "http://www.w3.org/2000/svg"
 """The name of a language, which nobody fetches."""
 

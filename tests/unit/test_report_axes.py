@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.report.amounts import Unit, amount, plain
-from poise.report.axis import Axis, bare_axis, level_axis, log_axis, roomy_axis, span_axis
+from poise.report.axis import Axis, bare_axis, level_axis, log_axis, points_axis, roomy_axis, span_axis
 from poise.report.series import FloatArray
 
 UNITS: tuple[Unit, ...] = ("plain", "seconds", "percent")
@@ -130,6 +130,19 @@ def test_log_axis_does_not_reach_without_end_for_a_tiny_value() -> None:
 def test_level_axis_shows_a_high_share_against_the_whole_and_a_low_one_large() -> None:
     assert level_axis(np.array([0.83]), "percent", 5).high == 1.0
     assert level_axis(np.array([0.03]), "percent", 5).high == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize(("values", "want"), [([1.0, 9.0], "linear"), ([1.0, 15_000.0], "log"), ([0.0, 100.0], "linear")])
+def test_points_axis_is_logarithmic_where_positive_values_span_a_decade(values: list[float], want: str) -> None:
+    axis = points_axis(np.array(values), "plain", 7, 0.1)
+    assert axis.scale == want
+    assert all(0 < axis.place(value) < 1 for value in values if value > 0)
+    assert len(axis.ticks) >= 3
+
+
+@given(any_values, units)
+def test_points_axis_is_sound_for_any_values(values: FloatArray, unit: Unit) -> None:
+    assert_sound(points_axis(values, unit, 7, 0.1))
 
 
 def test_roomy_axis_leaves_a_margin_but_does_not_cross_zero() -> None:

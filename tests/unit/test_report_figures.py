@@ -18,6 +18,7 @@ from poise.model.errors import InvariantError
 from poise.report.curves import legend_for
 from poise.report.figures import FloatArray, Series, bars, cdf, lines, scatter, standalone
 from poise.report.frame import WIDTH
+from poise.report.groups import groups
 from poise.report.markup import escape, shorten, text_width, wrap
 from poise.report.scattering import Area, Point, frontier, label_spots
 
@@ -251,6 +252,12 @@ def test_cdf_says_median_and_tail() -> None:
     assert "a: median 50m00s, 99th percentile 1h39m" in svg
 
 
+def test_cdf_of_plain_numbers_says_them_plainly() -> None:
+    svg = cdf({"a": np.arange(1.0, 101.0)}, title="t", x_label="x", unit="plain")
+    assert "a: median 50, 99th percentile 99" in svg
+    assert "min" not in re.findall(r">([^<]*)</text>", svg)
+
+
 @pytest.mark.parametrize(("best", "want"), [("lowest", ["a", "c"]), ("highest", ["b"])])
 def test_bars_mark_the_best_and_all_that_tie_with_it(best: Literal["lowest", "highest"], want: list[str]) -> None:
     root = ET.fromstring(bars({"a": 1.0, "b": 2.0, "c": 1.0, "d": NAN}, title="t", unit="plain", best=best))
@@ -286,6 +293,15 @@ def test_scatter_fills_the_frontier_alone() -> None:
     assert sorted(best, key=str) == ["fair: 3, 1", "fast: 1, 3"]
 
 
+def test_scatter_keeps_points_apart_when_one_is_thousands_of_times_as_far() -> None:
+    svg = points(wild=(9.0, 15_000.0), fair=(2.0, 1.1), fairer=(3.0, 2.2))
+    root = ET.fromstring(svg)
+    down = sorted(float(each.get("cy", "")) for each in root.iter("circle"))
+    assert down[2] - down[1] > 10
+    assert "y (log scale)" in svg
+    assert "x (log scale)" not in svg
+
+
 def test_scatter_labels_of_neighbours_do_not_overlap() -> None:
     crowd = [Point(f"policy-{n}", "", 100.0 + 6 * n, 100.0 + 3 * (n % 2), "other") for n in range(6)]
     spots = label_spots(crowd, Area(0.0, 0.0, 400.0, 300.0))
@@ -304,6 +320,14 @@ def test_shorten_fits_and_leaves_what_fits_alone(text: str, width: float) -> Non
     got = shorten(text, width, 12.0)
     assert text_width(got, 12.0) <= width
     assert got == text or text_width(text, 12.0) > width
+
+
+@pytest.mark.parametrize("name", ["fifo-skip", "gandiva-fair", "max-min+agnostic", "tiresias", "las", "ab"])
+def test_a_name_for_which_room_was_made_is_written_whole(name: str) -> None:
+    """Whatever is rounded when margins are added to its width and taken away again."""
+    drawn = bars({name: 1.0, "a": 2.0}, title="t", unit="plain", best="lowest"), groups({name: [0.5]}, ["x"], title="t")
+    for svg in drawn:
+        assert name in [each.text for each in ET.fromstring(svg).iter("text")]
 
 
 def test_shorten_keeps_the_end_by_which_names_differ() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.model.errors import InvariantError
-from poise.report.series import MOST_POINTS, FloatArray, Series, distribution, thinned
+from poise.report.series import MOST_POINTS, FloatArray, Series, averaged, distribution, thinned
 
 MOST = 16
 
@@ -91,3 +91,37 @@ def test_distribution_counts_repeated_samples() -> None:
     values, shares = distribution(np.array([2.0, 1.0, 1.0, 4.0, np.nan]))
     assert values.tolist() == [1.0, 2.0, 4.0]
     assert shares.tolist() == [0.5, 0.75, 1.0]
+
+
+def area(series: Series) -> float:
+    """Below steps."""
+    return float(np.sum(series.y[:-1] * np.diff(series.x)))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Series:
+    gaps = draw(st.lists(st.sampled_from([0.1, 1.0, 7.0, 100.0]), min_size=1, max_size=40))
+    values = draw(st.lists(st.floats(0, 100), min_size=len(gaps), max_size=len(gaps)))
+    return Series("a", np.cumsum(gaps) - gaps[0] + draw(st.sampled_from([0.0, 3.0])), np.array(values))
+
+
+@given(steps(), st.sampled_from([0.5, 5.0, 1000.0]))
+def test_averaged_keeps_the_area_the_ends_and_the_bounds(series: Series, length: float) -> None:
+    got = averaged(series, length)
+    assert area(got) == pytest.approx(area(series), abs=1e-6)
+    assert (got.x[0], got.x[-1], got.y[-1]) == (series.x[0], series.x[-1], series.y[-1])
+    assert (np.diff(got.x) > 0).all()
+    assert (np.diff(got.x) <= length * (1 + 1e-9)).all()
+    assert got.y.min() >= series.y.min() - 1e-9
+    assert got.y.max() <= series.y.max() + 1e-9
+
+
+def test_averaged_takes_means_over_stretches_counted_from_zero() -> None:
+    got = averaged(Series("a", np.array([0.0, 5.0, 15.0, 25.0]), np.array([1.0, 3.0, 1.0, 0.0])), 10.0)
+    assert got.x.tolist() == [0, 10, 20, 25]
+    assert got.y.tolist() == [2, 2, 1, 0]
+
+
+def test_averaged_leaves_nothing_and_a_point_as_they_are() -> None:
+    for series in (Series("a", np.empty(0), np.empty(0)), Series("a", np.ones(1), np.ones(1))):
+        assert averaged(series, 10.0) is series

@@ -1,1 +1,1 @@
-"""Figures as small SVG elements, and reports that are one HTML file: no script, no network, always the same bytes."""
+"""Figures as small SVG elements, reports that are one HTML file: no network, no scripts but ours, always the same bytes."""

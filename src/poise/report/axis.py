@@ -14,6 +14,7 @@ Scale = Literal["linear", "log"]
 _MOST_DECADES = 8
 """A logarithmic axis reaches this far below its highest value; what is smaller stands at its lower end."""
 _TINY = 1e-290
+_DECADE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Axis:
         if self.scale == "log":
             inside, low, high = np.log(inside), float(np.log(low)), float(np.log(high))
         return np.clip((inside - low) / (high - low), 0.0, 1.0)
+
+    def titled(self, label: str) -> str:
+        """What stands at the axis: a logarithmic one says so."""
+        return f"{label} (log scale)" if self.scale == "log" else label
 
     def place(self, value: float) -> float:
         """As `at`, of one value."""
@@ -52,6 +57,17 @@ def roomy_axis(values: FloatArray, unit: Unit, most: int) -> Axis:
     lower = 0.0 if lower < 0 <= low else lower
     upper = 0.0 if high <= 0 < upper else upper
     return Axis(lower, upper, "linear", linear_ticks(lower, upper, unit, most))
+
+
+def points_axis(values: FloatArray, unit: Unit, most: int, room: float) -> Axis:
+    """As `roomy_axis`, but logarithmic where positive values span a decade: one far off must not push the rest together."""
+    kept = clipped(values)
+    low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
+    if low <= 0 or high < _DECADE * low:
+        return roomy_axis(values, unit, most)
+    low = max(low, high / 10**_MOST_DECADES)
+    margin = (high / low) ** 0.12
+    return log_axis(np.array([low / margin, high * margin]), unit, room)
 
 
 def level_axis(values: FloatArray, unit: Unit, most: int) -> Axis:

@@ -8,9 +8,14 @@ import numpy as np
 from poise.analysis.history import History, cumulated
 from poise.analysis.summary import Measured, Summary
 from poise.model.arrays import Floats
-from poise.report.amounts import amount
+from poise.model.cluster import Cluster
+from poise.report.amounts import Unit, amount, tick_labels
 from poise.report.figures import Series, bars, cdf, lines, scatter
 from poise.report.page import Section, Table, page
+from poise.report.series import averaged
+from poise.report.ticks import nice_step
+from poise.report.timeline import timeline
+from poise.report.tracks import Track
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +27,34 @@ class Run:
     rhos: Floats
     used: tuple[Floats, Floats]
     waiting: tuple[Floats, Floats]
+    cluster: Cluster
+    track: Track
 
     @staticmethod
     def of(summary: Summary, history: History, measured: Measured) -> "Run":
         """What a finished run shows."""
         first = min((life.submitted for life in history.jobs.values()), default=0.0)
+        changes = (moment for each in (history.held, history.waiting) for moment, _ in each[-1:])
+        end = max((*changes, *(stint.end for stint in history.stints[-1:])), default=first)  # open stints come last
         return Run(
             summary,
             measured.jcts,
             measured.rhos[np.isfinite(measured.rhos)],
-            _since(history.held, first, 1 / history.cluster.gpus),
-            _since(history.waiting, first, 1.0),
+            _since(history.held, first, end, 1 / history.cluster.gpus),
+            _since(history.waiting, first, end, 1.0),
+            history.cluster,
+            Track.of(history),
         )
 
 
-def _since(changes: list[tuple[float, int]], first: float, scale: float) -> tuple[Floats, Floats]:
-    moments, levels = cumulated(changes)
+def _since(changes: list[tuple[float, int]], first: float, end: float, scale: float) -> tuple[Floats, Floats]:
+    """Levels since the first submission, to the end."""
+    moments, levels = cumulated([*changes, (end, 0)] if changes else changes)
     return moments - first, levels.astype(np.float64) * scale
 
+
+MOST_CHANGES = 120
+"""A line over time that changes more often is drawn as means: several that jump up and down cannot be told apart."""
 
 COLUMNS = (
     ("policy", "policy", None),
@@ -94,7 +109,8 @@ def _best_rows(values: list[float | None], kind: str) -> list[int]:
 
 def comparison_page(title: str, intro: str, runs: Sequence[Run], *, footer: str = "") -> str:
     """A whole document."""
-    return page(title, intro, [_summary(runs), _completion(runs), _fairness(runs), _cluster(runs)], footer=footer)
+    sections = [_summary(runs), _gpus(runs), _completion(runs), _fairness(runs), _cluster(runs)]
+    return page(title, intro, sections, footer=footer)
 
 
 def _summary(runs: Sequence[Run]) -> Section:
@@ -122,49 +138,49 @@ def _fairness(runs: Sequence[Run]) -> Section:
         for run in runs
         if run.summary.avg_jct is not None and run.summary.worst_rho is not None
     }
-    shares = [Series(run.summary.policy, np.sort(run.rhos), _steps(len(run.rhos))) for run in runs]
+    rhos = {run.summary.policy: run.rhos for run in runs}
     return Section(
         "Fairness",
         figures=(
-            lines(
-                shares,
-                title="Finish-time fairness",
-                x_label="ρ",
-                y_label="share of jobs",
-                x_scale="log",
-                y_unit="percent",
-            ),
+            cdf(rhos, title="Finish-time fairness", x_label="ρ", unit="plain"),
             scatter(points, title="Speed against fairness", x_label="average JCT", y_label="worst ρ", x_unit="seconds"),
         ),
     )
 
 
-def _steps(count: int) -> Floats:
-    return np.arange(1, count + 1, dtype=np.float64) / max(count, 1)
-
-
 def _cluster(runs: Sequence[Run]) -> Section:
     used = [Series(run.summary.policy, *run.used) for run in runs]
     waiting = [Series(run.summary.policy, *run.waiting) for run in runs]
+    stretch = _stretch([*used, *waiting])
+    if stretch:
+        used, waiting = ([averaged(each, stretch) for each in series] for series in (used, waiting))
+    text = f"Each step is the mean of {tick_labels([stretch], stretch, 'seconds')[0]}." if stretch else ""
     return Section(
         "The cluster over time",
+        text,
         figures=(
-            lines(
-                used,
-                title="GPUs in use",
-                x_label="time since the first submission",
-                y_label="share of GPUs",
-                shape="steps",
-                x_unit="seconds",
-                y_unit="percent",
-            ),
-            lines(
-                waiting,
-                title="Waiting jobs",
-                x_label="time since the first submission",
-                y_label="jobs",
-                shape="steps",
-                x_unit="seconds",
-            ),
+            _over_time(used, title="GPUs in use", y_label="share of GPUs", y_unit="percent"),
+            _over_time(waiting, title="Queue length", y_label="waiting jobs", y_unit="plain"),
         ),
     )
+
+
+def _over_time(series: Sequence[Series], *, title: str, y_label: str, y_unit: Unit) -> str:
+    time = "time since the first submission"
+    return lines(series, title=title, x_label=time, y_label=y_label, shape="steps", x_unit="seconds", y_unit=y_unit)
+
+
+def _stretch(series: Sequence[Series]) -> float:
+    """Seconds over which to take means where there are more changes than can be told apart, else 0."""
+    span = max((float(each.x[-1]) for each in series if each.x.size), default=0.0)
+    if span <= 0 or max(each.x.size for each in series) <= MOST_CHANGES:
+        return 0.0
+    return nice_step(span, "seconds", MOST_CHANGES)
+
+
+def _gpus(runs: Sequence[Run]) -> Section:
+    exhibit = timeline([(run.summary.policy, run.track) for run in runs], runs[0].cluster) if runs else None
+    if exhibit is None:
+        return Section("Who held which GPU", "No job ever held a GPU.")
+    text = "A row is a GPU, a block a job on it. All policies share one view: zoom in under one, then look at the others."
+    return Section("Who held which GPU", text, exhibits=(exhibit,))

@@ -13,7 +13,7 @@ import numpy as np
 from poise.model.errors import InvariantError
 from poise.report import style
 from poise.report.amounts import Unit, amount
-from poise.report.axis import Axis, Scale, bare_axis, level_axis, log_axis, roomy_axis, span_axis
+from poise.report.axis import Axis, Scale, bare_axis, level_axis, log_axis, points_axis, span_axis
 from poise.report.curves import Curve, Shape, draw, legend_for
 from poise.report.frame import (
     MARGIN,
@@ -41,6 +41,8 @@ _BAR_ROW = 25.0
 _BAR = 15.0
 _MOST_BAR_LABEL = 170.0
 _BORDER = 12
+_ROW_ROOM = 0.1
+"""How near two ticks of a logarithmic y may be, as a fraction of the axis."""
 _OPENING = re.compile(r'<svg class="fig" viewBox="0 0 (?P<width>\d+) (?P<height>\d+)"(?P<rest>[^>]*)>')
 
 
@@ -66,11 +68,11 @@ def lines(  # noqa: PLR0913 - the words, scales and units of two axes
     return _chart(curves, x_axis, level_axis(y, y_unit, 5), labels, shape)
 
 
-def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str) -> str:
-    """The share of samples at or below each duration, on a log axis of seconds; zeros count from its left end."""
+def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str, unit: Unit = "seconds") -> str:
+    """The share of samples at or below each value, on a log axis; zeros count from its left end."""
     found = {label: distribution(each) for label, each in samples.items()}
-    x_axis = log_axis(_joined([values for values, _ in found.values()]), "seconds", room_for("seconds"))
-    curves = [_cumulative(label, values, shares, x_axis) for label, (values, shares) in found.items()]
+    x_axis = log_axis(_joined([values for values, _ in found.values()]), unit, room_for(unit))
+    curves = [_cumulative(label, values, shares, x_axis, unit) for label, (values, shares) in found.items()]
     y_axis = level_axis(np.ones(1), "percent", 5)
     return _chart(curves, x_axis, y_axis, Labels(title, x_label, "share at or below"), "steps")
 
@@ -101,17 +103,21 @@ def scatter(
     x_unit: Unit = "plain",
     y_unit: Unit = "plain",
 ) -> str:
-    """Named points of which lower is better both ways; those that no other beats are filled and joined."""
+    """Named points of which lower is better both ways; those that no other beats are filled and joined.
+
+    An axis is logarithmic, and says so, where its values span more than a decade.
+    """
     finite = {name: xy for name, xy in points.items() if np.isfinite(xy).all()}
     x, y = (clipped(np.array([xy[side] for xy in finite.values()], dtype=np.float64)) for side in (0, 1))
     drawn_title, top = heading(title)
-    frame = framed(roomy_axis(x, x_unit, 7), roomy_axis(y, y_unit, 8), top + 14)
+    x_axis, y_axis = points_axis(x, x_unit, 7, room_for(x_unit)), points_axis(y, y_unit, 8, _ROW_ROOM)
+    frame = framed(x_axis, y_axis, top + 14)
     notes = [f"{amount(float(a), x_unit)}, {amount(float(b), y_unit)}" for a, b in zip(x, y, strict=True)]
     spots = [*zip(finite, notes, frame.across(x).tolist(), frame.down(y).tolist(), strict=True)]
     best = frontier(x, y)
     others = [index for index in range(len(spots)) if index not in set(best)]
     marks = [Point(*spots[index], "best") for index in best] + [Point(*spots[index], "other") for index in others]
-    labels = Labels(title, x_label, y_label)
+    labels = Labels(title, x_axis.titled(x_label), y_axis.titled(y_label))
     key = text("filled: on the frontier, none better both ways", WIDTH - MARGIN, frame.top - 12, "soft end")
     body = [key, draw_points(marks, frame)] if marks else [nothing(frame)]
     described_points = described("Scatter plot", labels, [f"{name} {note}" for name, note, *_ in spots])
@@ -140,14 +146,14 @@ def _chart(curves: Sequence[Curve], x: Axis, y: Axis, labels: Labels, shape: Sha
     return figure(described("Line chart", labels, names), height_of(frame), drawn_title, *body)
 
 
-def _cumulative(label: str, values: FloatArray, shares: FloatArray, axis: Axis) -> Curve:
+def _cumulative(label: str, values: FloatArray, shares: FloatArray, axis: Axis, unit: Unit) -> Curve:
     """From the left end of the axis to the right one; what the axis does not reach is in the share it starts with."""
     if not values.size:
         return Curve(label, values, shares, "no data")
     inside = values > axis.low
     below = float(shares[~inside][-1]) if not inside.all() else 0.0
     median, late = (values[np.searchsorted(shares, share)] for share in (0.5, 0.99))
-    note = f"median {amount(float(median), 'seconds')}, 99th percentile {amount(float(late), 'seconds')}"
+    note = f"median {amount(float(median), unit)}, 99th percentile {amount(float(late), unit)}"
     x, y = np.concatenate(([axis.low], values[inside], [axis.high])), np.concatenate(([below], shares[inside], [1.0]))
     return Curve(label, x, y, note)
 

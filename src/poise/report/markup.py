@@ -11,18 +11,25 @@ import unicodedata
 # What XML cannot hold at all, and the marks that turn the direction of the text around them.
 _UNFIT = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]")
 # HTML knows no short form of an empty element, save for those that are always empty and inside SVG.
-_CHILDLESS = frozenset({"meta", "path", "rect", "circle"})
+_CHILDLESS = frozenset({"meta", "input", "path", "rect", "circle"})
 _NARROWEST = 0.38
 _NARROW = frozenset("iljtfr.,:;|!'`()[]{}/\\ ")
 _BROAD = frozenset("mwMW@%—…")
+_ROUNDING = 1e-6
+"""A width that was made for a text, added to and taken from, still holds it."""
 
 BOLD = 1.13
 """How much wider bold text is: multiply its size by this before measuring."""
 
 
+def fit(text: str) -> str:
+    """Text as it may be shown; characters that XML does not allow, or that turn text around, become U+FFFD."""
+    return _UNFIT.sub("\ufffd", text)
+
+
 def escape(text: str) -> str:
-    """Text for an element or a quoted attribute; characters that XML does not allow become U+FFFD."""
-    return html.escape(_UNFIT.sub("\ufffd", text), quote=True)
+    """Text for an element or a quoted attribute, with the characters that `fit` lets through."""
+    return html.escape(fit(text), quote=True)
 
 
 def number(value: float) -> str:
@@ -50,7 +57,7 @@ def text_width(text: str, size: float) -> float:
 
 def shorten(text: str, width: float, size: float) -> str:
     """The text, or as much of its two ends as fits around an ellipsis: names often differ in their last characters."""
-    if text_width(text, size) <= width:
+    if text_width(text, size) <= width + _ROUNDING:
         return text
     kept = min(len(text) - 1, int(width / (_NARROWEST * size)))
     while kept > 0 and text_width(_without_middle(text, kept), size) > width:

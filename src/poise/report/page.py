@@ -1,6 +1,8 @@
 """A report as one HTML file that fetches nothing: open it, mail it, print it."""
 
+import hashlib
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +16,12 @@ _NUMBER_LIKE = re.compile(r"[-+−–~≈<>≤≥±]?\s*[.\d].*|[-–—]?|never
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text; the first column names the row. `best` holds the (row, column) of the cells to set in bold."""
+    """Cells as text; the first `names` columns name the row. `best` holds the (row, column) of the cells to set in bold."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     best: frozenset[tuple[int, int]] = frozenset()
+    names: int = 1
 
     def __post_init__(self) -> None:
         for place, row in enumerate(self.rows):
@@ -27,34 +30,64 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhibit:
+    """Something to handle: markup, with the style sheet and the script that it needs. A page holds each of those once.
+
+    The markup makes sense without the script, which must not hold `]]>` or `</script`.
+    """
+
+    markup: str
+    style: str
+    script: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with text (paragraphs are set apart by an empty line), figures from `report.figures`, and a table."""
+    """A heading with text (paragraphs are set apart by an empty line), figures from `report.figures`, exhibits, a table."""
 
     title: str
     text: str = ""
     figures: tuple[str, ...] = ()
     table: Table | None = None
+    exhibits: tuple[Exhibit, ...] = ()
 
 
 def page(title: str, intro: str, sections: Sequence[Section], *, footer: str = "") -> str:
-    """A whole HTML document that is well-formed XML too. All text is escaped; only `figures` are taken as markup."""
-    body = element("main", _header(title, intro, sections), *map(_section, range(len(sections)), sections))
+    """A whole HTML document that is well-formed XML too. All text is escaped; only figures and exhibits are markup.
+
+    No script runs but those of the exhibits, which the page's own security policy knows by their hashes.
+    """
+    exhibits = [exhibit for section in sections for exhibit in section.exhibits]
+    scripts = [_SCRIPT.format(each) for each in dict.fromkeys(exhibit.script for exhibit in exhibits)]
+    sheets = list(dict.fromkeys(exhibit.style for exhibit in exhibits))
+    main = element("main", _header(title, intro, sections), *map(_section, range(len(sections)), sections))
     foot = element("footer", _paragraphs(footer)) if footer.strip() else ""
-    return f'<!DOCTYPE html>\n<html lang="en">\n{_head(title)}\n<body>\n{body}\n{foot}\n</body>\n</html>\n'
+    body = "\n".join(["<body>", main, foot, *(element("script", each) for each in scripts), "</body>"])
+    return f'<!DOCTYPE html>\n<html lang="en">\n{_head(title, sheets, scripts)}\n{body}\n</html>\n'
 
 
-def _head(title: str) -> str:
+# Both as XML and as HTML, the script is what stands between the two comments.
+_SCRIPT = "//<![CDATA[\n{}\n//]]>"
+
+
+def _head(title: str, sheets: Sequence[str], scripts: Sequence[str]) -> str:
     return "\n".join(
         [
             '<head>\n<meta charset="utf-8"/>',
-            element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+            element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
             element("title", escape(title or "Report")),
-            element("style", "\n", style.COLOURS, style.FIGURE, style.PAGE),
+            element("style", "\n", style.COLOURS, style.FIGURE, style.PAGE, *sheets),
             "</head>",
         ]
     )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Nothing but inline styles and images, and these very scripts."""
+    hashes = ["'sha256-" + b64encode(hashlib.sha256(each.encode()).digest()).decode("ascii") + "'" for each in scripts]
+    return _POLICY + ("; script-src " + " ".join(hashes) if hashes else "")
 
 
 def _header(title: str, intro: str, sections: Sequence[Section]) -> str:
@@ -68,6 +101,7 @@ def _section(place: int, section: Section) -> str:
     parts = [element("h2", escape(section.title)), _paragraphs(section.text)]
     if section.figures:
         parts.append(element("div", *(element("figure", each) for each in section.figures), class_="figures"))
+    parts += [exhibit.markup for exhibit in section.exhibits]
     if section.table is not None:
         parts.append(_table(section.table, section.title))
     return element("section", *parts, id=_anchor(place)) + "\n"

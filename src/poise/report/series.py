@@ -64,6 +64,21 @@ def _kept(places: FloatArray, values: FloatArray, strips: int) -> npt.NDArray[np
     return np.unique(np.concatenate((starts, ends, ranks[starts], ranks[ends])))
 
 
+def averaged(series: Series, length: float) -> Series:
+    """Steps as their means over stretches of a length, counted from zero; the last stretch ends with the series.
+
+    `x` ascends. The last point has the last value, which nothing follows. So the area below the steps stays what it was.
+    """
+    moments, levels = series.x, series.y
+    inner = np.arange(np.floor(moments[0] / length) + 1, np.ceil(moments[-1] / length)) * length if moments.size else moments
+    edges = np.unique(np.concatenate((moments[:1], inner, moments[-1:])))
+    if edges.size < 2:
+        return series
+    area = np.concatenate(([0.0], np.cumsum(levels[:-1] * np.diff(moments))))
+    means = np.diff(np.interp(edges, moments, area)) / np.diff(edges)
+    return Series(series.label, edges, np.append(means, levels[-1]))
+
+
 def distribution(samples: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The distinct finite samples, ascending, and the share of finite samples at or below each."""
     kept = clipped(samples[np.isfinite(samples)])

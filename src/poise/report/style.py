@@ -111,7 +111,9 @@ tbody tr:hover>*{{background:var(--wash)}}
 .n{{text-align:right}}
 tbody .best,tbody tr:hover>.best{{background:var(--tint)}}
 footer{{color:var(--muted);font-size:.85rem;padding-top:1.2rem;padding-bottom:2.5rem}}
-@media (max-width:36rem){{
+@media screen and (max-width:36rem){{
+.fig text{{font-size:13px}}
+.fig .title{{font-size:16px}}
 main,footer{{padding-left:.8rem;padding-right:.8rem}}
 header{{padding-top:1.4rem}}
 h1{{font-size:1.4rem}}
@@ -125,10 +127,11 @@ header{{padding-top:0}}
 nav{{display:none}}
 .figures{{grid-template-columns:1fr 1fr;gap:6mm}}
 .figures:has(figure:only-child){{grid-template-columns:1fr}}
-section,figure,tr{{break-inside:avoid}}
-h2,p{{break-after:avoid}}
+figure,tr,p,.stage{{break-inside:avoid}}
+h2,section>p{{break-after:avoid}}
 .scroll{{overflow:visible;border:0}}
-th,td{{padding:1mm 1.6mm;font-size:8.5pt;position:static}}
+th,td{{padding:1mm 1.6mm;font-size:8.5pt;position:static;white-space:normal}}
+tbody th{{overflow-wrap:anywhere;min-width:22mm}}
 thead{{display:table-header-group}}
 }}
 """
