@@ -1,25 +1,26 @@
-"""How average completion time grows with load, under four policies: a figure in a few seconds.
+"""How average completion time grows with load, under four policies, with confidence intervals: a figure in a few seconds.
 
 python examples/load_sweep.py [FILE]
 
-Load is the work that arrives ÷ the work that the cluster can do meanwhile. The trace is synthetic; `scaled` lets the same
-jobs arrive faster or slower, so that nothing but load changes along the axis.
+Load is the work that arrives ÷ the work that the cluster can do meanwhile. For every seed a trace is drawn; `scaled` lets
+the same jobs arrive faster or slower, and all policies see the same traces, so that nothing else differs along the axis or
+between the lines. `poise compare TRACE --loads LIST --seeds N` does the like from the command line; a load of 1 is there
+the trace as it stands.
 """
 
 import sys
 from pathlib import Path
 
-import numpy as np
-
+from poise.analysis.averages import Grid, averaged
 from poise.assembly import Experiment, scaled, simulate
 from poise.model.cluster import Cluster, parse_cluster
-from poise.report.figures import Series, lines, standalone
+from poise.report.figures import standalone
+from poise.report.sweeping import over_load
 from poise.traces.reading import read_trace
 from poise.traces.schema import Trace
 
-TRACE = "synthetic:jobs=300,seed=11,sizes=1:0.6/2:0.2/4:0.15/8:0.05,durations=lognormal:1800:1.2"
-POLICIES = ("fifo", "fifo-skip", "srtf", "tiresias")
-LOADS = np.array([0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+TRACE = "synthetic:jobs=200,seed={seed},sizes=1:0.6/2:0.2/4:0.15/8:0.05,durations=lognormal:1800:1.2"
+GRID = Grid(policies=("fifo", "fifo-skip", "srtf", "tiresias"), loads=(0.4, 0.6, 0.8, 1.0, 1.2), seeds=(11, 12, 13, 14))
 
 
 def natural_load(trace: Trace, cluster: Cluster) -> float:
@@ -28,23 +29,25 @@ def natural_load(trace: Trace, cluster: Cluster) -> float:
     return work / (cluster.gpus * (trace.jobs[-1].job.submitted - trace.jobs[0].job.submitted))
 
 
-def averages(trace: Trace, cluster: Cluster, policy: str) -> Series:
-    """Average completion time at each load, in seconds."""
-    natural = natural_load(trace, cluster)
-    traces = [scaled(trace, load=float(load) / natural, most=None) for load in LOADS]
-    summaries = [simulate(each, Experiment(cluster, policy)).summary for each in traces]
-    return Series(policy, LOADS, np.array([summary.avg_jct for summary in summaries], dtype=np.float64))
+def at_load(seed: int, load: float, cluster: Cluster) -> Trace:
+    """The trace of a seed, arriving so fast that it makes this load."""
+    trace = read_trace(TRACE.format(seed=seed))
+    return scaled(trace, load=load / natural_load(trace, cluster), most=None)
 
 
 def main(target: Path) -> None:
     """Simulate, draw, and say where."""
-    trace, cluster = read_trace(TRACE), parse_cluster("gpu:32")
-    series = [averages(trace, cluster, policy) for policy in POLICIES]
-    title, label = "Completion times under load", "average completion time"
-    drawn = lines(series, title=title, x_label="load", y_label=label, y_unit="seconds")
+    cluster = parse_cluster("gpu:32")
+    traces = {(seed, load): at_load(seed, load, cluster) for seed in GRID.seeds for load in GRID.loads}
+    runs = {cell: simulate(traces[cell.seed, cell.load], Experiment(cluster, cell.policy)).summary for cell in GRID.cells()}
+    rows = averaged(runs, GRID)
+    drawn = over_load(rows, "avg_jct", title="Completion times under load", y_label="average completion time")
     target.write_text(standalone(drawn), encoding="utf-8")
-    for each in series:
-        sys.stdout.write(f"{each.label:10}" + "".join(f"{value / 3600:7.2f} h" for value in each.y) + "\n")
+    for row in rows:
+        mean = row.means["avg_jct"]
+        sys.stdout.write(
+            f"load {row.load}  {row.policy:10}{(mean.value or 0) / 3600:7.2f} ± {(mean.margin or 0) / 3600:.2f} h\n"
+        )
     sys.stdout.write(f"figure: {target}\n")
 
 

@@ -107,6 +107,15 @@ def test_a_trace_of_which_nothing_runs_makes_a_table_and_a_report(tmp_path: Path
     assert len(list(parsed(tmp_path / "report.html").iter("figure"))) >= 5
 
 
+def test_jobs_that_a_run_leaves_behind_are_told(tmp_path: Path) -> None:
+    said = poise(
+        "compare", a_trace(tmp_path, *FOUR), "--cluster", "gpu:4", "--policies", "fifo,srtf", "--until", "70", "--json"
+    )
+    left = max(row["unfinished"] for row in said.json)
+    assert left > 0
+    assert said.err == f"note: jobs had not ended when their run did, up to {left} in a run; means leave them out\n"
+
+
 def test_a_wrong_policy_among_right_ones_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "run_all", None)
     said = poise("compare", a_trace(tmp_path, *FOUR), "--policies", "fifo,srt")

@@ -114,7 +114,7 @@ def test_ctrl_c_shows_the_policies_that_were_done(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr("poise.cli.compare.wait", waiting)
+    monkeypatch.setattr("poise.cli.cores.wait", waiting)
     said = poise("compare", "synthetic:jobs=3000,rate=200", "--policies", "las,fifo", "--json")
     assert said.code == 130
     assert said.err == "poise: interrupted; 1 of 2 policies are shown, results may be partial\n"

@@ -1,5 +1,16 @@
 """The command line: one module a verb."""
 
-from poise.cli.app import main
+import sys
 
-__all__ = ["main"]
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+
+def main() -> None:
+    """Run a command. Ctrl-C while it is still being loaded is an interruption like any other."""
+    try:
+        from poise.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("poise: interrupted before anything was finished\n")
+        sys.exit(INTERRUPTED)
+    run()

@@ -1,34 +1,32 @@
 """`poise compare`: several policies over one trace, side by side."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from poise.analysis.summary import Summary
 from poise.assembly import Experiment
 from poise.assembly import simulate as run_simulation
+from poise.cli import INTERRUPTED
+from poise.cli.cores import spread, workers_for
 from poise.cli.options import experiment_options, request_of
 from poise.cli.outputs import check_writable
-from poise.cli.progress import Watch, watching
+from poise.cli.progress import watching
+from poise.cli.sweep import MOST_SEEDS, Sweep, parse_loads, sweep
+from poise.cli.sweep_state import Start
 from poise.cli.tables import show_notes, show_table
-from poise.model.errors import PoiseError, RequestError
+from poise.model.errors import RequestError
 from poise.report.comparison import Run, comparison_page, table
 from poise.traces.schema import Trace
 
-INTERRUPTED = 130
-
-PULSE = 0.1
-"""Seconds between two looks at whether Ctrl-C was pressed while other processes work."""
-
 EPILOG = """\b
-Example:
+Examples:
   poise compare synthetic:jobs=2000 --cluster v100:16,k80:16 --policies fifo,srtf,tiresias --html report.html
+  poise compare synthetic:jobs=300 --cluster gpu:32 --policies fifo,srtf --loads 0.5,1,2 --seeds 5
 """
 
 
@@ -37,10 +35,55 @@ Example:
 @click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8.")
 @experiment_options
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with figures to a file.")
-def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int:  # noqa: ANN401
-    """Run TRACE under several policies and show them side by side."""
+@click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, MOST_SEEDS),
+    metavar="N",
+    help="Sweep: N runs of each, with --seed and those after it; a synthetic trace's own seed moves along. Means with "
+    "95 % confidence intervals.",
+)
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Keep the finished runs of a sweep in FILE, and go on from there.  [default: in the cache, until it is complete]",
+)
+@click.option("--fresh", is_flag=True, help="Forget what was kept of a sweep that was interrupted.")
+def compare(
+    trace: str,
+    policies: str,
+    html: Path | None,
+    loads: str | None,
+    seeds: int | None,
+    state: Path | None,
+    fresh: bool,
+    **options: Any,  # noqa: ANN401
+) -> int:
+    """Run TRACE under several policies and show them side by side.
+
+    With --loads or --seeds it is a sweep: every policy at every load with every seed, on the cores there are. Ctrl-C
+    stops it, and the same command goes on from there.
+    """
     check_writable("--html", html)
     names = split_policies(policies)
+    if loads is not None or seeds is not None:
+        asked = Sweep(_loads(loads, options["load"]), seeds or 1, state, Start.FRESH if fresh else Start.RESUME)
+        return sweep(trace, names, asked, html, options)
+    if state is not None or fresh:
+        raise RequestError(f"{'--state' if state else '--fresh'} is for sweeps; give --loads or --seeds too")
+    return _compare(trace, names, html, options)
+
+
+def _loads(loads: str | None, load: float) -> tuple[float, ...]:
+    if loads is None:
+        return parse_loads(str(load), "--load")
+    if load != 1:
+        raise RequestError("--load and --loads say different things of the same trace; give one of the two")
+    return parse_loads(loads)
+
+
+def _compare(trace: str, names: list[str], html: Path | None, options: dict[str, Any]) -> int:
     request = request_of(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
@@ -48,20 +91,26 @@ def compare(trace: str, policies: str, html: Path | None, **options: Any) -> int
     show_notes(request.notes, quiet=request.quiet)
     runs = run_all(request.trace, experiments, quiet=request.quiet)
     summaries = [run.summary for run in runs]
-    rejected = max((summary.rejected for summary in summaries), default=0)
-    notes = [f"{rejected:,} jobs can never run here and were rejected; `poise simulate` says why"] if rejected else []
-    show_notes(notes, quiet=request.quiet)
+    show_notes(list(_notes_after(summaries)), quiet=request.quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
-    if html is not None:
-        intro = f"{len(request.trace.jobs):,} jobs of {request.trace.name} on {request.experiment.cluster}."
-        html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
     if request.as_json:
         click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
     else:
         show_table(table(summaries), title)
-        if html is not None:
+    if html is not None:
+        html.write_text(comparison_page(title, f"{len(request.trace.jobs):,} jobs of {title}.", runs), encoding="utf-8")
+        if not request.as_json:
             click.echo(f"report: {html}")
     return conclude(runs, names)
+
+
+def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
+    rejected = max((summary.rejected for summary in summaries), default=0)
+    if rejected:
+        yield f"{rejected:,} jobs can never run here and were rejected; `poise simulate` says why"
+    unfinished = max((summary.unfinished for summary in summaries if not summary.partial), default=0)
+    if unfinished:
+        yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"
 
 
 def conclude(runs: Sequence[Run], names: Sequence[str]) -> int:
@@ -87,33 +136,11 @@ def split_policies(text: str) -> list[str]:
 
 def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[Run]:
     """Run the experiments on the cores there are; those that were interrupted are left out."""
-    workers = min(len(experiments), os.cpu_count() or 1)
-    if workers == 1:
+    if workers_for(len(experiments)) == 1:
         return list(_one_by_one(trace, experiments, quiet=quiet))
-    done: dict[int, Run] = {}
-    with (  # the watch comes first: Ctrl-C must find it while processes are being started, too
-        watching("policies", len(experiments), quiet=quiet) as watch,
-        ProcessPoolExecutor(workers, initializer=_begin, initargs=(trace,)) as pool,
-    ):
-        try:
-            _collect([pool.submit(_simulate, experiment) for experiment in experiments], done, watch)
-        except BrokenExecutor:
-            raise PoiseError("a process that simulated a policy was killed, perhaps for want of memory") from None
-        finally:
-            if len(done) < len(experiments):
-                for process in list((pool._processes or {}).values()):
-                    process.terminate()
+    with watching("policies", len(experiments), quiet=quiet) as watch:
+        done = dict(spread(_simulate, experiments, watch, begin=_begin, given=(trace,)))
     return [done[place] for place in sorted(done)]
-
-
-def _collect(futures: list[Future[Run]], done: dict[int, Run], watch: Watch) -> None:
-    """Take what comes out, by place, until everything has or Ctrl-C was pressed."""
-    left = set(futures)
-    while left and not watch.interrupted:
-        ended, left = wait(left, timeout=PULSE, return_when=FIRST_COMPLETED)
-        for future in ended:
-            done[futures.index(future)] = future.result()
-        watch.show(len(done))
 
 
 def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[Run]:
@@ -132,7 +159,6 @@ _trace: Trace
 def _begin(trace: Trace) -> None:
     global _trace
     _trace = trace
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _simulate(experiment: Experiment) -> Run:

@@ -8,14 +8,13 @@ import click
 
 from poise.assembly import Outcome
 from poise.assembly import simulate as run_simulation
+from poise.cli import INTERRUPTED
 from poise.cli.options import Request, experiment_options, request_of
 from poise.cli.outputs import check_writable, make_folder
 from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
 from poise.cli.tables import show_notes, show_rejections, show_remarks, show_summary, show_unfinished
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
-
-INTERRUPTED = 130
 
 EPILOG = """\b
 Examples:

@@ -1,9 +1,11 @@
 """Tables that a person likes to read."""
 
 from collections.abc import Sequence
+from math import inf
 
 import click
 from rich.box import SIMPLE
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -38,6 +40,11 @@ _ROWS = (
 SHOWN = 3
 """Rejections that are told one by one."""
 
+_EDGE, _BETWEEN = 1, 3
+"""Characters that a table takes besides its cells: in all, and with every column."""
+_PROSE = 40
+"""Characters of a cell that may be broken into lines; names of rows are not."""
+
 _ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
 
 
@@ -62,18 +69,43 @@ def show_summary(summary: Summary) -> None:
 
 
 def show_table(table: Table, title: str) -> None:
-    """Several runs, a row each; the best of a column is bold."""
+    """Several runs, a row each; the best of a column is bold.
+
+    Where a terminal is too narrow for all columns, they come in parts that each begin with the names of the rows: no
+    number is ever cut off.
+    """
     click.echo(title)
+    screen = console()
+    lengths = [max(map(cell_len, column)) for column in zip(table.columns, *table.rows, strict=True)]
+    for part in _parts(lengths, table.names, screen.width if screen.is_terminal else inf):
+        screen.width = max(screen.width, _width(lengths, part))
+        screen.print(_part(table, lengths, part))
+
+
+def _parts(lengths: Sequence[int], names: int, width: float) -> list[list[int]]:
+    """Columns, the first `names` of them in every part, so that each part is within the width if that can be."""
+    parts = [list(range(names))]
+    for column in range(names, len(lengths)):
+        if _width(lengths, (*parts[-1], column)) > width and len(parts[-1]) > names:
+            parts.append(list(range(names)))
+        parts[-1].append(column)
+    return parts
+
+
+def _width(lengths: Sequence[int], columns: Sequence[int]) -> int:
+    """Characters that these columns need side by side; what is longer than numbers are can be broken into lines."""
+    return _EDGE + sum((lengths[column] if column == 0 else min(lengths[column], _PROSE)) + _BETWEEN for column in columns)
+
+
+def _part(table: Table, lengths: Sequence[int], columns: Sequence[int]) -> RichTable:
     shown = RichTable(box=SIMPLE)
-    for place, heading in enumerate(table.columns):
-        shown.add_column(heading, justify="left" if place == 0 else "right", no_wrap=place == 0)
+    for column in columns:
+        heading, is_whole = escape(table.columns[column]), column == 0 or lengths[column] <= _PROSE
+        shown.add_column(heading, justify="left" if column == 0 else "right", no_wrap=is_whole)
     for row, cells in enumerate(table.rows):
-        marked = (
-            f"[bold]{escape(text)}[/bold]" if (row, place) in table.best else escape(text)
-            for place, text in enumerate(cells)
-        )
-        shown.add_row(*marked)
-    console().print(shown)
+        texts = ((escape(cells[column]), (row, column) in table.best) for column in columns)
+        shown.add_row(*(f"[bold]{text}[/bold]" if is_best else text for text, is_best in texts))
+    return shown
 
 
 def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
