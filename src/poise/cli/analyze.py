@@ -1,0 +1,182 @@
+"""`poise analyze`: the Philly study of any trace or journal."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import click
+
+from poise.analysis.parts import Layout, Part, Value
+from poise.analysis.study import KEYS, covered, study
+from poise.cli.outputs import check_writable
+from poise.cli.simulate import show_knobs
+from poise.cli.tables import console, show_notes, show_table
+from poise.model.errors import UnknownNameError
+from poise.report.characterisation import bar, characterisation_page, table
+from poise.report.page import Table
+from poise.studies.journals import journal_at
+from poise.studies.journals import subject_of as journal_subject
+from poise.studies.logs import subject_of as trace_subject
+from poise.studies.subject import Subject
+from poise.throughput.table import read_throughputs, shipped
+from poise.traces.reading import read_trace
+from poise.traces.registry import format_names
+from poise.traces.synthetic import HELP, SYNTHETIC
+
+MAIN = (
+    "overview", "sizes", "statuses", "tenants", "delays_by_size", "causes", "order", "nodes", "speed_by_size", "attempts",
+    "failures", "losses",
+)  # fmt: skip
+"""Parts that a terminal shows unless one is asked for."""
+MOST_ROWS = 15
+WIDEST = 120
+"""Characters of a line of text."""
+
+EPILOG = """\b
+Examples:
+  poise analyze jobs.csv --html study.html
+  poise analyze synthetic:jobs=5000 --part sizes
+  poise simulate synthetic:jobs=500 --policy srtf --out run1 && poise analyze run1 --json
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source", metavar="TRACE_OR_JOURNAL")
+@click.option("--format", "trace_format", default="auto", show_default=True, help=f"One of {', '.join(format_names())}.")
+@click.option("--throughputs", metavar="FILE", help="Speeds of jobs that state steps and no duration.  [default: shipped]")
+@click.option("--part", metavar="KEY", help=f"One part alone, with all its rows: {', '.join(KEYS)}.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with figures to a file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
+@click.option("--quiet", is_flag=True, help="No notes on stderr.")
+def analyze(
+    source: str, trace_format: str, throughputs: str | None, part: str | None, html: Path | None, as_json: bool, quiet: bool
+) -> int:
+    """Characterise the jobs of a trace or a journal, as the Philly study did.
+
+    TRACE_OR_JOURNAL is whatever `simulate` takes, or a journal: a file, or the directory that --out wrote. Shown are sizes,
+    statuses, tenants, queueing delay and its causes, starts out of order, locality, attempts and failures, as far as the
+    input covers them. Of a journal that is damaged, cut off or too new, what could be read is shown, with exit code 1.
+    """
+    if source == SYNTHETIC + HELP:
+        show_knobs()
+        return 0
+    if part is not None and part not in KEYS:
+        raise UnknownNameError("part of the study", part, KEYS)
+    check_writable("--html", html)
+    subject = _subject(source, trace_format, throughputs)
+    _present(subject, part, html, as_json=as_json, quiet=quiet)
+    if subject.problem is not None:
+        click.echo(f"poise: {subject.problem}", err=True)
+    return 0 if subject.problem is None else 1
+
+
+def _subject(source: str, trace_format: str, throughputs: str | None) -> Subject:
+    journal = journal_at(source)
+    if journal is not None:
+        return journal_subject(journal)
+    table = shipped() if throughputs is None else read_throughputs(throughputs)
+    return trace_subject(read_trace(source, format=trace_format), table)
+
+
+def _present(subject: Subject, chosen: str | None, html: Path | None, *, as_json: bool, quiet: bool) -> None:
+    parts = study(subject.records)
+    if html is not None:
+        page = characterisation_page(subject.name, "\n\n".join(_intro(subject)), parts, footer=_footer(subject))
+        html.write_text(page, encoding="utf-8")
+    if chosen is not None:
+        parts = tuple(part for part in parts if part.key == chosen)
+    show_notes(subject.notes, quiet=quiet)
+    if as_json:
+        click.echo(json.dumps(document(subject, parts), allow_nan=False))
+        return
+    _show(subject, parts, chosen)
+    if html is not None:
+        click.echo(f"report: {html}")
+
+
+def _intro(subject: Subject) -> list[str]:
+    """What this is, and what it covers."""
+    there, lacking = covered(subject.records)
+    about = "".join(f"; {name} {value}" for name, value in subject.about)
+    told = [f"It tells {', '.join(there)}."] if there else []
+    lacks = [f"It does not tell {', '.join(lacking)}."] if lacking else []
+    jobs = len(subject.records.gpus)
+    return [f"{jobs:,} job{'s' * (jobs != 1)} of a {subject.source}{about}.", *told, *lacks]
+
+
+def _footer(subject: Subject) -> str:
+    problem = (f"Not read to its end: {subject.problem}",) if subject.problem else ()
+    return "\n\n".join((*problem, *subject.notes))
+
+
+def document(subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
+    """Everything as JSON: times in seconds, shares from 0 to 1."""
+    there, lacking = covered(subject.records)
+    about = {"kind": str(subject.source), "name": subject.name, "jobs": len(subject.records.gpus), **dict(subject.about)}
+    return {
+        "source": about,
+        "covers": there,
+        "lacks": lacking,
+        "parts": {part.key: _part(part) for part in parts},
+        "notes": list(subject.notes),
+        "problem": subject.problem,
+    }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    rows = [{key: _plain(value) for key, value in row.items()} for row in part.records()]
+    return {"title": part.title, "text": part.text, "caveat": part.caveat, "rows": rows, "missing": part.missing or None}
+
+
+def _plain(value: Value) -> Value:
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _show(subject: Subject, parts: Sequence[Part], chosen: str | None) -> None:
+    first, *rest = _intro(subject)
+    _say(f"{subject.name}: {first}", *rest, "")
+    for part in parts:
+        if not part.missing and (chosen or part.key in MAIN):
+            _show_part(part, None if chosen else MOST_ROWS)
+    missing: dict[str, list[str]] = {}
+    for part in parts:
+        if part.missing:
+            missing.setdefault(part.missing, []).append(part.title)
+    for why, titles in missing.items():
+        _say(f"Not covered: {'; '.join(titles)}. {why}")
+    if chosen is None:
+        others = [part.key for part in parts if not part.missing and part.key not in MAIN]
+        _say(f"More with --part {', '.join(others)}; everything with --json or --html FILE.")
+
+
+def _say(*paragraphs: str) -> None:
+    """Text, in lines that a terminal has room for."""
+    width = min(WIDEST, console().width)
+    for each in paragraphs:
+        click.echo(fill(each, width, break_long_words=False, break_on_hyphens=False))
+
+
+def _show_part(part: Part, most: int | None) -> None:
+    if most is None and part.text:
+        _say(part.text, "")
+    if part.rows:
+        show_table(_with_bars(part, table(part, most)), part.title)
+    else:
+        _say(f"{part.title}: nothing", "")
+    if most is not None and len(part.rows) > most and part.layout is Layout.TABLE:
+        _say(f"{most} of {len(part.rows):,} rows; all with --part {part.key}", "")
+    if part.caveat:
+        _say(part.caveat, "")
+
+
+def _with_bars(part: Part, shown: Table) -> Table:
+    """A column of shares once more, as bars."""
+    if not part.bar:
+        return shown
+    place = [column.key for column in part.columns].index(part.bar)
+    rows = tuple((*cells, bar(row[place])) for cells, row in zip(shown.rows, part.rows, strict=False))
+    return replace(shown, columns=(*shown.columns, ""), rows=rows)

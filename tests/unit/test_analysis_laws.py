@@ -1,0 +1,192 @@
+"""What must hold of a study whatever the world: nothing is lost, nothing is counted twice."""
+
+from itertools import pairwise
+from math import inf, isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from tests.builders import Story
+from tests.strategies import World, worlds
+
+from poise.analysis.history import History
+from poise.analysis.parts import ALL, Part, Value
+from poise.analysis.records import Records
+from poise.analysis.stints import Stint
+from poise.analysis.study import study
+from poise.model.cluster import Slots
+from poise.model.event import Failed, NodeLost, NodeReturned
+from poise.studies.journals import Reading
+
+
+def read(story: Story, world: World) -> Reading:
+    reading = Reading(world.cluster, world.settings.validation_gpus)
+    for entry in story.entries:
+        reading.take(entry)
+    return reading
+
+
+def parts_of(records: Records) -> dict[str, Part]:
+    return {part.key: part for part in study(records)}
+
+
+def total(part: Part, key: str) -> float:
+    """The sum of a column, but for the row of everything."""
+    rows = part.records()
+    first = part.columns[0].key
+    return sum(_number(row[key]) for row in rows if row[first] != ALL)
+
+
+def _number(value: Value) -> float:
+    assert isinstance(value, int | float)
+    return value
+
+
+@given(worlds())
+def test_gpu_time_and_jobs_add_up_whatever_they_are_grouped_by(world: World) -> None:
+    reading = read(world.played(), world)
+    records = reading.records()
+    parts = parts_of(records)
+    hours = sum(life.gpu_seconds for life in reading.history.jobs.values()) / 3600
+    groupings = [key for key in ("sizes", "gangs", "statuses", "tenants", "losses") if not parts[key].missing]
+    assert [total(parts[key], "gpu_hours") for key in groupings] == pytest.approx([hours] * len(groupings))
+    counted = [key for key in ("sizes", "gangs", "statuses", "tenants") if not parts[key].missing]
+    assert [total(parts[key], "jobs") for key in counted] == [len(world.jobs)] * len(counted)
+    by_job = np.bincount(records.spells.job, weights=records.spells.gpu_seconds, minlength=len(world.jobs))
+    assert by_job == pytest.approx(records.gpu_seconds)
+
+
+@given(worlds())
+def test_counts_of_starts_nodes_and_attempts_add_up(world: World) -> None:
+    reading = read(world.played(), world)
+    records = reading.records()
+    parts = parts_of(records)
+    started = int(np.sum(~np.isnan(records.started)))
+    assert total(parts["delays_by_size"], "jobs") == total(parts["nodes"], "jobs") == started
+    assert total(parts["attempts"], "jobs") == np.sum(records.attempts > 0)
+    attempts = sum(_number(row["attempts"]) * _number(row["jobs"]) for row in parts["attempts"].records())
+    assert attempts == len(records.spells.attempts.job)
+    failures = parts["failures"].records()
+    assert total(parts["failures"], "trials") == (failures[0]["trials"] if failures else 0)
+    assert np.all(records.spells.attempts.retried.sum() == attempts - np.sum(records.attempts > 0))
+
+
+@given(worlds(divides=False))
+def test_waiting_by_cause_is_all_waiting_that_ended_in_a_start(world: World) -> None:
+    reading = read(world.played(), world)
+    records = reading.records()
+    spells = records.spells
+    waited = np.where(spells.firsts, spells.start - records.submitted[spells.job], spells.gaps)
+    total = np.bincount(spells.job, weights=waited, minlength=len(records.gpus))
+    assert records.waited.sum(axis=1) == pytest.approx(total, abs=1e-6)
+    causes = parts_of(records)["causes"].records()
+    everything = [row for row in causes if row["size"] == ALL]
+    assert sum(_number(row["hours"]) for row in everything) * 3600 == pytest.approx(total.sum(), abs=1e-6)
+    assert sum(_number(row["jobs"]) for row in everything) == np.sum(records.waited.sum(axis=1) > 0)
+
+
+@given(worlds(divides=False))
+def test_every_failure_and_lost_node_ends_one_attempt(world: World) -> None:
+    story = world.played()
+    reading = read(story, world)
+    records = reading.records()
+    failed = records.spells.attempts.failed
+    assert failed.sum() == sum(life.restarts for life in reading.history.jobs.values())
+    causes = [records.spells.causes[cause] for cause in records.spells.attempts.cause[failed]]
+    told = [fact.cause for _, fact in story.events(Failed)]
+    assert sorted(cause for cause in causes if cause != "node lost") == sorted(told)
+
+
+@given(worlds())
+def test_what_failures_cost_is_the_same_by_category_and_by_end(world: World) -> None:
+    parts = parts_of(read(world.played(), world).records())
+    ended = [row for row in parts["losses"].records() if row["end"] in ("failed", "node lost")]
+    lost = sum(_number(row["unkept_gpu_hours"]) for row in ended)
+    assert total(parts["failures"], "unkept_gpu_hours") == pytest.approx(lost)
+
+
+@given(worlds())
+def test_speed_is_never_above_that_of_a_packed_gang(world: World) -> None:
+    reading = read(world.played(), world)
+    spells = reading.records().spells
+    told = ~np.isnan(spells.ideal)
+    assert np.all(spells.ideal[told] <= spells.seconds[told] * (1 + 1e-6) + 1e-6)
+
+
+@given(worlds())
+def test_a_study_is_the_same_every_time(world: World) -> None:
+    story = world.played()
+    once, again = (read(story, world).records() for _ in range(2))
+    assert [part.rows for part in study(once)] == [part.rows for part in study(again)]
+
+
+@given(worlds())
+def test_harm_is_what_looking_at_every_moment_finds(world: World) -> None:
+    story = world.played()
+    reading = read(story, world)
+    records = reading.records()
+    assert records.room is not None
+    harmful, seconds = slow_harm(story, reading.history, records, pool(story))
+    assert records.room.harm.harmful.tolist() == harmful
+    assert records.room.harm.seconds == pytest.approx(seconds)
+
+
+def pool(story: Story) -> frozenset[Slots]:
+    return frozenset(story.scheduler.state.pool.slots)
+
+
+def slow_harm(story: Story, history: History, records: Records, reserved: frozenset[Slots]) -> tuple[list[bool], float]:
+    """Harm by its definition, at every moment at which anything changes."""
+    lives = sorted(history.jobs.values(), key=lambda life: life.submitted)
+    stints = [stint for stint in history.stints if stint.gpus[0] not in reserved]
+    rank = {life.id: place for place, life in enumerate(lives)}
+    left = records.left.tolist()
+    edges = {life.submitted for life in lives} | {moment for moment in left if moment < inf}
+    edges |= {stint.start for stint in stints} | {stint.end for stint in stints} | {entry.now for entry in story.entries}
+    moments = sorted(edges)
+    harmful = [False] * len(lives)
+    seconds = 0.0
+    for now, then in pairwise(moments):
+        waiting = [place for place, life in enumerate(lives) if life.submitted <= now < left[place]]
+        if not waiting:
+            continue
+        head = lives[waiting[0]]
+        running = [stint for stint in stints if stint.start <= now < stint.end]
+        later = [stint for stint in running if rank[stint.job] > waiting[0]]
+        others = [stint for stint in running if rank[stint.job] <= waiting[0]]
+        idle, without = (_free(story, history, held, reserved, now) for held in (running, others))
+        usable = [kind for kind, rate in enumerate(history.rates[head.kind]) if rate > 0]
+        if any(idle[kind] >= head.least for kind in usable) or all(without[kind] < head.least for kind in usable):
+            continue
+        seconds += then - now
+        for stint in later:
+            harmful[rank[stint.job]] = True
+    return harmful, seconds
+
+
+def _free(story: Story, history: History, held: list[Stint], reserved: frozenset[Slots], now: float) -> list[int]:
+    """GPUs of each type that nobody of these holds."""
+    names = history.cluster.gpu_types
+    alive = [True] * len(history.cluster.nodes)
+    for entry in story.entries:
+        for fact in entry.events if entry.now <= now else ():
+            if isinstance(fact, NodeLost | NodeReturned):
+                alive[fact.node] = isinstance(fact, NodeReturned)
+    free = [(1 << node.gpus) - 1 if there else 0 for node, there in zip(history.cluster.nodes, alive, strict=True)]
+    for slots in (*reserved, *(part for stint in held for part in stint.gpus)):
+        free[slots.node] &= ~slots.mask
+    counts = [0] * len(names)
+    for node, mask in zip(history.cluster.nodes, free, strict=True):
+        counts[names.index(node.gpu_type)] += mask.bit_count()
+    return counts
+
+
+@given(worlds())
+def test_a_start_is_out_of_order_if_some_earlier_job_still_waits(world: World) -> None:
+    reading = read(world.played(), world)
+    records = reading.records()
+    row = parts_of(records)["order"].records()[0]
+    jobs = list(zip(records.submitted.tolist(), records.started.tolist(), records.left.tolist(), strict=True))
+    late = sum(any(other[0] < submitted and other[2] > started for other in jobs) for submitted, started, _ in jobs)
+    assert row["out_of_order"] == late
+    assert row["starts"] == sum(not isnan(started) for _, started, _ in jobs)
