@@ -68,7 +68,9 @@ def _policy(name: str) -> str:
     """The catalogue's row of one policy."""
     listing = POLICIES[name]
     claims = "\n".join(f"- {claim}" for claim in listing.claims)
-    claimed = f"Claims, which the tests check in random worlds:\n\n{claims}" if claims else "It makes no claims."
+    claimed = (
+        f"Claims, which the tests check in random worlds and by audits:\n\n{claims}" if claims else "It makes no claims."
+    )
     parameters = _table(
         ("parameter", "default", "meaning"), [(_code(p.name), _code(p.default), p.meaning) for p in listing.parameters]
     )

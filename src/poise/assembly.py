@@ -92,6 +92,7 @@ class Experiment:
     """All choices of a simulation but the trace.
 
     truths   the world's throughputs where they differ from the believed ones
+    hearsay  how the believed table is read: as it stands, or with what owners say of their own jobs; the world stays true
     faults   outages of nodes, as a specification or a file
     """
 
@@ -102,6 +103,7 @@ class Experiment:
     settings: Settings = field(default_factory=Settings)
     throughputs: Throughputs = field(default_factory=shipped)
     truths: Throughputs | None = None
+    hearsay: Callable[[Throughputs, Cluster], Speeds] = Speeds
     truth: Truth = field(default_factory=Truth)
     faults: str | None = None
     fairness: Fairness = Fairness.JOB
@@ -145,8 +147,9 @@ def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
     believed, true = experiment.throughputs, experiment.truths or experiment.throughputs
     if experiment.placement == "count":
         believed, true = believed.flat(), true.flat()
-    beliefs = Speeds(believed, experiment.cluster)
-    return beliefs, beliefs if experiment.truths is None else Speeds(true, experiment.cluster)
+    beliefs = experiment.hearsay(believed, experiment.cluster)
+    is_true = experiment.truths is None and experiment.hearsay is Speeds
+    return beliefs, beliefs if is_true else Speeds(true, experiment.cluster)
 
 
 def header_of(trace: Trace, experiment: Experiment) -> Header:

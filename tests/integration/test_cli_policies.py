@@ -7,7 +7,7 @@ from poise import __version__
 from poise.cli.app import poise as group
 from poise.policies.catalogue import COMBINATORS, POLICIES
 
-VERBS = ("demo", "simulate", "compare", "policies", "replay", "shares", "bench")
+VERBS = ("demo", "simulate", "compare", "policies", "replay", "shares", "analyze", "audit", "bench")
 
 
 def test_json_lists_the_whole_catalogue() -> None:

@@ -10,6 +10,9 @@ from io import TextIOWrapper
 import click
 
 from poise import __version__
+from poise.cli import INTERRUPTED
+from poise.cli.analyze import analyze
+from poise.cli.audit import audit
 from poise.cli.bench import bench
 from poise.cli.compare import compare
 from poise.cli.demo import demo
@@ -18,8 +21,6 @@ from poise.cli.replay import replay
 from poise.cli.shares import shares
 from poise.cli.simulate import simulate
 from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
-
-INTERRUPTED = 130
 
 
 class Verbs(click.Group):
@@ -45,7 +46,7 @@ def poise() -> None:
     """
 
 
-for _verb in (demo, simulate, compare, policies, replay, shares, bench):
+for _verb in (demo, simulate, compare, analyze, policies, replay, shares, audit, bench):
     poise.add_command(_verb)
 
 

@@ -13,7 +13,7 @@ from poise.model.workload import Allocator
 
 
 class Claim(StrEnum):
-    """What a policy promises; the tests hold it to that."""
+    """What a policy promises; the tests hold it to that, and `poise audit` measures what is said of those who share."""
 
     NO_PREEMPTION = "never preempts"
     WORK_CONSERVING = "no GPU idles while a waiting gang would fit"
@@ -21,6 +21,11 @@ class Claim(StrEnum):
     IN_ORDER = "starts jobs in the order of submission"
     DEADLINES = "says so when a deadline cannot be met"
     BOUND = "says what no schedule can be below"
+    SHARING_INCENTIVE = "no job of one GPU is worse off than alone on an N-th of the cluster"
+    NO_ENVY = "nobody would rather have what another has"
+    PARETO = "nobody could be faster without somebody slower"
+    NO_INFLATION = "who buys fast GPUs gains nothing by inflating its speed-up"
+    NO_STARVATION = "nobody is passed over for ever in a crowded stream"
 
 
 class Family(StrEnum):

@@ -45,7 +45,7 @@ MARKETS: tuple[Listing, ...] = (
         Family.MARKET,
         "tenants' tickets into GPU time: split stride, load balance, trade of fast GPUs for slow ones",
         "Chaudhary et al., Gandiva_fair, EuroSys'20",
-        (Claim.NO_DURATIONS,),
+        (Claim.NO_DURATIONS, Claim.NO_INFLATION),
         gandiva_fair.gandiva_fair,
         (
             Parameter("tickets", "equal", "tickets of tenants, alice:2/bob:1; 1 for those not named", equal_or_per_tenant),

@@ -21,7 +21,7 @@ QUEUES = (
         Family.QUEUE,
         "arrival order; the head blocks",
         "the baseline of the field",
-        (Claim.NO_PREEMPTION, Claim.NO_DURATIONS, Claim.IN_ORDER),
+        (Claim.NO_PREEMPTION, Claim.NO_DURATIONS, Claim.IN_ORDER, Claim.NO_STARVATION),
         fifo.fifo,
         traits=Traits(
             optimises="nothing: the baseline",
@@ -178,7 +178,7 @@ QUEUES = (
         Family.QUEUE,
         "arrival order, the largest gang first among equals; whole gangs on the fewest nodes; the head blocks",
         "Jayaram et al., FfDL, Middleware'19",
-        (Claim.NO_PREEMPTION, Claim.NO_DURATIONS),
+        (Claim.NO_PREEMPTION, Claim.NO_DURATIONS, Claim.NO_STARVATION),
         ffdl.ffdl,
         traits=Traits(
             optimises="nothing: admission without deadlock",
@@ -194,7 +194,7 @@ QUEUES = (
         Family.STRIDE,
         "gang-aware stride: time slices in proportion to weight",
         "Chaudhary et al., Gandiva_fair, EuroSys'20 §3.2",
-        (Claim.NO_DURATIONS,),
+        (Claim.NO_DURATIONS, Claim.NO_STARVATION),
         stride.Stride,
         (
             Parameter("quantum", "60", "length of a time slice in seconds", positive),

@@ -32,7 +32,7 @@ SHARES = (
         Family.SHARE,
         "the worst-off job as well off as can be, by effective throughput",
         f"{_GAVEL} §4.1",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.PARETO, Claim.NO_STARVATION),
         max_min.MaxMin,
         (
             Parameter("norm", "proportional", "what a job's throughput is measured by", choice(shares.Norm)),
@@ -52,7 +52,7 @@ SHARES = (
         Family.SHARE,
         "the smallest worst ratio of finish time to finish time on an n-th of the cluster",
         f"Mahajan et al., Themis, NSDI'20; as a program: {_GAVEL} §4.2",
-        (Claim.WORK_CONSERVING,),
+        (Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.PARETO, Claim.NO_STARVATION),
         finish_time.FinishTime,
         (_SECOND,),
         traits=Traits(
@@ -69,7 +69,7 @@ SHARES = (
         Family.SHARE,
         "the last job ends as early as can be",
         f"{_GAVEL} §4.2",
-        (Claim.WORK_CONSERVING,),
+        (Claim.WORK_CONSERVING, Claim.PARETO),
         makespan.Makespan,
         (_SECOND,),
         traits=Traits(
@@ -86,7 +86,7 @@ SHARES = (
         Family.SHARE,
         "the most throughput in total; promises nobody anything",
         f"{_GAVEL} §4.2",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.PARETO),
         max_throughput.MaxThroughput,
         (
             Parameter(
@@ -127,7 +127,7 @@ SHARES = (
         Family.SHARE,
         "fair between tenants, and inside each by fairness or arrival: water-filling",
         f"{_GAVEL} §4.3",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.PARETO, Claim.NO_STARVATION),
         hierarchical.Hierarchical,
         (
             Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(hierarchical.Inside)),
@@ -147,7 +147,7 @@ SHARES = (
         Family.SHARE,
         "an n-th of every GPU type for each of n jobs",
         f"{_GAVEL}: the baseline of sharing incentive",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.NO_ENVY, Claim.NO_STARVATION),
         isolated.Isolated,
         traits=Traits(
             optimises="nothing: the baseline of sharing incentive",
@@ -163,7 +163,7 @@ SHARES = (
         Family.SHARE,
         "time on every type in proportion to how many GPUs there are of it",
         f"{_GAVEL}: the normaliser of its code",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.NO_ENVY, Claim.NO_STARVATION),
         proportional.Proportional,
         traits=Traits(
             optimises="nothing: the normaliser",
@@ -179,7 +179,7 @@ SHARES = (
         Family.SHARE,
         "proportional fairness with discounts that make lying about speeds useless",
         f"Cole et al., EC'13; {_GAVEL}'s code",
-        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
+        (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.NO_ENVY, Claim.NO_INFLATION),
         strategy_proof.StrategyProof,
         traits=Traits(
             optimises="the product of throughputs, less a discount",
@@ -195,7 +195,7 @@ SHARES = (
         Family.SHARE,
         "arrival order, each job on its fastest free type; the head blocks",
         f"{_GAVEL} §4.2",
-        (Claim.NO_DURATIONS, Claim.IN_ORDER),
+        (Claim.NO_DURATIONS, Claim.IN_ORDER, Claim.NO_STARVATION),
         fifo_fastest.FifoFastest,
         (
             Parameter(

@@ -1,0 +1,91 @@
+"""What was found: one case a measurement, one finding a property, and the counterexample where it does not hold."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+from typing import Any
+
+ROUNDING = 1e-9
+"""By so much a measurement may pass its bound: the last bits of a sum."""
+
+
+class Property(StrEnum):
+    """What is measured of a policy; the keys of `--json`."""
+
+    SHARING_INCENTIVE = "sharing_incentive"
+    SHARING_INCENTIVE_OF_GANGS = "sharing_incentive_of_gangs"
+    ENVY_FREENESS = "envy_freeness"
+    PARETO_EFFICIENCY = "pareto_efficiency"
+    STRATEGY_PROOFNESS = "strategy_proofness"
+    STARVATION_FREEDOM = "starvation_freedom"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement: it is within its bound, or it is a counterexample.
+
+    text   the case in a sentence;  data: the same for programs: who, what they got, what they would have had
+    """
+
+    measured: float
+    bound: float
+    text: str
+    data: Mapping[str, Any]
+
+    @property
+    def excess(self) -> float:
+        """By how much it is beyond its bound; negative if it is not."""
+        return self.measured - self.bound
+
+    @property
+    def holds(self) -> bool:
+        """It is within its bound."""
+        return self.excess <= ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the cases of one property say together.
+
+    worst   the case that goes furthest beyond its bound, or comes nearest to it; None if there was none to measure
+    cases   how many were measured
+    parts   the same of some of the cases, by kind; `worst` and `cases` are of all of them
+    """
+
+    worst: Case | None
+    cases: int
+    parts: Mapping[str, "Finding"] = field(default_factory=dict)
+
+    @staticmethod
+    def of(cases: Iterable[Case], parts: Mapping[str, Sequence[Case]] | None = None) -> "Finding":
+        """The first of the worst cases counts."""
+        found = list(cases)
+        worst = max(found, key=lambda case: case.excess, default=None)
+        return Finding(worst, len(found), {name: Finding.of(each) for name, each in (parts or {}).items()})
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether every case is within its bound; None if there was none."""
+        return None if self.worst is None else self.worst.holds
+
+    @property
+    def counterexample(self) -> Case | None:
+        """The worst case, if it is beyond its bound."""
+        return None if self.holds is not False else self.worst
+
+    def document(self) -> dict[str, Any]:
+        """As JSON; what is beyond all numbers is None there."""
+        case = self.counterexample
+        return {
+            "holds": self.holds,
+            "worst": None if self.worst is None else _finite(self.worst.measured),
+            "bound": None if self.worst is None else _finite(self.worst.bound),
+            "cases": self.cases,
+            "counterexample": None if case is None else {**case.data, "text": case.text},
+            **{name: part.document() for name, part in self.parts.items()},
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -1,0 +1,142 @@
+"""An instance that was run: who held what when, how far every job came, and how fast it truly is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from math import isfinite
+from typing import NamedTuple
+
+from poise.analysis.history import History
+from poise.analysis.stints import End, Stint
+from poise.assembly import simulate, speeds_of
+from poise.audit.instances import Instance
+from poise.audit.lies import Hearsay, Lie
+from poise.model.cluster import Cluster, Holding
+from poise.model.job import Job, Status
+from poise.model.speed import Locality
+from poise.throughput.speeds import Speeds
+
+HONEST: Mapping[str, Lie] = {}
+
+
+class Spell(NamedTuple):
+    """GPUs of one type that a job held from a moment to another; those that it shared with another job count half."""
+
+    job: str
+    start: float
+    end: float
+    gpu_type: int
+    gpus: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of an instance. `end`: when the window closed, or the last job ended."""
+
+    instance: Instance
+    history: History
+    truths: Speeds
+    end: float
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where it was."""
+        return self.instance.experiment.cluster
+
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        """Those that came and were not rejected, in order of submission."""
+        lives = self.history.jobs
+        known = (each.job for each in self.instance.trace.jobs if each.job.id in lives)
+        return tuple(job for job in known if lives[job.id].status is not Status.REJECTED)
+
+    @cached_property
+    def agents(self) -> dict[str, list[Job]]:
+        """The same jobs by agent."""
+        found: dict[str, list[Job]] = {}
+        for job in self.jobs:
+            found.setdefault(self.instance.agent(job), []).append(job)
+        return found
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """GPUs of each type."""
+        return tuple(self.cluster.gpus_of(name) for name in self.cluster.gpu_types)
+
+    @cached_property
+    def spells(self) -> list[Spell]:
+        """Who held what when."""
+        return list(_spells(self.history.stints, self.cluster, self.end))
+
+    def rates(self, job: Job) -> tuple[float, ...]:
+        """True steps per second of the whole gang, packed, by type."""
+        return tuple(row[Locality.PACKED] for row in self.truths.estimate(job).rates)
+
+    def mean_rate(self, job: Job) -> float:
+        """True steps per second on the cluster's mix of types."""
+        return sum(rate * count for rate, count in zip(self.rates(job), self.counts, strict=True)) / self.cluster.gpus
+
+    def ended(self, job: str) -> float:
+        """When it came to its end, or the run did; who is rejected never ends."""
+        life = self.history.jobs.get(job)
+        is_over = life is not None and isfinite(life.ended) and life.status is not Status.REJECTED
+        return life.ended if life is not None and is_over else self.end
+
+    def progress(self, job: Job) -> float:
+        """Steps that it truly did: its speed on what it held, less what starts cost. On shared GPUs it is half as fast."""
+        rates, lost = self.rates(job), self.instance.experiment.truth.restart_overhead
+        return sum(
+            rates[each.gpu_type] * each.gpus / job.gpus * max(0.0, each.end - each.start - lost)
+            for each in self.held_by(job.id)
+        )
+
+    @cached_property
+    def _by_job(self) -> dict[str, list[Spell]]:
+        found: dict[str, list[Spell]] = {}
+        for spell in self.spells:
+            found.setdefault(spell.job, []).append(spell)
+        return found
+
+    def held_by(self, job: str) -> Sequence[Spell]:
+        """What a job held when."""
+        return self._by_job.get(job, ())
+
+
+def play(instance: Instance, lies: Mapping[str, Lie] = HONEST) -> Played:
+    """Run an instance; owners of some jobs, by id, lie."""
+    experiment = instance.experiment
+    if lies:
+        experiment = replace(experiment, hearsay=partial(Hearsay, lies=lies))
+    history = simulate(instance.trace, experiment).history
+    first = instance.trace.jobs[0].job.submitted if instance.trace.jobs else 0.0
+    until = first + experiment.until
+    return Played(instance, history, speeds_of(experiment)[1], until if isfinite(until) else history.end)
+
+
+def _spells(stints: list[Stint], cluster: Cluster, end: float) -> Iterator[Spell]:
+    """Stints by type of GPU. What is under way when the journal ends goes on until the end of the window."""
+    gpu_types = cluster.gpu_types
+    types = [gpu_types.index(node.gpu_type) for node in cluster.nodes]
+    together: dict[Holding, list[tuple[str, float, float]]] = {}
+    for each in stints:
+        span = (each.job, each.start, end if each.ended is End.OPEN else min(each.end, end))
+        together.setdefault(each.gpus, []).append(span)
+    for holding, spans in together.items():
+        gpus: dict[int, int] = {}
+        for node, mask in holding:
+            gpus[types[node]] = gpus.get(types[node], 0) + mask.bit_count()
+        for job, start, until, part in _parted(spans):
+            yield from (Spell(job, start, until, gpu_type, count * part) for gpu_type, count in gpus.items())
+
+
+def _parted(spans: list[tuple[str, float, float]]) -> Iterator[tuple[str, float, float, float]]:
+    """Spans on the same GPUs, cut where another begins or ends; each has its part of them."""
+    spans = sorted((span for span in spans if span[2] > span[1]), key=lambda span: span[1])
+    if all(earlier[2] <= later[1] for earlier, later in pairwise(spans)):
+        yield from ((*span, 1.0) for span in spans)
+        return
+    moments = sorted({moment for _, start, end in spans for moment in (start, end)})
+    for start, end in pairwise(moments):
+        here = [job for job, since, until in spans if since <= start and end <= until]
+        yield from ((job, start, end, 1.0 / len(here)) for job in here)

@@ -1,0 +1,176 @@
+"""`poise audit`: what a policy does to those who share a cluster: who loses, who envies, whom lies help, who starves."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from poise.audit.auditing import Found, Task, built_in, clusters, findings, on_trace
+from poise.audit.claims import Claimed, claimed
+from poise.audit.findings import Finding, Property
+from poise.audit.instances import turn_of
+from poise.cli.cores import spread
+from poise.cli.options import DURATION, Request, experiment_options, request_of
+from poise.cli.progress import watching
+from poise.cli.tables import show_notes, show_table
+from poise.model.errors import RequestError
+from poise.report.amounts import amount
+from poise.report.page import Table
+
+OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "trace_format", "jobs", "load", "until", "elastic",
+             "micro_batches")  # fmt: skip
+"""Options that say something of a trace, and nothing of instances that are built in."""
+
+MEASURED: Mapping[Property, str] = {
+    Property.SHARING_INCENTIVE: "time taken ÷ time alone on an N-th of the cluster",
+    Property.SHARING_INCENTIVE_OF_GANGS: "the same, of gangs of one and two GPUs",
+    Property.ENVY_FREENESS: "equal slices that changing places would gain",
+    Property.PARETO_EFFICIENCY: "part of their fastest speed that all could gain",
+    Property.STRATEGY_PROOFNESS: "what a lie gains, in equal slices, or in time",
+    Property.STARVATION_FREEDOM: "time passed over ÷ time with equal shares",
+}
+
+EPILOG = """\b
+Examples:
+  poise audit --policy max-min
+  poise audit --policy gandiva-fair --instances 3 --json
+  poise audit --policy srtf --trace jobs.jsonl --cluster v100:4,k80:8
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--policy", required=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@click.option("--trace", help="Audit on a trace, its tenants being the agents; with one tenant, its jobs.")
+@click.option(
+    "--instances",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Draw every built-in instance from so many seeds, from --seed on.",
+)
+@click.option(
+    "--turn",
+    type=DURATION,
+    help="Longest time that the policy gives GPUs for before it looks again; instances and bounds are counted in it."
+    "  [default: 600, or two rounds if that is more]",
+)
+@experiment_options
+@click.pass_context
+def audit(
+    context: click.Context,
+    /,
+    policy: str,
+    trace: str | None,
+    instances: int,
+    turn: float | None,
+    **options: Any,  # noqa: ANN401
+) -> int:
+    """Measure what a policy does to those who share a cluster, and show a counterexample of what does not hold.
+
+    Sharing incentive, envy, Pareto efficiency, gain from lying and starvation, on small built-in instances drawn from --seed
+    or on a trace. A property that does not hold is a finding; a claim of the catalogue that does not hold is an error.
+    """
+    _refuse(context, trace, turn, options)
+    request = request_of(trace or "synthetic:jobs=1", options, policy)
+    seconds = turn_of(request.experiment.settings) if turn is None else turn
+    if trace is None:
+        tasks = built_in(request.experiment, seed=options["seed"], draws=instances, turn=seconds)
+    else:
+        tasks = _on_trace(request, seconds)
+    found = findings(tasks, carried_out(tasks, policy, quiet=request.quiet))
+    claims = [] if trace else claimed(request.experiment, found)
+    about = {
+        "policy": policy,
+        "trace": request.trace.name if trace else None,
+        "cluster": str(request.experiment.cluster) if trace else "; ".join(clusters()),
+        "seed": options["seed"],
+        "instances": 1 if trace else instances,
+        "turn": seconds,
+    }
+    if request.as_json:
+        click.echo(json.dumps(document(about, found, claims), allow_nan=False))
+    else:
+        _show(about, found, claims)
+    return _concluded(claims)
+
+
+def _refuse(context: click.Context, trace: str | None, turn: float | None, options: Mapping[str, Any]) -> None:
+    if turn is not None and not turn > 0:
+        raise RequestError(f"--turn: expected more than 0 seconds, got {turn:g}")
+    if options["faults"] is not None:
+        raise RequestError("--faults: an audit is about the policy, on GPUs that are there; leave it out")
+    is_given = context.get_parameter_source("instances") is ParameterSource.COMMANDLINE
+    if trace is not None and is_given:
+        raise RequestError("--instances is about built-in instances; leave it out, or leave out --trace")
+    given = [name for name in OF_TRACES if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if trace is None and given:
+        flag = {"trace_format": "format"}.get(given[0], given[0]).replace("_", "-")
+        raise RequestError(
+            f"--{flag} is about a trace; give one with --trace, or leave it out: built-in instances have theirs"
+        )
+
+
+def _on_trace(request: Request, turn: float) -> list[Task]:
+    if not request.trace.jobs:
+        raise RequestError(f"{request.trace.name}: there is no job to audit")
+    show_notes(request.notes, quiet=request.quiet)
+    return on_trace(request.trace, request.experiment, turn=turn)
+
+
+def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Found]:
+    """Results in the order of the tasks, which are done on the cores there are."""
+    with watching(title, len(tasks), quiet=quiet) as watch:
+        done = dict(spread(_work, tasks, watch))
+        if watch.interrupted:
+            raise KeyboardInterrupt
+    for place in range(len(tasks)):
+        yield from done[place]
+
+
+def _work(task: Task) -> list[Found]:
+    return task.work()
+
+
+def document(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[Claimed]) -> dict[str, Any]:
+    """Everything as JSON."""
+    properties = {str(name): finding.document() for name, finding in found.items()}
+    return {**about, "properties": properties, "claims": [claim.document() for claim in claims]}
+
+
+def _show(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[Claimed]) -> None:
+    where = f"{about['trace']} on {about['cluster']}" if about["trace"] else f"built-in instances, seed {about['seed']}"
+    show_table(_table(found), f"{about['policy']}: {where}")
+    for name, finding in found.items():
+        case = finding.counterexample
+        if case is not None:
+            click.echo(f"{_words(name)}: {case.text}.")
+    for claim in claims:
+        click.echo(f"claimed and {'measured' if claim.holds else 'CONTRADICTED'}: {claim.claim}")
+
+
+def _table(found: Mapping[Property, Finding]) -> Table:
+    rows = []
+    for name, finding in found.items():
+        rows.append(_row(_words(name), finding, MEASURED[name]))
+        rows += (_row(f"  {_words(kind)}", part, "") for kind, part in finding.parts.items() if part.cases)
+    return Table(("property", "holds", "worst", "bound", "cases", "measured as"), tuple(rows))
+
+
+def _row(name: str, finding: Finding, measured: str) -> tuple[str, ...]:
+    worst = finding.worst
+    numbers = ("–", "–") if worst is None else (amount(worst.measured, "plain"), amount(worst.bound, "plain"))
+    return (name, {True: "yes", False: "no", None: "–"}[finding.holds], *numbers, f"{finding.cases:,}", measured)
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _concluded(claims: Sequence[Claimed]) -> int:
+    """The exit code; says so if the catalogue claims what does not hold."""
+    wrong = [claim for claim in claims if not claim.holds]
+    for claim in wrong:
+        click.echo(f"poise: the catalogue claims that {claim.claim}; measured: {claim.text}", err=True)
+    return 1 if wrong else 0

@@ -1,0 +1,29 @@
+"""What the catalogue claims of those who share a cluster is what an audit measures."""
+
+import pytest
+
+from poise.assembly import Experiment
+from poise.audit.auditing import audit, built_in
+from poise.audit.claims import AUDITED, claimed
+from poise.model.cluster import parse_cluster
+from poise.policies.catalogue import POLICIES, Claim
+
+LONG = {"gandiva-fair", "strategy-proof"}
+"""Policies that take their time over what they claim."""
+
+CLAIMS = [
+    pytest.param(name, claim, marks=pytest.mark.slow if name in LONG else ())
+    for name, listing in POLICIES.items()
+    for claim in listing.claims
+    if claim in AUDITED
+]
+
+
+@pytest.mark.parametrize(("name", "claim"), CLAIMS)
+def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: Claim) -> None:
+    experiment = Experiment(parse_cluster("gpu:1"), name)
+    about, kind = AUDITED[claim]
+    findings = audit(built_in(experiment), [about], [] if kind is None else [kind])
+    (answer,) = (each for each in claimed(experiment, findings) if each.claim is claim)
+    assert answer.found.cases > 0
+    assert answer.holds, answer.text
