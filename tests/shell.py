@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from unittest.mock import patch
+
+import pytest
 
 from poise.cli.app import _run
 
@@ -142,3 +146,13 @@ def per_job(trace: Path | str, folder: Path, *options: object) -> dict[str, dict
 
 def jcts(trace: Path | str, folder: Path, *options: object) -> dict[str, float]:
     return {job: row["jct"] for job, row in per_job(trace, folder, *options).items()}
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Return once the condition holds, which it must before the process ends."""
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None or monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"it did not come so far: {process.communicate()}")
+        sleep(0.01)

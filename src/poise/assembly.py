@@ -1,6 +1,5 @@
 """Where a policy, a placement, a world and a journal are put together: the only module that knows them all."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from poise.backends.simulator.faults import outages
 from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
+from poise.engine.collector import without_collector
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
@@ -177,7 +177,7 @@ def simulate(
     world = _world(trace, experiment)
     began = process_time()
     entries: list[Entry] = []
-    with _recording(journal, header, entries) as record, _without_collector():
+    with _recording(journal, header, entries) as record, without_collector():
         complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
         record.complete = complete
         history = History.of(entries, experiment.cluster)
@@ -267,18 +267,6 @@ def _recording(journal: Path | None, header: Header, entries: list[Entry]) -> It
         recorder = Recorder(entries, writer)
         yield recorder
         writer.close(COMPLETE if recorder.complete else INTERRUPTED)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A run makes many objects, keeps most of them, and no cycles: looking for cycles again and again is wasted."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def replay_journal(path: str | Path) -> tuple[Header, Replayed]:

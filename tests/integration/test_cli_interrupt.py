@@ -7,11 +7,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from tests.shell import COMMAND, PATIENCE, Said, as_json, ended, poise, started
+from tests.shell import COMMAND, PATIENCE, Said, as_json, ended, poise, started, wait_until
 
 from poise.assembly import Experiment, Outcome
 from poise.assembly import simulate as run_simulation
@@ -24,16 +23,6 @@ LONG = "synthetic:jobs=20000,rate=200"
 PARTIAL = "poise: interrupted; these results are partial"
 NOTHING = Said(130, "", "\npoise: interrupted before anything was finished\n")
 """The line is a new one: terminals show ^C where the cursor is."""
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Return once the condition holds, which it must before the process ends."""
-    deadline = monotonic() + PATIENCE
-    while not condition():
-        if process.poll() is not None or monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"it did not come so far: {process.communicate()}")
-        sleep(0.01)
 
 
 def interrupted(condition: Callable[[subprocess.Popen[str]], bool], *words: object) -> Said:

@@ -10,22 +10,13 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from tests.shell import PATIENCE, Said, as_json, ended, poise, poise_apart, started
+from tests.shell import PATIENCE, Said, as_json, ended, poise, poise_apart, started, wait_until
 from tests.sweeping import GRID, SMALL, STEADY, lines_in, swept, without_effort
 
 from poise.assembly import Outcome, simulate
 from poise.model.errors import SolveError
 
 pytestmark = pytest.mark.usefixtures("cache", "one_core")
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = monotonic() + PATIENCE
-    while not condition():
-        if process.poll() is not None or monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"it did not come so far: {process.communicate()}")
-        sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,6 @@ def main() -> None:
     try:
         from poise.cli.app import main as run
     except KeyboardInterrupt:
-        sys.stderr.write("poise: interrupted before anything was finished\n")
+        sys.stderr.write("\npoise: interrupted before anything was finished\n")
         sys.exit(INTERRUPTED)
     run()

@@ -1,10 +1,8 @@
 """A journal as records, as far as it can be read."""
 
-import gc
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from poise.analysis.overtaking import Change, Supply
 from poise.analysis.recording import records_of
 from poise.analysis.records import Records
 from poise.core.trials import Pool
+from poise.engine.collector import without_collector
 from poise.engine.journal import JournalReader
 from poise.model.action import Compute, Launch
 from poise.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots
@@ -41,7 +40,7 @@ def subject_of(path: str | Path) -> Subject:
     reader = JournalReader(path)
     header = reader.header
     reading = Reading(header.cluster, header.settings.validation_gpus, name=str(path))
-    with _without_collector():
+    with without_collector():
         problem = reader.feed(reading.take)
         records = reading.records()
     about = (
@@ -51,18 +50,6 @@ def subject_of(path: str | Path) -> Subject:
         ("placement", header.placement),
     )
     return Subject(Source.JOURNAL, str(path), records, about, problem=None if problem is None else str(problem))
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A journal is a great many objects and no cycle: looking for cycles among them takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Reading:
