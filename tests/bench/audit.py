@@ -46,7 +46,8 @@ def _cell(finding: Finding) -> str:
     worst = finding.worst
     if worst is None:
         return "–"
-    text = amount(round(worst.measured, 3) + 0.0, "plain")
+    measured = worst.measured if abs(worst.measured) >= 1 else round(worst.measured, 3) + 0.0
+    text = amount(measured, "plain")
     return f"**{text}**" if finding.holds else text
 
 

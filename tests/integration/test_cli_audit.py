@@ -110,6 +110,12 @@ def test_a_claim_that_is_contradicted_is_an_error_and_the_findings_are_shown(mon
     assert claims == {str(Claim.NO_STARVATION): True, str(Claim.NO_ENVY): False}
 
 
+def test_claims_are_not_looked_at_with_turns_that_are_not_those_of_the_policy() -> None:
+    """Where turns are said to be shorter than they are, what a policy deals out is too coarse for any bound."""
+    said = poise("audit", "--policy", "proportional", "--turn", "60", "--json")
+    assert (said.code, said.err, said.json["claims"]) == (0, "", [])
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -117,6 +123,8 @@ def test_a_claim_that_is_contradicted_is_an_error_and_the_findings_are_shown(mon
         (["--policy", "fifo", "--trace", "nowhere.csv"], "nowhere.csv"),
         (["--policy", "fifo", "--cluster", "gpu:4"], "--cluster is about a trace; give one with --trace"),
         (["--policy", "fifo", "--format", "philly"], "--format is about a trace"),
+        (["--policy", "fifo", "--failures", "philly"], "--failures is about a trace"),
+        (["--policy", "fifo", "--fairness", "app"], "--fairness: an audit is about tenants, or about jobs"),
         (["--policy", "fifo", "--turn", "0"], "--turn: expected more than 0 seconds"),
         (["--policy", "fifo", "--faults", "mtbf=1d,repair=1h"], "--faults: an audit is about the policy"),
         (["--policy", "fifo", "--instances", "0"], "--instances"),

@@ -7,51 +7,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.audits import a_mixed_instance, an_instance, by_agent, of
 from tests.builders import a_job
 
 from poise.analysis.fairness import rho
-from poise.analysis.stints import Stint
-from poise.assembly import Experiment
-from poise.audit import envy, lying, pareto, sharing, slices, starving
+from poise.audit import envy, pareto, sharing, slices
 from poise.audit.bundles import Bundles
 from poise.audit.dominating import WAITS, Lasting, Moment, _programmed, _tried
 from poise.audit.findings import Case, Finding
-from poise.audit.instances import Among, Instance
-from poise.audit.lies import Hearsay, Lie
-from poise.audit.playing import Played, Spell, play
-from poise.core.settings import Cadence, Settings
+from poise.audit.instances import Among
+from poise.audit.playing import play
 from poise.model.cluster import parse_cluster
-from poise.model.job import Job
-from poise.model.speed import Locality
 from poise.policies.gandiva_fair.trading import both_gain, trade
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.throughput.speeds import Speeds
-from poise.traces.schema import Trace, TraceJob
 
 G = np.array([[40.0, 10.0], [12.0, 4.0], [100.0, 50.0]])
 """Speeds of the running example of Gavel's policies: one V100, one K80."""
-
-
-def an_instance(
-    *jobs: TraceJob,
-    policy: str = "fifo",
-    cluster: str = "gpu:1",
-    turn: float = 1.0,
-    until: float = inf,
-    among: Among = Among.JOBS,
-) -> Instance:
-    """Exact: decisions at every change, and no rounds."""
-    settings = Settings(cadence=Cadence.EVENTS)
-    experiment = Experiment(parse_cluster(cluster), policy, placement="count", settings=settings, until=until)
-    return Instance(Trace("by hand", jobs), experiment, turn, among)
-
-
-def by_agent(cases: list[Case]) -> dict[str, Case]:
-    return {case.data["agent"]: case for case in cases}
-
-
-def of(tenant: str, job: TraceJob) -> TraceJob:
-    return replace(job, job=replace(job.job, tenant=tenant))
 
 
 # Findings
@@ -123,6 +93,23 @@ def test_where_a_slice_would_have_no_gpu_the_whole_cluster_is_slower() -> None:
     found = by_agent(list(slices.cases(play(an_instance(*jobs, among=Among.TENANTS)))))
     assert found["a"].data["slice"] == "gpu:1@1 at 1/2 of its speed"
     assert (found["a"].measured, found["b"].measured) == (0.5, 1.0)
+
+
+def test_who_could_not_run_on_its_slice_has_the_whole_cluster_slower() -> None:
+    """A slice of two K80s is wide enough, and of no use to a gang that must have V100s."""
+    wide = a_job("w", gpus=2, seconds=100)
+    only = of("a", replace(wide, job=replace(wide.job, gpu_types=("v100",))))
+    instance = an_instance(only, of("b", a_job("n", seconds=10)), cluster="v100:2,k80:4", among=Among.TENANTS)
+    found = by_agent(list(slices.cases(play(instance))))
+    assert found["a"].data["slice"] == "v100:2@2,k80:4 at 1/2 of its speed"
+    assert found["a"].measured == 0.5
+
+
+def test_alone_the_window_closes_at_the_same_moment() -> None:
+    """`b` comes after 60 of 100 s and needs 1000: it is watched for 40 s, together and alone."""
+    jobs = [of("a", a_job("a", seconds=1000)), of("b", a_job("b", at=60, seconds=1000))]
+    found = by_agent(list(slices.cases(play(an_instance(*jobs, cluster="gpu:2", until=100.0, among=Among.TENANTS)))))
+    assert (found["b"].data["seconds"], found["b"].data["alone_seconds"]) == (40.0, 40.0)
 
 
 def test_a_slice_has_its_part_of_every_type_or_there_is_none() -> None:
@@ -252,22 +239,6 @@ def test_an_integer_program_finds_what_trying_everything_finds(seed: int) -> Non
     assert moment.better()[0] >= -1e-12
 
 
-def a_mixed_table(**speedups: float) -> Throughputs:
-    """Models that do one step a second on a K80, and so many times as much on a V100."""
-    rows = [
-        Alone(JobClass(model), gpu_type, 1, Locality.PACKED, rate)
-        for model, speedup in speedups.items()
-        for gpu_type, rate in (("v100", speedup), ("k80", 1.0))
-    ]
-    return Throughputs.of("by hand", "k80", rows)
-
-
-def a_mixed_instance(policy: str, steps: dict[str, float], speedups: dict[str, float], until: float = inf) -> Instance:
-    jobs = tuple(TraceJob(Job(name, 0.0, 1, steps=work, tenant=name, model=name)) for name, work in steps.items())
-    drawn = an_instance(*jobs, policy=policy, cluster="v100:1,k80:1", until=until)
-    return replace(drawn, experiment=replace(drawn.experiment, throughputs=a_mixed_table(**speedups)))
-
-
 def test_a_job_that_is_left_on_a_slow_gpu_is_seen_moment_by_moment() -> None:
     """`a` is done on the V100 after 10 s; `b` stays on the K80 for 100 s although it is 4 times as fast on the V100."""
     played = play(a_mixed_instance("fifo", {"a": 40.0, "b": 100.0}, {"a": 4.0, "b": 4.0}))
@@ -284,108 +255,3 @@ def test_shares_that_others_would_better_are_seen_in_the_long() -> None:
     (case,) = pareto.in_the_long(played)
     assert case.measured == pytest.approx((4.0 - 1.0) / 4.0 / 2)
     assert case.data["could_have"] == pytest.approx([1.0, 4.0])
-
-
-# Lies
-
-
-def test_owners_are_believed_and_the_world_stays_true() -> None:
-    table, cluster = a_mixed_table(m=4.0), parse_cluster("v100:1,k80:1")
-    job = Job("j", 0.0, 1, steps=100.0, model="m")
-    kind, estimate, steps = Hearsay(table, cluster, {"j": Lie((("v100", 2.0), ("k80", 0.0)), 0.5)}).resolve(job)
-    true_kind, true_estimate, _ = Speeds(table, cluster).resolve(job)
-    assert kind != true_kind
-    assert ([row[0] for row in estimate.rates], steps) == ([8.0, 0.0], 50.0)
-    assert [row[0] for row in true_estimate.rates] == [4.0, 1.0]
-    assert Hearsay(table, cluster, {}).resolve(job) == Speeds(table, cluster).resolve(job)
-
-
-def test_a_lie_about_size_moves_a_job_to_the_front_and_takes_none_of_its_work() -> None:
-    """12 s and 10 s on one GPU: honest, the longer one is done after 22 s; as one of 6 s after 12."""
-    honest = play(an_instance(a_job("long", seconds=12), a_job("short", seconds=10), policy="srtf"))
-    liar = lying.Liar.of(honest, "long", [honest.instance.trace.jobs[0].job])
-    found = {each.case.data["lie"]: each.case for each in lying.by_completion(honest, liar, liar.about_sizes())}
-    half = found["says that it has 0.5 times its work"]
-    assert (half.data["honest_seconds"], half.data["lying_seconds"]) == (22.0, 12.0)
-    assert half.measured == pytest.approx(10 / 22)
-    assert half.bound == pytest.approx(2 / 22)
-    assert found["says that it has 2 times its work"].measured == 0.0
-
-
-@pytest.mark.parametrize(("policy", "gains"), [("fifo", False), ("srtf", True)])
-def test_a_lie_about_speed_is_measured_by_true_progress(policy: str, gains: bool) -> None:
-    """Three jobs for two GPUs: the third gets none, unless it may say that it will be done soon."""
-    steps = {"a": 1000.0, "b": 1100.0, "c": 1300.0}
-    honest = play(a_mixed_instance(policy, steps, {"a": 2.0, "b": 2.0, "c": 2.0}, until=100.0))
-    liar = lying.Liar.of(honest, "c", [honest.instance.trace.jobs[2].job])
-    worst = max((each.case for each in lying.by_progress(honest, liar, liar.about_speeds())), key=lambda case: case.excess)
-    assert worst.data["honest_steps"] == 0.0
-    assert worst.holds is not gains
-    if gains:  # with the V100 for 100 s, 200 steps; an equal slice is a GPU of the mix for 2/3 of the time
-        assert worst.measured == pytest.approx(200 / (1.5 * 100 * 2 / 3))
-
-
-def test_liars_are_those_with_the_largest_the_middle_and_the_smallest_speedup() -> None:
-    speedups = {"a": 2.0, "b": 5.0, "c": 1.5, "d": 3.0}
-    honest = play(a_mixed_instance("fifo", dict.fromkeys(speedups, 10.0), speedups))
-    assert [liar.agent for liar in lying.liars(honest)] == ["b", "a", "c"]
-
-
-# Starvation
-
-
-def test_equal_shares_are_processor_sharing() -> None:
-    instance = an_instance(a_job("first", seconds=10), a_job("second", at=5, seconds=10))
-    taken = starving.equal_shares(instance, play(instance).truths)
-    assert taken == pytest.approx({"first": 15.0, "second": 15.0})
-
-
-def test_equal_shares_serve_a_gang_for_as_much_of_the_time_as_its_slice_allows() -> None:
-    instance = an_instance(a_job("wide", gpus=2, seconds=10), a_job("narrow", seconds=10), cluster="gpu:2")
-    assert starving.equal_shares(instance, play(instance).truths) == pytest.approx({"wide": 15.0, "narrow": 10.0})
-
-
-def test_time_passed_over_is_what_others_who_came_later_had() -> None:
-    jobs = (a_job("long", seconds=10), a_job("short", at=2, seconds=5), a_job("last", at=3, seconds=20))
-    srtf = by_agent(list(starving.cases(play(an_instance(*jobs, policy="srtf")))))
-    assert srtf["long"].data["passed_over_seconds"] == 5.0
-    assert srtf["last"].data["passed_over_seconds"] == 0.0
-    fifo = starving.cases(play(an_instance(*jobs, policy="fifo")))
-    assert [case.measured for case in fifo] == [0.0, 0.0, 0.0]
-
-
-def test_a_job_that_a_stream_keeps_out_is_starved() -> None:
-    """A gang of two, and single jobs that leave one GPU at a time: it has none when the window closes."""
-    stream = [a_job(f"s{place}", at=float(place), seconds=2) for place in range(60)]
-    jobs = sorted((a_job("gang", at=0.5, gpus=2, seconds=4), *stream), key=lambda each: each.job.submitted)
-    played = play(replace(an_instance(*jobs, policy="fifo-skip", cluster="gpu:2", until=60.0), marked=("gang",)))
-    (case,) = starving.cases(played)
-    assert case.data["finished"] is False
-    assert case.data["passed_over_seconds"] == pytest.approx(59.0, abs=1.0)
-    assert not case.holds
-
-
-# What was held
-
-
-def test_gpus_that_two_jobs_share_count_half_for_each() -> None:
-    jobs = [a_job(name, seconds=100, model="ResNet18") for name in ("a", "b")]
-    played = play(an_instance(*jobs, policy="fifo", cluster="v100:1", until=50.0))
-    stints = played.history.stints
-    beside = Stint("b", 10.0, stints[0].end, stints[0].gpus, stints[0].ended)
-    together = replace(played, history=replace(played.history, stints=[*stints, beside]))
-    assert [(spell.job, spell.start, spell.end, spell.gpus) for spell in together.spells] == [
-        ("a", 0.0, 10.0, 1.0),
-        ("a", 10.0, 50.0, 0.5),
-        ("b", 10.0, 50.0, 0.5),
-    ]
-
-
-def test_progress_is_true_speed_times_time_less_what_starts_cost() -> None:
-    drawn = a_mixed_instance("fifo", {"a": 1e6, "b": 1e6}, {"a": 4.0, "b": 2.0}, until=100.0)
-    truth = replace(drawn.experiment.truth, restart_overhead=10.0)
-    played = play(replace(drawn, experiment=replace(drawn.experiment, truth=truth)))
-    jobs = [each.job for each in drawn.trace.jobs]
-    assert [played.progress(job) for job in jobs] == [360.0, 90.0]
-    assert isinstance(played, Played)
-    assert played.held_by("a") == [Spell("a", 0.0, 100.0, 0, 1.0)]

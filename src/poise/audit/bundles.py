@@ -98,8 +98,7 @@ def _worth(played: Played, jobs: Sequence[Job]) -> Floats:
     for job in jobs:
         rates = np.array(played.rates(job))
         best = float(rates.max())
-        if best > 0:
-            work = played.truths.steps(job) * job.gpus / best
-            parts += work * rates / best
-            total += work
+        work = played.truths.steps(job) * job.gpus / best
+        parts += work * rates / best
+        total += work
     return parts / total if total > 0 else parts

@@ -24,6 +24,9 @@ from poise.solve.problem import Market, Problem
 MOST_TRIED = 20_000
 """Assignments up to which all of them are tried."""
 
+NOISE = 1e-6
+"""Parts of the fastest speed: gains below are the rounding of a solver."""
+
 WAITS = -1
 """Instead of a type: holds none."""
 
@@ -139,4 +142,5 @@ class Lasting:
         market = Market(self.speed, self.size, self.gpus, np.arange(len(self.gpus)))
         asked = self.had * (1 - 1e-9)  # what was had can be had again, but for the last bits
         found = maximise(Problem(market, base=asked, value=self.speed / fastest[:, None])).throughput
-        return float(np.sum(np.maximum(found - self.had, 0.0) / fastest)), found
+        gains = (found - self.had) / fastest
+        return float(gains[gains > NOISE].sum()), found

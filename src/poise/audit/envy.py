@@ -13,16 +13,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from poise.audit.bundles import Bundles
-from poise.audit.findings import Case
+from poise.audit.findings import TOO_SHORT, Case
 from poise.audit.playing import Played
 from poise.model.job import Job
 from poise.report.amounts import amount
 
 MOST_AGENTS = 40
 """Who are compared with one another; of more, those with most to do are taken."""
-
-TOO_SHORT = 0.5
-"""A bound above this says that two agents met for so short a time that turns decide; they are not compared."""
 
 
 def cases(played: Played) -> Iterator[Case]:

@@ -9,6 +9,12 @@ from typing import Any
 ROUNDING = 1e-9
 """By so much a measurement may pass its bound: the last bits of a sum."""
 
+TOO_SHORT = 0.5
+"""A gain is a part of a slice, a life or a speed: where more than this is allowed, times are so short that turns decide,
+
+and there is nothing to measure.
+"""
+
 
 class Property(StrEnum):
     """What is measured of a policy; the keys of `--json`."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from poise.audit.findings import Case
+from poise.audit.findings import TOO_SHORT, Case
 from poise.audit.lies import Lie
 from poise.audit.playing import Played, play
 from poise.model.job import Job
@@ -123,11 +123,15 @@ def _by_progress(honest: Played, lying: Played, liar: Liar, lie: Lie) -> Case:
 
 
 def by_completion(honest: Played, liar: Liar, lies: Iterable[tuple[Kind, Lie]]) -> Iterator[Attempt]:
-    """Lies where jobs run to their ends."""
+    """Lies where jobs run to their ends; none if they are too short. One for which a job is turned away is left out."""
+    before = _completion(honest, liar.jobs)
+    if 2.0 * honest.instance.turn > TOO_SHORT * before:
+        return
     for kind, lie in lies:
         lying = play(honest.instance, {job.id: lie for job in liar.jobs})
         also = (Kind.INFLATION,) if _inflates(kind, lie) else ()
-        yield Attempt((kind, *also), _by_completion(honest, lying, liar, lie))
+        if not lying.refused(liar.jobs):
+            yield Attempt((kind, *also), _by_completion(honest, lying, liar, lie))
 
 
 def _by_completion(honest: Played, lying: Played, liar: Liar, lie: Lie) -> Case:
@@ -136,8 +140,7 @@ def _by_completion(honest: Played, lying: Played, liar: Liar, lie: Lie) -> Case:
     if len(liar.jobs) > 1:
         text += " on average"
     data = {"honest_seconds": before, "lying_seconds": after}
-    gain, bound = ((before - after) / before, 2.0 * honest.instance.turn / before) if before > 0 else (0.0, 0.0)
-    return _case(honest, liar, lie, gain, bound, text, data)
+    return _case(honest, liar, lie, (before - after) / before, 2.0 * honest.instance.turn / before, text, data)
 
 
 def _completion(played: Played, jobs: Sequence[Job]) -> float:

@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from poise.audit.dominating import WAITS, Lasting, Moment
-from poise.audit.findings import Case
+from poise.audit.findings import TOO_SHORT, Case
 from poise.audit.playing import Played, Spell
 from poise.model.arrays import Floats, Ints
 from poise.model.job import Job
@@ -44,7 +44,10 @@ class Scene:
 
 
 def at_moments(played: Played) -> Iterator[Case]:
-    """One case a run. Jobs that hold anything but their whole gang of one type for themselves stay as they are."""
+    """One case a run, none if lives are too short. Jobs that hold anything but their whole gang of one type for themselves
+
+    stay as they are.
+    """
     known: dict[tuple[object, ...], tuple[float, str]] = {}
     lived = gained = 0.0
     worst = (0.0, 0.0, "")
@@ -56,8 +59,8 @@ def at_moments(played: Played) -> Iterator[Case]:
         lived += len(scene.jobs) * (scene.end - scene.start)
         gained += gain * (scene.end - scene.start)
         worst = max(worst, (gain, scene.start, text), key=lambda each: each[0])
-    if lived > 0:
-        yield _at_moments_case(played, gained / lived, worst)
+    if lived > 0 and (case := _at_moments_case(played, gained / lived, worst)).bound <= TOO_SHORT:
+        yield case
 
 
 def _at_moments_case(played: Played, measured: float, worst: tuple[float, float, str]) -> Case:

@@ -1,6 +1,6 @@
 """An instance that was run: who held what when, how far every job came, and how fast it truly is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -46,10 +46,10 @@ class Played:
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """Those that came and were not rejected, in order of submission."""
+        """Those that came, were not rejected and can truly run somewhere, in order of submission."""
         lives = self.history.jobs
         known = (each.job for each in self.instance.trace.jobs if each.job.id in lives)
-        return tuple(job for job in known if lives[job.id].status is not Status.REJECTED)
+        return tuple(job for job in known if lives[job.id].status is not Status.REJECTED and any(self.rates(job)))
 
     @cached_property
     def agents(self) -> dict[str, list[Job]]:
@@ -70,18 +70,22 @@ class Played:
         return list(_spells(self.history.stints, self.cluster, self.end))
 
     def rates(self, job: Job) -> tuple[float, ...]:
-        """True steps per second of the whole gang, packed, by type."""
-        return tuple(row[Locality.PACKED] for row in self.truths.estimate(job).rates)
+        """`rates_of` a job here."""
+        return rates_of(job, self.truths, self.counts)
 
     def mean_rate(self, job: Job) -> float:
         """True steps per second on the cluster's mix of types."""
-        return sum(rate * count for rate, count in zip(self.rates(job), self.counts, strict=True)) / self.cluster.gpus
+        return mean_rate(self.rates(job), self.counts)
+
+    def refused(self, jobs: Iterable[Job]) -> bool:
+        """Some of these came and were rejected."""
+        lives = self.history.jobs
+        return any(job.id in lives and lives[job.id].status is Status.REJECTED for job in jobs)
 
     def ended(self, job: str) -> float:
-        """When it came to its end, or the run did; who is rejected never ends."""
+        """When it came to its end, or the run did; ask of jobs that were not rejected."""
         life = self.history.jobs.get(job)
-        is_over = life is not None and isfinite(life.ended) and life.status is not Status.REJECTED
-        return life.ended if life is not None and is_over else self.end
+        return life.ended if life is not None and isfinite(life.ended) else self.end
 
     def progress(self, job: Job) -> float:
         """Steps that it truly did: its speed on what it held, less what starts cost. On shared GPUs it is half as fast."""
@@ -101,6 +105,18 @@ class Played:
     def held_by(self, job: str) -> Sequence[Spell]:
         """What a job held when."""
         return self._by_job.get(job, ())
+
+
+def rates_of(job: Job, truths: Speeds, counts: Sequence[int]) -> tuple[float, ...]:
+    """True steps per second of the whole gang, packed, by type; 0 where there are never as many GPUs as it needs."""
+    least = 1 if job.micro_batches is not None else job.min_gpus or job.gpus
+    rows = zip(truths.estimate(job).rates, counts, strict=True)
+    return tuple(row[Locality.PACKED] if least <= count else 0.0 for row, count in rows)
+
+
+def mean_rate(rates: Sequence[float], counts: Sequence[int]) -> float:
+    """Steps per second on a mix of so many GPUs of each type."""
+    return sum(rate * count for rate, count in zip(rates, counts, strict=True)) / sum(counts)
 
 
 def play(instance: Instance, lies: Mapping[str, Lie] = HONEST) -> Played:

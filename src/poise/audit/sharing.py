@@ -59,16 +59,10 @@ def cases(played: Played) -> Iterator[Case]:
     spans = [(job.submitted, played.ended(job.id)) for job in played.jobs]
     by_gang = {gang: Slices.of(spans, played.cluster.gpus, gang) for gang in {job.gpus for job in played.jobs}}
     for job in played.jobs:
-        seconds, slices = _served(played, job), by_gang[job.gpus]
+        seconds, slices = played.truths.steps(job) / played.mean_rate(job), by_gang[job.gpus]
         if seconds > 0:
             late = slices.alone(job.submitted, seconds + 2.0 * played.instance.turn)
             yield _case(played, job, slices.alone(job.submitted, seconds), late)
-
-
-def _served(played: Played, job: Job) -> float:
-    """Seconds of the whole gang's service on the cluster's mix of types that its work takes; 0 if it runs nowhere."""
-    speed = played.mean_rate(job)
-    return played.truths.steps(job) / speed if speed > 0 else 0.0
 
 
 def _case(played: Played, job: Job, alone: float, late: float) -> Case:

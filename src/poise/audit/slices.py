@@ -2,7 +2,7 @@
 
 N is the number of tenants of the trace. The slice has N_j/N GPUs of every type, rounded down, on nodes as large as before
 where that is possible: a smaller slice is easier to beat, so whoever does worse than on it does worse than on its own N-th.
-Where a type would be gone altogether, or a gang would not fit, the tenant has the whole cluster at an N-th of its speed.
+Where a type would be gone altogether, or a job could not run, the tenant has the whole cluster at an N-th of its speed.
 
     measured   mean completion time in the shared run ÷ alone            bound: 1 + 2 turns / alone
 """
@@ -27,12 +27,11 @@ def cases(played: Played) -> Iterator[Case]:
 
 def _case(played: Played, tenant: str, jobs: Sequence[Job], tenants: int) -> Case:
     instance = played.instance
-    own = slice_of(instance.experiment.cluster, tenants)
-    fits = own is not None and all(job.gpus <= max(own.gpus_of(name) for name in own.gpu_types) for job in jobs)
-    if own is not None and fits:
-        alone, where = play(_alone(instance, tenant, own, 1)), str(own)
-    else:
-        whole = instance.experiment.cluster
+    whole = instance.experiment.cluster
+    own = slice_of(whole, tenants)
+    alone = None if own is None else play(_alone(instance, tenant, own, 1))
+    where = str(own)
+    if alone is None or alone.refused(jobs):
         alone, where = play(_alone(instance, tenant, whole, tenants)), f"{whole} at 1/{tenants} of its speed"
     together, apart = (_mean(each, jobs) for each in (played, alone))
     whose = f"the {len(jobs):,} jobs of {tenant} took, on average," if len(jobs) > 1 else f"the job of {tenant} took"
@@ -54,8 +53,10 @@ def _mean(played: Played, jobs: Sequence[Job]) -> float:
 
 
 def _alone(instance: Instance, tenant: str, cluster: Cluster, slower: int) -> Instance:
+    """The window closes at the same moment, though it opens with the first job of the tenant."""
     jobs = tuple(_slowed(each, slower) for each in instance.trace.jobs if instance.agent(each.job) == tenant)
-    experiment = replace(instance.experiment, cluster=cluster)
+    later = jobs[0].job.submitted - instance.trace.jobs[0].job.submitted
+    experiment = replace(instance.experiment, cluster=cluster, until=instance.experiment.until - later)
     return replace(instance, trace=replace(instance.trace, jobs=jobs), experiment=experiment)
 
 

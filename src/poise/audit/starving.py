@@ -3,7 +3,7 @@
 The yardstick is the time that a job takes under equal shares: at every moment each of the N active jobs is served for
 min(1, C/(g·N)) of the time on the cluster's mix of GPU types, whatever the policy under audit does.
 
-    measured   time without GPUs while a job that came later has some  ÷  time under equal shares
+    measured   time without GPUs while a job that came later has some that it could use  ÷  time under equal shares
     bound      twice the time under equal shares, and two turns                       ÷  time under equal shares
 
 Taking turns costs no more than about 1, however many jobs there are. In a stream that asks for more than there is, a job
@@ -21,10 +21,9 @@ import numpy as np
 from poise.assembly import speeds_of
 from poise.audit.findings import Case
 from poise.audit.instances import Instance
-from poise.audit.playing import Played, Spell
+from poise.audit.playing import Played, Spell, mean_rate, rates_of
 from poise.model.arrays import Floats
 from poise.model.job import Job
-from poise.model.speed import Locality
 from poise.report.amounts import amount
 from poise.throughput.speeds import Speeds
 
@@ -80,56 +79,60 @@ def equal_shares(instance: Instance, truths: Speeds) -> dict[str, float]:
 
 
 def _seconds(job: Job, truths: Speeds, counts: Sequence[int]) -> float:
-    """Of the whole gang's service on the cluster's mix; infinite if there are never so many GPUs of one type."""
-    _, estimate, steps = truths.resolve(job)
-    if job.micro_batches is None and (job.min_gpus or job.gpus) > max(counts):
-        return inf
-    speed = sum(row[Locality.PACKED] * count for row, count in zip(estimate.rates, counts, strict=True)) / sum(counts)
-    return steps / speed if speed > 0 else inf
+    """Of the whole gang's service on the cluster's mix; infinite if it can run nowhere."""
+    speed = mean_rate(rates_of(job, truths, counts), counts)
+    return truths.steps(job) / speed if speed > 0 else inf
 
 
 @dataclass(frozen=True)
 class Rota:
-    """Of those who hold GPUs, when the last one came, from interval to interval."""
+    """Of those who hold GPUs of a type, when the last one came: (types, intervals)."""
 
     moments: Floats
     latest: Floats
 
     @staticmethod
-    def of(spells: Sequence[Spell], came: Mapping[str, float]) -> "Rota":
+    def of(spells: Sequence[Spell], came: Mapping[str, float], types: int) -> "Rota":
         """Read it off who held what when; -inf where nobody holds any."""
         moments = sorted({moment for spell in spells for moment in (spell.start, spell.end)})
-        starting = sorted((spell.start, came[spell.job], spell.end) for spell in spells)
-        latest, place = [], 0
-        holding: list[tuple[float, float]] = []  # (-came, until): the last comer is on top
-        for moment in moments:
-            while place < len(starting) and starting[place][0] <= moment:
-                heappush(holding, (-starting[place][1], starting[place][2]))
-                place += 1
-            while holding and holding[0][1] <= moment:
-                heappop(holding)
-            latest.append(-holding[0][0] if holding else -inf)
-        return Rota(np.array(moments), np.array(latest))
+        by_type = [[spell for spell in spells if spell.gpu_type == gpu_type] for gpu_type in range(types)]
+        return Rota(np.array(moments), np.array([_latest(moments, held, came) for held in by_type]))
 
-    def passed(self, job: Job, ended: float, held: Sequence[Spell]) -> float:
-        """Seconds of a job's life in which somebody who came later had GPUs and it had none."""
+    def passed(self, job: Job, ended: float, held: Sequence[Spell], usable: Sequence[int]) -> float:
+        """Seconds of a job's life in which somebody who came later had GPUs of a type it can use, and it had none."""
         if not len(self.moments):
             return 0.0
         edges = np.clip(np.append(self.moments, max(ended, self.moments[-1])), job.submitted, ended)
-        is_passed = self.latest > job.submitted
+        is_passed = self.latest[usable].max(axis=0) > job.submitted
         for spell in held:
             is_passed[np.searchsorted(self.moments, spell.start) : np.searchsorted(self.moments, spell.end)] = False
         return float(np.diff(edges) @ is_passed)
 
 
+def _latest(moments: Sequence[float], spells: Sequence[Spell], came: Mapping[str, float]) -> list[float]:
+    starting = sorted((spell.start, came[spell.job], spell.end) for spell in spells)
+    latest, place = [], 0
+    holding: list[tuple[float, float]] = []  # (-came, until): the last comer is on top
+    for moment in moments:
+        while place < len(starting) and starting[place][0] <= moment:
+            heappush(holding, (-starting[place][1], starting[place][2]))
+            place += 1
+        while holding and holding[0][1] <= moment:
+            heappop(holding)
+        latest.append(-holding[0][0] if holding else -inf)
+    return latest
+
+
 def cases(played: Played) -> Iterator[Case]:
     """One case a job that is watched."""
     taken = equal_shares(played.instance, played.truths)
-    rota = Rota.of(played.spells, {each.job.id: each.job.submitted for each in played.instance.trace.jobs})
+    came = {each.job.id: each.job.submitted for each in played.instance.trace.jobs}
+    rota = Rota.of(played.spells, came, len(played.counts))
     for job in played.jobs:
         is_watched = not played.instance.marked or job.id in played.instance.marked
         if is_watched and taken.get(job.id, 0.0) > 0:
-            passed = rota.passed(job, played.ended(job.id), played.held_by(job.id))
+            usable = [place for place, rate in enumerate(played.rates(job)) if rate > 0]
+            passed = rota.passed(job, played.ended(job.id), played.held_by(job.id), usable)
             yield _case(played, job, passed, taken[job.id])
 
 

@@ -20,7 +20,7 @@ from poise.report.amounts import amount
 from poise.report.page import Table
 
 OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "trace_format", "jobs", "load", "until", "elastic",
-             "micro_batches")  # fmt: skip
+             "micro_batches", "failures")  # fmt: skip
 """Options that say something of a trace, and nothing of instances that are built in."""
 
 MEASURED: Mapping[Property, str] = {
@@ -74,13 +74,14 @@ def audit(
     """
     _refuse(context, trace, turn, options)
     request = request_of(trace or "synthetic:jobs=1", options, policy)
-    seconds = turn_of(request.experiment.settings) if turn is None else turn
+    usual = turn_of(request.experiment.settings)
+    seconds = usual if turn is None else turn
     if trace is None:
         tasks = built_in(request.experiment, seed=options["seed"], draws=instances, turn=seconds)
     else:
         tasks = _on_trace(request, seconds)
     found = findings(tasks, carried_out(tasks, policy, quiet=request.quiet))
-    claims = [] if trace else claimed(request.experiment, found)
+    claims = claimed(request.experiment, found) if trace is None and seconds == usual else []
     about = {
         "policy": policy,
         "trace": request.trace.name if trace else None,
@@ -101,15 +102,20 @@ def _refuse(context: click.Context, trace: str | None, turn: float | None, optio
         raise RequestError(f"--turn: expected more than 0 seconds, got {turn:g}")
     if options["faults"] is not None:
         raise RequestError("--faults: an audit is about the policy, on GPUs that are there; leave it out")
-    is_given = context.get_parameter_source("instances") is ParameterSource.COMMANDLINE
-    if trace is not None and is_given:
+    if _is_given(context, "fairness"):
+        raise RequestError("--fairness: an audit is about tenants, or about jobs if there is one tenant only; leave it out")
+    if trace is not None and _is_given(context, "instances"):
         raise RequestError("--instances is about built-in instances; leave it out, or leave out --trace")
-    given = [name for name in OF_TRACES if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    given = [name for name in OF_TRACES if _is_given(context, name)]
     if trace is None and given:
         flag = {"trace_format": "format"}.get(given[0], given[0]).replace("_", "-")
         raise RequestError(
             f"--{flag} is about a trace; give one with --trace, or leave it out: built-in instances have theirs"
         )
+
+
+def _is_given(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _on_trace(request: Request, turn: float) -> list[Task]:
