@@ -165,7 +165,7 @@ class History:
     def _open(self, life: Life) -> None:
         """What a job holds where the journal ends; the job itself is left as it is."""
         if life.holding is not None:
-            self._note(life, Stint(life.id, life.since, self.end, life.holding, End.OPEN), life.kept)
+            self._note(life, self.end, life.holding, End.OPEN)
         self.stints += (Stint(life.id, since, self.end, (Slots(*gpu),), End.OPEN) for gpu, since in life.tasks.items())
 
     def _event(self, event: Event, now: float) -> None:
@@ -257,7 +257,7 @@ class History:
             self.stints += life.give_back(list(life.tasks), now, ended, cause)
         if life.release(now, status):
             if life.holding is not None:
-                self._note(life, Stint(life.id, life.since, now, life.holding, ended, cause), life.kept)
+                self._note(life, now, life.holding, ended, cause)
                 self._holders[life.holding] -= 1
                 if not self._holders[life.holding]:
                     del self._holders[life.holding]
@@ -267,11 +267,11 @@ class History:
         elif status.is_final:
             self.waiting.append((now, -1))
 
-    def _note(self, life: Life, stint: Stint, kept: float) -> None:
+    def _note(self, life: Life, now: float, gpus: Holding, ended: End, cause: str = "") -> None:
         """Remember a stint; what it began with is what the one before it kept."""
-        stint.begun, stint.kept = (life.last.kept if life.last else 0.0), kept
-        life.last = stint
-        self.stints.append(stint)
+        begun = life.last.kept if life.last else 0.0
+        life.last = Stint(life.id, life.since, now, gpus, ended, cause, begun, life.kept)
+        self.stints.append(life.last)
 
     def ran(self) -> list[Life]:
         """Jobs that came to an end of their own: finished, failed or cancelled."""

@@ -28,11 +28,22 @@ class Stint:
 
     __slots__ = ("begun", "cause", "end", "ended", "gpus", "job", "kept", "start")
 
-    def __init__(self, job: str, start: float, end: float, gpus: Holding, ended: End, cause: str = "") -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - who, when, where, how it ended, and two counts of steps
+        self,
+        job: str,
+        start: float,
+        end: float,
+        gpus: Holding,
+        ended: End,
+        cause: str = "",
+        begun: float = 0.0,
+        kept: float = 0.0,
+    ) -> None:
         self.job = job
         self.start = start
         self.end = end
         self.gpus = gpus
         self.ended = ended
         self.cause = cause
-        self.begun = self.kept = 0.0
+        self.begun = begun
+        self.kept = kept
