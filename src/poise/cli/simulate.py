@@ -14,6 +14,7 @@ from poise.cli.outputs import check_writable, make_folder
 from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
 from poise.cli.tables import show_notes, show_rejections, show_remarks, show_summary, show_unfinished
+from poise.engine.journal import NAME
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
 
 EPILOG = """\b
@@ -61,7 +62,7 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
 def _run(request: Request, out: Path | None, per_job: Path | None) -> tuple[Outcome, bool]:
     make_folder("--out", out)
     check_writable("--per-job", per_job)
-    journal = None if out is None else out / "journal.jsonl"
+    journal = None if out is None else out / NAME
     with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
     return outcome, outcome.summary.partial

@@ -30,6 +30,8 @@ Read = TypeVar("Read")
 
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
+NAME = "journal.jsonl"
+"""What a journal is called in a directory that a run wrote."""
 MOST_HEADER = 1 << 26
 """Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
 MOST = float_info.max
@@ -279,7 +281,7 @@ class JournalReader:
 
     def __init__(self, path: str | Path) -> None:
         file = Path(path)
-        self._path = file / "journal.jsonl" if file.is_dir() else file
+        self._path = file / NAME if file.is_dir() else file
         self._lines = self._numbered()
         self._number, first = next(self._lines)
         document = self._parsed(first) if first.startswith("{") else None

@@ -14,7 +14,7 @@ from poise.analysis.recording import records_of
 from poise.analysis.records import Records
 from poise.core.trials import Pool
 from poise.engine.collector import without_collector
-from poise.engine.journal import JournalReader
+from poise.engine.journal import NAME, JournalReader
 from poise.model.action import Compute, Launch
 from poise.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots
 from poise.model.errors import JournalError
@@ -25,8 +25,6 @@ from poise.studies.subject import Source, Subject
 from poise.traces.registry import recognise
 from poise.traces.sources import HEAD_BYTES
 
-JOURNAL = "journal.jsonl"
-"""What `--out` calls a journal."""
 _HEADER = re.compile(rb'\s*\{\s*"journal"\s*:')
 _GZIP = 16 + zlib.MAX_WBITS
 """What zlib calls a file with gzip's header."""
@@ -156,11 +154,11 @@ def journal_at(source: str) -> Path | None:
     It is known by its first bytes; one that has lost them, by its name, unless it is a trace.
     """
     path = Path(source)
-    file = path / JOURNAL if path.is_dir() else path
+    file = path / NAME if path.is_dir() else path
     if not file.is_file():
         return None
     head = _head(file)
-    if _HEADER.match(head) or (file.name == JOURNAL and recognise(head) is None):
+    if _HEADER.match(head) or (file.name == NAME and recognise(head) is None):
         return file
     return None
 
