@@ -12,6 +12,7 @@ from poise.model.arrays import Floats, Ints
 from poise.model.cluster import Cluster, Holding, Slots, bits, gpu_count
 from poise.model.event import (
     Cancelled,
+    Carried,
     Computed,
     Estimated,
     Event,
@@ -171,12 +172,12 @@ class History:
     def _event(self, event: Event, now: float) -> None:
         match event:
             case Finished():
-                life = self.jobs[event.job]
-                life.kept = life.steps
-                self._release(life, now, Status.FINISHED, End.FINISHED)
+                self._finish(self.jobs[event.job], now)
             case Submitted():
                 self.jobs[event.job.id] = Life(event)
                 self.waiting.append((now, 1))
+            case Carried():
+                self._carry(event, now)
             case Failed() | Stopped() | Synchronised():
                 self._end_run(event, now)
             case Computed():
@@ -185,10 +186,9 @@ class History:
                 self._release(self.jobs[event.job], now, Status.CANCELLED, End.CANCELLED)
             case Estimated():
                 self.rates[event.kind] = tuple(row[Locality.PACKED] for row in event.estimate.rates)
-            case NodeLost():
-                self.live.append((now, -self.cluster.nodes[event.node].gpus))
-            case NodeReturned():
-                self.live.append((now, self.cluster.nodes[event.node].gpus))
+            case NodeLost() | NodeReturned():
+                gpus = self.cluster.nodes[event.node].gpus
+                self.live.append((now, gpus if isinstance(event, NodeReturned) else -gpus))
             case _:
                 pass
 
@@ -222,6 +222,24 @@ class History:
                 self.remarks.append((now, action.text))
             case _:
                 pass
+
+    def _finish(self, life: Life, now: float) -> None:
+        """All its work is done, perhaps before it could be stopped."""
+        life.kept = life.steps
+        if life.status is not Status.RUNNING and life.last is not None:
+            life.last.kept = life.steps
+        self._release(life, now, Status.FINISHED, End.FINISHED)
+
+    def _carry(self, event: Carried, now: float) -> None:
+        """A job of an earlier journal; one that is known already stands where it stood."""
+        job = event.job
+        if job.id in self.jobs:
+            return
+        life = self.jobs[job.id] = Life(Submitted(job, event.kind, event.steps))
+        self.waiting.append((now, 1))
+        life.kept = event.done
+        if event.gpus:
+            self._action(Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
 
     def _compute(self, action: Compute, now: float) -> None:
         """A job that waits for its next round begins it with its first tasks; then it waits no more until its end."""

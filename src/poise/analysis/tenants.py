@@ -7,9 +7,10 @@ tenant held in the same time is set beside it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Traded
+from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Traded, Waited
 from poise.model.cluster import Cluster, Holding, Slots
-from poise.model.event import Cancelled, Computed, Event, Failed, Finished, Stopped, Submitted, Synchronised
+from poise.model.event import Cancelled, Carried, Computed, Event, Failed, Finished, Stopped, Submitted, Synchronised
+from poise.model.job import Job
 from poise.model.journal import Entry
 
 HOUR = 3600.0
@@ -138,10 +139,12 @@ class Books:
     def _event(self, event: Event) -> None:
         match event:
             case Submitted():
-                job = event.job
-                self._owner[job.id] = job.tenant
-                self.tenants.setdefault(job.tenant, Tenant.of(len(self.types)))
-                self._begin_waiting(job.id)
+                self._enter(event.job)
+            case Carried():
+                if event.job.id not in self._owner:
+                    self._enter(event.job)
+                    if event.gpus:
+                        self._begin_run(Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
             case Computed():
                 self._give_back(event)
             case Failed() | Stopped() | Synchronised():
@@ -152,6 +155,11 @@ class Books:
                 self._end(event.job)
             case _:
                 pass
+
+    def _enter(self, job: Job) -> None:
+        self._owner[job.id] = job.tenant
+        self.tenants.setdefault(job.tenant, Tenant.of(len(self.types)))
+        self._begin_waiting(job.id)
 
     def _action(self, action: Action) -> None:
         match action:

@@ -1,4 +1,4 @@
-"""Jobs that a policy does not see for a while: on trial, waiting for a trial, or backing off after a failure."""
+"""Jobs that a policy does not see for a while: on trial, waiting for a trial, backing off after a failure, or held."""
 
 from heapq import heappop, heappush
 from math import inf
@@ -42,6 +42,33 @@ class Absence:
         delay = self._settings.backoff * 2 ** min(state.columns.failures[row] - 1, MOST_DOUBLINGS)
         heappush(self._returning, (now + delay, row))
 
+    def hold(self, row: int, now: float) -> list[Action]:
+        """The owner wants the job not to run; it is preempted if it does."""
+        state, columns = self._state, self._state.columns
+        ran = state.running(row)
+        if row in state.away:
+            if state.pool.tries(row):
+                state.end_trial(row, now)
+            state.pool.drop(row)
+        else:
+            self._answering.catch_up(now)
+            if ran:
+                state.free.give(state.stop(row, now, Status.WAITING))
+            else:
+                state.end_waiting(row, now)
+            state.leave(row, now)
+            self._answering.ended(row, now)
+        state.on_hold.add(row)
+        if ran:
+            state.leaving[row] = columns.epoch[row]
+        return [Preempt(columns.ids[row], columns.epoch[row], Why.HELD, None)] if ran else []
+
+    def release(self, row: int, now: float) -> None:
+        """The owner wants the job to run again."""
+        self._state.on_hold.discard(row)
+        self._state.come_back(row, now)
+        self._answering.arrived(row, now)
+
     def try_again(self, row: int, now: float) -> None:
         """A trial was cut short; the job is tried once more."""
         state = self._state
@@ -63,10 +90,11 @@ class Absence:
             back.append(heappop(self._returning)[1])
         for row in state.pool.passed(now):
             state.end_trial(row, now)
+            state.leaving[row] = state.columns.epoch[row]
             actions.append(Preempt(state.columns.ids[row], state.columns.epoch[row], Why.VALIDATED, None))
             back.append(row)
         back += state.pool.waived(state.free.alive)
-        back = [row for row in back if row in state.away]
+        back = [row for row in back if row in state.away and row not in state.on_hold]
         for row in back:
             state.come_back(row, now)
             self._answering.arrived(row, now)

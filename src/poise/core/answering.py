@@ -68,6 +68,9 @@ class Answering(Protocol):
     def next_change(self) -> float:
         """The next moment at which `refresh` will find something that matters."""
 
+    def line(self, most: int) -> list[int]:
+        """Rows of the first waiting jobs, as they stand in line."""
+
 
 class OrderAnswering:
     """Keeps an order's ranks; asks for a rank only when something happened to the job."""
@@ -284,6 +287,10 @@ class OrderAnswering:
     def next_change(self) -> float:
         """The first moment at which a rank is to be asked for, if anybody waits."""
         return self._next_due() if self._contended else inf
+
+    def line(self, most: int) -> list[int]:
+        """By rank."""
+        return self._lanes.line(most)
 
     def _next_due(self) -> float:
         due, active, ranks = self._due, self._state.active, self._lanes.ranks

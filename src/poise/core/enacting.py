@@ -1,5 +1,7 @@
 """A decision that was taken at the desk, carried into the tables and said as wishes."""
 
+from math import inf
+
 from poise.core.answering import Answering
 from poise.core.computing import compute
 from poise.core.granting import Desk
@@ -53,16 +55,23 @@ class Enacting:
             why = Why.MOVED if gpu_count(after) == columns.gpus[row] else Why.RESIZED
         state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
         state.begin_waiting(row, now)
+        state.leaving[row] = columns.epoch[row]
         taken_for = None if after is not None else desk.beneficiary_of(row)
         beneficiary = None if taken_for is None else columns.ids[taken_for]
         self._answering.preempted(row, now)
         return Preempt(columns.ids[row], columns.epoch[row], why, beneficiary)
 
+    def protect(self, row: int, since: float) -> None:
+        """A job that runs since then is not to be preempted for a while, or at all."""
+        if row in self._state.steadfast:
+            self._state.protected[row] = inf
+        elif self._minimum_run:
+            self._state.protected[row] = since + self._minimum_run
+
     def _launch(self, row: int, desk: Desk) -> Launch:
         state, columns, now = self._state, self._state.columns, desk.now
         holding, beside = desk.after[row] or (), desk.joins.get(row)
         waited = state.start(row, holding, now) if beside is None else state.join(row, beside, now)
-        if self._minimum_run:
-            state.protected[row] = now + self._minimum_run
+        self.protect(row, now)
         self._answering.started(row, now)
         return Launch(columns.ids[row], columns.epoch[row], holding, waited)

@@ -7,7 +7,7 @@ lane, and the order of all of them at a moment is a merge of a few lanes.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 
 from poise.core.ties import Tie
 from poise.core.waiting import Shape
@@ -121,6 +121,21 @@ class Lanes:
             return self.running_key(row, now)
         rank = self.ranks[row]
         return rank.queue, rank.section, rank.value, self.ties[row], row
+
+    def line(self, most: int) -> list[int]:
+        """Rows of the first waiting jobs, in order. Of each heap only what is smaller than the last of them is looked at."""
+        found: list[int] = []
+        heads = [(heap[0], shape, 0) for shape, heap in self._heaps.items() if heap]
+        heapify(heads)
+        while heads and len(found) < most:
+            entry, shape, place = heappop(heads)
+            if self._tickets[entry[4]] == entry[5]:
+                found.append(entry[4])
+            heap = self._heaps[shape]
+            for below in (2 * place + 1, 2 * place + 2):
+                if below < len(heap):
+                    heappush(heads, (heap[below], shape, below))
+        return found
 
     @property
     def drifts(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -145,6 +146,10 @@ class PlannerAnswering:
             self._say_why(self._plan, now)
             self._plan = None
         return self._wake <= now
+
+    def line(self, most: int) -> list[int]:
+        """By submission: a plan is made anew each time."""
+        return list(islice(filter(self._state.waits, self._state.active), most))
 
     def next_change(self) -> float:
         """The moment that the last plan named, if anybody is there to plan for."""

@@ -57,7 +57,8 @@ def explain(state: State, row: int) -> Reason:
 
 def _describe(state: State, holding: Holding) -> str:
     nodes = state.topology.cluster.nodes
-    return ", ".join(f"{slots.mask.bit_count()} GPU of {nodes[slots.node].name}" for slots in holding)
+    counts = ((slots.mask.bit_count(), nodes[slots.node].name) for slots in holding)
+    return ", ".join(f"{gpus} GPU{'s' * (gpus != 1)} of {node}" for gpus, node in counts)
 
 
 def _waiting(state: State, row: int) -> Reason:
@@ -87,6 +88,8 @@ def _waiting_for_any(cause: Cause, free: str) -> Reason:
 
 
 def _held(state: State, row: int) -> str:
+    if row in state.on_hold:
+        return "is held back by its owner"
     if state.pool.waits(row):
         return "waits for a short trial on one GPU before it competes for its gang"
     return f"is tried again later, after {state.columns.failures[row]} failed runs"

@@ -24,16 +24,20 @@ from poise.model.action import Abandon, Action, Reject, WakeAt
 from poise.model.cluster import Cluster
 from poise.model.errors import InvariantError
 from poise.model.event import (
+    Belated,
     Cancelled,
+    Carried,
     Colocated,
     Computed,
     Estimated,
     Event,
     Failed,
     Finished,
+    Held,
     NodeLost,
     NodeReturned,
     Progressed,
+    Released,
     Stopped,
     Submitted,
     Synchronised,
@@ -75,6 +79,7 @@ class Scheduler:
         self._patience = Patience(insistence, self.state, self._answering) if insistence else None
         self._actions: list[Action] = []
         self._pending = False
+        self._is_late = False
         self._spared_until = inf
         self._wake = inf
         self._looked = -inf
@@ -93,7 +98,10 @@ class Scheduler:
             self._spared_until = inf
             self._answering.opened()
             self._pending = True
-        self._act(now)
+        if self._is_late:
+            self._is_late, self._pending = False, True
+        else:
+            self._act(now)
         if self._patience:
             self._patience.note(now)
         self.state.read_clocks(now)
@@ -119,28 +127,38 @@ class Scheduler:
         """Why the job runs, waits or has ended; for a job that was submitted."""
         return explain(self.state, self.state.rows[job])
 
+    def in_line(self, most: int) -> list[str]:
+        """The first waiting jobs as they stand in line: by rank if the policy is an order, by submission if it plans."""
+        return [self.state.columns.ids[row] for row in self._answering.line(most)]
+
     def _take(self, event: Event, now: float) -> None:
         match event:
             case Finished():
                 self._finished(event, now)
-            case Submitted():
-                self._submitted(event, now)
-            case Woke():
-                self._wake = inf
+            case Submitted() | Carried():
+                self._arrived(event, now)
+            case Woke() | Belated():
+                self._told_of_time(event)
             case Stopped():
                 self._stopped(event, now)
             case Failed():
                 self._failed(event, now)
             case Computed() | Synchronised():
                 self._advanced(event, now)
-            case Cancelled():
-                self._cancelled(event, now)
+            case Cancelled() | Held() | Released():
+                self._wanted(event, now)
             case Estimated() | Colocated() | Progressed():
                 self._learn(event)
             case NodeLost() | NodeReturned():
                 self._node_changed(event, now)
             case _:
                 assert_never(event)
+
+    def _told_of_time(self, event: Woke | Belated) -> None:
+        if isinstance(event, Woke):
+            self._wake = inf
+        else:
+            self._is_late = True
 
     def _learn(self, event: Estimated | Colocated | Progressed) -> None:
         """Take in what is known of speeds and losses; no decision is due for it."""
@@ -151,7 +169,7 @@ class Scheduler:
         elif (row := self._running_row(event.job, event.epoch)) is not None:
             self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
-    def _submitted(self, event: Submitted, now: float) -> None:
+    def _arrived(self, event: Submitted | Carried, now: float) -> None:
         job, state = event.job, self.state
         if job.id in state.rows:
             raise InvariantError(f"job {job.id!r} was submitted twice")
@@ -160,15 +178,38 @@ class Scheduler:
             state.refuse(job, belief.impossible, now)
             self._actions.append(Reject(job.id, belief.impossible))
             return
-        row = state.enter(job, event.steps, belief, self._asks, now)
-        if state.pool.slots and self._absence.admit(row, now):
+        since = event.since if isinstance(event, Carried) else now
+        row = state.enter(job, event.steps, belief, self._asks, since)
+        if isinstance(event, Carried):
+            self._carry(event, row, now)
+        elif state.pool.slots and self._absence.admit(row, now):
             return
-        self._answering.arrived(row, now)
+        else:
+            self._answering.arrived(row, now)
         self._pending = True
 
+    def _carry(self, event: Carried, row: int, now: float) -> None:
+        """A job of an earlier journal stands where it stood, and runs where it ran."""
+        state, columns = self.state, self.state.columns
+        columns.epoch[row] = event.epoch - bool(event.gpus)
+        columns.steps_done[row], columns.held[row], columns.failures[row] = event.done, event.received, event.failures
+        state.leaving[row] = columns.epoch[row]
+        self._answering.arrived(row, now)
+        if event.gpus:
+            state.free.take(event.gpus)
+            state.start(row, event.gpus, event.since)
+            self._enacting.protect(row, event.since)
+            self._answering.started(row, event.since)
+        elif event.held:
+            self._absence.hold(row, now)
+
     def _finished(self, event: Finished, now: float) -> None:
-        row = self._running_row(event.job, event.epoch)
-        if row is not None:
+        """All work is done; also if that was so before the run could be stopped, or moved."""
+        row = self._unended_row(event.job)
+        if row is None:
+            return
+        is_current = self.state.running(row) and event.epoch == self.state.columns.epoch[row]
+        if is_current or self.state.leaving.get(row) == event.epoch:
             self._end(row, now, Status.FINISHED)
 
     def _failed(self, event: Failed, now: float) -> None:
@@ -202,10 +243,12 @@ class Scheduler:
 
     def _stopped(self, event: Stopped, now: float) -> None:
         """Progress as the world knows it, of the last run or of the one before a run that has just begun elsewhere."""
-        row = self.state.rows.get(event.job)
-        if row is None or Status(self.state.columns.status[row]).is_final:
+        row = self._unended_row(event.job)
+        if row is None:
             return
         running = self.state.running(row)
+        if self.state.leaving.get(row) == event.epoch:
+            del self.state.leaving[row]
         if event.epoch == self.state.columns.epoch[row] - running:
             self.state.columns.steps_done[row] = event.steps
             if row in self.state.active:
@@ -225,12 +268,25 @@ class Scheduler:
             self.state.columns.steps_done[row] = event.steps
         self._pending = True
 
-    def _cancelled(self, event: Cancelled, now: float) -> None:
-        row = self.state.rows.get(event.job)
-        if row is None or Status(self.state.columns.status[row]).is_final:
+    def _wanted(self, event: Cancelled | Held | Released, now: float) -> None:
+        """What an owner wants of a job; of one that has ended, or is as wanted, nothing."""
+        row = self._unended_row(event.job)
+        if row is None:
             return
-        self.state.reasons[row] = "cancelled by its owner"
-        self._end(row, now, Status.CANCELLED)
+        on_hold = row in self.state.on_hold
+        if isinstance(event, Cancelled):
+            self.state.reasons[row] = "cancelled by its owner"
+            self._end(row, now, Status.CANCELLED)
+        elif isinstance(event, Released) and on_hold:
+            self._absence.release(row, now)
+        elif isinstance(event, Held) and not on_hold:
+            self._actions += self._absence.hold(row, now)
+        self._pending = True
+
+    def _unended_row(self, job: str) -> int | None:
+        """The row of a job that was submitted and has not ended."""
+        row = self.state.rows.get(job)
+        return None if row is None or Status(self.state.columns.status[row]).is_final else row
 
     def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
         if isinstance(event, NodeReturned):

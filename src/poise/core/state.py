@@ -50,6 +50,12 @@ class State:
         self.shape_of: list[Shape] = []
         self.waiting_shapes: dict[int, Shape] = {}
         self.protected: dict[int, float] = {}
+        self.leaving: dict[int, int] = {}
+        """Jobs that were preempted: the run that nobody has yet said the end of."""
+        self.steadfast: set[int] = set()
+        """Jobs that keep what they hold until they end."""
+        self.on_hold: set[int] = set()
+        """Jobs that are away until their owners release them."""
         self.losses: dict[int, list[tuple[float, float]]] = {}
         """What active jobs have reported: (steps, loss)."""
         self.reasons: dict[int, str] = {}
@@ -94,6 +100,8 @@ class State:
         self.rows[job.id] = row
         self.active[row] = None
         self._belief_of.append(belief)
+        if job.steadfast:
+            self.steadfast.add(row)
         if belief.tasks is not None:
             self.columns.divide(row, belief.tasks)
             self.dividing += 1
@@ -338,6 +346,9 @@ class State:
         self.columns.status[row] = status
         self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
+        self.leaving.pop(row, None)
+        self.steadfast.discard(row)
+        self.on_hold.discard(row)
         self.active.pop(row, None)
         self.away.pop(row, None)
 

@@ -86,34 +86,50 @@ def _encoded(thing: events.Event | actions.Action) -> list[Any]:
     return [_NAMES[kind], *(_plain(getattr(thing, name)) for name in _FIELDS[kind])]
 
 
+def header_line(header: Header) -> str:
+    """The first line of a journal."""
+    return _line(
+        {
+            "journal": VERSION,
+            "trace": header.trace,
+            "policy": header.policy,
+            "placement": header.placement,
+            "seed": header.seed,
+            "settings": asdict(header.settings),
+            "nodes": [[node.name, node.gpu_type, node.gpus, node.rack] for node in header.cluster.nodes],
+        }
+        | ({"prices": header.cluster.prices} if header.cluster.prices else {})
+    )
+
+
+def entry_line(entry: Entry) -> str:
+    """One instant as a line."""
+    return _line([entry.now, [*map(_encoded, entry.events)], [*map(_encoded, entry.actions)]])
+
+
+def job_line(job: Job) -> str:
+    """A job as a line."""
+    return _line(_plain(job))
+
+
+def _line(document: object) -> str:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
 class JournalWriter:
     """Writes a journal to a text stream as it happens."""
 
     def __init__(self, stream: IO[str], header: Header) -> None:
         self._stream = stream
-        self._line(
-            {
-                "journal": VERSION,
-                "trace": header.trace,
-                "policy": header.policy,
-                "placement": header.placement,
-                "seed": header.seed,
-                "settings": asdict(header.settings),
-                "nodes": [[node.name, node.gpu_type, node.gpus, node.rack] for node in header.cluster.nodes],
-            }
-            | ({"prices": header.cluster.prices} if header.cluster.prices else {})
-        )
+        self._stream.write(header_line(header) + "\n")
 
     def record(self, entry: Entry) -> None:
         """One instant."""
-        self._line([entry.now, [*map(_encoded, entry.events)], [*map(_encoded, entry.actions)]])
+        self._stream.write(entry_line(entry) + "\n")
 
     def close(self, end: str) -> None:
         """The last line."""
-        self._line({"end": end})
-
-    def _line(self, document: object) -> None:
-        self._stream.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+        self._stream.write(_line({"end": end}) + "\n")
 
 
 def _text(value: object) -> str:
@@ -209,6 +225,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
 _JOB = {name: _READERS[kind] for name, kind in get_type_hints(Job).items()}
 _FIELD_READERS = {kind: [_READERS[each] for each in get_type_hints(kind).values()] for kind in _FIELDS} | {
     events.Submitted: [_job, _text, _or_inf],
+    events.Carried: [_job, _text, _or_inf, _whole, _number, _number, _whole, _number, _holding, _flag],
     events.NodeLost: [_place],
     events.NodeReturned: [_place],
     actions.WakeAt: [_or_inf],
@@ -271,6 +288,28 @@ def _refused(constant: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refused)
+
+
+def read_header(line: str) -> Header:
+    """What `header_line` wrote; raises JournalError for anything else."""
+    return _read("a header", lambda: _header(_DECODER.decode(line)))
+
+
+def read_entry(line: str, last: float = -inf) -> Entry:
+    """What `entry_line` wrote, no earlier than `last`; raises JournalError for anything else."""
+    return _read("an instant", lambda: _entry(*_DECODER.decode(line), last=last))
+
+
+def read_job(line: str) -> Job:
+    """What `job_line` wrote; raises JournalError for anything else."""
+    return _read("a job", lambda: _job(_DECODER.decode(line)))
+
+
+def _read(what: str, read: Callable[[], Read]) -> Read:
+    try:
+        return read()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as error:
+        raise JournalError(f"not {what} of a journal: {error}") from None
 
 
 class JournalReader:

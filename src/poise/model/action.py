@@ -28,6 +28,7 @@ class Why(StrEnum):
     MOVED = "moved"
     RESIZED = "resized"
     VALIDATED = "validated"
+    HELD = "held"
 
 
 @dataclass(frozen=True, slots=True)

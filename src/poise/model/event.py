@@ -41,8 +41,32 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """A job that was submitted before this journal begins, as it stands now. Only estimates come before it.
+
+    epoch      of its current run, or of its last one
+    done       steps done when the current run began, or until now
+    received   seconds with GPUs before the current run
+    since      start of the current run; or since when it waits
+    gpus       what it holds; empty: it waits
+    held       its owner holds it back
+    """
+
+    job: Job
+    kind: str
+    steps: float
+    epoch: int
+    done: float
+    received: float
+    failures: int
+    since: float
+    gpus: Holding
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """A run reached the end of its job's work."""
+    """A run reached the end of its job's work, perhaps after it had been asked to stop."""
 
     job: str
     epoch: int
@@ -104,6 +128,20 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The owner wants the job not to run until further notice."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The owner wants a held job to run again."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node is gone, and so are the runs that had GPUs on it."""
 
@@ -118,6 +156,11 @@ class NodeReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class Belated:
+    """Everything at this instant became known later, so late that nothing can be decided for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The moment that the core asked to be woken at has come."""
 
@@ -126,6 +169,7 @@ Event = (
     Estimated
     | Colocated
     | Submitted
+    | Carried
     | Finished
     | Failed
     | Stopped
@@ -133,7 +177,10 @@ Event = (
     | Synchronised
     | Progressed
     | Cancelled
+    | Held
+    | Released
     | NodeLost
     | NodeReturned
+    | Belated
     | Woke
 )

@@ -48,6 +48,9 @@ CATEGORIES = (
     Category("gpu-out-of-memory", Verdict.HOPELESS, ("cuda out of memory",)),
     Category("cuda-version-mismatch", Verdict.HOPELESS),
     Category("output-node-error", Verdict.HOPELESS),
+    Category("max-duration", Verdict.HOPELESS, ("out of its time",)),
+    Category("cpu-seconds", Verdict.HOPELESS, ("cpu time limit",)),
+    Category("storage-full", Verdict.TRANSIENT, ("no space left on device", "disk full")),
     Category("job-preempted", Verdict.TRANSIENT, ("preempted",)),
     Category("gpu-ecc-error", Verdict.TRANSIENT, ("ecc error", "uncorrectable ecc error")),
     Category("mpi-error", Verdict.TRANSIENT, ("nccl error",)),
@@ -66,7 +69,7 @@ CATEGORIES = (
     Category("model-diverged", Verdict.UNKNOWN, ("diverged", "loss is nan")),
     Category("no-signature", Verdict.UNKNOWN, ("unknown", "unknown cause")),
 )
-"""Philly's 21 categories, and two that are met in other clusters (network, lost node).
+"""Philly's 21 categories, and five that are met elsewhere (network, lost node, limits of time, a full disk).
 
 Memory of a node is shared with whoever else is there, memory of a GPU is not: that is why running out of the first may
 pass, and running out of the second will not. Checkpoint errors were those of Philly's distributed file system.

@@ -31,6 +31,7 @@ class Job:
     deadline        seconds on the trace's clock
     micro_batches   tasks that a step divides into; given, any GPUs will do, and `gpus` is what `duration` refers to
     sync            seconds that putting the tasks of a step together takes, of those that a step takes in all
+    steadfast       once it runs it is not to be preempted
     """
 
     id: str
@@ -51,3 +52,4 @@ class Job:
     micro_batches: int | None = None
     name: str | None = None
     sync: float = 0.0
+    steadfast: bool = False

@@ -61,7 +61,7 @@ class Speeds:
 
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
-        own = None if self._knows(job) else _own_rate(self._table, job)
+        own = None if self.knows(job) else _own_rate(self._table, job)
         gang = (job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync)
         key = (job.model, job.batch_size, *gang, job.gpu_types, own, self._is_timed(job))
         kind = self._kinds.get(key)
@@ -83,7 +83,7 @@ class Speeds:
         Jobs whose steps divide into tasks share no GPUs.
         """
         is_divided = one.micro_batches is not None or other.micro_batches is not None
-        if is_divided or not (self._knows(one) and self._knows(other)):
+        if is_divided or not (self.knows(one) and self.knows(other)):
             return ((0.0, 0.0),) * len(self._types)
         units = self._unit(one), self._unit(other)
         classes = (JobClass(one.model or "", one.batch_size), JobClass(other.model or "", other.batch_size))
@@ -105,7 +105,7 @@ class Speeds:
         """The job's work: its steps, or else its duration, which is its work in seconds on the reference type."""
         if job.steps is None and job.duration is None:
             raise ThroughputError(f"job {job.id!r} states neither steps nor a duration; give one of the two")
-        if not self._knows(job):
+        if not self.knows(job):
             _own_rate(self._table, job)
             return float(job.steps if job.steps is not None and job.duration else job.duration or 0.0)
         return float(job.steps if job.steps is not None else job.duration or 0.0)
@@ -125,9 +125,10 @@ class Speeds:
 
     def _is_timed(self, job: Job) -> bool:
         """The table knows the job's model, but its work is stated as a duration."""
-        return job.steps is None and job.duration is not None and self._knows(job)
+        return job.steps is None and job.duration is not None and self.knows(job)
 
-    def _knows(self, job: Job) -> bool:
+    def knows(self, job: Job) -> bool:
+        """The table knows the job's model, with its batch size."""
         key = (job.model, job.batch_size)
         known = self._known.get(key)
         if known is None:
@@ -171,7 +172,7 @@ class Speeds:
         """With so many GPUs; work is counted as it is with the gang that the job asks for."""
         allowed = {gpu_type.lower() for gpu_type in job.gpu_types} or set(self._types)
         with_them = job if gpus == job.gpus else replace(job, gpus=gpus)
-        if self._knows(job):
+        if self.knows(job):
             rates = tuple(self._measured(with_them, name) if name in allowed else CANNOT_RUN for name in self._types)
         else:
             scale = gpus / job.gpus

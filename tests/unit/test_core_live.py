@@ -1,0 +1,125 @@
+"""What the core takes in from live services: holds, jobs of an earlier journal, news that comes late, steadfast jobs."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from poise.assembly import planned
+from poise.core.scheduler import Scheduler
+from poise.core.settings import Settings
+from poise.model.action import Action, Launch, Preempt, Why
+from poise.model.cluster import Slots, parse_cluster
+from poise.model.event import Belated, Carried, Estimated, Event, Failed, Finished, Held, Released, Stopped, Submitted
+from poise.model.job import Job
+from poise.model.speed import Estimate
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
+
+KNOWN = Estimated("k", Estimate(((1.0, 1.0, 1.0),)))
+
+
+def a_core(policy: str = "srtf", gpus: int = 2) -> Scheduler:
+    scheduler = Scheduler(
+        parse_cluster(f"gpu:{gpus}"), policy_named(policy), placement_named("consolidate"), Settings(round=10.0)
+    )
+    scheduler.handle(0.0, [KNOWN])
+    return scheduler
+
+
+def a_job(name: str, steps: float = 100.0, **more: object) -> Submitted:
+    return Submitted(Job(name, 0.0, 2, **more), "k", steps)  # type: ignore[arg-type]
+
+
+def carried(name: str, *, gpus: bool, **more: object) -> Carried:
+    given = {"epoch": 3, "done": 40.0, "received": 50.0, "failures": 1, "since": 5.0, "held": False} | more
+    return Carried(Job(name, 0.0, 2), "k", 100.0, gpus=(Slots(0, 0b11),) if gpus else (), **given)  # type: ignore[arg-type]
+
+
+def names(actions: Sequence[Action]) -> list[tuple[str, str]]:
+    return [(type(each).__name__, each.job) for each in actions if isinstance(each, Launch | Preempt)]
+
+
+def test_a_held_job_gives_its_gpus_away_and_gets_them_back_when_released() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a", 10.0), a_job("b")])
+    actions = core.handle(1, [Held("a")])
+    assert names(actions) == [("Preempt", "a"), ("Launch", "b")]
+    assert actions[0] == Preempt("a", 1, Why.HELD, None)
+    assert core.explain("a").text == "is held back by its owner"
+    core.handle(2, [Stopped("a", 1, 1.0), Finished("b", 1)])
+    assert core.explain("a").code == "held-back"
+    assert names(core.handle(3, [Released("a")])) == [("Launch", "a")]
+
+
+def test_holding_and_releasing_twice_is_the_same_as_once() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a")])
+    assert len(core.handle(1, [Held("a")])) >= 1
+    assert names(core.handle(2, [Held("a")])) == []
+    assert names(core.handle(3, [Released("a"), Released("a")])) == [("Launch", "a")]
+
+
+def test_a_held_job_can_be_cancelled_and_finish_late() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a")])
+    core.handle(1, [Held("a")])
+    core.handle(2, [Finished("a", 1)])
+    assert core.explain("a").code == "finished"
+
+
+def test_a_run_that_finished_while_it_was_to_be_stopped_ends_its_job() -> None:
+    core = a_core()
+    core.handle(0, [a_job("long", 100.0)])
+    assert names(core.handle(1, [a_job("short", 5.0)])) == [("Preempt", "long"), ("Launch", "short")]
+    core.handle(2, [Finished("long", 1)])
+    assert core.explain("long").code == "finished"
+    assert names(core.handle(6, [Finished("short", 1)])) == []
+
+
+def test_a_run_that_failed_cannot_have_finished_too() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a")])
+    assert names(core.handle(1, [Failed("a", 1, "died", 0.0)])) == [("Launch", "a")]
+    assert core.handle(2, [Finished("a", 1)]) == ()
+    assert core.explain("a").code == "running"
+
+
+def test_a_carried_job_runs_on_where_it_ran() -> None:
+    core = a_core()
+    assert names(core.handle(10.0, [carried("a", gpus=True), carried("b", gpus=False)])) == []
+    columns, row = core.state.columns, core.state.rows["a"]
+    assert (columns.epoch[row], columns.held[row], columns.started[row], columns.failures[row]) == (3, 50.0, 5.0, 1)
+    assert core.state.of(row) == (Slots(0, 0b11),)
+    assert names(core.handle(60.0, [Finished("a", 3)])) == [("Launch", "b")]
+    assert columns.epoch[core.state.rows["b"]] == 4
+
+
+def test_a_carried_job_that_is_held_stays_so() -> None:
+    core = a_core()
+    assert names(core.handle(10.0, [carried("a", gpus=False, held=True)])) == []
+    assert names(core.handle(11.0, [Released("a")])) == [("Launch", "a")]
+
+
+def test_a_carried_job_that_can_run_here_no_more_is_rejected() -> None:
+    core = a_core(gpus=1)
+    [action] = core.handle(10.0, [carried("a", gpus=False)])
+    assert type(action).__name__ == "Reject"
+
+
+def test_nothing_is_decided_for_an_instant_that_was_learnt_of_late() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a"), a_job("b")])
+    late: list[Event] = [Belated(), Finished("a", 1)]
+    assert names(core.handle(5, late)) == []
+    assert names(core.handle(9, [])) == [("Launch", "b")]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "max-min"])
+def test_a_steadfast_job_keeps_its_gpus_until_it_ends(policy: str) -> None:
+    settings = Settings(round=10.0)
+    chosen = planned(policy_named(policy), settings)
+    core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
+    core.handle(0.0, [KNOWN, a_job("a", 1e6, steadfast=True)])
+    assert names(core.handle(1.0, [a_job("b", 1.0)])) == []
+    assert all(names(core.handle(now, [])) == [] for now in (10.0, 20.0, 30.0, 40.0))
+    assert names(core.handle(50.0, [Finished("a", 1)])) == [("Launch", "b")]
