@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix format-check lint types imports bench lock clean
+.PHONY: help setup frameworks demo test check fix format-check lint types imports bench lock clean
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-13s %s\n' "$$verb" "$$text"; done
@@ -17,6 +17,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
+
+frameworks: $(READY)  ## PyTorch, Lightning and Transformers, for the tests of their adapters
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks]'
 
 demo: $(READY)   ## the tour: several policies on a mixed cluster, a table, an HTML report
 	$(BIN)/poise demo
@@ -50,7 +53,7 @@ bench: $(READY)  ## speed: of the simulator, of allocations, and until a large r
 	$(BIN)/python -m tests.bench.report
 
 lock: $(READY)   ## pin what is installed now
-	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' > constraints.txt
+	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' > constraints.txt
 
 clean:           ## forget the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

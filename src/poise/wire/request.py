@@ -1,0 +1,155 @@
+"""A job as it is submitted to a live Poise: what to run, on how many GPUs, and what may be done to it.
+
+Every field is bounded: a request that passes here can be kept, shown and run without further checks of its shape. What
+depends on the cluster or on the machine (a GPU type that is not there, a program that does not exist) is checked where it
+is known, at submission.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+MOST_ARGUMENTS = 1_000
+MOST_COMMAND = 64 << 10
+"""Characters of a command, all arguments together."""
+MOST_VARIABLES = 500
+MOST_ENVIRONMENT = 64 << 10
+"""Characters of a job's environment, names and values together."""
+MOST_PATH = 4_000
+MOST_GPUS = 100_000
+MOST_SECONDS = 10 * 365 * 86_400.0
+MOST_STEPS = 1e15
+MOST_JOBS = 1_000
+"""Jobs of one submission."""
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
+
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$", max_length=64)]
+"""Of a job, an app, a tenant, a GPU type, a model, a token: nothing that needs quoting anywhere."""
+Argument = Annotated[str, StringConstraints(max_length=MOST_COMMAND, pattern=r"^[^\x00]*$")]
+Variable = Annotated[str, StringConstraints(pattern=f"^{VARIABLE}$")]
+Path = Annotated[str, StringConstraints(max_length=MOST_PATH, pattern=r"^/[^\x00]*$")]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+
+
+class Preemption(StrEnum):
+    """What may be done to a run before its job has ended.
+
+    CHECKPOINT   it is asked for a checkpoint at the end of its lease and goes on from there (scripts that use poise.worker)
+    RESTART      it gets TERM at the end of its lease, and is started again: it finds its own checkpoints, or begins anew
+    NEVER        it keeps its GPUs until it ends
+    """
+
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    NEVER = "never"
+
+
+class Replicas(StrEnum):
+    """How many processes a run has: one a node that sees all GPUs it has there, or one a GPU (as torchrun does)."""
+
+    NODE = "node"
+    GPU = "gpu"
+
+
+class Wire(BaseModel):
+    """What crosses the boundary: frozen, and nothing in it that is not known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Checkpoint(Wire):
+    """every: seconds between checkpoints that nobody asked for (None: only when asked); deadline: seconds to write one."""
+
+    every: Seconds | None = None
+    deadline: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+
+
+class Retry(Wire):
+    """on_errors: failed runs that are forgiven (None: as the service is set up); exit_codes: those that always are."""
+
+    on_errors: Annotated[int, Field(ge=0, le=1_000)] | None = None
+    exit_codes: Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(max_length=64)] = ()
+
+
+class Limits(Wire):
+    """Of each replica: bytes of address space, seconds of CPU time, open files, processes of the user. None: no limit."""
+
+    memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    cpu_seconds: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
+    open_files: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+
+
+class Request(Wire):
+    """One job.
+
+    command        program and arguments; no shell ever sees it
+    setup          a command that is run once, before the first run
+    gpus           the gang; `min_gpus` and `max_gpus` make the job elastic
+    gpu_types      any of these; empty: any that there are
+    cwd            working directory, absolute
+    steps          how long it is, if its owner knows; or `duration`: seconds on the reference GPU type
+    model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
+    micro_batches  tasks that a step divides into: any mix of GPUs will do then
+    max_duration   seconds of running after which it is stopped for good
+    """
+
+    name: Name | None = None
+    command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=MOST_ARGUMENTS)]
+    setup: Annotated[tuple[Argument, ...], Field(max_length=MOST_ARGUMENTS)] = ()
+    tenant: Name | None = None
+    app: Name | None = None
+    gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] = 1
+    min_gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
+    max_gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
+    gpu_types: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    replicas: Replicas = Replicas.NODE
+    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES)] = {}
+    cwd: Path | None = None
+    steps: Annotated[float, Field(gt=0, le=MOST_STEPS)] | None = None
+    duration: Seconds | None = None
+    model: Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f]*$")] | None = None
+    batch_size: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    micro_batches: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
+    weight: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    priority: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
+    preemption: Preemption = Preemption.CHECKPOINT
+    checkpoint: Checkpoint = Checkpoint()
+    retry: Retry = Retry()
+    limits: Limits = Limits()
+    max_duration: Seconds | None = None
+    hold: bool = False
+
+    @field_validator("gpu_types")
+    @classmethod
+    def _lower(cls, types: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.lower() for each in types))
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if not self.command[0]:
+            raise ValueError("command: the program has no name")
+        if sum(map(len, (*self.command, *self.setup))) > MOST_COMMAND:
+            raise ValueError(f"command: more than {MOST_COMMAND:,} characters")
+        if sum(len(name) + len(value) for name, value in self.env.items()) > MOST_ENVIRONMENT:
+            raise ValueError(f"env: more than {MOST_ENVIRONMENT:,} characters")
+        if any(name.startswith("POISE_") for name in self.env):
+            raise ValueError("env: names that begin with POISE_ are Poise's own")
+        if not (self.min_gpus or self.gpus) <= self.gpus <= (self.max_gpus or self.gpus):
+            raise ValueError("gpus: expected min_gpus <= gpus <= max_gpus")
+        if self.micro_batches is not None and (self.min_gpus or self.max_gpus):
+            raise ValueError("micro_batches: a job that divides takes any number of GPUs; leave min_gpus and max_gpus out")
+        return self
+
+
+class Submission(Wire):
+    """Jobs that are taken all together or not at all.
+
+    key   made by the client: the same submission sent twice (after a lost connection) is taken once
+    """
+
+    jobs: Annotated[tuple[Request, ...], Field(min_length=1, max_length=MOST_JOBS)]
+    key: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")] | None = None

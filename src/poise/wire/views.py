@@ -1,0 +1,299 @@
+"""What the server answers. Times are seconds: moments since 1970 (UTC), spans as they are."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from poise.wire.request import Name, Request, Wire
+
+
+class State(StrEnum):
+    """Where a job stands. PAUSED: out of GPUs, and coming back by itself. The last three are final."""
+
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    CHECKPOINTING = "CHECKPOINTING"
+    PAUSED = "PAUSED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """Nothing happens to the job any more."""
+        return self in {State.SUCCEEDED, State.FAILED, State.CANCELLED}
+
+
+class Flag(StrEnum):
+    """What else there is to say of a job's state."""
+
+    HELD = "HELD"
+    PREEMPTED = "PREEMPTED"
+    RESTARTED = "RESTARTED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    TIMEOUT = "TIMEOUT"
+
+
+class Reason(Wire):
+    """Why a job runs, waits or has ended: a stable code, and a sentence with numbers."""
+
+    code: str
+    text: str
+
+
+class Why(Wire):
+    """The one dominant reason, the numbers behind it, and what would help."""
+
+    job: str
+    state: State
+    reason: Reason
+    evidence: tuple[str, ...] = ()
+    advice: str | None = None
+
+
+class JobRow(Wire):
+    """A line of the queue.
+
+    position     place among waiting jobs, from 1; None if it does not wait
+    gpus         GPUs it holds; `wanted`: GPUs it asked for
+    gpu_type     type that it runs on; None if it does not run
+    waited, ran  seconds in all, until now
+    restarts     runs after the first
+    eta          seconds until it is expected to end; None: not known
+    share        its tenant's part of all GPUs that are held now
+    """
+
+    id: str
+    name: str
+    tenant: str
+    app: str | None
+    state: State
+    flags: tuple[Flag, ...]
+    reason: Reason
+    position: int | None
+    gpus: int
+    wanted: int
+    gpu_type: str | None
+    gpu_types: tuple[str, ...]
+    submitted: float
+    started: float | None
+    finished: float | None
+    waited: float
+    ran: float
+    restarts: int
+    eta: float | None
+    share: float | None
+
+
+class Run(Wire):
+    """A stretch during which a job held GPUs.
+
+    steps    where it began, and what of it was kept (None: not known yet)
+    codes    exit codes of its replicas by rank; a signal counts negative
+    lost     GPU-seconds of work that was done and not kept
+    """
+
+    epoch: int
+    started: float
+    ended: float | None
+    gpus: dict[str, tuple[int, ...]]
+    how: str | None
+    cause: str | None
+    codes: tuple[int | None, ...] = ()
+    begun: float = 0.0
+    kept: float | None = None
+    lost: float | None = None
+
+
+class JobDetail(Wire):
+    """Everything about a job. `request` is there for its owner and for operators."""
+
+    job: JobRow
+    preemptions: int
+    failures: int
+    gpu_seconds: float
+    lost_gpu_seconds: float
+    steps: float
+    total_steps: float | None
+    checkpoint_steps: float | None
+    throughput: float | None
+    loss: float | None
+    cause: str | None
+    runs: tuple[Run, ...]
+    request: Request | None = None
+
+
+class Queue(Wire):
+    """Jobs in scheduling order: those that hold GPUs, then those that wait; `total` is how many there are in all."""
+
+    jobs: tuple[JobRow, ...]
+    total: int
+    counts: dict[str, int]
+
+
+class Submitted(Wire):
+    """What became of a submission: the jobs' ids, in order."""
+
+    jobs: tuple[str, ...]
+
+
+class Done(Wire):
+    """A wish was taken: the state that the job is in now."""
+
+    job: str
+    state: State
+
+
+class NodeRow(Wire):
+    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    free: int
+    rack: str
+    alive: bool
+    jobs: tuple[str | None, ...]
+
+
+class Nodes(Wire):
+    """All nodes, in the cluster's order."""
+
+    nodes: tuple[NodeRow, ...]
+
+
+class TenantShare(Wire):
+    """weight: what its jobs' weights are multiplied by; entitled: its part of all weights of tenants that have jobs; held:
+
+    its part of the GPUs that are held now; gpu_seconds: what it has received since the service began to keep books.
+    """
+
+    tenant: str
+    weight: float
+    entitled: float
+    held: float
+    gpus: int
+    running: int
+    waiting: int
+    gpu_seconds: float
+    preemptions: int
+
+
+class Shares(Wire):
+    """All tenants, by name."""
+
+    tenants: tuple[TenantShare, ...]
+
+
+class Weight(Wire):
+    """A tenant's new weight."""
+
+    weight: Annotated[float, Field(ge=1e-3, le=1e3)]
+
+
+class PolicyName(Wire):
+    """A policy of the catalogue, with parameters and combinators as on the command line."""
+
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[\x20-\x7e]*$")]
+
+
+class Happening(Wire):
+    """Something that happened: a view of the journal.
+
+    number   place in the journal: ask for what came after it
+    actor    a person, a rule, a node, or a job
+    """
+
+    number: int
+    time: float
+    actor: str
+    kind: str
+    job: str | None
+    tenant: str | None
+    text: str
+
+
+class Events(Wire):
+    """In the order in which they happened; `next`: number to ask from for more."""
+
+    events: tuple[Happening, ...]
+    next: int
+
+
+class Log(Wire):
+    """A part of a replica's log. `next`: offset to ask from for more; `ended`: nothing will be added."""
+
+    text: str
+    offset: int
+    next: int
+    ended: bool
+
+
+class Role(StrEnum):
+    """What a token may do, each more than the one before.
+
+    READER     look at everything but other people's logs, commands and environments
+    USER       and submit jobs, and do as they like with their own
+    OPERATOR   and with everybody's
+    ADMIN      and change policy, shares and tokens
+    """
+
+    READER = "reader"
+    USER = "user"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class Account(Wire):
+    """Whom a token stands for."""
+
+    name: Name
+    tenant: Name
+    role: Role
+    expires: float | None = None
+
+
+class NewToken(Wire):
+    """A token to be made. `days`: until it expires; None: never."""
+
+    name: Name
+    tenant: Name
+    role: Role
+    days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+
+
+class MadeToken(Wire):
+    """The only time that the token itself is shown."""
+
+    token: str
+    account: Account
+
+
+class Accounts(Wire):
+    """All tokens, without the tokens."""
+
+    accounts: tuple[Account, ...]
+
+
+class Service(Wire):
+    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why."""
+
+    version: str
+    policy: str
+    cluster: str
+    round: float
+    now: float
+    started: float
+    ready: bool
+    problem: str | None
+    jobs: int
+
+
+class Problem(Wire):
+    """Every answer that is not 2xx: one line for people, a stable code for programs."""
+
+    code: str
+    detail: str
