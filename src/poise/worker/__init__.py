@@ -1,0 +1,16 @@
+"""What a training script imports: the lease on its GPUs. Standard library only; nothing heavy is imported with it.
+
+    from poise.worker import attach
+
+    lease = attach(save=save, load=load)    # save(path) writes the training state there, load(path) reads it
+    for step in lease.steps(10_000):
+        train(step)
+
+Inside Poise the loop begins at the step after the last checkpoint, reports progress, and at the end of the lease saves and
+leaves with exit code 75, so that the next start goes on at the very step. Outside Poise it is a plain loop.
+"""
+
+from poise.worker.lease import Lease, Wish, Writers, attach
+from poise.worker.protocol import CHECKPOINT_FAILED, YIELDED, Notice, WorkerError
+
+__all__ = ["CHECKPOINT_FAILED", "YIELDED", "Lease", "Notice", "Wish", "WorkerError", "Writers", "attach"]

@@ -1,0 +1,121 @@
+"""Checkpoints in a directory: `step-<n>`, a file or a directory, is complete once it has this name.
+
+Other names there:
+
+    saving-<n>       being written, or left by a process that died while writing
+    removing-<n>     an old one on its way out
+    bad-step-<n>     could not be loaded when the one before it could; kept for its owner to look at, until the next such one
+"""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+KEPT = 2
+"""Complete checkpoints that are kept: the newest, and the one before it in case that cannot be loaded."""
+
+_COMPLETE = re.compile(r"step-([0-9]{1,18})")
+
+
+class Checkpoints:
+    """The checkpoints of one job. One process at a time writes; any number read."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def path(self, step: int) -> str:
+        """Where the complete checkpoint of that many steps is, or would be."""
+        return os.path.join(self._folder, f"step-{step}")
+
+    def part(self, step: int) -> str:
+        """Where it is as long as it is being written. Not a hidden file: torch.save takes none."""
+        return os.path.join(self._folder, f"saving-{step}")
+
+    def complete(self) -> list[int]:
+        """Steps of the complete checkpoints, newest first."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        matches = (_COMPLETE.fullmatch(name) for name in names)
+        # Numbers that are written in another way ("step-007") are not ours: path() would not find them again.
+        found = (int(match[1]) for match in matches if match and match[1] == str(int(match[1])))
+        return sorted(found, reverse=True)
+
+    def write(self, step: int, save: Callable[[str], object]) -> None:
+        """Have `save(path)` write one. It counts from one instant on, survives a power failure, and replaces older ones.
+
+        Whatever goes wrong comes out, nothing is left of this one then, and older ones are untouched.
+        """
+        os.makedirs(self._folder, exist_ok=True)
+        part = self.part(step)
+        try:
+            save(part)
+            _require(part)
+            _flush_tree(part)
+            os.rename(part, self.path(step))
+        except BaseException:
+            with suppress(OSError):
+                _remove(part)
+            raise
+        _flush(self._folder)
+        for old in self.complete()[KEPT:]:
+            self._discard(old)
+
+    def set_aside(self, step: int) -> None:
+        """Take one out of the count without losing it, if that is possible. Earlier ones that were set aside are removed."""
+        with suppress(OSError):
+            self._remove_all("bad-step-")
+            os.rename(self.path(step), os.path.join(self._folder, f"bad-step-{step}"))
+            _flush(self._folder)
+
+    def sweep(self) -> None:
+        """Remove what processes that died have left half-written, as far as possible."""
+        with suppress(OSError):
+            self._remove_all("saving-", "removing-")
+
+    def _remove_all(self, *beginnings: str) -> None:
+        for name in os.listdir(self._folder):
+            if name.startswith(beginnings):
+                _remove(os.path.join(self._folder, name))
+
+    def _discard(self, step: int) -> None:
+        # A directory does not go at once: under its own name, half of it could be taken for a checkpoint.
+        going = os.path.join(self._folder, f"removing-{step}")
+        with suppress(OSError):
+            _remove(going)
+            os.rename(self.path(step), going)
+            _remove(going)
+
+
+def _require(path: str) -> None:
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f"save(path) made neither a file nor a directory at the path that it was given, {path}")
+
+
+def _flush(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush_tree(path: str) -> None:
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if not entry.is_symlink():
+                    _flush_tree(entry.path)
+    _flush(path)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        from shutil import rmtree  # here, since most checkpoints are files and this import is slow
+
+        rmtree(path)
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,191 @@
+"""The worker's side of the lease protocol, version 1 (docs/design/0009-live.md): files and variables, and nothing else.
+
+Files are in the run's directory, JSON, each replaced atomically:
+
+    lease.json      read by rank 0: {"version", "job", "epoch", "ends", "cause", "text"}; once `ends` is a number, leave
+    stop.json       written by rank 0, read by the others: {"version", "step"}: stop before that step
+    save.json       the same for checkpoints that all ranks take part in
+    progress.json   written by rank 0, see progress.py
+    failure.json    {"version", "cause", "text"}: why the run is about to leave with exit code 73
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+VERSION = 1
+YIELDED = 75
+"""Exit code of a run that left because it was asked to, with its work saved (EX_TEMPFAIL)."""
+CHECKPOINT_FAILED = 73
+"""Exit code of a run whose checkpoint could not be written at the end of its lease, or not be read at its start."""
+CHECKPOINT_CAUSE = "model-checkpoint-error"
+
+LEASE, STOP, SAVE, PROGRESS, FAILURE = "lease.json", "stop.json", "save.json", "progress.json", "failure.json"
+
+Value = TypeVar("Value")
+
+
+class WorkerError(RuntimeError):
+    """The training script, or the environment that it was started in, is not as this library expects it."""
+
+
+class Notice(NamedTuple):
+    """Why the lease ends. `ends`: seconds since 1970 at which the processes are made to leave; None: not said."""
+
+    ends: float | None
+    cause: str
+    text: str
+
+
+class Surroundings(NamedTuple):
+    """What the environment says of this process and its job.
+
+    run_dir           of the lease protocol; None: outside Poise
+    checkpoint_every  seconds between checkpoints that nobody asked for; None: none
+    micro_batches     parts that a step of the job divides into; None: not said
+    rank_speeds       relative speed by rank; empty: all alike
+    lease_steps       steps after which the lease ends, for tests; None: when Poise says so
+    """
+
+    run_dir: str | None
+    checkpoint_dir: str | None
+    checkpoint_every: float | None
+    rank: int
+    world_size: int
+    micro_batches: int | None
+    rank_speeds: tuple[float, ...]
+    lease_steps: int | None
+
+
+def surroundings(variables: Mapping[str, str]) -> Surroundings:
+    """Read the environment. A value that cannot be is a WorkerError that names it."""
+    run_dir = variables.get("POISE_RUN_DIR") or None
+    if run_dir and variables.get("POISE_LEASE_VERSION", str(VERSION)) != str(VERSION):
+        given = variables["POISE_LEASE_VERSION"]
+        raise WorkerError(
+            f"POISE_LEASE_VERSION: the service speaks version {given}, this library {VERSION}; install its Poise"
+        )
+    world_size = _read(variables, "WORLD_SIZE", _counted) or 1
+    rank = _read(variables, "RANK", int) or 0
+    speeds = _read(variables, "POISE_RANK_SPEEDS", _speeds) or ()
+    if not 0 <= rank < world_size:
+        raise WorkerError(f"RANK: expected 0 to {world_size - 1} as WORLD_SIZE is {world_size}, got {rank}")
+    if speeds and len(speeds) != world_size:
+        raise WorkerError(f"POISE_RANK_SPEEDS: expected {world_size} numbers, one a rank, got {len(speeds)}")
+    return Surroundings(
+        run_dir=run_dir,
+        checkpoint_dir=variables.get("POISE_CHECKPOINT_DIR") or None,
+        checkpoint_every=_read(variables, "POISE_CHECKPOINT_EVERY", _positive),
+        rank=rank,
+        world_size=world_size,
+        micro_batches=_read(variables, "POISE_MICRO_BATCHES", _counted),
+        rank_speeds=speeds,
+        lease_steps=_read(variables, "POISE_LEASE_STEPS", _counted),
+    )
+
+
+def _read(variables: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
+    text = variables.get(name, "")
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except ValueError:
+        raise WorkerError(f"{name}: cannot be {text!r}") from None
+
+
+def _counted(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+class Watched:
+    """A file of the run's directory that somebody else writes: one `stat` a look, read again only when replaced."""
+
+    def __init__(self, run_dir: str | None, name: str) -> None:
+        self._path = None if run_dir is None else os.path.join(run_dir, name)
+        self._seen: tuple[int, int] | None = None
+        self._fields: dict[str, Any] = {}
+
+    def fields(self) -> dict[str, Any]:
+        """What it says now; nothing if it is not there or cannot be read."""
+        if self._path is None:
+            return self._fields
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return {}
+        if (stat.st_mtime_ns, stat.st_ino) != self._seen:
+            self._fields = _fields(self._path)
+            self._seen = (stat.st_mtime_ns, stat.st_ino)
+        return self._fields
+
+
+def _fields(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("version") == VERSION else {}
+
+
+def notice_in(fields: Mapping[str, Any]) -> Notice | None:
+    """The end of the lease, if lease.json says one."""
+    ends = fields.get("ends")
+    if not isinstance(ends, int | float):
+        return None
+    return Notice(float(ends), str(fields.get("cause") or "lease-end"), str(fields.get("text") or "the lease ends"))
+
+
+def step_in(fields: Mapping[str, Any]) -> int | None:
+    """The step that stop.json or save.json says."""
+    step = fields.get("step")
+    return step if isinstance(step, int) else None
+
+
+def replace_json(run_dir: str, name: str, fields: Mapping[str, object], flush: Callable[[int], None] = os.fsync) -> None:
+    """Replace a file of the run's directory atomically. `flush` is called with the open file before it gets its name."""
+    path = os.path.join(run_dir, name)
+    part = f"{path}.{os.getpid()}.part"  # ranks that fail together write the same file
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump({"version": VERSION, **fields}, file, allow_nan=False)
+        file.flush()
+        flush(file.fileno())
+    os.replace(part, path)
+
+
+def tell_failure(run_dir: str | None, text: str) -> None:
+    """Leave word of why the run is about to fail, if that is possible."""
+    if run_dir is not None:
+        with suppress(OSError):
+            replace_json(run_dir, FAILURE, {"cause": CHECKPOINT_CAUSE, "text": text})
+
+
+def say(text: str) -> None:
+    """A line for people, in the job's log."""
+    sys.stderr.write(f"poise: {text}\n")
+    sys.stderr.flush()
+
+
+def say_traceback() -> None:
+    """The traceback of the exception that is being handled, in the job's log."""
+    from traceback import print_exc  # here, since it is seldom needed and slow to import
+
+    print_exc(file=sys.stderr)

@@ -1,0 +1,102 @@
+"""A fake of Poise for the tests of a training script: does it come to the same, preempted and resumed?
+
+from poise.worker.testing import preempting
+
+def test_training_resumes_exactly():
+    with preempting(after_steps=3) as poise:
+        weights = poise.run(train, steps=10)
+    assert poise.starts == 4
+    assert weights == train(steps=10)
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, repeat
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from poise.worker.checkpoints import Checkpoints
+from poise.worker.protocol import VERSION, YIELDED
+
+Answer = TypeVar("Answer")
+
+
+@contextmanager
+def preempting(after_steps: int | Sequence[int]) -> Iterator["Preempting"]:
+    """A fake Poise that ends the lease of a run after so many steps: of every run, or of the first, the second, ...
+
+    Runs after the last of a sequence are not preempted. Checkpoints are kept in a directory that goes away at the end.
+    """
+    with TemporaryDirectory(prefix="poise-") as folder:
+        yield Preempting(folder, after_steps)
+
+
+class Preempting:
+    """Starts a training as Poise would, again after every preemption, until it has done all its work.
+
+    starts           how often it was started
+    checkpoint_dir   where its checkpoints are
+    """
+
+    def __init__(self, folder: str, after_steps: int | Sequence[int]) -> None:
+        every = isinstance(after_steps, int)
+        limits = [after_steps] if isinstance(after_steps, int) else list(after_steps)
+        if not all(limit >= 1 for limit in limits):
+            raise ValueError(f"after_steps: expected 1 or more, got {after_steps}")
+        self._folder = folder
+        self._limits = chain(limits, repeat(limits[0] if every else None))
+        self.checkpoint_dir = os.path.join(folder, "checkpoint")
+        self.starts = 0
+
+    def run(self, train: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:  # noqa: ANN401  whatever it takes
+        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out."""
+        while True:
+            saved, variables = self._saved(), self._start()
+            before = dict(os.environ)
+            os.environ.update(variables)
+            try:
+                return train(*arguments, **named)
+            except SystemExit as leaving:
+                if leaving.code != YIELDED:
+                    raise
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            self._require_progress(saved)
+
+    def run_command(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        """Run a command until it exits with another code than 75; its last run, with what that printed."""
+        while True:
+            saved, variables = self._saved(), self._start()
+            environment = {**os.environ, **variables}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode != YIELDED:
+                return done
+            self._require_progress(saved)
+
+    def _start(self) -> dict[str, str]:
+        """Variables of the next run."""
+        self.starts += 1
+        run_dir = os.path.join(self._folder, "runs", str(self.starts))
+        os.makedirs(run_dir)
+        limit = next(self._limits)
+        return {
+            "POISE_RUN": f"test/{self.starts}",
+            "POISE_JOB": "test",
+            "POISE_EPOCH": str(self.starts),
+            "POISE_RUN_DIR": run_dir,
+            "POISE_CHECKPOINT_DIR": self.checkpoint_dir,
+            "POISE_LEASE_VERSION": str(VERSION),
+            "POISE_LEASE_STEPS": "" if limit is None else str(limit),
+        }
+
+    def _saved(self) -> int:
+        return max(Checkpoints(self.checkpoint_dir).complete(), default=0)
+
+    def _require_progress(self, before: int) -> None:
+        if self._saved() <= before:
+            raise AssertionError(
+                f"start {self.starts} left with {self._saved()} steps saved, no more than before: it would never end"
+            )

@@ -1,0 +1,235 @@
+"""Trainings with PyTorch, Lightning and the Hugging Face Trainer end with the same weights, interrupted or not."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.docs_runner import ROOT, blocks
+
+from poise.worker import WorkerError, attach
+from poise.worker.testing import preempting
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+
+STEPS = 13
+"""Of three epochs, of which the first has 5 steps, the second too, and the third is cut short."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that bits can be compared; the generators are given back as they were."""
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)
+
+
+def _data() -> Any:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 6, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+
+
+def _network() -> Any:
+    torch.manual_seed(7)
+    nn = torch.nn
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def _weights(model: Any) -> list[bytes]:
+    return [value.detach().numpy().tobytes() for value in model.state_dict().values()]
+
+
+def _lightning_module(lightning: Any) -> Any:
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
+
+    return Module()
+
+
+def _huggingface_model() -> Any:
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network()
+
+        def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
+            return {"loss": torch.nn.functional.mse_loss(self.network(inputs), labels)}
+
+    return Model()
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [{"inputs": inputs, "labels": wanted} for inputs, wanted in _data()]
+
+
+def train_plainly(steps: int = STEPS) -> list[bytes]:
+    from poise.worker.pytorch import Batches, State
+
+    model = _network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
+    batches = Batches(_data(), batch_size=8, seed=3)
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler, batches=batches)
+    lease = attach(save=state.save, load=state.load)
+    endless = (batch for _ in iter(int, 1) for batch in batches)
+    for _, (inputs, wanted) in zip(lease.steps(steps), endless, strict=False):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), wanted).backward()
+        optimizer.step()
+        scheduler.step()
+    return _weights(model)
+
+
+def train_with_lightning(steps: int = STEPS) -> list[bytes]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+        from poise.worker.lightning import LeaseCallback
+    from poise.worker.pytorch import Batches
+
+    callback, module = LeaseCallback(), _lightning_module(lightning)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[callback], **quiet)
+        trainer.fit(module, Batches(_data(), batch_size=8, seed=3), ckpt_path=callback.newest())
+    return _weights(module)
+
+
+def train_with_huggingface(folder: Path, steps: int = STEPS) -> list[bytes]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        from poise.worker.huggingface import LeaseCallback
+
+    callback, model = LeaseCallback(), _huggingface_model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        arguments = transformers.TrainingArguments(
+            str(folder), max_steps=steps, use_cpu=True, save_strategy="no", save_total_limit=1, report_to=[], seed=5
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=_rows(), callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.newest())
+    return _weights(model)
+
+
+@pytest.mark.parametrize("after", [1, 4, [2, 3, 5], [12], [13]])
+def test_worker_pytorch_ends_with_the_weights_of_an_uninterrupted_run(after: int | list[int]) -> None:
+    want = train_plainly()
+    with preempting(after_steps=after) as poise:
+        assert poise.run(train_plainly) == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [4, [5], [1, 4, 5], [12]])
+def test_worker_lightning_ends_with_the_weights_of_an_uninterrupted_run(after: int | list[int]) -> None:
+    want = train_with_lightning()
+    with preempting(after_steps=after) as poise:
+        assert poise.run(train_with_lightning) == want
+        assert poise.starts > 1
+        assert poise.run(train_with_lightning) == want  # begun again when all steps were done: nothing is trained twice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [4, [5], [1, 4, 5], [12]])
+def test_worker_huggingface_ends_with_the_weights_of_an_uninterrupted_run(after: int | list[int], tmp_path: Path) -> None:
+    want = train_with_huggingface(tmp_path / "alone")
+    with preempting(after_steps=after) as poise:
+        assert poise.run(train_with_huggingface, tmp_path / "shared") == want
+        assert poise.starts > 1
+        assert poise.run(train_with_huggingface, tmp_path / "shared") == want
+
+
+def test_worker_state_refuses_a_checkpoint_of_other_parts(tmp_path: Path) -> None:
+    from poise.worker.pytorch import State
+
+    State(model=_network()).save(str(tmp_path / "one"))
+    with pytest.raises(ValueError, match="the checkpoint has model; expected network"):
+        State(network=_network()).load(str(tmp_path / "one"))
+
+
+def test_worker_batches_of_all_ranks_are_the_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poise.worker.pytorch import Batches
+
+    whole = [batch[0] for batch in Batches(_data(), batch_size=8, seed=3)]
+    parts = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        parts.append([batch[0] for batch in Batches(_data(), batch_size=8, seed=3)])
+    assert all(torch.equal(torch.cat(mine), want) for mine, want in zip(zip(*parts, strict=True), whole, strict=True))
+
+
+def test_worker_batches_larger_than_the_data_are_refused() -> None:
+    from poise.worker.pytorch import batch_at
+
+    with pytest.raises(ValueError, match="expected 1 to 4"):
+        batch_at(0, samples=4, batch_size=5, seed=0)
+
+
+def test_worker_lightning_that_would_begin_anew_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+        from poise.worker.lightning import LeaseCallback
+    (tmp_path / "step-3").touch()
+    monkeypatch.setenv("POISE_CHECKPOINT_DIR", str(tmp_path))
+    with pytest.raises(WorkerError, match="ckpt_path"):
+        LeaseCallback().on_train_start(type("Trainer", (), {"global_step": 0}), None)
+
+
+def _block_of_the_page(word: str) -> str:
+    """The first block of the how-to page that imports from this module."""
+    page = (ROOT / "docs" / "how-to" / "make-a-training-script-resumable.md").read_text(encoding="utf-8")
+    return next(block.text for block in blocks(page) if block.language == "text" and f"poise.worker.{word} " in block.text)
+
+
+def _names() -> dict[str, Any]:
+    """What the blocks of the page take as given."""
+    model, data = _network(), _data()
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    given = {"torch": torch, "model": model, "optimizer": optimizer, "scheduler": scheduler, "data": data}
+    return {**given, "inputs": data.tensors[0], "wanted": data.tensors[1]}
+
+
+def test_worker_page_shows_a_pytorch_script_that_runs() -> None:
+    names = _names()
+    before = _weights(names["model"])
+    exec(_block_of_the_page("pytorch"), names)
+    assert _weights(names["model"]) != before
+
+
+@pytest.mark.slow
+def test_worker_page_shows_a_lightning_script_that_runs() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+        names = {**_names(), "module": _lightning_module(lightning)}
+        exec(_block_of_the_page("lightning"), names)
+    assert names["trainer"].global_step == 10
+
+
+@pytest.mark.slow
+def test_worker_page_shows_a_huggingface_script_that_runs(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        names = {**_names(), "model": _huggingface_model(), "rows": _rows(), "output_dir": str(tmp_path)}
+        exec(_block_of_the_page("huggingface"), names)
+    assert names["trainer"].state.global_step == 10
