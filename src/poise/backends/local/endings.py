@@ -1,0 +1,122 @@
+"""What the files of a run say, as news. They were written by the job's own user: nothing in them is taken on trust."""
+
+import errno
+from math import isfinite
+from typing import NamedTuple
+
+from poise.backends.local.folders import Folders
+from poise.backends.local.records import PROGRESS, Fields, now
+from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
+
+LOST = "node-lost"
+"""What a run died of whose runner was killed: the machine, or somebody on it, took it away. It is no fault of the job."""
+UNREADABLE = "no-signature"
+STORAGE = "storage-full"
+OVERDUE = "max-duration"
+_REFUSALS = {
+    errno.ENOSPC: STORAGE,
+    errno.EDQUOT: STORAGE,
+    errno.EROFS: STORAGE,
+    errno.EACCES: "permission-error",
+    errno.EPERM: "permission-error",
+    errno.ENOMEM: "cpu-out-of-memory",
+}
+
+
+def refusal(error: OSError) -> str:
+    """Why a run could not be begun."""
+    return _REFUSALS.get(error.errno or 0, UNREADABLE)
+
+
+class Runner(NamedTuple):
+    """Who keeps a run: its pid, its start, the boot, and the start of each replica's process by its pid."""
+
+    pid: int
+    start: int
+    boot: str
+    replicas: tuple[tuple[int, int], ...]
+
+
+def runner_in(fields: Fields | None) -> Runner | None:
+    """What runner.json says; None: nothing that makes sense."""
+    try:
+        given = fields or {}
+        replicas = tuple((int(each["pid"]), int(each["start"])) for each in given["replicas"])
+        found = Runner(int(given["pid"]), int(given["start"]), str(given["boot"]), replicas)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return found if min((found.pid, *(pid for pid, _ in replicas))) > 1 else None
+
+
+def gpus_in(order: Fields | None) -> frozenset[tuple[str, int]]:
+    """The GPUs that order.json names; none if it makes no sense."""
+    try:
+        return frozenset((str(node), int(slot)) for node, _, slots in (order or {})["gpus"] for slot in slots)
+    except (KeyError, TypeError, ValueError):
+        return frozenset()
+
+
+def number(value: object) -> float | None:
+    """A finite number; None: it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def progressed(job: str, epoch: int, fields: Fields | None) -> RunProgressed | None:
+    """What a run reports of itself; None: nothing that makes sense."""
+    steps = number((fields or {}).get("steps"))
+    if fields is None or steps is None or steps < 0:
+        return None
+    at = number(fields.get("at"))
+    total, kept, speed, loss = (number(fields.get(name)) for name in ("total", "checkpoint", "throughput", "loss"))
+    return RunProgressed(job, epoch, now() if at is None else at, steps, total, kept, speed, loss)
+
+
+def ended(folders: Folders, job: str, epoch: int, fields: Fields, grip: Grip) -> RunEnded:
+    """The end of a run as exit.json has it. A run whose job is no longer wanted has yielded, however it went."""
+    try:
+        how = Ending(fields["how"])
+        codes = tuple(_code(each["code"]) for each in sorted(fields["replicas"], key=lambda each: int(each["rank"])))
+    except (KeyError, TypeError, ValueError):
+        how, codes, fields = Ending.FAILED, (), {"at": fields.get("at"), "cause": UNREADABLE}
+    at, cause, made_to = number(fields.get("at")), fields.get("cause"), fields.get("made_to")
+    if grip is Grip.GONE:
+        how = Ending.YIELDED
+    text = {Ending.FAILED: cause, Ending.YIELDED: made_to if made_to in {"TERM", "KILL"} else None}.get(how)
+    steps = _steps(folders, job, epoch, how)
+    return RunEnded(job, epoch, now() if at is None else at, how, steps, text if isinstance(text, str) else None, codes)
+
+
+def _code(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _steps(folders: Folders, job: str, epoch: int, how: Ending) -> float | None:
+    """Steps that the job would go on from; of one that has finished, all that it did."""
+    complete = folders.checkpoints(job)
+    kept = float(complete[0]) if complete else None
+    report = progressed(job, epoch, folders.get(job, epoch, PROGRESS))
+    if report is None:
+        return kept
+    return max(report.steps, kept or 0.0) if how is Ending.FINISHED else kept or 0.0
+
+
+def lost_fields(began: float | None, died: float, replicas: int, grip: Grip) -> Fields:
+    """What exit.json would have said of a run whose runner was killed."""
+    return {
+        "at": died if began is None else max(began, died),
+        "began": began,
+        "how": "failed" if grip is Grip.RUN else "yielded",
+        "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
+        "made_to": None if grip is Grip.RUN else "KILL",
+        "cause": LOST if grip is Grip.RUN else None,
+    }
+
+
+def unbegun_fields() -> Fields:
+    """What exit.json says of a run that was not wanted any more before it began: its runner, if one comes, finds it over."""
+    return {"at": now(), "began": None, "how": "yielded", "replicas": [], "made_to": None, "cause": None}

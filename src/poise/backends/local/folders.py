@@ -1,0 +1,122 @@
+"""The state directory: what is where, opened relative to one directory that is held open.
+
+STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
+"""
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from poise.backends.local.records import LOCK, Fields, get, is_there, now, put, take_lock
+from poise.model.errors import RequestError
+from poise.worker.checkpoints import Checkpoints
+
+KEPT_RUNS = 3
+"""Directories of runs that are kept of a job, the latest ones."""
+TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+
+def token(job: str) -> str:
+    """A job's id, as part of a path; whatever could be anything but a name is refused."""
+    if not TOKEN.fullmatch(job):
+        raise RequestError(f"job id {job[:100]!r} cannot name a directory; expected letters, digits and ._-")
+    return job
+
+
+class Folders:
+    """Directories of jobs and runs. Everything is made for its owner alone."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state.resolve() / "jobs"
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.handle = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.handle)
+
+    def job_path(self, job: str) -> Path:
+        """Where everything of a job is."""
+        return self._path / token(job)
+
+    def run_path(self, job: str, epoch: int) -> Path:
+        """Where the files of a run are."""
+        return self.job_path(job) / "runs" / str(epoch)
+
+    def make_run(self, job: str, epoch: int) -> None:
+        """Make the directory of a run, and those of its job if need be; old runs go."""
+        for name in (token(job), f"{job}/checkpoint", f"{job}/log", f"{job}/work", f"{job}/runs", f"{job}/runs/{epoch}"):
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.handle)
+        for old in self.epochs(job)[:-KEPT_RUNS]:
+            shutil.rmtree(f"{job}/runs/{old}", ignore_errors=True, dir_fd=self.handle)
+
+    def has_run(self, job: str, epoch: int) -> bool:
+        """The run has a directory."""
+        return is_there(self.handle, f"{token(job)}/runs/{epoch}")
+
+    def has(self, job: str, epoch: int, name: str) -> bool:
+        """The run has a file of that name."""
+        return is_there(self.handle, f"{token(job)}/runs/{epoch}/{name}")
+
+    def get(self, job: str, epoch: int, name: str) -> Fields | None:
+        """What a file of a run says; None: nothing that can be understood."""
+        return get(self.handle, f"{token(job)}/runs/{epoch}/{name}")
+
+    def put(self, job: str, epoch: int, name: str, fields: Fields) -> None:
+        """Replace a file of a run."""
+        put(self.handle, f"{token(job)}/runs/{epoch}/{name}", fields)
+
+    def stamp(self, job: str, epoch: int, name: str) -> tuple[int, int, int] | None:
+        """Something that changes whenever a file is replaced; None: it is not there."""
+        try:
+            stat = os.stat(f"{token(job)}/runs/{epoch}/{name}", dir_fd=self.handle)
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+    def lock(self, job: str, epoch: int) -> int | None:
+        """The run's lock, as an open file; None: its runner has it."""
+        folder = os.open(f"{token(job)}/runs/{epoch}", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.handle)
+        try:
+            return take_lock(folder)
+        finally:
+            os.close(folder)
+
+    def last_sign(self, job: str, epoch: int) -> float:
+        """When the run's runner was last known to live: it touches its lock every few seconds."""
+        stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle)
+        return min(stat.st_mtime, now())
+
+    def run_at(self, path: str) -> tuple[str, int] | None:
+        """The run whose directory that is; None: it is none of these."""
+        job, runs, epoch = (*Path(path).parts[-3:], "", "", "")[:3]
+        is_ours = (
+            TOKEN.fullmatch(job) and runs == "runs" and epoch.isdecimal() and str(self.run_path(job, int(epoch))) == path
+        )
+        return (job, int(epoch)) if is_ours else None
+
+    def epochs(self, job: str) -> list[int]:
+        """Runs of a job that have a directory, in order."""
+        try:
+            folder = os.open(f"{token(job)}/runs", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.handle)
+        except OSError:
+            return []
+        try:
+            return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+        finally:
+            os.close(folder)
+
+    def checkpoints(self, job: str) -> list[int]:
+        """Steps of the complete checkpoints of a job, the latest first."""
+        try:
+            return Checkpoints(str(self.job_path(job) / "checkpoint")).complete()
+        except OSError:
+            return []
+
+    def forget(self, job: str) -> None:
+        """Remove everything of a job. Links are removed, not followed."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(token(job), dir_fd=self.handle)

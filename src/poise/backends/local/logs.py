@@ -1,0 +1,100 @@
+"""Reading a replica's log while it is written and rotated. Offsets count all bytes that were ever written to it."""
+
+import os
+from contextlib import suppress
+from typing import NamedTuple
+
+from poise.backends.local.runner.logfile import begins, parts
+from poise.engine.live import LogPart
+
+TRIES = 5
+"""A log that is rotated while it is looked at is looked at again."""
+
+
+class _Piece(NamedTuple):
+    """A file of the log: bytes before it, its own bytes, its name, and its number on the disk."""
+
+    begin: int
+    size: int
+    name: str
+    inode: int
+
+
+def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogPart:
+    """At most `limit` bytes from `offset` on, in whole characters; a negative offset counts from the end. No log: no text.
+
+    What was deleted is passed over: the answer says where it begins.
+    """
+    try:
+        folder = os.open(f"{job}/log", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=jobs)
+    except OSError:
+        return LogPart(b"", 0, 0)
+    try:
+        for _ in range(TRIES):
+            with suppress(OSError):
+                return _read(folder, replica, offset, limit)
+        return LogPart(b"", max(0, offset), max(0, offset))
+    finally:
+        os.close(folder)
+
+
+def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
+    """OSError: it was rotated meanwhile."""
+    pieces = _pieces(folder, replica)
+    if not pieces:
+        return LogPart(b"", 0, 0)
+    end = pieces[-1].begin + pieces[-1].size
+    start = min(max(pieces[0].begin, end + offset if offset < 0 else offset), end)
+    data = bytearray()
+    for piece in pieces:
+        at, most = start + len(data) - piece.begin, limit - len(data)
+        if at < piece.size and most > 0:
+            data += _bytes(folder, piece, at, min(most, piece.size - at))
+    skipped = _continuation(data) if offset < 0 else 0
+    whole = _whole(bytes(data[skipped:]))
+    begin = start + skipped
+    return LogPart(whole, begin, begin + len(whole))
+
+
+def _pieces(folder: int, replica: int) -> list[_Piece]:
+    """All there is, oldest first."""
+    name = f"{replica}.log"
+    try:
+        current = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        current = None  # it was closed, and nothing has been written since
+    closed = parts(folder, replica)
+    stats = [os.stat(each, dir_fd=folder, follow_symlinks=False) for _, each in closed]
+    pieces = [_Piece(begin, stat.st_size, each, stat.st_ino) for (begin, each), stat in zip(closed, stats, strict=True)]
+    if current is None:
+        return pieces
+    if any(piece.inode == current.st_ino for piece in pieces):
+        raise FileNotFoundError(name)
+    return [*pieces, _Piece(begins(folder, closed), current.st_size, name, current.st_ino)]
+
+
+def _bytes(folder: int, piece: _Piece, at: int, count: int) -> bytes:
+    handle = os.open(piece.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        if os.fstat(handle).st_ino != piece.inode:
+            raise FileNotFoundError(piece.name)
+        return os.pread(handle, count, at)
+    finally:
+        os.close(handle)
+
+
+def _continuation(data: bytearray) -> int:
+    """Bytes at the beginning that belong to a character before it."""
+    return next((number for number, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
+
+
+def _whole(data: bytes) -> bytes:
+    """Without a character at the end that is not complete; the rest of it comes next time."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0xC0:
+            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-back] if need > back and len(data) > back else data
+        if byte < 0x80:
+            break
+    return data

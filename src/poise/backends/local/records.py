@@ -1,0 +1,87 @@
+"""Files of the lease protocol (docs/reference/lease-protocol.md), and how they are read and replaced.
+
+Imported by the runner too: standard library only, and of that only what starts fast.
+"""
+
+import fcntl
+import json
+import os
+from time import time  # noqa: TID251 - what crosses process boundaries is in seconds since 1970
+
+TYPE_CHECKING = False  # importing `typing` would take as long as the rest of the runner's start
+if TYPE_CHECKING:
+    from typing import Any
+
+    Fields = dict[str, Any]
+else:
+    Fields = dict
+
+VERSION = 1
+YIELDED = 75
+"""Exit code of a replica that saved its work and left (EX_TEMPFAIL)."""
+CHECKPOINT_FAILED = 73
+"""Exit code of a replica that could not write or read its checkpoint."""
+
+NO_STORAGE = 74
+"""Exit code of a runner that could not write down that it began (EX_IOERR)."""
+
+ORDER, LOCK, RUNNER, LEASE = "order.json", "lock", "runner.json", "lease.json"
+PROGRESS, FAILURE, EXIT = "progress.json", "failure.json", "exit.json"
+SET_UP = "set-up.json"
+"""In the job's directory, once its setup command has succeeded."""
+
+MOST_BYTES = 16 << 20
+"""Of a file that is read whole; more than any order."""
+
+
+def now() -> float:
+    """Seconds since 1970, by a clock that may be set back."""
+    return time()
+
+
+def put(folder: int, name: str, fields: Fields) -> None:
+    """Replace a file of an open directory at once: readers see the old one or the new one, also after a power failure."""
+    text = json.dumps({"version": VERSION, **fields}, allow_nan=False).encode()
+    part = f"{name}.part"
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        while text:
+            text = text[os.write(handle, text) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def get(folder: int, name: str) -> Fields | None:
+    """What a file says; None if it is not there, cannot be read, or is of another version."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    with open(handle, "rb") as file:
+        try:
+            fields = json.loads(file.read(MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+    return fields if isinstance(fields, dict) and fields.get("version") == VERSION else None
+
+
+def is_there(folder: int, name: str) -> bool:
+    """A file of that name exists, whatever is in it."""
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def take_lock(folder: int, name: str = LOCK) -> int | None:
+    """An open file whose closing gives the lock back; None: somebody has it."""
+    handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle

@@ -1,0 +1,14 @@
+"""Started as a file, so that Python need not look for anything: `python -I -S __main__.py RUN_DIRECTORY READY`."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    root = os.path.abspath(__file__)
+    for _ in ("poise", "backends", "local", "runner", "__main__.py"):
+        root = os.path.dirname(root)
+    sys.path.append(root)  # behind the standard library: nothing there can stand in its way
+
+    from poise.backends.local.runner.supervisor import main
+
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,49 @@
+"""How a runner is started: a session of its own, next to nothing in its environment, and nothing of the server's files."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+MAIN = str(Path(__file__).with_name("runner") / "__main__.py")
+READY = 3
+"""The file that the runner closes once all replicas have started."""
+
+
+class Spawned(NamedTuple):
+    """A runner: its pid, a handle of the process, and a pipe that ends once its replicas have started or it has died."""
+
+    pid: int
+    process: int
+    ready: int
+
+
+def spawn(path: Path, environment: dict[str, str]) -> Spawned:
+    """Start the runner of the order in that directory; OSError if that is not possible."""
+    ready, tell = os.pipe()
+    files = (
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 2, str(path / "runner.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, tell, READY),
+    )
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, str(path), str(READY)]
+    try:
+        # USR1 would kill a runner that does not listen yet: it is held back until the runner does.
+        pid = os.posix_spawn(sys.executable, argv, environment, file_actions=files, setsid=True, setsigmask=[signal.SIGUSR1])
+        return Spawned(pid, os.pidfd_open(pid), ready)
+    except BaseException:
+        os.close(ready)
+        raise
+    finally:
+        os.close(tell)
+
+
+def reap(pid: int) -> int | None:
+    """The exit code of a child that has ended; None: it is not a child of this process, or has been reaped."""
+    try:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if reaped else None

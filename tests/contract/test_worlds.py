@@ -1,0 +1,179 @@
+"""What holds in every live world: one suite over all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python
+
+from poise.backends.null.world import NullWorld
+from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunOrder, World
+
+LONG = 1000.0
+SHORT = 0.05
+
+
+class Scene(Stage):
+    """A world of either kind."""
+
+    def order(self, job: str, seconds: float, *, epoch: int = 1, **more: Any) -> RunOrder:
+        """A run of that many seconds, on a GPU of its own."""
+        slot = int(job) if job.isdigit() else 0
+        return an_order(
+            job, a_request(python(f"import time; time.sleep({seconds})"), duration=seconds, **more), slot, epoch=epoch
+        )
+
+
+class NullScene(Scene):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world: World = NullWorld(self.tell)
+
+    def reopen(self, *runs: tuple[RunOrder, Grip]) -> None:
+        self.world.close()
+        self.world = NullWorld(self.tell)
+        self.world.adopt(runs)
+
+    def close(self) -> None:
+        self.world.close()
+
+
+class LocalScene(LocalStage, Scene):
+    pass
+
+
+@pytest.fixture(params=["local", "null"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalScene | NullScene]:
+    made = LocalScene(tmp_path) if request.param == "local" else NullScene()
+    yield made
+    made.close()
+
+
+def test_run_begins_and_finishes(scene: LocalScene | NullScene) -> None:
+    scene.world.launch(scene.order("1", SHORT))
+    ended = scene.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FINISHED, None, (0,))
+    assert scene.wait(RunBegan, "1").at <= ended.at
+
+
+def test_run_that_is_asked_to_leave_yields_once(scene: LocalScene | NullScene) -> None:
+    scene.world.launch(scene.order("1", LONG, preemption="restart"))
+    scene.wait(RunBegan, "1")
+    scene.world.leave("1", 1, notice())
+    scene.world.leave("1", 1, notice())
+    assert scene.wait(RunEnded, "1").how is Ending.YIELDED
+    scene.world.leave("1", 1, notice())
+    scene.world.launch(scene.order("2", SHORT))
+    scene.wait(RunEnded, "2")
+    assert len(scene.of(RunEnded, "1")) == 1
+
+
+def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | NullScene) -> None:
+    order = scene.order("1", SHORT)
+    scene.world.launch(order)
+    scene.world.launch(order)
+    scene.wait(RunEnded, "1")
+    scene.world.launch(scene.order("2", SHORT))
+    scene.wait(RunEnded, "2")
+    assert len(scene.of(RunBegan, "1")) == len(scene.of(RunEnded, "1")) == 1
+
+
+def test_run_whose_job_is_not_wanted_yields(scene: LocalScene | NullScene) -> None:
+    scene.world.launch(scene.order("1", LONG))
+    scene.wait(RunBegan, "1")
+    scene.world.kill("1", 1, "cancelled by ann")
+    scene.world.kill("1", 1, "cancelled by ann")
+    assert scene.wait(RunEnded, "1").how is Ending.YIELDED
+
+
+def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
+    scene.world.launch(scene.order("1", LONG, preemption="restart"))
+    scene.wait(RunBegan, "1")
+    scene.world.leave("1", 1, notice())
+    scene.wait(RunEnded, "1")
+    scene.world.launch(scene.order("1", SHORT, epoch=2))
+    assert scene.wait(RunEnded, "1", 2).how is Ending.FINISHED
+
+
+@pytest.mark.parametrize("grip", [Grip.LEAVE, Grip.GONE])
+def test_run_that_never_began_and_is_not_wanted_yields_without_codes(scene: LocalScene | NullScene, grip: Grip) -> None:
+    scene.reopen((scene.order("1", LONG), grip))
+    ended = scene.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+    assert not scene.of(RunBegan, "1")
+
+
+def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LocalScene | NullScene) -> None:
+    scene.reopen((scene.order("1", SHORT), Grip.RUN))
+    assert scene.wait(RunEnded, "1").how is Ending.FINISHED
+
+
+def test_orders_for_runs_that_nobody_knows_are_ignored(scene: LocalScene | NullScene) -> None:
+    scene.world.leave("9", 4, notice())
+    scene.world.kill("9", 4, "no reason")
+    scene.world.launch(scene.order("1", SHORT))
+    scene.wait(RunEnded, "1")
+    assert {news.job for news in scene.news} == {"1"}
+
+
+def test_closed_world_tells_nothing_more(scene: LocalScene | NullScene) -> None:
+    scene.world.launch(scene.order("1", LONG))
+    scene.wait(RunBegan, "1")
+    scene.world.close()
+    scene.world.close()
+    assert not scene.of(RunEnded, "1")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_null_run_keeps_its_work_over_preemptions() -> None:
+    stage, clock = Stage(), Clock()
+    world = NullWorld(stage.tell, clock=clock)
+    request = a_request("", duration=10.0)
+    world.launch(an_order("1", request))
+    clock.now = 4.0
+    world.leave("1", 1, notice())
+    assert stage.wait(RunEnded, "1").steps == 4.0
+    world.launch(an_order("1", request, epoch=2))
+    clock.now = 9.0
+    world.leave("1", 2, notice())
+    assert stage.wait(RunEnded, "1", 2).steps == 9.0
+    world.launch(an_order("1", request, epoch=3))
+    clock.now = 10.0
+    world.launch(an_order("2", a_request("", duration=1.0)))  # so that it looks at the clock
+    assert stage.wait(RunEnded, "1", 3).steps == 10.0
+    world.close()
+
+
+def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None:
+    stage, clock = Stage(), Clock()
+    world = NullWorld(stage.tell, clock=clock)
+    world.launch(an_order("1", a_request("", duration=10.0, steps=500)))
+    clock.now = 4.0
+    world.leave("1", 1, notice())
+    assert stage.wait(RunEnded, "1").steps == 200.0
+    world.close()
+
+
+def test_null_run_of_unknown_length_goes_on_until_it_is_asked_to_leave() -> None:
+    stage, clock = Stage(), Clock()
+    world = NullWorld(stage.tell, clock=clock)
+    world.launch(an_order("1", a_request("")))
+    clock.now = 1e9
+    world.launch(an_order("2", a_request("", duration=1e-9)))
+    clock.now = 2e9
+    world.launch(an_order("3", a_request("", duration=1e-9)))
+    stage.wait(RunEnded, "2")
+    assert not stage.of(RunEnded, "1")
+    world.kill("1", 1, "enough")
+    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    world.close()

@@ -1,0 +1,220 @@
+"""What a world finds that begins after another one: as after a crash of the service."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worlds import STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+
+from poise.backends.local.processes import boot, start_of
+from poise.backends.local.spawning import MAIN
+from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[LocalStage]:
+    made = LocalStage(tmp_path)
+    yield made
+    made.close()
+
+
+def record(stage: LocalStage, job: str, name: str = "runner.json") -> dict[str, Any]:
+    found = json.loads((stage.run_dir(job) / name).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
+    order = stage.begun("1", TRAINS)
+    before = record(stage, "1")
+    stage.reopen((order, Grip.RUN))
+    again = stage.wait(RunBegan, "1", count=2)
+    assert again.at == before["began"]
+    stage.wait(RunProgressed, "1", count=3)
+    assert record(stage, "1") == before
+    stage.world.leave("1", 1, notice())
+    assert stage.wait(RunEnded, "1").codes == (75,)
+
+
+def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage: LocalStage) -> None:
+    order = stage.begun("1", STUBBORN.replace("1000", "0.1"))
+    stage.world.close()
+    until(lambda: (stage.run_dir("1") / "exit.json").exists())
+    written = record(stage, "1", "exit.json")
+    stage.reopen((order, Grip.RUN))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.at, ended.how, ended.codes) == (written["at"], Ending.FINISHED, (0,))
+    assert stage.news.index(stage.wait(RunBegan, "1", count=2)) < stage.news.index(ended)
+
+
+def test_end_is_told_as_often_as_it_is_asked_for(stage: LocalStage) -> None:
+    order = stage.run("1", "raise ValueError")
+    first = stage.wait(RunEnded, "1")
+    for count in (2, 3):
+        stage.reopen((order, Grip.RUN))
+        assert stage.wait(RunEnded, "1", count=count) == first
+
+
+def test_run_that_ended_after_its_job_was_given_up_has_yielded(stage: LocalStage) -> None:
+    order = stage.run("1")
+    stage.wait(RunEnded, "1")
+    stage.reopen((order, Grip.GONE))
+    assert stage.wait(RunEnded, "1", count=2).how is Ending.YIELDED
+
+
+def test_run_that_was_to_leave_is_asked_again(stage: LocalStage) -> None:
+    order = stage.begun("1", TRAINS)
+    stage.wait(RunProgressed, "1")
+    stage.reopen((order, Grip.LEAVE))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.YIELDED, (75,))
+
+
+def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> None:
+    order = stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=500.0))
+    until(lambda: record(stage, "1", "lease.json")["ends"] is not None)
+    lease = record(stage, "1", "lease.json")
+    stage.reopen((order, Grip.LEAVE))
+    stage.wait(RunBegan, "1", count=2)
+    stage.world.leave("1", 1, notice(deadline=900.0))
+    stage.run("2", "", 1)
+    stage.wait(RunEnded, "2")
+    assert record(stage, "1", "lease.json") == lease
+
+
+def test_run_of_a_job_that_was_given_up_is_ended(stage: LocalStage) -> None:
+    order = stage.begun("1", WAITS)
+    stage.reopen((order, Grip.GONE))
+    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+
+
+def test_run_that_nobody_knows_is_ended_before_its_gpus_are_used(stage: LocalStage) -> None:
+    stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    pid = record(stage, "1")["replicas"][0]["pid"]
+    stage.reopen((an_order("2", a_request("")), Grip.RUN))
+    stage.wait(RunBegan, "2")
+    assert not is_alive(pid)
+    assert not stage.of(RunEnded, "1")
+
+
+def test_launch_that_was_ordered_waits_for_what_is_to_leave(stage: LocalStage) -> None:
+    victim = stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    stage.reopen((an_order("2", a_request("")), Grip.RUN), (victim, Grip.GONE))
+    stage.wait(RunEnded, "2")
+    kinds = [(type(news), news.job) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
+    assert kinds.index((RunEnded, "1")) < kinds.index((RunBegan, "2"))
+
+
+def test_run_whose_runner_was_killed_meanwhile_ended_when_it_last_gave_a_sign(stage: LocalStage) -> None:
+    order = stage.begun("1")
+    runner = record(stage, "1")
+    stage.world.close()
+    os.kill(runner["pid"], signal.SIGKILL)
+    until(lambda: not is_alive(runner["pid"]))
+    os.utime(stage.run_dir("1") / "lock", (runner["began"], runner["began"]))
+    stage.reopen((order, Grip.RUN))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.at) == (Ending.FAILED, "node-lost", runner["began"])
+    assert record(stage, "1", "exit.json")["how"] == "failed"
+
+
+def test_process_that_got_the_number_of_a_dead_one_is_left_alone(stage: LocalStage) -> None:
+    bystander = subprocess.Popen([sys.executable, "-I", "-S", "-c", WAITS], start_new_session=True)
+    try:
+        folder = stage.run_dir("1")
+        folder.mkdir(parents=True)
+        start = start_of(bystander.pid)
+        assert start is not None
+        me = {"pid": bystander.pid, "start": start - 1}
+        runner = {"version": 1, **me, "boot": boot(), "began": 5.0, "replicas": [{"rank": 0, **me}]}
+        (folder / "runner.json").write_text(json.dumps(runner))
+        stage.reopen((an_order("1", a_request("")), Grip.RUN))
+        assert stage.wait(RunEnded, "1").cause == "node-lost"
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "pid": -1, "start": 1, "boot": "", "replicas": []}'])
+def test_records_that_make_no_sense_do_no_harm(stage: LocalStage, text: str) -> None:
+    for name in ("runner.json", "exit.json", "order.json", "lease.json", "progress.json"):
+        stage.run_dir("1").mkdir(parents=True, exist_ok=True)
+        (stage.run_dir("1") / name).write_text(text)
+    stage.reopen((an_order("1", a_request("")), Grip.RUN))
+    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    stage.run("2")
+    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+
+
+def late_runner(folder: Path) -> int:
+    """A runner that comes to a run after its world has seen to it."""
+    read, write = os.pipe()
+    try:
+        command = [sys.executable, "-I", "-S", MAIN, str(folder), str(write)]
+        return subprocess.run(command, pass_fds=(write,), check=False, timeout=60).returncode
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_runner_that_comes_too_late_does_nothing(stage: LocalStage) -> None:
+    order = stage.run("1", "print('once')")
+    stage.wait(RunEnded, "1")
+    assert late_runner(stage.run_dir("1")) == 3  # it is over
+    (stage.run_dir("1") / "exit.json").unlink()
+    assert late_runner(stage.run_dir("1")) == 3  # it has begun
+    (stage.run_dir("1") / "runner.json").unlink()
+    stage.reopen((order, Grip.GONE))
+    assert stage.wait(RunEnded, "1", count=2).codes == ()
+    assert late_runner(stage.run_dir("1")) == 3  # it must not begin
+    assert stage.text("1").count("once") == 1
+
+
+def test_second_runner_of_a_run_gives_way_to_the_first(stage: LocalStage) -> None:
+    stage.begun("1")
+    assert late_runner(stage.run_dir("1")) == 3
+    assert len(stage.processes()) == 2
+
+
+def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    from poise.backends.local import spawning
+
+    broken = iter(["/no/such/file", "/no/such/file"])
+    real = spawning.MAIN
+
+    def spawn(path: Path, environment: dict[str, str]) -> spawning.Spawned:
+        monkeypatch.setattr(spawning, "MAIN", next(broken, real))
+        return spawning_spawn(path, environment)
+
+    spawning_spawn = spawning.spawn
+    monkeypatch.setattr("poise.backends.local.runs.spawn", spawn)
+    stage.run("1")
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    broken = iter(["/no/such/file"] * 9)
+    stage.run("2")
+    ended = stage.wait(RunEnded, "2")
+    assert (ended.how, ended.cause) == (Ending.FAILED, "node-lost")
+
+
+def test_two_worlds_do_not_touch_each_others_runs_though_their_jobs_have_the_same_names(tmp_path: Path) -> None:
+    stages = [LocalStage(tmp_path / name) for name in ("one", "two")]
+    try:
+        for each in stages:
+            each.begun("1")
+        stages[0].reopen()
+        until(lambda: not stages[0].processes())
+        assert len(stages[1].processes()) == 2
+    finally:
+        for each in stages:
+            each.close()

@@ -1,0 +1,316 @@
+"""Runs of real processes: how they leave, what is left of them, and who waits for that."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worlds import QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+
+from poise.backends.local.orders import LocalSettings
+from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
+from poise.model.errors import InvariantError
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[LocalStage]:
+    made = LocalStage(tmp_path)
+    yield made
+    made.close()
+
+
+def runner_of(stage: LocalStage, job: str, epoch: int = 1) -> dict[str, Any]:
+    found = json.loads((stage.run_dir(job, epoch) / "runner.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_worker_that_saves_yields_and_goes_on_from_there(stage: LocalStage) -> None:
+    stage.begun("1", TRAINS)
+    stage.wait(RunProgressed, "1", count=2)
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, None, (75,))
+    assert [ended.steps] == stage.world.checkpoints("1")
+    stage.run("1", TRAINS, epoch=2)
+    first = stage.wait(RunProgressed, "1", 2)
+    assert ended.steps is not None
+    assert first.steps > ended.steps > 0
+    assert (first.total, first.throughput, first.loss, first.checkpoint) == (1000, 50.0, 0.5, None)
+
+
+def test_lease_says_why_it_ends_and_when(stage: LocalStage) -> None:
+    stage.begun("1", STUBBORN, preemption="checkpoint")
+    lease = stage.run_dir("1") / "lease.json"
+    before = json.loads(lease.read_text())
+    stage.world.leave("1", 1, notice(deadline=500.0))
+    until(lambda: json.loads(lease.read_text())["ends"] is not None)
+    after = json.loads(lease.read_text())
+    assert (before["ends"], before["version"], before["job"], before["epoch"]) == (None, 1, "1", 1)
+    assert (after["cause"], after["text"], after["mode"]) == ("preempted", "job 7 has waited for longer", "checkpoint")
+    assert after["ends"] > stage.wait(RunBegan, "1").at + 499
+
+
+def test_worker_that_finishes_while_it_is_asked_to_leave_has_finished(stage: LocalStage) -> None:
+    text = TRAINS.replace("sys.exit(75)", "sys.exit(0)")
+    stage.begun("1", text)
+    stage.wait(RunProgressed, "1")
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
+
+
+QUITS_AT_TERM = (
+    "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('ready', flush=True); time.sleep(1000)"
+)
+
+
+@pytest.mark.parametrize(
+    ("preemption", "how"), [("restart", Ending.YIELDED), ("never", Ending.YIELDED), ("checkpoint", Ending.FINISHED)]
+)
+def test_exit_0_after_term_means_work_done_only_where_there_was_time_to_save(
+    stage: LocalStage, preemption: str, how: Ending
+) -> None:
+    stage.run("1", QUITS_AT_TERM, preemption=preemption)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=0.05 if preemption == "checkpoint" else 20.0))
+    assert stage.wait(RunEnded, "1").how is how
+
+
+@pytest.mark.parametrize("preemption", ["checkpoint", "restart"])
+def test_worker_that_ignores_everything_is_killed(stage: LocalStage, preemption: str) -> None:
+    stage.run("1", STUBBORN, preemption=preemption)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=0.2))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, "KILL", (-9,))
+
+
+def test_script_that_knows_nothing_of_poise_is_ended_by_term(stage: LocalStage) -> None:
+    stage.begun("1", WAITS, preemption="restart")
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.YIELDED, "TERM", (-15,), None)
+
+
+def test_worker_that_dies_while_it_saves_has_failed_and_goes_on_from_the_checkpoint_before(stage: LocalStage) -> None:
+    stage.begun("1", TRAINS.replace("replace(kept", "raise OSError('disk'); replace(kept"))
+    stage.wait(RunProgressed, "1")
+    (stage.folder / "jobs" / "1" / "checkpoint" / "step-1").touch()
+    (stage.folder / "jobs" / "1" / "checkpoint" / "step-2.part").touch()
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.FAILED, "traceback-from-crash", (1,), 1.0)
+
+
+def test_job_that_reports_and_never_saves_goes_on_from_nothing(stage: LocalStage) -> None:
+    stage.begun("1", TRAINS, preemption="restart")
+    stage.wait(RunProgressed, "1")
+    os.kill(runner_of(stage, "1")["replicas"][0]["pid"], signal.SIGKILL)
+    assert stage.wait(RunEnded, "1").steps == 0.0
+
+
+def test_worker_that_leaves_unasked_has_yielded(stage: LocalStage) -> None:
+    stage.run("1", "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(75)\ntime.sleep(1000)", 0, 1, gpus=2,
+              replicas="gpu", checkpoint={"deadline": 0.2})  # fmt: skip
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.YIELDED, (75, -15))
+
+
+def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
+    stage.begun("1", WAITS)
+    stage.world.leave("1", 1, notice(deadline=5000.0))
+    stage.world.kill("1", 1, "cancelled by ann")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause) == (Ending.YIELDED, "TERM")
+
+
+# What is left
+
+
+SPAWNS = f"""
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print("grandchild", os.getpid(), flush=True)
+        {WAITS}
+    os._exit(0)
+os.wait()
+"""
+
+
+def grandchild(stage: LocalStage, job: str) -> int:
+    stage.says(job, "grandchild")
+    return next(int(line.split()[1]) for line in stage.text(job).splitlines() if line.startswith("grandchild"))
+
+
+def test_run_is_over_only_when_nothing_of_it_is_left(stage: LocalStage) -> None:
+    stage.run("1", SPAWNS)
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert not is_alive(grandchild(stage, "1"))
+
+
+def test_runner_that_is_killed_takes_everything_with_it_and_its_run_has_failed(stage: LocalStage) -> None:
+    stage.begun("1", SPAWNS + WAITS)
+    child, runner = grandchild(stage, "1"), runner_of(stage, "1")
+    os.kill(runner["pid"], signal.SIGKILL)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (None,))
+    assert not is_alive(child)
+    assert not is_alive(runner["replicas"][0]["pid"])
+
+
+def test_runner_that_is_killed_while_its_run_leaves_has_yielded(stage: LocalStage) -> None:
+    stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice())
+    until(lambda: "preempted" in (stage.run_dir("1") / "lease.json").read_text())
+    os.kill(runner_of(stage, "1")["pid"], signal.SIGKILL)
+    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+
+
+def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
+    stage.world.close()
+    stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.2))
+    stage.begun("1")
+    os.kill(runner_of(stage, "1")["pid"], signal.SIGSTOP)
+    stage.world.leave("1", 1, notice(deadline=0.1))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause) == (Ending.YIELDED, "KILL")
+
+
+def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:
+    stage.begun("1")
+    os.kill(runner_of(stage, "1")["pid"], signal.SIGTERM)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (-15,))
+
+
+def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalStage) -> None:
+    order = stage.begun("1")
+    runner = runner_of(stage, "1")
+    stage.world.close()
+    os.kill(runner["pid"], signal.SIGKILL)
+    until(lambda: not is_alive(runner["replicas"][0]["pid"]))
+    stage.reopen((order, Grip.RUN))
+    assert stage.wait(RunEnded, "1").cause == "node-lost"
+
+
+# Whom a launch waits for
+
+
+def test_launch_waits_until_the_run_before_it_has_left_its_gpus(stage: LocalStage) -> None:
+    stage.run("1", STUBBORN, 0, 1)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=0.3))
+    stage.run("2", "", 1, 2)
+    stage.run("3", "", 3)
+    stage.wait(RunEnded, "2")
+    order = [(type(news), news.job) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
+    assert order.index((RunEnded, "3")) < order.index((RunEnded, "1")) < order.index((RunBegan, "2"))
+
+
+def test_launch_that_still_waits_yields_at_once_if_it_is_not_wanted(stage: LocalStage) -> None:
+    stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=500.0))
+    for job in ("2", "3"):
+        stage.run(job, "")
+    stage.world.leave("2", 1, notice())
+    stage.world.kill("3", 1, "cancelled")
+    for job in ("2", "3"):
+        ended = stage.wait(RunEnded, job)
+        assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+        assert not stage.run_dir(job).exists()
+    assert not stage.of(RunEnded, "1")
+
+
+def test_launch_waits_for_the_run_of_its_own_job_wherever_that_is(stage: LocalStage) -> None:
+    stage.run("1", STUBBORN, 0)
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=0.3))
+    stage.run("1", "", 3, epoch=2)
+    stage.wait(RunEnded, "1", 2)
+    kinds = [(type(news), news.epoch) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
+    assert kinds == [(RunBegan, 1), (RunEnded, 1), (RunBegan, 2), (RunEnded, 2)]
+
+
+def test_run_that_is_to_share_gpus_does_not_wait_for_them(stage: LocalStage) -> None:
+    stage.begun("1", WAITS, 0)
+    stage.world.launch(an_order("2", a_request(""), beside="1"))
+    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+
+
+def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalStage) -> None:
+    stage.begun("1", WAITS, 0, preemption="restart")
+    stage.run("2", "", 0)
+    stage.run("3", "", 1)
+    stage.wait(RunEnded, "3")
+    assert not stage.of(RunBegan, "2")
+    stage.world.leave("1", 1, notice())
+    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+
+
+# Housekeeping
+
+
+def test_job_is_forgotten_with_all_that_it_left(stage: LocalStage) -> None:
+    stage.begun("1")
+    with pytest.raises(InvariantError, match="still runs"):
+        stage.world.forget("1")
+    stage.world.kill("1", 1, "cancelled")
+    stage.wait(RunEnded, "1")
+    stage.world.forget("1")
+    stage.world.forget("1")
+    assert not (stage.folder / "jobs" / "1").exists()
+    assert stage.world.log("1", 0, 0, 10) == (b"", 0, 0)
+
+
+def test_runs_of_long_ago_are_removed(stage: LocalStage) -> None:
+    for epoch in range(1, 6):
+        stage.run("1", epoch=epoch)
+        stage.wait(RunEnded, "1", epoch)
+    assert sorted(path.name for path in (stage.folder / "jobs" / "1" / "runs").iterdir()) == ["3", "4", "5"]
+    assert stage.text("1").count("--- run") == 5
+
+
+def test_log_of_a_chatty_replica_is_rotated_and_read_as_one(stage: LocalStage) -> None:
+    stage.world.close()
+    stage.open(settings=LocalSettings(QUICK.term_seconds, log_bytes=100_000, log_files=3))
+    stage.run("1", "for number in range(60_000): print(f'{number:09}')")
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    title = "--- run 1 on v100-0 [0] ---\n"
+    end = len(title) + 600_000
+    kept = stage.world.log("1", 0, 0, 1 << 20)
+    assert kept.next == end
+    assert 150_000 < len(kept.text) <= 300_000
+    assert kept.offset == end - len(kept.text)
+    middle = end - 150_000
+    part = stage.world.log("1", 0, middle, 100_000)
+    want = "".join(f"{number:09}\n" for number in range(60_000))
+    assert part.text.decode() == want[middle - len(title) :][:100_000]
+    assert len(list((stage.folder / "jobs" / "1" / "log").iterdir())) == 3
+
+
+def test_hundreds_of_lines_at_the_end_are_all_kept(stage: LocalStage) -> None:
+    stage.run("1", "import sys; sys.stdout.write('x' * 300_000 + '\\n'); sys.stdout.write('last'); sys.exit(3)")
+    assert stage.wait(RunEnded, "1").codes == (3,)
+    assert len(stage.text("1")) > 300_000
+    stage.run("1", "", epoch=2)
+    stage.wait(RunEnded, "1", 2)
+    assert "xlast\n--- run 2" in stage.text("1").replace("\nlast", "last")
+
+
+def test_worker_of_the_reference_page_yields_and_goes_on(stage: LocalStage) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "lease-protocol.md").read_text(encoding="utf-8")
+    text = page.partition("```python\n")[2].partition("```")[0]
+    stage.begun("1", text)
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes, [ended.steps]) == (Ending.YIELDED, (75,), stage.world.checkpoints("1"))
+    stage.run("1", text.replace("200", str(int(ended.steps or 0) + 1)), epoch=2)
+    assert stage.wait(RunEnded, "1", 2).how is Ending.FINISHED

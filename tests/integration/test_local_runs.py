@@ -1,0 +1,252 @@
+"""Runs of real processes: how they begin, what they see, and how they fail."""
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worlds import WAITS, LocalStage, a_request, an_order, python
+
+from poise.engine.live import Ending, Part, RunBegan, RunEnded
+from poise.model.errors import RequestError
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[LocalStage]:
+    made = LocalStage(tmp_path)
+    yield made
+    made.close()
+
+
+def runner_of(stage: LocalStage, job: str, epoch: int = 1) -> dict[str, Any]:
+    found = json.loads((stage.run_dir(job, epoch) / "runner.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+SHOWS = """
+import json, os, resource, sys
+print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "group": os.getpgrp() == os.getpid(),
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "cpu": resource.getrlimit(resource.RLIMIT_CPU)[0],
+    "open": len(os.listdir("/proc/self/fd")), "stdin": sys.stdin.read()}))
+"""
+
+
+def shown(stage: LocalStage, job: str, replica: int = 0) -> dict[str, Any]:
+    """What a replica said of itself."""
+    line = next(line for line in stage.text(job, replica).splitlines() if line.startswith("{"))
+    found = json.loads(line)
+    assert isinstance(found, dict)
+    return found
+
+
+# What a replica sees
+
+
+def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(stage: LocalStage) -> None:
+    parts = (Part("v100-0", "v100", (1, 3)), Part("k80-1", "k80", (2,)))
+    request = a_request(SHOWS, gpus=3, replicas="gpu", micro_batches=6, checkpoint={"every": 30})
+    stage.world.launch(an_order("7", request, parts=parts, epoch=4))
+    assert stage.wait(RunEnded, "7", 4).codes == (0, 0, 0)
+    seen = [shown(stage, "7", rank)["env"] for rank in range(3)]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CUDA_VISIBLE_DEVICES", "POISE_GPU_TYPE")
+    assert [[env[name] for name in names] for env in seen] == [
+        ["0", "3", "0", "2", "0", "1,3", "v100"],
+        ["1", "3", "1", "2", "0", "1,3", "v100"],
+        ["2", "3", "0", "1", "1", "10", "k80"],  # four V100 and four K80 come before it
+    ]
+    assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in seen}) == 1
+    want = {
+        "POISE_RUN": "7/4",
+        "POISE_JOB": "7",
+        "POISE_EPOCH": "4",
+        "POISE_TENANT": "default",
+        "POISE_RUN_DIR": str(stage.run_dir("7", 4)),
+        "POISE_CHECKPOINT_DIR": str(stage.folder / "jobs" / "7" / "checkpoint"),
+        "POISE_GPUS": "3",
+        "POISE_LEASE_VERSION": "1",
+        "POISE_CHECKPOINT_EVERY": "30.0",
+        "POISE_MICRO_BATCHES": "6",
+    }
+    assert {name: seen[2][name] for name in want} == want
+
+
+def test_real_gpus_go_by_the_names_of_their_devices(stage: LocalStage) -> None:
+    stage.world.close()
+    stage.open(devices={("v100-0", 1): "GPU-abc", ("v100-0", 3): "GPU-def"})
+    stage.run("1", SHOWS, 1, 3)
+    stage.wait(RunEnded, "1")
+    assert shown(stage, "1")["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-abc,GPU-def"
+
+
+def test_replica_sees_nothing_of_the_server_but_a_harmless_part_of_its_environment(stage: LocalStage) -> None:
+    secrets = {"POISE_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "SSH_AUTH_SOCK": "/tmp/agent"}
+    harmless = {"PATH": os.environ["PATH"], "HOME": "/home/ann", "LANG": "C.UTF-8", "LC_TIME": "de_DE.UTF-8", "TZ": "UTC"}
+    stage.world.close()
+    stage.open(environ={**secrets, **harmless})
+    stage.run("1", SHOWS, env={"LR": "0.1", "TZ": "Asia/Tokyo", "RANK": "9"})
+    stage.wait(RunEnded, "1")
+    seen = shown(stage, "1")
+    assert not set(secrets) & set(seen["env"])
+    assert {**harmless, "LR": "0.1", "TZ": "Asia/Tokyo", "RANK": "0"}.items() <= seen["env"].items()
+    assert "s3cret" not in (stage.run_dir("1") / "order.json").read_text()
+    assert seen["open"] == 4  # input, output, errors, and the directory that it lists
+    assert seen["stdin"] == ""
+    assert seen["group"]
+
+
+def test_replica_runs_where_it_should_and_within_its_limits(stage: LocalStage, tmp_path: Path) -> None:
+    stage.run("1", SHOWS, cwd=str(tmp_path), limits={"open_files": 77, "cpu_seconds": 99})
+    stage.run("2", SHOWS)
+    stage.wait(RunEnded, "1")
+    stage.wait(RunEnded, "2")
+    assert (shown(stage, "1")["cwd"], shown(stage, "1")["files"], shown(stage, "1")["cpu"]) == (str(tmp_path), 77, 99)
+    assert shown(stage, "2")["cwd"] == str(stage.folder / "jobs" / "2" / "work")
+
+
+def test_replica_that_wants_more_memory_than_it_may_have_fails_of_that(stage: LocalStage) -> None:
+    stage.run("1", "x = bytearray(1 << 30)", limits={"memory": 256 << 20})
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "cpu-out-of-memory", (1,))
+
+
+def test_replica_that_uses_up_its_cpu_time_fails_of_that(stage: LocalStage) -> None:
+    stage.run("1", "while True: pass", limits={"cpu_seconds": 1})
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.cause, ended.codes) == ("cpu-seconds", (-signal.SIGXCPU,))
+
+
+def test_command_is_never_seen_by_a_shell(stage: LocalStage, tmp_path: Path) -> None:
+    nasty = f"$(touch {tmp_path}/pwned); `touch {tmp_path}/pwned` > {tmp_path}/pwned"
+    stage.run("1", python("import sys; print(sys.argv[1])", nasty))
+    stage.wait(RunEnded, "1")
+    assert nasty in stage.text("1")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_files_of_a_job_are_its_owners_alone(stage: LocalStage) -> None:
+    stage.run("1")
+    stage.wait(RunEnded, "1")
+    for path in [stage.folder / "jobs", *(stage.folder / "jobs").rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize("job", ["../1", "", ".", "..", "a/b", ".hidden", "a\n", "a" * 300])
+def test_id_that_is_no_name_is_refused(stage: LocalStage, job: str) -> None:
+    with pytest.raises(RequestError, match="cannot name a directory"):
+        stage.world.launch(an_order(job, a_request()))
+    with pytest.raises(RequestError, match="cannot name a directory"):
+        stage.world.log(job, 0, 0, 10)
+
+
+# How a run fails
+
+
+def test_failed_run_tells_what_it_died_of(stage: LocalStage) -> None:
+    stage.run("1", "import no_such_module")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.FAILED, "import-error", (1,), None)
+
+
+def test_cause_that_the_worker_wrote_down_is_taken(stage: LocalStage) -> None:
+    stage.run(
+        "1",
+        "import json, os, sys\n"
+        "with open(os.environ['POISE_RUN_DIR'] + '/failure.json', 'w') as file:\n"
+        "    json.dump({'version': 1, 'cause': 'model-checkpoint-error', 'text': 'disk'}, file)\n"
+        "sys.exit(73)",
+    )
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.cause, ended.codes) == ("model-checkpoint-error", (73,))
+
+
+def test_first_replica_that_fails_takes_the_others_with_it(stage: LocalStage) -> None:
+    text = f"import os, sys\nif os.environ['RANK'] == '1': sys.exit(9)\n{WAITS}"
+    stage.run("1", text, 0, 1, 2, gpus=3, replicas="gpu")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FAILED, (-15, 9, -15))
+
+
+def test_replica_that_is_killed_from_outside_fails_as_killed(stage: LocalStage) -> None:
+    stage.begun("1")
+    os.kill(runner_of(stage, "1")["replicas"][0]["pid"], signal.SIGKILL)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "killed", (-9,))
+
+
+def test_program_that_vanished_before_the_start_fails_the_run(stage: LocalStage) -> None:
+    stage.run("1", ("/no/such/program",))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "incorrect-inputs", (127,))
+    assert "cannot start: /no/such/program: No such file or directory" in stage.text("1")
+    assert not stage.of(RunBegan, "1")
+
+
+def test_working_directory_that_vanished_fails_the_run(stage: LocalStage) -> None:
+    stage.run("1", "", cwd="/no/such/directory")
+    assert stage.wait(RunEnded, "1").cause == "incorrect-inputs"
+
+
+def test_file_that_is_no_program_fails_the_run(stage: LocalStage, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("print()")
+    stage.run("1", (str(tmp_path / "script"),))
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.cause, ended.codes) == ("permission-error", (126,))
+
+
+def test_disk_that_is_full_fails_the_launch(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("poise.backends.local.folders.put", full)
+    stage.run("1")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "storage-full", ())
+    monkeypatch.undo()
+    stage.run("1", epoch=2)
+    assert stage.wait(RunEnded, "1", 2).how is Ending.FINISHED
+
+
+def test_job_that_ran_for_as_long_as_it_may_fails_for_good(stage: LocalStage) -> None:
+    stage.run("1", WAITS, max_duration=0.2)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "max-duration", (-15,))
+    stage.world.launch(an_order("2", a_request(WAITS, max_duration=60), ran=59.8))
+    assert stage.wait(RunEnded, "2").cause == "max-duration"
+    stage.world.launch(an_order("3", a_request(WAITS, max_duration=60), ran=60))
+    assert stage.wait(RunEnded, "3").cause == "max-duration"
+    assert not stage.of(RunBegan, "3")
+
+
+# Setup
+
+
+def test_setup_is_run_once_before_the_first_run(stage: LocalStage) -> None:
+    for epoch in (1, 2):
+        stage.run("1", "print('training')", epoch=epoch, setup=python("print('setting up')"))
+        assert stage.wait(RunEnded, "1", epoch).how is Ending.FINISHED
+    assert [line for line in stage.text("1").splitlines() if not line.startswith("---")] == [
+        "setting up",
+        "training",
+        "training",
+    ]
+
+
+def test_setup_that_fails_fails_the_run_and_is_tried_again(stage: LocalStage) -> None:
+    for epoch in (1, 2):
+        stage.run("1", "print('training')", epoch=epoch, setup=python("raise PermissionError('no')"))
+        ended = stage.wait(RunEnded, "1", epoch)
+        assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "permission-error", (None,))
+    assert not [news for news in stage.news if isinstance(news, RunBegan)]
+    assert stage.text("1").count("setup ended with exit code 1") == 2
+
+
+def test_setup_that_hangs_is_ended_with_its_lease(stage: LocalStage) -> None:
+    stage.run("1", "", setup=python(f"print('hanging', flush=True)\n{WAITS}"))
+    stage.says("1", "hanging")
+    stage.world.kill("1", 1, "cancelled")
+    assert stage.wait(RunEnded, "1").how is Ending.YIELDED

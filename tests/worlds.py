@@ -1,0 +1,174 @@
+"""Live worlds under test: what they tell is collected, and nothing that they start is left behind."""
+
+import os
+import sys
+from pathlib import Path
+from threading import Condition
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+from poise.backends.local.orders import LocalSettings
+from poise.backends.local.world import LocalWorld
+from poise.engine.live import Grip, News, Notice, Part, RunBegan, RunEnded, RunOrder, RunProgressed
+from poise.model.cluster import parse_cluster
+from poise.wire.request import Request
+
+PATIENCE = 60.0
+"""Seconds after which what was waited for is taken never to come."""
+QUICK = LocalSettings(term_seconds=0.3, guard_seconds=3.0, progress_every=0.05)
+N = TypeVar("N", RunBegan, RunEnded, RunProgressed)
+
+
+def python(text: str, *arguments: str) -> tuple[str, ...]:
+    """A command that runs a piece of Python, started as fast as possible."""
+    return (sys.executable, "-I", "-S", "-c", text, *arguments)
+
+
+def a_request(command: tuple[str, ...] | str = "", **more: Any) -> Request:
+    """A job of one GPU. A text is a piece of Python; none at all does nothing."""
+    return Request(command=python(command) if isinstance(command, str) else command, **more)
+
+
+def an_order(
+    job: str,
+    request: Request,
+    *slots: int,
+    epoch: int = 1,
+    parts: tuple[Part, ...] = (),
+    ran: float = 0.0,
+    beside: str | None = None,
+) -> RunOrder:
+    """A run on these slots of the one node there is; on slot 0 if none is named."""
+    return RunOrder(job, epoch, parts or (Part("v100-0", "v100", slots or (0,)),), request, ran=ran, beside=beside)
+
+
+WAITS = "import time; time.sleep(1000)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(1000)"
+
+TRAINS = """
+import json, os, sys, time
+run, kept = os.environ["POISE_RUN_DIR"], os.environ["POISE_CHECKPOINT_DIR"]
+steps = max((int(name[5:]) for name in os.listdir(kept) if name[5:].isdigit()), default=0)
+def replace(path, text):
+    with open(path + ".part", "w") as file:
+        file.write(text)
+    os.rename(path + ".part", path)
+def report():
+    replace(run + "/progress.json", json.dumps({"version": 1, "steps": steps, "total": 1000, "checkpoint": None,
+        "throughput": 50.0, "loss": 0.5, "first": 1.0, "at": time.time()}))
+while True:
+    with open(run + "/lease.json") as file:
+        if json.load(file)["ends"] is not None:
+            replace(kept + f"/step-{steps}", "")
+            sys.exit(75)
+    steps += 1
+    report()
+    time.sleep(0.01)
+"""
+"""A worker that speaks the lease protocol: it counts, and saves what it counted."""
+
+
+class Stage:
+    """News of a world, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self.news: list[News] = []
+        self._arrived = Condition()
+
+    def tell(self, news: News) -> None:
+        with self._arrived:
+            self.news.append(news)
+            self._arrived.notify_all()
+
+    def of(self, kind: type[N], job: str, epoch: int = 1) -> list[N]:
+        return [each for each in [*self.news] if isinstance(each, kind) and (each.job, each.epoch) == (job, epoch)]
+
+    def wait(self, kind: type[N], job: str, epoch: int = 1, count: int = 1) -> N:
+        """The first news of that kind; or one that came later."""
+        with self._arrived:
+            came = self._arrived.wait_for(lambda: len(self.of(kind, job, epoch)) >= count, PATIENCE)
+            assert came, f"no {kind.__name__} of {job}/{epoch}; there was {self.news}"
+            return self.of(kind, job, epoch)[count - 1]
+
+
+class LocalStage(Stage):
+    """A world of processes in a directory, which may be closed and opened again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder / "state"
+        self.world = self.open()
+        self.world.adopt([])
+
+    def open(self, settings: LocalSettings = QUICK, **more: Any) -> LocalWorld:
+        self.world = LocalWorld(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=settings, **more)
+        return self.world
+
+    def reopen(self, *runs: tuple[RunOrder, Grip]) -> None:
+        """As after a crash of the service: a new world that is told what the journal knows."""
+        self.world.close()
+        self.open().adopt(runs)
+
+    def run(self, job: str, command: tuple[str, ...] | str = "", *slots: int, epoch: int = 1, **more: Any) -> RunOrder:
+        order = an_order(job, a_request(command, **more), *slots, epoch=epoch)
+        self.world.launch(order)
+        return order
+
+    def begun(self, job: str, command: tuple[str, ...] | str = WAITS, *slots: int, epoch: int = 1, **more: Any) -> RunOrder:
+        order = self.run(job, command, *slots, epoch=epoch, **more)
+        self.wait(RunBegan, job, epoch)
+        return order
+
+    def run_dir(self, job: str, epoch: int = 1) -> Path:
+        return self.folder / "jobs" / job / "runs" / str(epoch)
+
+    def text(self, job: str, replica: int = 0) -> str:
+        return self.world.log(job, replica, 0, 1 << 20).text.decode()
+
+    def says(self, job: str, text: str, replica: int = 0) -> None:
+        until(lambda: text in self.text(job, replica))
+
+    def processes(self) -> list[int]:
+        """Everything that carries a mark of this world."""
+        mark = b"POISE_RUN_DIR=" + os.fsencode(self.folder)
+        return [pid for pid in _pids() if any(each.startswith(mark) for each in _environ(pid))]
+
+    def close(self) -> None:
+        """End what runs; afterwards nothing must be left."""
+        self.world.close()
+        self.open().adopt([])  # a world that knows of nothing ends everything
+        until(lambda: not self.processes())
+        until(lambda: not self.world._runs.table._runs)
+        self.world.close()
+
+
+def until(condition: Any) -> None:
+    """Return once the condition holds."""
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < deadline, "it never came to that"
+        sleep(0.01)
+
+
+def notice(deadline: float = 20.0) -> Notice:
+    return Notice("preempted", "job 7 has waited for longer", deadline)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
