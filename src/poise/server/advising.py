@@ -1,0 +1,125 @@
+"""Why a job stands where it stands: the one dominant reason, the numbers behind it, and what would help."""
+
+from collections import Counter
+
+from poise.core.reasons import Code, Reason
+from poise.core.scheduler import Scheduler
+from poise.core.waiting import Cause
+from poise.server.records import Record
+from poise.server.situation import Situation
+from poise.wire import views
+from poise.wire.views import State
+
+_CODES = {Cause.ORDER: Code.ORDER, Cause.FRAGMENTATION: Code.FRAGMENTATION, Cause.CAPACITY: Code.CAPACITY}
+MOST_HOLDERS = 3
+"""Jobs that are named as holding what another one waits for."""
+
+
+def reason_of(situation: Situation, record: Record) -> views.Reason:
+    """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
+    found = situation.scheduler.explain(record.job.id)
+    if found.code is Code.RUNNING and record.state is State.STARTING:
+        text = "waits until those who had its GPUs have left" if situation.closing else "its processes are being started"
+        return views.Reason(code="starting", text=text)
+    if record.state is State.CHECKPOINTING:
+        return views.Reason(code="checkpointing", text="was asked to leave, and writes its checkpoint")
+    return _shown(found)
+
+
+def ended_reason(record: Record) -> views.Reason:
+    """Of a job that has ended."""
+    codes = {State.SUCCEEDED: Code.FINISHED, State.FAILED: Code.FAILED, State.CANCELLED: Code.CANCELLED}
+    return views.Reason(code=codes[record.state].value, text=record.cause or "did all its work")
+
+
+def reason_counts(situation: Situation) -> dict[str, int]:
+    """Jobs that have not ended by the core's dominant reason; jobs that wait for the same are looked at together."""
+    state = situation.scheduler.state
+    counts: Counter[str] = Counter({Code.RUNNING.value: len(situation.running), Code.HELD.value: len(state.away)})
+    for shape in state.waiting_shapes.values():
+        cause = Code.SHARE if shape.is_held else _CODES[shape.classify(state.free, state.placement)]
+        counts[cause.value] += shape.waiting
+    return dict(counts)
+
+
+def why(situation: Situation, record: Record) -> views.Why:
+    """One reason, the evidence, one next step."""
+    if record.finished is not None:
+        return views.Why(
+            job=record.job.id, state=record.state, reason=ended_reason(record), evidence=_past(record), advice=_look(record)
+        )
+    reason = reason_of(situation, record)
+    return views.Why(
+        job=record.job.id,
+        state=record.state,
+        reason=reason,
+        evidence=(*_past(record), *_contention(situation, record, reason.code)),
+        advice=_advice(situation, record, reason.code),
+    )
+
+
+def _shown(reason: Reason) -> views.Reason:
+    return views.Reason(code=reason.code.value, text=reason.text)
+
+
+def _past(record: Record) -> tuple[str, ...]:
+    """What has happened to it so far."""
+    said = []
+    if record.launches:
+        times = f"{record.launches} run{'s' * (record.launches != 1)}, {record.gpu_seconds:.0f} GPU-seconds received"
+        said.append(f"{times}, preempted {record.preemptions} times, {record.lost:.0f} GPU-seconds of work lost")
+    if record.failures:
+        last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
+        said.append(f"{record.failures} failed runs" + (f"; the last: {last.cause}" if last is not None else ""))
+    if record.runs and record.runs[-1].cause and record.state in {State.PAUSED, State.CHECKPOINTING}:
+        said.append(f"last run: {record.runs[-1].cause}")
+    return tuple(said)
+
+
+def _contention(situation: Situation, record: Record, code: str) -> tuple[str, ...]:
+    """Who holds what it waits for, and how its tenant stands."""
+    if code in {Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
+        return ()
+    usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
+    holders = [situation.records[name] for name in situation.running]
+    there = [(each, each.current) for each in holders]
+    using = [(each, run) for each, run in there if run is not None and run.gpu_type in usable]
+    using.sort(key=lambda pair: (-pair[1].count, pair[0].job.submitted))
+    named = ", ".join(
+        f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in using[:MOST_HOLDERS]
+    )
+    said = [f"it can use {', '.join(usable)}; {sum(run.count for _, run in using)} of those GPUs are held"]
+    if named:
+        said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
+    mine = sum(run.count for each, run in there if run is not None and each.job.tenant == record.job.tenant)
+    said.append(f"tenant {record.job.tenant} holds {mine} of {situation.header.cluster.gpus} GPUs")
+    return tuple(said)
+
+
+def _advice(situation: Situation, record: Record, code: str) -> str | None:
+    """One next step."""
+    job = record.job
+    if code == Code.HELD and record.held:
+        return f"poise release {job.id}"
+    if code in {Code.CAPACITY, Code.FRAGMENTATION}:
+        return _smaller(situation.scheduler, record)
+    if code in {Code.ORDER, Code.SHARE}:
+        return "nothing to do: it gets its turn as those ahead of it have had theirs"
+    return None
+
+
+def _smaller(scheduler: Scheduler, record: Record) -> str:
+    """What would fit right now, if anything would."""
+    state, job = scheduler.state, record.job
+    free = dict(zip(state.topology.types, state.free.idle, strict=True))
+    other = [name for name, idle in free.items() if job.gpu_types and name not in job.gpu_types and idle >= job.gpus]
+    if other:
+        return f"allow {' or '.join(other)} as well: {job.gpus} are free there now"
+    most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
+    if 0 < most < job.gpus:
+        return f"with {most} GPU{'s' * (most != 1)} it could start now"
+    return "nothing to do: it starts when enough GPUs come free"
+
+
+def _look(record: Record) -> str | None:
+    return f"poise logs {record.job.id}" if record.state is State.FAILED else None

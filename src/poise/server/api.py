@@ -1,0 +1,107 @@
+"""The HTTP API: the endpoints, behind the guard, with a description of themselves.
+
+Everything is JSON of `poise.wire`; every answer that is not 2xx is a Problem. The interactive pages that FastAPI offers are
+left out: they load scripts from elsewhere.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+
+from poise import __version__
+from poise.server.accounts import Accounts
+from poise.server.endpoint import Endpoint, UnfitTypeError, at_least, problems
+from poise.server.guard import Bounds, Gate, Guard
+from poise.server.hosts import Hosts
+from poise.server.logs import Logbook
+from poise.server.metrics import Metrics
+from poise.server.problems import HANDLERS, JSON, reply
+from poise.server.routes_accounts import Tokens
+from poise.server.routes_jobs import Jobs
+from poise.server.routes_service import Whole
+from poise.server.seam import Engine
+from poise.wire.views import Role
+
+_ABOUT = """Submit training jobs to Poise and see what becomes of them.
+
+Every request needs a token: `Authorization: Bearer TOKEN`. Every answer that is not 2xx is a Problem. Times are seconds:
+moments since 1970 (UTC), spans as they are."""
+_REFERENCE = "#/components/schemas/{model}"
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What an API has beside engine and accounts; the defaults do for loopback."""
+
+    hosts: Hosts = field(default_factory=Hosts)
+    bounds: Bounds = field(default_factory=Bounds)
+    metrics: Metrics = field(default_factory=Metrics)
+    log: Logbook = field(default_factory=Logbook)
+
+
+def create_app(engine: Engine, accounts: Accounts, conditions: Conditions | None = None) -> FastAPI:
+    """The application over an engine. Every path and method of it needs a token of these accounts."""
+    given = conditions or Conditions()
+    given.metrics.watch(engine)
+    app = FastAPI(
+        title="Poise", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    whole = Whole(engine, given.metrics)
+    endpoints = (*Jobs(engine).endpoints(), *whole.endpoints(), *Tokens(accounts, given.log).endpoints())
+    for each in endpoints:
+        each.add_to(app)
+    _add_metrics(app, whole)
+    _add_description(app, endpoints)
+    for kind, handler in HANDLERS:
+        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(UnfitTypeError, lambda _, error: reply(415, "wrong-type", str(error)))
+    app.add_middleware(Guard, gate=Gate(accounts, given.hosts, given.bounds), metrics=given.metrics, log=given.log)
+    return app
+
+
+def _add_metrics(app: FastAPI, whole: Whole) -> None:
+    app.add_api_route(
+        "/metrics",
+        whole.metrics,
+        methods=["GET"],
+        operation_id="metrics",
+        response_class=Response,
+        responses={200: {"content": _TEXT}, **problems(400, 401, 403, 408, 413, 414, 431, 500, 503)},
+        dependencies=[Depends(at_least(Role.READER))],
+    )
+
+
+def _add_description(app: FastAPI, endpoints: Sequence[Endpoint]) -> None:
+    """The description is made once, when it is first wanted; it is not part of itself."""
+    text = cache(lambda: json.dumps(described(app, endpoints)))
+
+    def description() -> Response:
+        return Response(text(), media_type=JSON)
+
+    needs = [Depends(at_least(Role.READER))]
+    app.add_api_route("/openapi.json", description, methods=["GET"], dependencies=needs, include_in_schema=False)
+
+
+def described(app: FastAPI, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The OpenAPI description: all endpoints, the bodies that they take, and that all of them need a bearer token."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=_ABOUT)
+    components = document["components"]
+    for each in endpoints:
+        if each.takes is not None:
+            schema = each.takes.model_json_schema(ref_template=_REFERENCE)
+            components["schemas"] |= schema.pop("$defs", {}) | {each.takes.__name__: schema}
+    components["schemas"].pop("HTTPValidationError", None)
+    components["schemas"].pop("ValidationError", None)
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"token": []}]
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # it comes as a Problem with status 400
+    return document

@@ -1,0 +1,77 @@
+"""The state directory: its owner's alone, and held by one server at a time. Files in it are replaced as a whole."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from poise.model.errors import RequestError
+
+LOCK = "lock"
+SERVER = "server.json"
+"""Where clients of this machine find the server: `{"url", "pid"}`."""
+OTHERS = 0o077
+
+
+def open_folder(path: Path) -> Path:
+    """Make the directory, 0700, unless it is there; refuse one that somebody else owns or that others may look into."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None
+    if found.st_uid != os.geteuid():
+        raise RequestError(f"--state {path}: belongs to somebody else; tokens and jobs are kept there")
+    if found.st_mode & OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise RequestError(f"--state {path}: others may look into it (mode {mode:04o}); run chmod 700 {path}")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise RequestError(f"--state {path}: cannot be written: permission denied")
+    return path.resolve()
+
+
+class FolderLock:
+    """Holds a state directory until it is let go of, or the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(self._file, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._file)
+            by = f" (process {holder})" if holder.isdecimal() else ""
+            raise RequestError(f"--state {folder}: another server holds it{by}; stop that one, or name another") from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go of it."""
+        os.close(self._file)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put a file, 0600, in the place of another, in one step: a crash leaves the one or the other."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    create_file(new, text)
+    os.replace(new, path)
+    sync_folder(path.parent)
+
+
+def create_file(path: Path, text: str) -> None:
+    """Write a file, 0600, that must not be there yet, and see to it that it is on the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """See to it that names made or removed in a directory are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

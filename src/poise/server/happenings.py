@@ -1,0 +1,86 @@
+"""The journal as sentences: who did what to which job, and why. A view, not a second record."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+
+from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Remark
+from poise.model.cluster import Cluster
+from poise.model.event import Cancelled, Carried, Event, Failed, Finished, Held, Released, Stopped, Submitted
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.server.records import places
+from poise.wire.views import Happening
+
+
+def happenings(
+    number: int, entry: Entry, notes: str | None, cluster: Cluster, tenants: Mapping[str, str]
+) -> list[Happening]:
+    """What happened at one instant, in order. `tenants`: whose jobs they are."""
+    said = {int(place): note for place, note in json.loads(notes).items()} if notes else {}
+
+    def told(kind: str, actor: str, job: str | None, text: str) -> Happening:
+        tenant = None if job is None else tenants.get(job)
+        return Happening(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
+
+    facts = (_fact(event, said.get(place, {}), told) for place, event in enumerate(entry.events))
+    wishes = (_wish(action, cluster, told) for action in entry.actions)
+    return [each for each in (*facts, *wishes) if each is not None]
+
+
+_Told = Callable[[str, str, str | None, str], Happening]
+
+
+def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | None:
+    by = str(note.get("by", "its owner"))
+    match event:
+        case Submitted():
+            job = event.job
+            return told("submitted", by, job.id, f"submitted, for {job.gpus} GPU{'s' * (job.gpus != 1)}")
+        case Cancelled():
+            return told("cancelled", by, event.job, "cancelled")
+        case Held():
+            return told("held", by, event.job, "put on hold")
+        case Released():
+            return told("released", by, event.job, "released")
+        case Finished():
+            return told("finished", "job", event.job, f"run {event.epoch} finished: all work is done")
+        case Failed():
+            why = f"{event.cause}{_codes(note)}"
+            return told("failed", "job", event.job, f"run {event.epoch} failed: {why}; it would go on from {event.steps:g}")
+        case Stopped():
+            return told("stopped", "job", event.job, f"run {event.epoch} has left; it goes on from {event.steps:g}")
+        case _:
+            return None
+
+
+def _codes(note: Mapping[str, object]) -> str:
+    codes = note.get("codes")
+    return f" (exit {', '.join(map(str, codes))})" if isinstance(codes, list) and codes else ""
+
+
+def _wish(action: Action, cluster: Cluster, told: _Told) -> Happening | None:
+    match action:
+        case Launch():
+            where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
+            return told("launched", "policy", action.job, f"run {action.epoch} is launched on {where}")
+        case Preempt():
+            whom = "" if action.beneficiary is None else f" for job {action.beneficiary}"
+            return told("preempted", "policy", action.job, f"run {action.epoch} is asked to leave{whom} ({action.why})")
+        case Reject() | Abandon() | Cancel():
+            return told("given-up", "policy", action.job, action.reason)
+        case Remark():
+            return told("remark", "policy", None, action.text)
+        case _:
+            return None
+
+
+def jobs_named(entry: Entry) -> Iterator[str]:
+    """Jobs that an instant is about."""
+    for each in (*entry.events, *entry.actions):
+        job = getattr(each, "job", None)
+        if isinstance(each, Carried):
+            continue
+        if isinstance(job, Job):
+            yield job.id
+        elif isinstance(job, str):
+            yield job

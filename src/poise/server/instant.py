@@ -1,0 +1,215 @@
+"""One instant in the making: wishes and news become facts for the core, and answers that are due once they are kept."""
+
+import json
+from collections.abc import Callable
+from typing import Protocol
+
+from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
+from poise.model.event import Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
+from poise.model.failures import Verdict, verdict
+from poise.server.intake import job_of
+from poise.server.logs import Logbook
+from poise.server.metrics import Metrics
+from poise.server.records import Record
+from poise.server.seam import Fault, RefusedError
+from poise.server.situation import Facts, Situation
+from poise.server.store import Store
+from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, grant, refuse
+from poise.wire import views
+from poise.wire.request import Request
+
+MOST_QUEUED = 200_000
+"""Jobs that have not ended."""
+MOST_FAILURES = 100
+"""Failed runs of a job that are forgiven if it was never its own fault."""
+LOSS_EVERY = 30.0
+"""Seconds between two reports of a job's loss to the core."""
+
+KILLED = "killed"
+"""Cause of death of a run that somebody killed from outside: not its own fault, and no reason to wait."""
+LOST = "node-lost"
+"""Of a run that went with its runner, or with the machine. This service runs on that machine, so it is back: nor is that
+a reason to wait, unless no runner could be started at all (a run without replicas)."""
+
+_FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
+    Verb.CANCEL: Cancelled,
+    Verb.HOLD: Held,
+    Verb.RELEASE: Released,
+}
+
+
+class Surroundings(Protocol):
+    """What else an instant needs: where to say what happened, and how many failures are forgiven."""
+
+    @property
+    def log(self) -> Logbook:
+        """For people who run the service."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """For machines that watch it."""
+
+    @property
+    def retries(self) -> int:
+        """Failed runs that are forgiven a job that does not say."""
+
+
+class Instant:
+    """The facts of one instant in the making, and the answers that are due once they are kept."""
+
+    def __init__(
+        self, situation: Situation, store: Store, parts: Surroundings, losses: dict[str, float], now: float
+    ) -> None:
+        self.now = now
+        self.facts = Facts()
+        self.chapters: list[Weigh | Adopt] = []
+        self._situation = situation
+        self._store = store
+        self._parts = parts
+        self._losses = losses
+        self._answers: list[Callable[[], None]] = []
+        self._keys: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._next = 0
+
+    def take(self, item: Wish | News) -> None:
+        """One wish, or one piece of news."""
+        match item:
+            case Submit():
+                self._submit(item)
+            case Change():
+                self._change(item)
+            case Weigh() | Adopt():
+                self.chapters.append(item)
+            case RunBegan():
+                self._began(item)
+            case RunProgressed():
+                self._progressed(item)
+            case RunEnded():
+                self._ended(item)
+
+    def answer(self) -> None:
+        """All of it is kept: say so."""
+        for answer in self._answers:
+            answer()
+
+    def _submit(self, wish: Submit) -> None:
+        key = wish.submission.key
+        ids = None if key is None else self._taken(key, wish.by.name)
+        if ids is None:
+            if len(self._situation.records) + len(wish.submission.jobs) > MOST_QUEUED:
+                text = f"{len(self._situation.records):,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
+                refuse(wish, RefusedError(Fault.FULL, text))
+                return
+            ids = tuple(self._enter(request, wish.by) for request in wish.submission.jobs)
+            if key is not None:
+                self._keys[key, wish.by.name] = ids
+                self.facts.keys.append((key, wish.by.name, json.dumps(ids)))
+        answer = views.Submitted(jobs=ids)
+        self._answers.append(lambda: grant(wish.reply, answer))
+
+    def _taken(self, key: str, account: str) -> tuple[str, ...] | None:
+        """Ids of the jobs of a submission that was taken under this key before; a key is its account's own."""
+        if (key, account) in self._keys:
+            return self._keys[key, account]
+        taken = self._store.taken(key, account)
+        return None if taken is None else tuple(json.loads(taken))
+
+    def _enter(self, request: Request, by: views.Account) -> str:
+        """A new job."""
+        if not self._next:
+            self._next = self._store.job_count()
+        self._next += 1
+        tenant = request.tenant or by.tenant
+        situation = self._situation
+        job = job_of(request, str(self._next), self.now, tenant, situation.weight_of(tenant))
+        kind, estimate, steps = situation.intake.resolve(job)
+        for estimated in situation.intake.news(kind, estimate):
+            self.facts.add(estimated)
+        self.facts.add(Submitted(job, kind, steps), by=by.name)
+        if request.hold:
+            self.facts.add(Held(job.id), by=by.name)
+        self.facts.arrivals.append((Record.of(job, request), request.model_dump_json(exclude_defaults=True)))
+        return job.id
+
+    def _change(self, wish: Change) -> None:
+        record = self._situation.records.get(wish.job)
+        if record is None or record.finished is not None:
+            text = f"job {wish.job} has ended already" if record is None else f"job {wish.job} is {record.state} already"
+            refuse(wish, RefusedError(Fault.CONFLICT, text))
+            return
+        self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
+        self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
+
+    def _began(self, news: RunBegan) -> None:
+        record = self._situation.records.get(news.job)
+        run = None if record is None else record.run(news.epoch)
+        if record is not None and run is not None and run.ended is run.began is None:
+            run.began = max(run.started, min(news.at, self.now))
+            record.restate()
+            self.facts.touched.add(news.job)
+
+    def _progressed(self, news: RunProgressed) -> None:
+        record = self._situation.records.get(news.job)
+        if record is None or not record.runs or record.runs[-1].epoch != news.epoch:
+            return
+        record.steps, record.throughput, record.loss = news.steps, news.throughput, news.loss
+        record.total = news.total or record.total
+        record.checkpoint = news.checkpoint if news.checkpoint is not None else record.checkpoint
+        if news.loss is not None and self.now - self._losses.get(news.job, -LOSS_EVERY) >= LOSS_EVERY:
+            self._losses[news.job] = self.now
+            self.facts.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))
+
+    def _ended(self, news: RunEnded) -> None:
+        record = self._situation.records.get(news.job)
+        run = None if record is None else record.run(news.epoch)
+        if record is None or run is None or run.ended is not None:
+            return
+        self._parts.metrics.ended(news.how.value)
+        log = self._parts.log
+        log.info("run-ended", job=news.job, epoch=news.epoch, how=news.how.value, cause=news.cause, codes=news.codes)
+        steps = self._work(record, news.steps)
+        is_current = record.current is run
+        record.gone(news, self.now)
+        self._situation.watch(record)
+        self.facts.touched.add(news.job)
+        if record.finished is not None:
+            return
+        note: dict[str, object] = {"codes": news.codes, "cause": news.cause}
+        if news.how is Ending.FINISHED:
+            self.facts.add(Finished(news.job, news.epoch), **note)
+        elif is_current:
+            self._fail(news, record, steps, note)
+        else:
+            self.facts.add(Stopped(news.job, news.epoch, steps), **note)
+
+    def _fail(self, news: RunEnded, record: Record, steps: float, note: dict[str, object]) -> None:
+        """A run died by itself; how often that is forgiven depends on whose fault it was."""
+        yielded = news.how is Ending.YIELDED
+        cause = "job-preempted" if yielded else news.cause or "no-signature"
+        if cause == LOST and news.codes:
+            cause = KILLED
+        forgiven = next((code for code in map(_shell_code, news.codes) if code in record.forgiven), None)
+        if forgiven is not None:
+            cause = f"exit code {forgiven}, which is retried"
+        elif cause != KILLED and verdict(cause) is not Verdict.TRANSIENT:
+            record.faults += 1
+        most = self._parts.retries if record.on_errors is None else record.on_errors
+        final = record.faults > most or record.failures >= MOST_FAILURES or cause == "max-duration"
+        self.facts.add(Failed(news.job, news.epoch, cause, steps, final=final), **note)
+
+    def _work(self, record: Record, steps: float | None) -> float:
+        """Steps as the worker counts them, in the core's units: those may be seconds on the reference type."""
+        columns, rows = self._situation.scheduler.state.columns, self._situation.scheduler.state.rows
+        row = rows.get(record.job.id)
+        believed = 0.0 if row is None else columns.steps_done[row]
+        if steps is None:
+            return believed
+        job = record.job
+        if job.duration is None or job.steps is not None:
+            return steps
+        return job.duration * min(1.0, steps / record.total) if record.total else believed
+
+
+def _shell_code(code: int | None) -> int | None:
+    """An exit code as shells say it: 128 and the signal's number for what a signal ended."""
+    return code if code is None or code >= 0 else 128 - code

@@ -1,0 +1,218 @@
+"""The socket, TLS, and the loop that answers until somebody says stop."""
+
+import ipaddress
+import json
+import os
+import signal
+import socket
+import ssl
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from poise.model.errors import RequestError
+from poise.server.folder import SERVER, replace_file
+from poise.server.logs import Level, Logbook, forward
+
+DEFAULT_PORT = 8642
+BACKLOG = 512
+MOST_CONNECTIONS = 1_000
+HEAD_SECONDS = 10.0
+"""For a connection to bring the whole head of a request."""
+IDLE_SECONDS = 15
+"""For a connection to come up with another request."""
+STOP_SECONDS = 10
+"""For requests that are under way, once the service is to stop."""
+MOST_HEAD = 48 << 10
+"""Bytes of a head that is not complete; the guard has a bound of its own for complete ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen: a name or an address, and a port; 0: any that is free."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`127.0.0.1:8642`, `[::1]:8642`, `name:8642`, or without a port."""
+        host, colon, port = text.rpartition(":")
+        if not colon or (text.startswith("[") and text.endswith("]")):
+            host, port = text, str(DEFAULT_PORT)
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
+            raise RequestError(f"--listen {text!r}: expected HOST:PORT, e.g. 127.0.0.1:{DEFAULT_PORT}")
+        return cls(host, int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Nobody from outside of this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Files of a certificate, with its chain, and of its private key; both PEM."""
+
+    chain: Path
+    key: Path
+
+    def check(self) -> None:
+        """Raise RequestError if TLS cannot be spoken with it."""
+        for option, path in (("--tls-cert", self.chain), ("--tls-key", self.key)):
+            if not os.access(path, os.R_OK) or not path.is_file():
+                raise RequestError(f"{option} {path}: cannot be read")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.chain, self.key, password=_no_password)
+        except (ssl.SSLError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise RequestError(
+                f"--tls-cert {self.chain}, --tls-key {self.key}: not a certificate and its key: {reason}"
+            ) from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def bind(address: Address) -> socket.socket:
+    """A socket that listens nowhere yet; raises RequestError in one line where that cannot be."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise RequestError(f"--listen {address}: {error.strerror or error}") from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(place)
+        bound.listen(BACKLOG)  # only now is it certain that the port is ours
+    except OSError as error:
+        bound.close()
+        raise RequestError(f"--listen {address}: {error.strerror or error}") from None
+    return bound
+
+
+def url_of(address: Address, bound: socket.socket, scheme: str) -> str:
+    """What clients of this machine call."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    return f"{scheme}://{Address(everywhere.get(address.host, address.host), bound.getsockname()[1])}"
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 over one connection, with bounds that uvicorn does not have: on connections, and on the time a head takes."""
+
+    _due: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Hang up at once if there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Whoever begins a head, or goes on with a body after the answer, has to finish in time, whatever the pieces."""
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE:
+            self._await_head()
+        else:
+            self._forget_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets a problem too."""
+        body = json.dumps({"code": "wrong-request", "detail": msg}).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        if self._due is None:
+            self._due = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _forget_head(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+
+class Listener(uvicorn.Server):
+    """Answers until SIGTERM or SIGINT, which end it in good order, or until `is_over`; `ready` is called once it answers."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._is_over = is_over
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """To be told to stop is no failure: the signal is not raised again."""
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to stop."""
+        return await super().on_tick(counter) or self._is_over()
+
+
+def config_of(app: FastAPI, certificate: Certificate | None, log: Logbook) -> uvicorn.Config:
+    """How uvicorn is to speak: HTTP/1.1, perhaps in TLS, and believing no header about where a request comes from."""
+    forward("uvicorn", log, Level.WARNING)
+    forward("asyncio", log, Level.WARNING)
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=MOST_HEAD,
+        ssl_certfile=None if certificate is None else certificate.chain,
+        ssl_keyfile=None if certificate is None else certificate.key,
+    )
+
+
+@contextmanager
+def announced(folder: Path, url: str) -> Iterator[None]:
+    """Clients of this machine find the server as long as it is there."""
+    path = folder / SERVER
+    replace_file(path, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

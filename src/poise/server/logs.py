@@ -1,0 +1,127 @@
+"""Structured logs: one line an event on a stream, as text or as JSON. Whatever looks like a token is blotted out."""
+
+import json
+import logging
+import re
+import sys
+import traceback
+from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
+from threading import Lock
+from time import time  # noqa: TID251 - the server stands at the edge, where the clock is
+from typing import TextIO
+
+TOKEN = re.compile(r"poise_[A-Za-z0-9_-]{20,}")
+"""What a token looks like; accounts make them so."""
+BLOT = "poise_***"
+LONGEST = 4_000
+"""Characters of a value that are kept."""
+
+
+class LogFormat(StrEnum):
+    """For people, or for programs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Level(IntEnum):
+    """How much somebody should care; numbers as those of the standard library."""
+
+    DEBUG = logging.DEBUG
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+
+
+class Logbook:
+    """Takes events from any thread. A stream that cannot be written (a full disk) is no reason for a service to stop."""
+
+    def __init__(self, stream: TextIO | None = None, *, form: LogFormat = LogFormat.TEXT, least: Level = Level.INFO) -> None:
+        self._stream = stream
+        self._form = form
+        self._least = least
+        self._lock = Lock()
+
+    def debug(self, event: str, **values: object) -> None:
+        """For those who look for an error."""
+        self.say(Level.DEBUG, event, values)
+
+    def info(self, event: str, **values: object) -> None:
+        """As it should be."""
+        self.say(Level.INFO, event, values)
+
+    def warning(self, event: str, **values: object) -> None:
+        """Somebody may want to look at it."""
+        self.say(Level.WARNING, event, values)
+
+    def error(self, event: str, *, error: BaseException | None = None, **values: object) -> None:
+        """Somebody has to look at it; with the traceback of `error`, if there is one."""
+        if error is not None:
+            values = {**values, "error": repr(error), "traceback": "".join(traceback.format_exception(error))}
+        self.say(Level.ERROR, event, values)
+
+    def say(self, level: Level, event: str, values: dict[str, object]) -> None:
+        """Write one line, if events of this level are kept."""
+        if level < self._least:
+            return
+        moment = datetime.fromtimestamp(time(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = TOKEN.sub(BLOT, _LINES[self._form](moment, level.name.lower(), event, values))
+        try:
+            with self._lock:
+                stream = self._stream or sys.stderr
+                stream.write(line + "\n")
+                stream.flush()
+        except (OSError, ValueError):  # full, or closed
+            pass
+
+
+def _as_json(moment: str, level: str, event: str, values: dict[str, object]) -> str:
+    document = {"time": moment, "level": level, "event": event} | {key: _kept(value) for key, value in values.items()}
+    return json.dumps(document, default=str)
+
+
+def _as_text(moment: str, level: str, event: str, values: dict[str, object]) -> str:
+    words = (f"{key}={_word(_kept(value))}" for key, value in values.items())
+    return " ".join((moment, f"{level:7}", event, *words))
+
+
+_LINES = {LogFormat.JSON: _as_json, LogFormat.TEXT: _as_text}
+
+
+def _kept(value: object) -> object:
+    """A plain value; text of reasonable length."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = str(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+
+def _word(value: object) -> str:
+    """Quoted where it would not be one word on one line."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if text and all(char.isprintable() and char not in ' "=' for char in text) else json.dumps(text)
+
+
+class Forwarding(logging.Handler):
+    """Hands what a library logs on to our log."""
+
+    def __init__(self, log: Logbook) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        level = max((each for each in Level if each <= record.levelno), default=Level.DEBUG)
+        values: dict[str, object] = {"logger": record.name, "text": record.getMessage().strip()}
+        if record.exc_info:
+            values["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        self._log.say(level, "library", values)
+
+
+def forward(logger: str, log: Logbook, least: Level) -> None:
+    """From now on our log is where that library's log goes, from this level on."""
+    library = logging.getLogger(logger)
+    library.handlers = [Forwarding(log)]
+    library.propagate = False
+    library.setLevel(least)

@@ -1,0 +1,286 @@
+"""The engine as the API sees it: wishes go into the loop, answers are read off the situation and the store."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import lru_cache
+from itertools import islice
+from typing import TypeVar
+
+from poise import __version__
+from poise.engine.journal import read_entry, read_header, read_job
+from poise.model.cluster import Cluster
+from poise.server.advising import ended_reason, reason_counts, reason_of, why
+from poise.server.engine import Loop
+from poise.server.happenings import happenings, jobs_named
+from poise.server.records import Record
+from poise.server.seam import Fault, RefusedError
+from poise.server.store import JobRowText, Reader
+from poise.server.surveying import held_by_tenant, nodes, share_of, shares
+from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh
+from poise.wire.request import Request, Submission
+from poise.wire.views import (
+    Account,
+    Done,
+    Events,
+    Happening,
+    JobDetail,
+    JobRow,
+    Log,
+    Nodes,
+    Queue,
+    Reason,
+    Service,
+    Shares,
+    State,
+    Submitted,
+    Why,
+)
+
+Answer = TypeVar("Answer")
+
+MOST_ENTRIES = 5_000
+"""Entries of the journal that one question about events looks at."""
+
+
+class LiveEngine:
+    """Implements `server.seam.Engine`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._readers = threading.local()
+
+    def start(self) -> None:
+        """Begin; raises what goes wrong with that."""
+        self._loop.start()
+
+    def close(self) -> None:
+        """End; what runs goes on."""
+        self._loop.close()
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What the engine died of, if it did."""
+        return self._loop.failed
+
+    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+        """Take jobs, all or none."""
+        intake = self._loop.situation.intake
+        for request in submission.jobs:
+            intake.admit(request)
+        wish = Submit(by, submission)
+        self._loop.put(wish)
+        return wish.reply
+
+    def cancel(self, by: Account, job: str) -> "Future[Done]":
+        """Withdraw a job."""
+        return self._change(by, job, Verb.CANCEL)
+
+    def hold(self, by: Account, job: str) -> "Future[Done]":
+        """Keep a job from running."""
+        return self._change(by, job, Verb.HOLD)
+
+    def release(self, by: Account, job: str) -> "Future[Done]":
+        """End a hold."""
+        return self._change(by, job, Verb.RELEASE)
+
+    def _change(self, by: Account, job: str, verb: Verb) -> "Future[Done]":
+        self.owner(job)
+        wish = Change(by, job, verb)
+        self._loop.put(wish)
+        return wish.reply
+
+    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
+        """Change a tenant's share."""
+        wish = Weigh(by, tenant, weight)
+        self._loop.put(wish)
+        return _then(wish.reply, self.shares)
+
+    def set_policy(self, by: Account, policy: str) -> "Future[Service]":
+        """Go on under another policy."""
+        wish = Adopt(by, policy)
+        self._loop.put(wish)
+        return _then(wish.reply, self.service)
+
+    def owner(self, job: str) -> str:
+        """The tenant that a job belongs to."""
+        return self._record(job)[0].job.tenant
+
+    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+        """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
+        wants_ended = any(state.is_final for state in states)
+        with self._loop.lock:
+            records = self._loop.situation.records
+            counts = Counter(record.state.value for record in records.values()) + self._loop.situation.ended
+            rows, total = self._unended(states, tenant, app, limit, offset)
+        if wants_ended:
+            reader = self._reader()
+            ended = reader.ended(tenant=tenant, app=app, limit=limit, offset=max(0, offset - total))
+            past = [self._ended_row(each) for each in map(_read, ended) if each.state in states]
+            total += reader.ended_count(tenant=tenant, app=app)
+            rows = [*rows, *past][:limit]
+        return Queue(jobs=tuple(rows), total=total, counts=dict(counts))
+
+    def _unended(
+        self, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int
+    ) -> tuple[list[JobRow], int]:
+        """A page of the jobs that have not ended; those that hold GPUs come first."""
+        situation = self._loop.situation
+        held = held_by_tenant(self._loop.situation)
+        if not states and tenant is None and app is None:
+            names = [*situation.running, *situation.scheduler.in_line(limit + offset)]
+            others = (name for name in situation.records if name not in situation.running)
+            names = list(dict.fromkeys([*names, *islice(others, limit + offset)])) if len(names) < limit + offset else names
+            first = len(situation.running) - offset + 1
+            page, total = names[offset : offset + limit], len(situation.records)
+        else:
+            match = [
+                name
+                for name, each in situation.records.items()
+                if (not states or each.state in states) and tenant in (None, each.job.tenant) and app in (None, each.job.app)
+            ]
+            match.sort(key=lambda name: name not in situation.running)
+            first, page, total = 0, match[offset : offset + limit], len(match)
+        rows = []
+        for place, name in enumerate(page):
+            record = situation.records[name]
+            waits = first and record.current is None and record.finished is None and not record.held
+            rows.append(self._row(record, place - first + 2 if waits else None, held))
+        return rows, total
+
+    def _row(self, record: Record, position: int | None, held: Counter[str]) -> JobRow:
+        situation = self._loop.situation
+        now, run = self._loop.clock.now(), record.current
+        reason = ended_reason(record) if record.finished is not None else reason_of(situation, record)
+        spent = 0.0 if record.finished is not None else now - record.since
+        ran, waited = (0.0, spent) if run is None else (spent, 0.0)
+        return _row(record, reason, position, share_of(held, record.job.tenant), ran=ran, waited=waited)
+
+    @staticmethod
+    def _ended_row(record: Record) -> JobRow:
+        return _row(record, ended_reason(record), None, None, ran=0.0, waited=0.0)
+
+    def show(self, job: str) -> JobDetail:
+        """Everything about a job, its request included."""
+        with self._loop.lock:
+            record, request = self._record(job)
+            held = held_by_tenant(self._loop.situation)
+            row = self._row(record, None, held) if job in self._loop.situation.records else self._ended_row(record)
+            return _detail(record, row, request)
+
+    def why(self, job: str) -> Why:
+        """The one dominant reason."""
+        with self._loop.lock:
+            record, _ = self._record(job)
+            return why(self._loop.situation, record)
+
+    def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
+        """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
+        record, _ = self._record(job)
+        ended = record.finished is not None and not record.open_runs()
+        found = self._loop.world.log(job, replica, offset, limit)
+        text = found.text.decode("utf-8", "replace")
+        return Log(text=text, offset=found.offset, next=found.next, ended=ended and not text)
+
+    def nodes(self) -> Nodes:
+        """All nodes and who holds them."""
+        with self._loop.lock:
+            return nodes(self._loop.situation)
+
+    def shares(self) -> Shares:
+        """All tenants."""
+        with self._loop.lock:
+            return shares(self._loop.situation, self._loop.clock.now())
+
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+        """What happened after that number of the journal (negative: the last so many)."""
+        reader = self._reader()
+        start = max(0, reader.last() + after) if after < 0 else after
+        if job is not None:
+            self.owner(job)
+        found: list[Happening] = []
+        following = start
+        for number, document, notes in reader.entries(after=start, limit=min(limit, MOST_ENTRIES), job=job, tenant=tenant):
+            entry = read_entry(document)
+            told = happenings(number, entry, notes, _cluster(reader.header_at(number)), reader.tenants_of(jobs_named(entry)))
+            found += (each for each in told if job in (None, each.job) and tenant in (None, each.tenant))
+            following = number
+            if len(found) >= limit:
+                break
+        return Events(events=tuple(found), next=following)
+
+    def reasons(self) -> dict[str, int]:
+        """How many jobs that have not ended have which reason."""
+        with self._loop.lock:
+            return reason_counts(self._loop.situation)
+
+    def service(self) -> Service:
+        """What runs here."""
+        loop = self._loop
+        header, trouble = loop.situation.header, loop.trouble
+        return Service(
+            version=__version__, policy=header.policy, cluster=str(header.cluster), round=header.settings.round,
+            now=loop.clock.now(), started=loop.began, ready=trouble is None,
+            problem=None if trouble is None else str(trouble),
+            jobs=len(loop.situation.records),
+        )  # fmt: skip
+
+    def _record(self, job: str) -> tuple[Record, str]:
+        """A job's record and request; raises RefusedError for one that was never submitted."""
+        row = self._reader().job(job)
+        if row is None:
+            raise RefusedError(Fault.UNKNOWN, f"there is no job {job!r}")
+        return self._loop.situation.records.get(job) or _read(row), row.request
+
+    def _reader(self) -> Reader:
+        reader: Reader | None = getattr(self._readers, "reader", None)
+        if reader is None:
+            reader = self._readers.reader = self._loop.store.reader()
+        return reader
+
+
+@lru_cache(maxsize=16)
+def _cluster(header: str) -> Cluster:
+    return read_header(header).cluster
+
+
+def _read(row: JobRowText) -> Record:
+    return Record.read(read_job(row.job), row.record)
+
+
+def _row(record: Record, reason: Reason, position: int | None, share: float | None, *, ran: float, waited: float) -> JobRow:
+    job, run = record.job, record.current
+    return JobRow(
+        id=job.id, name=record.name, tenant=job.tenant, app=job.app, state=record.state, flags=record.flagged(),
+        reason=reason, position=position, gpus=0 if run is None else run.count, wanted=job.gpus,
+        gpu_type=None if run is None else run.gpu_type, gpu_types=job.gpu_types, submitted=job.submitted,
+        started=record.started, finished=record.finished, waited=record.waited + waited, ran=record.ran + ran,
+        restarts=max(0, record.launches - 1), eta=None, share=share,
+    )  # fmt: skip
+
+
+def _detail(record: Record, row: JobRow, request: str) -> JobDetail:
+    return JobDetail(
+        job=row, preemptions=record.preemptions, failures=record.failures, gpu_seconds=record.gpu_seconds,
+        lost_gpu_seconds=record.lost, steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
+        throughput=record.throughput, loss=record.loss, cause=record.cause,
+        runs=tuple(run.view() for run in record.runs), request=Request.model_validate_json(request),
+    )  # fmt: skip
+
+
+def _then(granted: "Future[None]", answer: Callable[[], Answer]) -> "Future[Answer]":
+    """What is to be read once the wish is granted."""
+    reply: Future[Answer] = Future()
+
+    def done(_: object) -> None:
+        error = granted.exception()
+        with suppress(InvalidStateError):
+            if error is None:
+                reply.set_result(answer())
+            else:
+                reply.set_exception(error)
+
+    granted.add_done_callback(done)
+    return reply

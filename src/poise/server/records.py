@@ -1,0 +1,222 @@
+"""Where each job stands, for people: its runs, what it has received, what was lost. Kept in step with the journal.
+
+GPUs are charged as the journal has it: from the launch of a run until the core takes them back (`released`). The processes
+may be gone a little later (`ended`); whoever gets the GPUs next waits for that.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from poise.engine.live import Grip, RunEnded
+from poise.model.cluster import Cluster, Holding, bits
+from poise.model.job import Job
+from poise.wire.request import Preemption, Request
+from poise.wire.views import Flag, Run, State
+
+MOST_RUNS = 50
+"""Runs of a job that are kept one by one; totals count all."""
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One run. Moments; None until they come.
+
+    began      its processes were all there
+    released   the core took its GPUs back
+    ended      its processes were gone
+    grip       what is wanted of it
+    """
+
+    epoch: int
+    started: float
+    gpus: dict[str, tuple[int, ...]]
+    count: int
+    gpu_type: str
+    begun: float
+    began: float | None = None
+    released: float | None = None
+    ended: float | None = None
+    how: str | None = None
+    cause: str | None = None
+    codes: tuple[int | None, ...] = ()
+    kept: float | None = None
+    lost: float | None = None
+    grip: Grip = Grip.RUN
+
+    def view(self) -> Run:
+        """For people."""
+        return Run(
+            epoch=self.epoch, started=self.started, ended=self.ended or self.released, gpus=self.gpus, how=self.how,
+            cause=self.cause, codes=self.codes, begun=self.begun, kept=self.kept, lost=self.lost,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Record:
+    """One job.
+
+    weight      its own, before its tenant's; `job.weight` is the product
+    faults      failed runs that count against its retries;  failures: all of them
+    since       when it last began to wait, or to run
+    steps       done as it last reported;  total: of how many;  checkpoint: steps that would survive
+    cause       why it failed or was cancelled, once it has
+    """
+
+    job: Job
+    name: str
+    weight: float
+    preemption: Preemption
+    deadline: float
+    on_errors: int | None
+    forgiven: tuple[int, ...]
+    state: State = State.PENDING
+    held: bool = False
+    faults: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    launches: int = 0
+    waited: float = 0.0
+    ran: float = 0.0
+    gpu_seconds: float = 0.0
+    lost: float = 0.0
+    since: float = 0.0
+    started: float | None = None
+    finished: float | None = None
+    steps: float = 0.0
+    total: float | None = None
+    checkpoint: float | None = None
+    throughput: float | None = None
+    loss: float | None = None
+    cause: str | None = None
+    flags: tuple[Flag, ...] = ()
+    runs: list[RunRecord] = field(default_factory=list)
+
+    @staticmethod
+    def of(job: Job, request: Request) -> "Record":
+        """A job that has just been submitted."""
+        return Record(
+            job, job.name or job.id, request.weight, request.preemption, request.checkpoint.deadline,
+            request.retry.on_errors, request.retry.exit_codes, total=request.steps, since=job.submitted, held=request.hold,
+        )  # fmt: skip
+
+    @property
+    def current(self) -> RunRecord | None:
+        """The run that holds GPUs, as the core sees it."""
+        last = self.runs[-1] if self.runs else None
+        return last if last is not None and last.released is None else None
+
+    def open_runs(self) -> list[RunRecord]:
+        """Runs whose processes may still be there, the earliest first."""
+        return [run for run in self.runs if run.ended is None]
+
+    def run(self, epoch: int) -> RunRecord | None:
+        """The run of an epoch, if it is one of the last."""
+        return next((run for run in reversed(self.runs) if run.epoch == epoch), None)
+
+    def launch(self, run: RunRecord, now: float) -> None:
+        """It gets GPUs."""
+        self.waited += now - self.since
+        self.since = now
+        self.launches += 1
+        if self.started is None:
+            self.started = now
+        self.runs.append(run)
+        if len(self.runs) > MOST_RUNS and self.runs[0].ended is not None:
+            del self.runs[0]
+        self.restate()
+
+    def release(self, now: float) -> None:
+        """The core takes its GPUs back, if it has any; that is when they are paid for."""
+        run = self.current
+        if run is None:
+            return
+        run.released = now
+        self.ran += now - run.started
+        self.gpu_seconds += run.count * (now - run.started)
+        self.since = now
+        self.restate()
+
+    def gone(self, news: RunEnded, now: float) -> None:
+        """The processes of a run are gone: what it kept, and what of its work is lost."""
+        run = self.run(news.epoch)
+        if run is None or run.ended is not None:
+            return
+        run.ended, run.how, run.codes = now, news.how.value, news.codes
+        run.cause = run.cause or news.cause
+        run.kept = news.steps
+        if news.steps is not None:
+            self._count_lost(run, news.steps)
+        self.restate()
+
+    def _count_lost(self, run: RunRecord, kept: float) -> None:
+        """GPU-seconds of this run behind its last checkpoint: of what it did, the part that is to be done again."""
+        done = max(self.steps, kept) - run.begun
+        seconds = (run.released or run.ended or run.started) - (run.began or run.started)
+        run.lost = run.count * max(seconds, 0.0) * (done - (kept - run.begun)) / done if done > 0 else 0.0
+        self.lost += run.lost
+        self.steps = self.checkpoint = kept
+        for later in self.runs:
+            if later.epoch > run.epoch:  # it was launched before this one had left, and goes on from here
+                later.begun = kept
+
+    def end(self, state: State, now: float, cause: str | None) -> None:
+        """It has come to its end."""
+        self.release(now)
+        if self.finished is None:
+            if not self.runs or self.runs[-1].released != now:
+                self.waited += now - self.since
+            self.finished, self.state, self.cause = now, state, cause
+
+    def restate(self) -> None:
+        """The state follows from the runs."""
+        if self.finished is not None:
+            return
+        current = self.current
+        if current is not None:
+            self.state = State.STARTING if current.began is None else State.RUNNING
+        elif any(run.grip is Grip.LEAVE and run.began is not None for run in self.open_runs()):
+            self.state = State.CHECKPOINTING
+        else:
+            self.state = State.PAUSED if self.runs else State.PENDING
+
+    def flagged(self) -> tuple[Flag, ...]:
+        """What else there is to say."""
+        flags = list(self.flags)
+        if self.held and not self.state.is_final:
+            flags.append(Flag.HELD)
+        if self.preemptions and self.state in {State.PAUSED, State.CHECKPOINTING}:
+            flags.append(Flag.PREEMPTED)
+        if self.launches > 1:
+            flags.append(Flag.RESTARTED)
+        return tuple(flags)
+
+    def text(self) -> str:
+        """As JSON, without the job."""
+        document = {name: getattr(self, name) for name in _KEPT}
+        document["runs"] = [asdict(run) for run in self.runs]
+        return json.dumps(document, separators=(",", ":"))
+
+    @staticmethod
+    def read(job: Job, text: str) -> "Record":
+        """What `text` wrote."""
+        document = json.loads(text)
+        document["runs"] = [_run(**run) for run in document["runs"]]
+        document["preemption"] = Preemption(document["preemption"])
+        document["state"] = State(document["state"])
+        document["flags"] = tuple(map(Flag, document["flags"]))
+        document["forgiven"] = tuple(document["forgiven"])
+        return Record(job=job, **document)
+
+
+_KEPT = tuple(name for name in Record.__dataclass_fields__ if name not in {"job", "runs"})
+
+
+def _run(gpus: dict[str, list[int]], codes: list[int | None], grip: str, **rest: Any) -> RunRecord:  # noqa: ANN401
+    parts = {node: tuple(slots) for node, slots in gpus.items()}
+    return RunRecord(gpus=parts, codes=tuple(codes), grip=Grip(grip), **rest)
+
+
+def places(cluster: Cluster, holding: Holding) -> dict[str, tuple[int, ...]]:
+    """GPUs by the name of their node: slots, ascending."""
+    return {cluster.nodes[node].name: tuple(bit.bit_length() - 1 for bit in bits(mask)) for node, mask in holding}

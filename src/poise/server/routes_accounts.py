@@ -1,0 +1,51 @@
+"""Who one is, and the tokens of others."""
+
+from http import HTTPStatus
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from poise.server.accounts import Accounts
+from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of
+from poise.server.logs import Logbook
+from poise.wire.views import Account, MadeToken, NewToken, Role
+from poise.wire.views import Accounts as Listing
+
+
+class Tokens:
+    """The endpoints of accounts. Only admins make tokens, so none can be made that may do more than its maker."""
+
+    def __init__(self, accounts: Accounts, log: Logbook) -> None:
+        self._accounts = accounts
+        self._log = log
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        return (
+            Endpoint("GET", "/v1/me", Role.READER, self.me, Account),
+            Endpoint("GET", "/v1/tokens", Role.ADMIN, self.tokens, Listing),
+            Endpoint("POST", "/v1/tokens", Role.ADMIN, self.make_token, MadeToken, NewToken, HTTPStatus.CREATED, (409,)),
+            Endpoint("DELETE", "/v1/tokens/{name}", Role.ADMIN, self.revoke_token, Account, faults=(404, 409)),
+        )
+
+    async def me(self, by: Caller) -> Response:
+        """Say whom the token stands for."""
+        return answer(by)
+
+    def tokens(self) -> Response:
+        """List all tokens, without the tokens."""
+        return answer(Listing(accounts=self._accounts.all()))
+
+    async def make_token(self, by: Caller, request: Request) -> Response:
+        """Make a token. This answer is the only place where it is shown."""
+        wanted = await body_of(request, NewToken)
+        made = await run_in_threadpool(self._accounts.make, wanted)
+        self._log.info("token-made", name=wanted.name, tenant=wanted.tenant, role=wanted.role.value, by=by.name)
+        return answer(made, HTTPStatus.CREATED)
+
+    def revoke_token(self, by: Caller, name: NamePart) -> Response:
+        """Make a token worthless from now on."""
+        gone = self._accounts.revoke(name)
+        self._log.info("token-revoked", name=gone.name, by=by.name)
+        return answer(gone)

@@ -1,0 +1,132 @@
+"""Jobs: submit, list, show, why, logs, cancel, hold, release."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Annotated, TypeVar
+
+from fastapi import Query, Request
+from fastapi.responses import Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from poise.server.accounts import is_at_least
+from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, check_owner, is_owner
+from poise.server.seam import Engine, Fault, RefusedError
+from poise.wire.request import Name, Submission, Wire
+from poise.wire.views import Account, Done, JobDetail, Log, Queue, Role, State, Submitted, Why
+
+MOST_ROWS = 1_000
+MOST_LOG = 1 << 20
+"""Bytes of a log in one answer."""
+FARTHEST = 1 << 53
+"""The largest number that every reader of JSON can hold."""
+
+W = TypeVar("W", bound=Wire)
+
+
+class QueueQuery(Wire):
+    """Which jobs; no state: all that have not ended."""
+
+    state: Annotated[tuple[State, ...], Field(max_length=len(State))] = ()
+    tenant: Name | None = None
+    app: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 50
+    offset: Annotated[int, Field(ge=0, le=FARTHEST)] = 0
+
+
+class LogQuery(Wire):
+    """Which part of which replica's log; a negative offset counts from the end."""
+
+    replica: Annotated[int, Field(ge=0, le=100_000)] = 0
+    offset: Annotated[int, Field(ge=-FARTHEST, le=FARTHEST)] = 0
+    limit: Annotated[int, Field(ge=1, le=MOST_LOG)] = 64 << 10
+
+
+async def granted(wish: "Callable[[], Future[W]]", status: int = HTTPStatus.OK) -> Response:
+    """What a wish came to, once it is in the journal. A caller that gives up does not take the wish back.
+
+    To utter it may take a moment (a file is looked for, a lock is waited for), which the loop must not.
+    """
+    future = asyncio.wrap_future(await run_in_threadpool(wish))
+    return answer(await asyncio.shield(future), status)
+
+
+class Jobs:
+    """The endpoints of jobs over an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        one = "/v1/jobs/{job}"
+        return (
+            Endpoint("POST", "/v1/jobs", Role.USER, self.submit, Submitted, Submission, HTTPStatus.CREATED, (404, 409)),
+            Endpoint("GET", "/v1/jobs", Role.READER, self.queue, Queue),
+            Endpoint("GET", one, Role.READER, self.show, JobDetail, faults=(404,)),
+            Endpoint("GET", f"{one}/why", Role.READER, self.why, Why, faults=(404,)),
+            Endpoint("GET", f"{one}/logs", Role.READER, self.logs, Log, faults=(404,)),
+            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, Done, faults=(404, 409)),
+            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, Done, faults=(404, 409)),
+            Endpoint("POST", f"{one}/release", Role.USER, self.release, Done, faults=(404, 409)),
+        )
+
+    async def submit(self, by: Caller, request: Request) -> Response:
+        """Submit jobs, all or none."""
+        submission = await body_of(request, Submission)
+        _check_tenants(by, submission)
+        return await granted(lambda: self._engine.submit(by, submission), HTTPStatus.CREATED)
+
+    def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
+        """List jobs in scheduling order."""
+        found = self._engine.queue(
+            states=frozenset(query.state), tenant=query.tenant, app=query.app, limit=query.limit, offset=query.offset
+        )
+        return answer(found)
+
+    def show(self, by: Caller, job: NamePart) -> Response:
+        """Show a job; its command and environment only to its owner and to operators."""
+        detail = self._engine.show(job)
+        return answer(detail if is_owner(self._engine, by, job) else detail.model_copy(update={"request": None}))
+
+    def why(self, job: NamePart) -> Response:
+        """Say why a job runs, waits or has ended."""
+        return answer(self._engine.why(job))
+
+    def logs(self, by: Caller, job: NamePart, query: Annotated[LogQuery, Query()]) -> Response:
+        """Read a part of a replica's log; only its owner and operators may."""
+        check_owner(self._engine, by, job)
+        return answer(self._engine.log(job, replica=query.replica, offset=query.offset, limit=query.limit))
+
+    async def cancel(self, by: Caller, job: NamePart) -> Response:
+        """Withdraw a job."""
+        return await self._change(self._engine.cancel, by, job)
+
+    async def hold(self, by: Caller, job: NamePart) -> Response:
+        """Keep a job from running until it is released."""
+        return await self._change(self._engine.hold, by, job)
+
+    async def release(self, by: Caller, job: NamePart) -> Response:
+        """End a hold."""
+        return await self._change(self._engine.release, by, job)
+
+    async def _change(self, verb: "Callable[[Account, str], Future[Done]]", by: Account, job: str) -> Response:
+        """Only its owner and operators may."""
+
+        def wish() -> "Future[Done]":
+            check_owner(self._engine, by, job)
+            return verb(by, job)
+
+        return await granted(wish)
+
+
+def _check_tenants(by: Account, submission: Submission) -> None:
+    """Only operators submit in another tenant's name."""
+    if is_at_least(by, Role.OPERATOR):
+        return
+    for number, job in enumerate(submission.jobs):
+        if job.tenant is not None and job.tenant != by.tenant:
+            text = f"jobs[{number}].tenant: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
+            raise RefusedError(Fault.FORBIDDEN, text)

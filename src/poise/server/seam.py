@@ -1,0 +1,85 @@
+"""What the HTTP API asks of the engine: one protocol, so that each can be built and tested without the other.
+
+Reading methods answer at once from the current state. Writing methods return a future that is done once the wish is in the
+journal; it raises RefusedError (with a code and one line for people) where the wish cannot be met.
+"""
+
+from concurrent.futures import Future
+from enum import StrEnum
+from typing import Protocol
+
+from poise.model.errors import PoiseError
+from poise.wire.request import Submission
+from poise.wire.views import Account, Done, Events, JobDetail, Log, Nodes, Queue, Service, Shares, State, Submitted, Why
+
+
+class Fault(StrEnum):
+    """Why a wish is refused; each has its HTTP status."""
+
+    WRONG = "wrong-request"
+    FORBIDDEN = "forbidden"
+    UNKNOWN = "not-found"
+    CONFLICT = "conflict"
+    FULL = "too-many"
+    STORAGE = "storage-full"
+    NOT_READY = "not-ready"
+
+
+class RefusedError(PoiseError):
+    """A wish that was not granted; nothing was changed."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault
+
+
+class Engine(Protocol):
+    """The engine, as the API sees it. What takes `job` raises RefusedError(UNKNOWN) for one that was never submitted."""
+
+    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+        """Take jobs, all or none. The tenant is the account's, unless an operator names another."""
+
+    def cancel(self, by: Account, job: str) -> "Future[Done]":
+        """Withdraw a job."""
+
+    def hold(self, by: Account, job: str) -> "Future[Done]":
+        """Keep a job from running, preempting it if it runs, until it is released."""
+
+    def release(self, by: Account, job: str) -> "Future[Done]":
+        """End a hold."""
+
+    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
+        """Change a tenant's share."""
+
+    def set_policy(self, by: Account, policy: str) -> "Future[Service]":
+        """Go on under another policy; running jobs stay where they are until it decides otherwise."""
+
+    def owner(self, job: str) -> str:
+        """The tenant that a job belongs to."""
+
+    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+        """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
+
+    def show(self, job: str) -> JobDetail:
+        """Everything about a job, its request included."""
+
+    def why(self, job: str) -> Why:
+        """The one dominant reason."""
+
+    def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
+        """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
+
+    def nodes(self) -> Nodes:
+        """All nodes and who holds them."""
+
+    def shares(self) -> Shares:
+        """All tenants."""
+
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+        """What happened after that number of the journal (negative: the last so many)."""
+
+    def reasons(self) -> dict[str, int]:
+        """How many jobs that have not ended have which reason."""
+
+    def service(self) -> Service:
+        """What runs here."""

@@ -1,0 +1,37 @@
+"""What a live service is put together from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from poise.core.settings import Settings
+from poise.model.cluster import Cluster
+from poise.server.logs import Logbook
+from poise.server.metrics import Metrics
+
+
+class WorldKind(StrEnum):
+    """What runs the jobs: processes of this machine, or nothing at all (for measurements of the service itself)."""
+
+    LOCAL = "local"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All choices of a live service but how it listens.
+
+    state     a directory that is its owner's alone, and that this process has locked
+    devices   the UUIDs of real GPUs by node and slot; virtual ones have none
+    """
+
+    state: Path
+    cluster: Cluster
+    policy: str
+    placement: str
+    settings: Settings
+    world: WorldKind
+    log: Logbook
+    metrics: Metrics = field(default_factory=Metrics)
+    devices: Mapping[tuple[str, int], str] = field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""How a live service is put together: the core, the store, the world and the engine."""
+
+from poise.backends.local.checking import checked
+from poise.backends.local.world import LocalWorld
+from poise.backends.null.world import NullWorld
+from poise.engine.journal import Header
+from poise.engine.live import Tell, World
+from poise.server.cores import core_of, known, live
+from poise.server.engine import Loop, Parts
+from poise.server.intake import Intake
+from poise.server.reading import LiveEngine
+from poise.server.setup import Setup, WorldKind
+from poise.server.store import Store
+from poise.wire.request import Request
+
+
+def open_engine(setup: Setup) -> LiveEngine:
+    """An engine on the store of this state directory, ready to be started."""
+    cluster = known(setup.cluster)
+    header = Header("live", cluster, setup.policy, setup.placement, live(setup.settings), 0)
+    core_of(header)
+    check = checked if setup.world is WorldKind.LOCAL else _anything
+
+    def world_of(tell: Tell) -> World:
+        if setup.world is WorldKind.NULL:
+            return NullWorld(tell)
+        return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
+
+    parts = Parts(
+        store=Store(setup.state),
+        header=header,
+        scheduler_of=core_of,
+        intake_of=lambda each: Intake(each.cluster, check),
+        world_of=world_of,
+        log=setup.log,
+        metrics=setup.metrics,
+        retries=setup.settings.retries,
+    )
+    return LiveEngine(Loop(parts))
+
+
+def _anything(_request: Request) -> None:
+    """Where nothing is started, anything can be."""

@@ -1,0 +1,286 @@
+"""The store: the journal in SQLite, and what can be read off it, kept up to date in the same transactions.
+
+Everything that a decision changes is committed at once, before any of it is carried out (docs/design/0009-live.md). Tables:
+
+    chapters      headers: what the core was put together from, what the service was started with, and the first entry
+    entries       the journal: one row an instant, facts and wishes as in a journal file; `notes`: who, and what else is said
+    jobs          requests as they were submitted; `record`: where the job stands, as of the last entry
+    mentions      which entries name which job
+    submissions   keys of submissions that were taken, so that one sent twice is taken once
+    tenants       weights, and what they have received
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from poise.model.errors import InvariantError, JournalError, PoiseError
+
+FILE = "journal.db"
+VERSION = 1
+BUSY_SECONDS = 10.0
+
+_SCHEMA = """
+CREATE TABLE chapters (number INTEGER PRIMARY KEY, first INTEGER NOT NULL, header TEXT NOT NULL, asked TEXT NOT NULL);
+CREATE TABLE entries (number INTEGER PRIMARY KEY, now REAL NOT NULL, document TEXT NOT NULL, notes TEXT);
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, app TEXT, ended REAL,
+    job TEXT NOT NULL, request TEXT NOT NULL, record TEXT NOT NULL
+);
+CREATE INDEX jobs_by_end ON jobs (ended);
+CREATE TABLE mentions (job TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (job, entry)) WITHOUT ROWID;
+CREATE TABLE submissions (
+    key TEXT NOT NULL, account TEXT NOT NULL, jobs TEXT NOT NULL, PRIMARY KEY (key, account)
+) WITHOUT ROWID;
+CREATE TABLE tenants (
+    name TEXT PRIMARY KEY, weight REAL NOT NULL, gpu_seconds REAL NOT NULL, preemptions INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+_TENANTS = "SELECT name, weight, gpu_seconds, preemptions FROM tenants"
+_JOBS = "SELECT id, tenant, app, ended, job, request, record FROM jobs"
+
+
+class StorageError(PoiseError):
+    """Something could not be kept: the disk is full, or refuses. Nothing of it was."""
+
+
+class JobRowText(NamedTuple):
+    """A job as it is kept; all but the first four are JSON. `ended`: moment, or None."""
+
+    id: str
+    tenant: str
+    app: str | None
+    ended: float | None
+    job: str
+    request: str
+    record: str
+
+
+@dataclass
+class Changes:
+    """What one instant changes, committed as a whole. No entry: nothing of it concerns the core."""
+
+    now: float
+    entry: str | None = None
+    notes: str | None = None
+    chapter: tuple[str, str] | None = None
+    """If a chapter begins here: its header, and the one that the service was started with."""
+    jobs: list[JobRowText] = field(default_factory=list)
+    records: dict[str, tuple[float | None, str, str]] = field(default_factory=dict)
+    """By job: moment of its end or None, the job, its record."""
+    mentions: set[str] = field(default_factory=set)
+    keys: list[tuple[str, str, str]] = field(default_factory=list)
+    """(key, account, ids of the jobs as JSON) of submissions."""
+    tenants: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+    """Weight, GPU-seconds received, preemptions suffered."""
+
+
+class Store:
+    """The journal of one service. One thread writes; any thread may read, each with a connection of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._create()
+        self._db = self._connect()
+        self.last = self._db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0]
+
+    def _create(self) -> None:
+        """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights."""
+        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        try:
+            with self._connect() as db:
+                version = db.execute("PRAGMA user_version").fetchone()[0]
+                if version == 0:
+                    db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+                elif version != VERSION:
+                    raise JournalError(f"{self.path}: written in version {version}; this Poise reads version {VERSION}")
+            db.close()
+        except sqlite3.Error as error:
+            raise _trouble(self.path, error) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        return db
+
+    def commit(self, changes: Sequence[Changes]) -> None:
+        """Keep these instants, all or none of them; raises StorageError if that is not possible."""
+        last = self.last
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for each in changes:
+                last += each.entry is not None
+                self._write(last, each)
+            self._db.execute("COMMIT")
+        except sqlite3.IntegrityError as error:
+            self._roll_back()
+            raise InvariantError(f"{self.path}: {error}") from error
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise _trouble(self.path, error) from error
+        self.last = last
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def _write(self, number: int, changes: Changes) -> None:
+        db = self._db
+        if changes.chapter is not None:
+            db.execute("INSERT INTO chapters (first, header, asked) VALUES (?, ?, ?)", (number, *changes.chapter))
+        if changes.entry is not None:
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, changes.now, changes.entry, changes.notes))
+        db.executemany(
+            "INSERT INTO jobs (id, tenant, app, ended, job, request, record) VALUES (?, ?, ?, ?, ?, ?, ?)", changes.jobs
+        )
+        db.executemany(
+            "UPDATE jobs SET ended = ?, job = ?, record = ? WHERE id = ?",
+            ((*texts, job) for job, texts in changes.records.items()),
+        )
+        db.executemany("INSERT OR IGNORE INTO mentions VALUES (?, ?)", ((job, number) for job in changes.mentions))
+        db.executemany("INSERT INTO submissions VALUES (?, ?, ?)", changes.keys)
+        db.executemany(
+            "INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?)", ((name, *books) for name, books in changes.tenants.items())
+        )
+
+    def has_room(self) -> bool:
+        """Something can be written now."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("CREATE TABLE room (filler BLOB)")
+            self._db.execute("INSERT INTO room VALUES (zeroblob(65536))")
+            self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._roll_back()
+            return False
+        return True
+
+    def chapter(self) -> tuple[str, str, int] | None:
+        """Header, header asked for, and number of the first entry of the last chapter; None if nothing was ever written."""
+        row = self._db.execute("SELECT header, asked, first FROM chapters ORDER BY number DESC LIMIT 1").fetchone()
+        return None if row is None else (row[0], row[1], row[2])
+
+    def chapters(self) -> list[tuple[str, int]]:
+        """All chapters: header, number of the first entry."""
+        return [(header, first) for header, first in self._db.execute("SELECT header, first FROM chapters ORDER BY number")]
+
+    def entries(self, first: int, end: int | None = None) -> Iterator[str]:
+        """Documents of the entries from a number on, before `end`."""
+        rows = self._db.execute(
+            "SELECT document FROM entries WHERE number >= ? AND number < ? ORDER BY number", (first, end or 1 << 62)
+        )
+        return (document for (document,) in rows)
+
+    def last_moment(self) -> float:
+        """The latest moment that the journal knows; 0 if it is empty."""
+        row = self._db.execute("SELECT now FROM entries WHERE number = ?", (self.last,)).fetchone()
+        return 0.0 if row is None else float(row[0])
+
+    def unended(self) -> Iterator[JobRowText]:
+        """Jobs that have not ended, in order of submission."""
+        return (JobRowText(*row) for row in self._db.execute(f"{_JOBS} WHERE ended IS NULL ORDER BY number"))
+
+    def tenants(self) -> dict[str, tuple[float, float, int]]:
+        """Weight, GPU-seconds received and preemptions suffered, by tenant."""
+        return {name: (weight, seconds, preempted) for name, weight, seconds, preempted in self._db.execute(_TENANTS)}
+
+    def ended(self) -> dict[str, int]:
+        """How many jobs have ended, by their final state."""
+        query = "SELECT json_extract(record, '$.state'), count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
+        return dict(self._db.execute(query))
+
+    def job_count(self) -> int:
+        """Jobs ever submitted."""
+        return int(self._db.execute("SELECT coalesce(max(number), 0) FROM jobs").fetchone()[0])
+
+    def taken(self, key: str, account: str) -> str | None:
+        """Job ids (JSON) of a submission that was taken under this key, which is its account's own."""
+        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
+        row = self._db.execute(query, (key, account)).fetchone()
+        return None if row is None else str(row[0])
+
+    def request(self, job: str) -> str | None:
+        """A job's request as it was submitted."""
+        row = self._db.execute("SELECT request FROM jobs WHERE id = ?", (job,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def reader(self) -> "Reader":
+        """For another thread."""
+        return Reader(self._connect())
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._db.close()
+
+
+class Reader:
+    """What HTTP handlers ask of the store; one a thread."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def job(self, job: str) -> JobRowText | None:
+        """A job, ended or not."""
+        row = self._db.execute(f"{_JOBS} WHERE id = ?", (job,)).fetchone()
+        return None if row is None else JobRowText(*row)
+
+    def ended(self, *, tenant: str | None, app: str | None, limit: int, offset: int) -> list[JobRowText]:
+        """Jobs that have ended, the latest first."""
+        where, values = _filters(tenant, app)
+        rows = self._db.execute(
+            f"{_JOBS} WHERE ended IS NOT NULL{where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?",
+            (*values, limit, offset),
+        )
+        return [JobRowText(*row) for row in rows]
+
+    def ended_count(self, *, tenant: str | None, app: str | None) -> int:
+        """How many have."""
+        where, values = _filters(tenant, app)
+        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE ended IS NOT NULL{where}", values).fetchone()[0])
+
+    def entries(self, *, after: int, limit: int, job: str | None, tenant: str | None) -> list[tuple[int, str, str | None]]:
+        """(number, document, notes) of entries after a number, that name a job or a job of a tenant if one is given."""
+        query = "SELECT number, document, notes FROM entries WHERE number > ?"
+        values: list[object] = [after]
+        if job is not None:
+            query += " AND number IN (SELECT entry FROM mentions WHERE job = ?)"
+            values.append(job)
+        elif tenant is not None:
+            query += " AND number IN (SELECT entry FROM mentions JOIN jobs ON mentions.job = jobs.id WHERE jobs.tenant = ?)"
+            values.append(tenant)
+        return list(self._db.execute(f"{query} ORDER BY number LIMIT ?", (*values, limit)))
+
+    def header_at(self, number: int) -> str:
+        """Header of the chapter that an entry belongs to."""
+        query = "SELECT header FROM chapters WHERE first <= ? ORDER BY number DESC LIMIT 1"
+        return str(self._db.execute(query, (number,)).fetchone()[0])
+
+    def last(self) -> int:
+        """Number of the last entry."""
+        return int(self._db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0])
+
+    def tenants_of(self, jobs: Iterable[str]) -> dict[str, str]:
+        """Whose jobs they are."""
+        found = {}
+        for job in jobs:
+            row = self._db.execute("SELECT tenant FROM jobs WHERE id = ?", (job,)).fetchone()
+            if row is not None:
+                found[job] = str(row[0])
+        return found
+
+
+def _filters(tenant: str | None, app: str | None) -> tuple[str, tuple[str, ...]]:
+    """Conditions, without any text that came from outside, and their values."""
+    given = {"tenant": tenant, "app": app}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return "".join(f" AND {name} = ?" for name in chosen), tuple(chosen.values())
+
+
+def _trouble(path: Path, error: sqlite3.Error) -> StorageError:
+    return StorageError(f"{path}: cannot be written: {error}")

@@ -1,0 +1,71 @@
+"""What people want of the engine: each wish with the future that its answer is given by."""
+
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from poise.wire.request import Submission
+from poise.wire.views import Account, Done, Submitted
+
+
+class Verb(StrEnum):
+    """What may be wanted of one job."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Take these jobs, all or none."""
+
+    by: Account
+    submission: Submission
+    reply: "Future[Submitted]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Do this to a job."""
+
+    by: Account
+    job: str
+    verb: Verb
+    reply: "Future[Done]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Give a tenant this weight."""
+
+    by: Account
+    tenant: str
+    weight: float
+    reply: "Future[None]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Go on under this policy."""
+
+    by: Account
+    policy: str
+    reply: "Future[None]" = field(default_factory=Future)
+
+
+Wish = Submit | Change | Weigh | Adopt
+
+
+def grant(reply: "Future[Any]", answer: object) -> None:
+    """Give the answer, unless whoever asked has gone away."""
+    with suppress(InvalidStateError):
+        reply.set_result(answer)
+
+
+def refuse(wish: Wish, error: BaseException) -> None:
+    """Say that it will not be done, unless whoever asked has gone away."""
+    with suppress(InvalidStateError):
+        wish.reply.set_exception(error)

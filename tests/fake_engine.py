@@ -1,0 +1,369 @@
+"""An engine in memory, for tests of what stands before it: it keeps jobs and runs none. And an API over it, with tokens."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, MutableMapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from json import dumps, loads
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from fastapi import FastAPI
+
+from poise.policies.catalogue import policy_named
+from poise.server.accounts import Accounts
+from poise.server.api import Conditions, create_app
+from poise.server.seam import Fault, RefusedError
+from poise.wire.request import Request, Submission
+from poise.wire.views import (
+    Account,
+    Done,
+    Events,
+    Happening,
+    JobDetail,
+    JobRow,
+    Log,
+    NewToken,
+    NodeRow,
+    Nodes,
+    Problem,
+    Queue,
+    Reason,
+    Role,
+    Service,
+    Shares,
+    State,
+    Submitted,
+    TenantShare,
+    Why,
+)
+
+LOG = "epoch 1\nepoch 2\n"
+NOW = 1_700_000_000.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A job and where it stands."""
+
+    tenant: str
+    request: Request
+    state: State = State.PENDING
+
+
+@dataclass
+class FakeEngine:
+    """Keeps jobs. Set `fails` to have the next calls raise it."""
+
+    jobs: dict[str, Kept] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    current: str = "fifo"
+    fails: Callable[[], Exception] | None = None
+    happened: list[Happening] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    failed: BaseException | None = None
+    closed: bool = False
+
+    def start(self) -> None:
+        """Nothing has to be done."""
+
+    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+        self._may_fail()
+        with self.lock:
+            ids = [f"job-{len(self.jobs) + number}" for number, _ in enumerate(submission.jobs)]
+            for job, request in zip(ids, submission.jobs, strict=True):
+                self.jobs[job] = Kept(request.tenant or by.tenant, request)
+                self._happens("submitted", job, by)
+        return _done(Submitted(jobs=tuple(ids)))
+
+    def cancel(self, by: Account, job: str) -> "Future[Done]":
+        return self._put(by, job, State.CANCELLED)
+
+    def hold(self, by: Account, job: str) -> "Future[Done]":
+        return self._put(by, job, State.PAUSED)
+
+    def release(self, by: Account, job: str) -> "Future[Done]":
+        return self._put(by, job, State.PENDING)
+
+    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
+        self._may_fail()
+        self.weights[tenant] = weight
+        return _done(self.shares())
+
+    def set_policy(self, by: Account, policy: str) -> "Future[Service]":
+        self._may_fail()
+        policy_named(policy)
+        self.current = policy
+        return _done(self.service())
+
+    def owner(self, job: str) -> str:
+        return self._of(job).tenant
+
+    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+        self._may_fail()
+        kept = {
+            job: each
+            for job, each in self.jobs.items()
+            if (each.state in states if states else not each.state.is_final)
+            and tenant in {None, each.tenant}
+            and app in {None, each.request.app}
+        }
+        counts: dict[str, int] = {}
+        for each in self.jobs.values():
+            counts[each.state.value] = counts.get(each.state.value, 0) + 1
+        names = list(kept)[offset : offset + limit]
+        return Queue(jobs=tuple(self._row(job, kept[job]) for job in names), total=len(kept), counts=counts)
+
+    def show(self, job: str) -> JobDetail:
+        kept = self._of(job)
+        return JobDetail(
+            job=self._row(job, kept),
+            preemptions=0,
+            failures=0,
+            gpu_seconds=0.0,
+            lost_gpu_seconds=0.0,
+            steps=0.0,
+            total_steps=None,
+            checkpoint_steps=None,
+            throughput=None,
+            loss=None,
+            cause=None,
+            runs=(),
+            request=kept.request,
+        )
+
+    def why(self, job: str) -> Why:
+        return Why(job=job, state=self._of(job).state, reason=Reason(code="capacity", text="no GPU is free"))
+
+    def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
+        self._of(job)
+        start = max(0, len(LOG) + offset) if offset < 0 else min(offset, len(LOG))
+        text = LOG[start : start + limit] if replica == 0 else ""
+        return Log(text=text, offset=start, next=start + len(text), ended=False)
+
+    def nodes(self) -> Nodes:
+        node = NodeRow(
+            name="gpu-0", gpu_type="gpu", gpus=4, free=3, rack="rack-0", alive=True, jobs=("job-0", None, None, None)
+        )
+        return Nodes(nodes=(node,))
+
+    def shares(self) -> Shares:
+        tenants = sorted({each.tenant for each in self.jobs.values()} | set(self.weights))
+        return Shares(tenants=tuple(_share(tenant, self.weights.get(tenant, 1.0)) for tenant in tenants))
+
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+        first = max(0, len(self.happened) + after) if after < 0 else after
+        found = [each for each in self.happened[first:] if job in {None, each.job} and tenant in {None, each.tenant}][:limit]
+        return Events(events=tuple(found), next=found[-1].number if found else first)
+
+    def reasons(self) -> dict[str, int]:
+        return {"capacity": len(self.jobs)}
+
+    def service(self) -> Service:
+        self._may_fail()
+        return Service(
+            version="0",
+            policy=self.current,
+            cluster="gpu:4",
+            round=360.0,
+            now=NOW,
+            started=NOW,
+            ready=True,
+            problem=None,
+            jobs=len(self.jobs),
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _may_fail(self) -> None:
+        if self.fails is not None:
+            raise self.fails()
+
+    def _of(self, job: str) -> Kept:
+        self._may_fail()
+        if job not in self.jobs:
+            raise RefusedError(Fault.UNKNOWN, f"there is no job {job!r}")
+        return self.jobs[job]
+
+    def _put(self, by: Account, job: str, state: State) -> "Future[Done]":
+        kept = self._of(job)
+        if kept.state.is_final:
+            raise RefusedError(Fault.CONFLICT, f"job {job} has ended")
+        self.jobs[job] = Kept(kept.tenant, kept.request, state)
+        self._happens(state.value.lower(), job, by)
+        return _done(Done(job=job, state=state))
+
+    def _happens(self, kind: str, job: str, by: Account) -> None:
+        number = len(self.happened) + 1
+        tenant = self.jobs[job].tenant
+        self.happened.append(
+            Happening(number=number, time=NOW, actor=by.name, kind=kind, job=job, tenant=tenant, text=f"{kind} by {by.name}")
+        )
+
+    def _row(self, job: str, kept: Kept) -> JobRow:
+        return JobRow(
+            id=job,
+            name=kept.request.name or job,
+            tenant=kept.tenant,
+            app=kept.request.app,
+            state=kept.state,
+            flags=(),
+            reason=Reason(code="capacity", text="no GPU is free"),
+            position=1,
+            gpus=0,
+            wanted=kept.request.gpus,
+            gpu_type=None,
+            gpu_types=kept.request.gpu_types,
+            submitted=NOW,
+            started=None,
+            finished=None,
+            waited=0.0,
+            ran=0.0,
+            restarts=0,
+            eta=None,
+            share=None,
+        )
+
+
+def _share(tenant: str, weight: float) -> TenantShare:
+    return TenantShare(
+        tenant=tenant, weight=weight, entitled=0.5, held=0.0, gpus=0, running=0, waiting=1, gpu_seconds=0.0, preemptions=0
+    )
+
+
+def _done(result: T) -> "Future[T]":
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+@dataclass(frozen=True)
+class Call:
+    """An HTTP request, as the application gets it; the body in the pieces in which it arrives; None: one that never does."""
+
+    method: str
+    path: str
+    headers: dict[str, str] = field(default_factory=dict)
+    pieces: tuple[bytes | None, ...] = (b"",)
+
+
+@dataclass
+class Reply:
+    """What came back."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return loads(self.body)
+
+    @property
+    def problem(self) -> tuple[int, str, str]:
+        """Status, code and line of an answer that is not 2xx."""
+        problem = Problem.model_validate_json(self.body)
+        assert "\n" not in problem.detail
+        return self.status, problem.code, problem.detail
+
+
+def calls(app: FastAPI, requests: Iterable[Call]) -> list[Reply]:
+    """Requests one after the other, without a network."""
+
+    async def run() -> list[Reply]:
+        return [await _call(app, each) for each in requests]
+
+    return asyncio.run(run())
+
+
+async def _call(app: FastAPI, request: Call) -> Reply:
+    reply, left = Reply(), list(request.pieces)
+    path, _, query = request.path.partition("?")
+    headers = {"host": "localhost"} | request.headers
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            return {"type": "http.disconnect"}
+        piece = left.pop(0)
+        if piece is None:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            assert not reply.status
+            reply.status = message["status"]
+            reply.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            reply.body += message.get("body", b"")
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "root_path": "",
+        "scheme": "http",
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "state": {},
+    }
+    await app(scope, receive, send)
+    return reply
+
+
+@dataclass
+class Api:
+    """An API over a fake engine, with a token of each role; `user` and `reader` are of tenant `mine`."""
+
+    engine: FakeEngine
+    accounts: Accounts
+    app: FastAPI
+    tokens: dict[str, str]
+
+    def renew(self) -> None:
+        """As it was at the beginning: one job of tenant `mine` (job-0) and one of tenant `theirs` (job-1)."""
+        self.engine.jobs.clear()
+        self.engine.happened.clear()
+        self.engine.fails = None
+        for number, tenant in enumerate(("mine", "theirs")):
+            request = Request(command=("python", "train.py"), env={"SECRET": "s"})
+            self.engine.jobs[f"job-{number}"] = Kept(tenant, request)
+        for account in self.accounts.all():
+            if account.name not in self.tokens:
+                self.accounts.revoke(account.name)
+
+    def call(self, who: str | None, method: str, path: str, json: object = None, **headers: str) -> Reply:
+        """One request with the token of a role, or without any."""
+        return calls(self.app, [self.request(who, method, path, json, **headers)])[0]
+
+    def request(self, who: str | None, method: str, path: str, json: object = None, **headers: str) -> Call:
+        """Underscores in the names of headers stand for hyphens."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        given |= {} if who is None else {"authorization": f"Bearer {self.tokens[who]}"}
+        if json is None:
+            return Call(method, path, given)
+        return Call(method, path, {"content-type": "application/json"} | given, (dumps(json).encode(),))
+
+
+TENANTS = {Role.READER: "mine", Role.USER: "mine", Role.OPERATOR: "operators", Role.ADMIN: "admins"}
+
+
+def an_api(folder: Path, conditions: Conditions | None = None) -> Api:
+    """An API over two jobs."""
+    engine, accounts = FakeEngine(), Accounts(folder)
+    tokens = {
+        role.value: accounts.make(NewToken(name=role.value, tenant=tenant, role=role)).token
+        for role, tenant in TENANTS.items()
+    }
+    api = Api(engine, accounts, create_app(engine, accounts, conditions), tokens)
+    api.renew()
+    return api

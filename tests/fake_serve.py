@@ -1,0 +1,28 @@
+"""`python -m tests.fake_serve OPTIONS`: `poise serve` over an engine in memory; a job whose command is `die` kills that."""
+
+import sys
+from concurrent.futures import Future
+from types import ModuleType
+
+from tests.fake_engine import FakeEngine
+
+from poise.cli import app
+from poise.wire.request import Submission
+from poise.wire.views import Account, Submitted
+
+
+class MortalEngine(FakeEngine):
+    """Dies when it is told to."""
+
+    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+        if submission.jobs[0].command == ("die",):
+            self.failed = ValueError("out of luck")
+        return super().submit(by, submission)
+
+
+if __name__ == "__main__":
+    starting = ModuleType("poise.server.starting")
+    starting.open_engine = lambda _setup: MortalEngine()  # type: ignore[attr-defined]
+    sys.modules["poise.server.starting"] = starting
+    sys.argv.insert(1, "serve")
+    app.main()

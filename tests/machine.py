@@ -1,0 +1,225 @@
+"""A live engine without processes or threads: a pretend machine that outlives it, a clock of its own, crashes on demand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from poise.core.settings import Settings
+from poise.engine.journal import Header
+from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, Tell
+from poise.model.cluster import parse_cluster
+from poise.server.clock import Clock
+from poise.server.cores import core_of, known, live
+from poise.server.engine import Loop, Parts
+from poise.server.intake import Intake
+from poise.server.logs import Logbook
+from poise.server.metrics import Metrics
+from poise.server.reading import LiveEngine
+from poise.server.store import Changes, Store
+from poise.wire.request import Request, Submission
+from poise.wire.views import Account, Role
+
+ALICE = Account(name="alice", tenant="alice", role=Role.USER)
+BOB = Account(name="bob", tenant="bob", role=Role.USER)
+
+
+class CrashError(BaseException):
+    """The service is gone, at this very instant."""
+
+
+@dataclass
+class Machine:
+    """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice."""
+
+    now: float = 1_000.0
+    error: float = 0.0
+    """Of the machine's clock."""
+    alive: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
+    ended: dict[tuple[str, int], RunEnded] = field(default_factory=dict)
+    steps: dict[str, float] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    tell: Tell = lambda _news: None
+
+    def start(self, order: RunOrder) -> None:
+        key = (order.job, order.epoch)
+        if key in self.alive or key in self.ended:
+            return  # carried out before
+        busy = {(part.node, slot) for each in self.alive.values() for part in each.gpus for slot in part.slots}
+        wanted = {(part.node, slot) for part in order.gpus for slot in part.slots}
+        assert not busy & wanted, f"GPUs of {key} are busy"
+        assert order.job not in {job for job, _ in self.alive}, f"{order.job} runs twice"
+        assert order.job not in self.finished, f"{order.job} runs again though it has finished"
+        self.alive[key] = order
+        self.tell(RunBegan(order.job, order.epoch, self.now))
+
+    def end(self, job: str, how: Ending, *, cause: str | None = None, steps: float = 0.0, code: int = 0) -> None:
+        """The job's run ends by itself, or because it was asked to."""
+        key = next(each for each in self.alive if each[0] == job)
+        del self.alive[key]
+        self.steps[job] = self.steps.get(job, 0.0) + steps
+        if how is Ending.FINISHED:
+            self.finished.append(job)
+        self.ended[key] = RunEnded(job, key[1], self.now, how, self.steps[job], cause, (code,))
+        self.tell(self.ended[key])
+
+
+class PretendWorld:
+    """Implements `World`; whoever is asked to leave does so at once."""
+
+    def __init__(self, machine: Machine, tell: Tell, crash: Callable[[], None]) -> None:
+        self._machine = machine
+        self._crash = crash
+        machine.tell = tell
+
+    def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+        machine = self._machine
+        known_runs = {(order.job, order.epoch) for order, _ in runs}
+        assert not machine.alive.keys() - known_runs, "processes that the journal does not know of"
+        for order, grip in runs:
+            key = (order.job, order.epoch)
+            if key in machine.ended:
+                machine.tell(machine.ended[key])
+            elif key in machine.alive and grip is Grip.RUN:
+                machine.tell(RunBegan(*key, machine.now))
+            elif key in machine.alive:
+                machine.end(order.job, Ending.YIELDED)
+            elif grip is not Grip.RUN:
+                machine.tell(RunEnded(*key, machine.now, Ending.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
+        for order, grip in runs:
+            if grip is Grip.RUN and (order.job, order.epoch) not in machine.ended:
+                machine.start(order)
+
+    def launch(self, order: RunOrder) -> None:
+        self._crash()
+        self._machine.start(order)
+
+    def leave(self, job: str, epoch: int, notice: Notice) -> None:
+        assert notice.text
+        self._stop(job, epoch)
+
+    def kill(self, job: str, epoch: int, reason: str) -> None:
+        assert reason
+        self._stop(job, epoch)
+
+    def _stop(self, job: str, epoch: int) -> None:
+        self._crash()
+        machine = self._machine
+        if (job, epoch) in machine.alive:
+            machine.end(job, Ending.YIELDED, steps=1.0)
+
+    def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
+        return LogPart(f"{job}:{replica}".encode()[offset : offset + limit], offset, offset + limit)
+
+    def close(self) -> None:
+        self._machine.tell = lambda _news: None
+
+
+@dataclass
+class Service:
+    """One service over its life: `engine` is replaced at each restart.
+
+    crash_at   how many commits, launches and stops from now the service is gone; None: it is not
+    """
+
+    directory: Path
+    policy: str = "las"
+    cluster: str = "v100:2"
+    settings: Settings = field(default_factory=lambda: Settings(round=10.0, retries=2))
+    machine: Machine = field(default_factory=Machine)
+    crash_at: int | None = None
+    check: Callable[[Request], None] = lambda _request: None
+
+    def __post_init__(self) -> None:
+        self._numbers = count()
+        self.start()
+
+    def start(self) -> None:
+        """Come up, over whatever the one before left."""
+        header = Header("live", known(parse_cluster(self.cluster)), self.policy, "consolidate", live(self.settings), 0)
+        machine, store = self.machine, CrashingStore(self.directory, self._tick)
+        self.loop = Loop(
+            Parts(
+                store=store,
+                header=header,
+                scheduler_of=core_of,
+                intake_of=lambda each: Intake(each.cluster, self.check),
+                world_of=lambda tell: PretendWorld(machine, tell, self._tick),
+                log=Logbook(StringIO()),
+                metrics=Metrics(),
+                retries=self.settings.retries,
+                clock_of=partial(Clock, wall=lambda: machine.now + machine.error, steady=lambda: machine.now),
+            )
+        )
+        self.engine = LiveEngine(self.loop)
+        self.loop.open()
+
+    def _tick(self) -> None:
+        if self.crash_at is not None:
+            self.crash_at -= 1
+            if self.crash_at < 0:
+                self.crash_at = None
+                raise CrashError
+
+    def settle(self) -> None:
+        """Let the engine handle all that has come in, and come up again if it crashes on the way."""
+        for _ in range(100):
+            try:
+                self.loop.turn(0.0)
+                if self.loop.is_idle:
+                    return
+            except CrashError:
+                self.restart()
+        raise AssertionError("the engine finds no rest")
+
+    def restart(self) -> None:
+        """The service is gone, and comes back."""
+        self.machine.tell = lambda _news: None
+        self.loop.store.close()
+        while True:
+            try:
+                self.start()
+            except CrashError:
+                continue
+            return
+
+    def pass_time(self, seconds: float) -> None:
+        """Time goes by, and the engine notices."""
+        self.machine.now += seconds
+        self.settle()
+
+    def submit(self, *requests: Request, by: Account = ALICE, key: str | None = None) -> list[str]:
+        """Jobs, as a client would: again with the same key if the service went away meanwhile."""
+        submission = Submission(jobs=requests, key=key or f"submission-{next(self._numbers)}")
+        for _ in range(10):
+            reply = self.engine.submit(by, submission)
+            self.settle()
+            if reply.done():
+                return list(reply.result().jobs)
+        raise AssertionError("the submission is never answered")
+
+    def wish(self, want: Callable[[LiveEngine], Any]) -> Any:
+        """Something else, once; its answer."""
+        reply = want(self.engine)
+        self.settle()
+        return reply.result(0)
+
+
+class CrashingStore(Store):
+    """Is gone before or after a commit."""
+
+    def __init__(self, directory: Path, tick: Callable[[], None]) -> None:
+        super().__init__(directory)
+        self._tick = tick
+
+    def commit(self, changes: Sequence[Changes]) -> None:
+        self._tick()
+        super().commit(changes)
+        self._tick()
+
+
+def a_request(**given: Any) -> Request:
+    return Request(**({"command": ("train",)} | given))

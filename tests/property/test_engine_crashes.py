@@ -1,0 +1,153 @@
+"""The live engine is killed at every single point at which something is kept or done; nothing is lost or done twice."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, BOB, Service, a_request
+
+from poise.analysis.history import History
+from poise.engine.journal import read_entry, read_header
+from poise.engine.live import Ending
+from poise.engine.replay import replay
+from poise.model.journal import Entry
+from poise.server.cores import core_of
+from poise.server.seam import RefusedError
+from poise.server.store import StorageError
+from poise.wire.request import Submission
+from poise.wire.views import State
+
+POINTS = 130
+"""More points than the scenario has: the last runs are not killed at all."""
+
+
+def scenario(service: Service) -> list[str]:
+    """Some of everything, until nothing is left to do; ids of the jobs."""
+    jobs = service.submit(a_request(), a_request(gpus=2), a_request(name="held", hold=True))
+    jobs += service.submit(a_request(), a_request(), by=BOB)
+    service.pass_time(12)
+    _wish(service, "hold", jobs[0])
+    service.pass_time(12)
+    _fail_one(service)
+    _wish(service, "cancel", jobs[4])
+    _wish(service, "release", jobs[0])
+    service.pass_time(12)
+    _adopt(service, "max-min")
+    service.pass_time(25)
+    _fail_one(service)
+    _wish(service, "release", jobs[2])
+    for _ in range(60):
+        service.pass_time(11)
+        for job, _epoch in list(service.machine.alive):
+            if service.engine.show(job).job.ran > 30:
+                service.machine.end(job, Ending.FINISHED, steps=1)
+        service.settle()
+        if not service.loop.situation.records:
+            return jobs
+    raise AssertionError("some job never ends")
+
+
+def _wish(service: Service, verb: str, job: str) -> None:
+    """As a person would: once more if there was no answer."""
+    for _ in range(3):
+        with suppress(RefusedError):
+            reply = getattr(service.engine, verb)(ALICE, job)
+            service.settle()
+            if reply.done():
+                return
+
+
+def _adopt(service: Service, policy: str) -> None:
+    for _ in range(3):
+        reply = service.engine.set_policy(ALICE, policy)
+        service.settle()
+        if reply.done():
+            return
+
+
+def _fail_one(service: Service) -> None:
+    for job, _epoch in list(service.machine.alive)[:1]:
+        service.machine.end(job, Ending.FAILED, cause="traceback-from-crash", code=1)
+    service.settle()
+
+
+def entries(service: Service) -> Iterator[Entry]:
+    return map(read_entry, service.loop.store.entries(1))
+
+
+def check(service: Service, jobs: list[str]) -> None:
+    """What has to hold whatever happened on the way."""
+    details = {job: service.engine.show(job) for job in jobs}
+    assert {job: each.job.state for job, each in details.items()} == {
+        job: State.CANCELLED if job == jobs[4] else State.SUCCEEDED for job in jobs
+    }
+    assert sorted(service.machine.finished) == sorted(set(jobs) - {jobs[4]})
+    assert not service.machine.alive
+    history = History.of(entries(service), service.loop.situation.header.cluster)
+    charged = {job: each.gpu_seconds for job, each in details.items()}
+    assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in jobs})
+    books = service.engine.shares().tenants
+    assert sum(each.gpu_seconds for each in books) == pytest.approx(sum(charged.values()))
+    chapters = service.loop.store.chapters()
+    ends = [first for _, first in chapters[1:]] + [None]
+    for (header, first), end in zip(chapters, ends, strict=True):
+        replay(core_of(read_header(header)), map(read_entry, service.loop.store.entries(first, end)))
+
+
+@pytest.mark.parametrize("point", range(POINTS))
+def test_killed_at_any_point_the_service_comes_back_and_every_job_runs_once(point: int, tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.crash_at = point
+    jobs = scenario(service)
+    assert len(jobs) == len(set(jobs)) == 5
+    check(service, jobs)
+
+
+def test_the_scenario_has_fewer_points_than_are_tried(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.crash_at = POINTS
+    scenario(service)
+    assert service.crash_at is not None
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 7])
+def test_killed_again_and_again_it_still_gets_everything_done(every: int, tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    start = service.start
+
+    def doomed() -> None:
+        service.crash_at = None
+        start()
+        service.crash_at = every
+
+    service.start = doomed  # type: ignore[method-assign]
+    service.crash_at = every
+    jobs = scenario(service)
+    check(service, jobs)
+
+
+def test_a_full_disk_stops_decisions_and_nothing_else(tmp_path: Path) -> None:
+    """What runs goes on, wishes are refused with one line, and once there is room all is as the journal has it."""
+    service = Service(tmp_path)
+    [first] = service.submit(a_request(gpus=2))
+    store = service.loop.store
+    commit = store.commit
+
+    def full(_changes: object) -> None:
+        raise StorageError("journal.db: cannot be written: database or disk is full")
+
+    def emptied(_timeout: float | None = None) -> bool:
+        store.commit = commit  # type: ignore[method-assign]
+        return False
+
+    store.commit = full  # type: ignore[assignment, method-assign]
+    service.loop._closing.wait = emptied  # type: ignore[assignment, method-assign]
+    reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
+    service.loop.turn(0.0)
+    with pytest.raises(RefusedError, match="disk is full"):
+        reply.result(0)
+    assert [job for job, _ in service.machine.alive] == [first]
+    assert service.engine.service().ready
+    [second] = service.submit(a_request(gpus=1))
+    assert second == "2"  # nothing is left of the one that was refused

@@ -1,0 +1,272 @@
+"""The live engine, with a pretend machine under it: what is decided, kept, told, and read back."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, BOB, Service, a_request
+
+from poise.engine.journal import read_entry, read_header
+from poise.engine.live import Ending
+from poise.engine.replay import replay
+from poise.server.cores import core_of
+from poise.server.seam import RefusedError
+from poise.wire.views import Flag, State
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+def states(service: Service) -> dict[str, str]:
+    page = service.engine.queue(states=frozenset(State), tenant=None, app=None, limit=100, offset=0)
+    return {row.id: row.state.value for row in page.jobs}
+
+
+def test_a_job_that_fits_runs_at_once_and_ends_as_its_processes_do(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2, name="first"))
+    assert states(service) == {job: "RUNNING"}
+    service.pass_time(5)
+    service.machine.end(job, Ending.FINISHED, steps=7)
+    service.settle()
+    detail = service.engine.show(job)
+    assert detail.job.state is State.SUCCEEDED
+    assert detail.gpu_seconds == pytest.approx(10)
+    assert detail.job.ran == pytest.approx(5)
+    assert detail.job.waited == 0
+    assert detail.request == a_request(gpus=2, name="first")
+
+
+def test_jobs_that_outnumber_the_gpus_share_them_in_rounds(service: Service) -> None:
+    jobs = service.submit(*[a_request() for _ in range(3)])
+    ran: set[str] = set()
+    for _ in range(12):
+        service.pass_time(10)
+        ran |= {name for name, state in states(service).items() if state == "RUNNING"}
+    assert ran == set(jobs)
+    times = [service.engine.show(job).job.ran for job in jobs]
+    assert max(times) - min(times) <= 20
+    assert sum(times) == pytest.approx(240)
+    assert any(service.engine.show(job).preemptions for job in jobs)
+
+
+def test_a_victim_is_told_who_benefits_and_comes_back_by_itself(service: Service) -> None:
+    first = service.submit(a_request(gpus=2))[0]
+    second = service.submit(a_request(gpus=2, name="newcomer"), by=BOB)[0]
+    for _ in range(3):
+        service.pass_time(10)
+    told = [each.text for each in service.engine.events(after=0, job=first, tenant=None, limit=50).events]
+    assert any(f"for job {second}" in text for text in told)
+    assert service.engine.show(first).runs[0].cause == (
+        f"preempted (outranked): job {second} (newcomer, tenant bob) stands before it under the policy in force;"
+        " it comes back by itself"
+    )
+
+
+def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service: Service) -> None:
+    """Between the wish that it leave and its leaving it does all its work."""
+    first, _second = service.submit(a_request(gpus=2), a_request(gpus=2))
+    machine = service.machine
+    stop = service.loop.world._stop  # type: ignore[attr-defined]
+    service.loop.world._stop = lambda job, _epoch: machine.end(job, Ending.FINISHED)  # type: ignore[attr-defined]
+    while (first not in machine.finished) and machine.now < 2_000:
+        service.pass_time(10)
+    service.loop.world._stop = stop  # type: ignore[attr-defined]
+    service.pass_time(50)
+    assert states(service)[first] == "SUCCEEDED"
+    assert machine.finished == [first]
+
+
+def test_cancelling_ends_the_processes_and_gives_the_gpus_to_the_next(service: Service) -> None:
+    first, second = service.submit(a_request(gpus=2, preemption="never"), a_request(gpus=2))
+    service.wish(lambda engine: engine.cancel(ALICE, first))
+    assert [job for job, _ in service.machine.alive] == [second]
+    assert states(service) == {first: "CANCELLED", second: "RUNNING"}
+    with pytest.raises(RefusedError, match="has ended already"):
+        service.wish(lambda engine: engine.cancel(ALICE, first))
+
+
+def test_a_steadfast_job_is_never_preempted(service: Service) -> None:
+    first, second = service.submit(a_request(gpus=2, preemption="never"), a_request(gpus=2))
+    for _ in range(10):
+        service.pass_time(10)
+    assert service.engine.show(first).preemptions == 0
+    assert service.engine.show(second).job.started is None
+
+
+def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) -> None:
+    first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.wish(lambda engine: engine.hold(ALICE, first))
+    assert states(service) == {first: "PAUSED", second: "RUNNING"}
+    why = service.engine.why(first)
+    assert (why.reason.code, why.advice) == ("held-back", f"poise release {first}")
+    assert Flag.HELD in service.engine.show(first).job.flags
+    for _ in range(5):
+        service.pass_time(10)
+    assert states(service)[first] == "PAUSED"
+    service.wish(lambda engine: engine.release(ALICE, first))
+    for _ in range(3):
+        service.pass_time(10)
+    assert service.engine.show(first).job.restarts >= 1
+
+
+def test_a_job_submitted_on_hold_waits_for_its_release(service: Service) -> None:
+    [job] = service.submit(a_request(hold=True))
+    assert states(service) == {job: "PENDING"}
+    service.wish(lambda engine: engine.release(ALICE, job))
+    assert states(service) == {job: "RUNNING"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "given", "runs"),
+    [
+        ("traceback-from-crash", {}, 3),
+        ("traceback-from-crash", {"retry": {"on_errors": 0}}, 1),
+        ("import-error", {}, 1),
+        ("traceback-from-crash", {"retry": {"on_errors": 0, "exit_codes": [3]}}, 9),
+        ("killed", {"retry": {"on_errors": 1}}, 9),
+        ("network-error", {"retry": {"on_errors": 1}}, 9),
+        ("max-duration", {}, 1),
+    ],
+)
+def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
+    service: Service, cause: str, given: dict[str, object], runs: int
+) -> None:
+    [job] = service.submit(a_request(**given))
+    for _ in range(8):
+        if any(each == job for each, _ in service.machine.alive):
+            service.machine.end(job, Ending.FAILED, cause=cause, code=3)
+        service.pass_time(10_000)
+    detail = service.engine.show(job)
+    assert len(detail.runs) == runs
+    assert (detail.job.state is State.FAILED) == (runs < 9)
+
+
+def test_a_submission_sent_twice_is_taken_once(service: Service) -> None:
+    first = service.submit(a_request(), key="the-same-key")
+    assert service.submit(a_request(), key="the-same-key") == first
+    service.restart()
+    assert service.submit(a_request(), key="the-same-key") == first
+    assert service.submit(a_request(), key="the-same-key", by=BOB) != first
+
+
+def test_another_policy_takes_over_where_the_one_before_left_off(service: Service) -> None:
+    jobs = service.submit(*[a_request() for _ in range(4)])
+    for _ in range(5):
+        service.pass_time(10)
+    alive = sorted(job for job, _ in service.machine.alive)
+    before = {job: service.engine.show(job).job.ran for job in jobs}
+    assert service.wish(lambda engine: engine.set_policy(ALICE, "fifo")).policy == "fifo"
+    assert sorted(job for job, _ in service.machine.alive) == alive
+    assert {job: service.engine.show(job).job.ran for job in jobs} == before
+    for _ in range(5):
+        service.pass_time(10)
+    assert sorted(job for job, _ in service.machine.alive) == alive  # first come, first served: nobody is preempted
+    service.restart()
+    assert service.engine.service().policy == "fifo"
+    service.policy = "srtf"
+    service.restart()
+    assert service.engine.service().policy == "srtf"
+
+
+def test_a_policy_that_does_not_exist_changes_nothing(service: Service) -> None:
+    [job] = service.submit(a_request())
+    with pytest.raises(RefusedError, match="did you mean max-min"):
+        service.wish(lambda engine: engine.set_policy(ALICE, "maxmin"))
+    assert states(service) == {job: "RUNNING"}
+    assert service.engine.service().policy == "las"
+
+
+def test_a_larger_weight_is_a_larger_share(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min", cluster="v100:1")
+    mine = service.submit(a_request(duration=1e6))[0]
+    theirs = service.submit(a_request(duration=1e6), by=BOB)[0]
+    shares = service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    assert {each.tenant: each.entitled for each in shares.tenants} == {"alice": 0.75, "bob": 0.25}
+    before = [service.engine.show(job).job.ran for job in (mine, theirs)]
+    for _ in range(200):
+        service.pass_time(10)
+    got = [service.engine.show(job).job.ran - was for job, was in zip((mine, theirs), before, strict=True)]
+    assert got[0] / sum(got) == pytest.approx(0.75, abs=0.05)
+
+
+def test_a_smaller_cluster_after_a_restart_makes_those_leave_who_have_no_place_any_more(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="v100:8")
+    jobs = service.submit(a_request(gpus=4), a_request(gpus=4))
+    service.cluster = "v100:4"
+    service.restart()
+    service.settle()
+    assert len(service.machine.alive) == 1
+    assert sorted(states(service)) == sorted(jobs)
+    for _ in range(4):
+        service.pass_time(10)
+    assert all(service.engine.show(job).job.started is not None for job in jobs)
+
+
+def test_what_ended_while_the_service_was_away_is_charged_until_it_ended(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    service.pass_time(10)
+    service.loop.world.close()
+    service.machine.end(job, Ending.FINISHED)
+    service.machine.now += 1_000
+    service.restart()
+    service.settle()
+    assert service.engine.show(job).gpu_seconds == pytest.approx(20)
+    assert service.engine.show(job).job.finished == pytest.approx(1_010)
+
+
+def test_time_never_goes_backwards_whatever_the_machine_s_clock_does(service: Service) -> None:
+    [job] = service.submit(a_request())
+    service.pass_time(100)
+    service.machine.error = -5_000
+    service.pass_time(10)
+    assert service.engine.show(job).job.ran == pytest.approx(110)
+    service.restart()
+    service.pass_time(10)
+    assert service.engine.show(job).job.ran == pytest.approx(10)  # since the last moment that the journal knows
+    moments = [read_entry(document).now for document in service.loop.store.entries(1)]
+    assert moments == sorted(moments)
+
+
+def test_every_chapter_of_the_journal_replays_to_the_same_wishes(service: Service) -> None:
+    service.submit(*[a_request() for _ in range(4)])
+    for step in range(12):
+        service.pass_time(7)
+        if step == 5:
+            service.wish(lambda engine: engine.set_policy(ALICE, "max-min"))
+    chapters = service.loop.store.chapters()
+    assert len(chapters) == 2
+    ends = [first for _, first in chapters[1:]] + [None]
+    for (header, first), end in zip(chapters, ends, strict=True):
+        replayed = replay(core_of(read_header(header)), map(read_entry, service.loop.store.entries(first, end)))
+        assert replayed.instants
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gpu_types": ["v10"]}, "unknown GPU type 'v10'; did you mean v100"),
+        ({"gpus": 3}, "needs 3 GPUs of one type; the cluster has at most 2"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_submission_and_leaves_nothing(
+    service: Service, given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RefusedError, match=message):
+        service.submit(a_request(), a_request(**given))
+    assert states(service) == {}
+
+
+def test_the_store_is_its_owner_s_alone(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.submit(a_request())
+    files = list(tmp_path.iterdir())
+    assert files
+    assert [file.name for file in files if file.stat().st_mode & 0o077] == []
+
+
+def test_rounds_end_when_they_end_though_the_machine_wakes_a_little_later(service: Service) -> None:
+    jobs = service.submit(*[a_request() for _ in range(3)])
+    for _ in range(12):
+        service.pass_time(10.0017)
+    assert min(service.engine.show(job).job.ran for job in jobs) > 60

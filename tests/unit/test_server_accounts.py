@@ -1,0 +1,176 @@
+"""Tokens: kept as hashes in a file of their owner's, good until they expire or are revoked."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from poise.model.errors import PoiseError
+from poise.server import accounts as module
+from poise.server.accounts import Accounts, is_at_least
+from poise.server.seam import Fault, RefusedError
+from poise.wire.views import Account, NewToken, Role
+
+
+def a_wish(name: str = "ann", role: Role = Role.USER, days: float | None = None) -> NewToken:
+    return NewToken(name=name, tenant="vision", role=role, days=days)
+
+
+def test_token_is_known_after_a_restart_and_only_its_hash_is_kept(tmp_path: Path) -> None:
+    made = Accounts(tmp_path).make(a_wish())
+    assert Accounts(tmp_path).known(made.token) == made.account
+    kept = (tmp_path / "accounts.json").read_text()
+    assert made.token not in kept
+    assert made.token.removeprefix("poise_") not in kept
+
+
+def test_tokens_are_long_and_never_the_same(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    tokens = {accounts.make(a_wish(f"t{number}")).token for number in range(20)}
+    assert len(tokens) == 20
+    assert all(len(token) == len("poise_") + 43 for token in tokens)
+
+
+@pytest.mark.parametrize("token", ["", "poise_", "x" * 10_000, "poise_é", "\udcff", "admin", "poise_" + "A" * 43])
+def test_token_that_was_never_made_is_nobodys(token: str, tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    accounts.make(a_wish())
+    assert accounts.known(token) is None
+
+
+def test_hash_is_not_a_token(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    accounts.make(a_wish())
+    stored = json.loads((tmp_path / "accounts.json").read_text())["accounts"][0]
+    assert accounts.known(stored["hash"]) is None
+
+
+def test_token_is_good_until_the_moment_it_expires(tmp_path: Path) -> None:
+    now = [1000.0]
+    accounts = Accounts(tmp_path, clock=lambda: now[0])
+    made = accounts.make(a_wish(days=1))
+    assert made.account.expires == 1000.0 + 86_400
+    now[0] += 86_399.9
+    assert accounts.known(made.token) == made.account
+    now[0] += 0.1
+    assert accounts.known(made.token) is None
+    assert [each.name for each in accounts.all()] == ["ann"]
+
+
+def test_name_of_an_expired_token_can_be_taken_again(tmp_path: Path) -> None:
+    now = [0.0]
+    accounts = Accounts(tmp_path, clock=lambda: now[0])
+    old = accounts.make(a_wish(days=1))
+    with pytest.raises(RefusedError, match="there is a token 'ann' already"):
+        accounts.make(a_wish())
+    now[0] = 86_400.0
+    new = accounts.make(a_wish())
+    assert (accounts.known(old.token), accounts.known(new.token)) == (None, new.account)
+
+
+def test_revoked_token_is_worthless_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    made = accounts.make(a_wish())
+    assert accounts.revoke("ann") == made.account
+    assert accounts.known(made.token) is None
+    assert Accounts(tmp_path).known(made.token) is None
+    with pytest.raises(RefusedError) as refused:
+        accounts.revoke("ann")
+    assert refused.value.fault is Fault.UNKNOWN
+
+
+def test_last_admin_cannot_be_revoked(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    accounts.ensure_admin()
+    accounts.make(a_wish("short", Role.ADMIN, days=1e-9))
+    with pytest.raises(RefusedError, match="last admin") as refused:
+        accounts.revoke("admin")
+    assert refused.value.fault is Fault.CONFLICT
+    accounts.make(a_wish("other", Role.ADMIN))
+    accounts.revoke("admin")
+
+
+def test_number_of_tokens_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ACCOUNTS", 2)
+    accounts = Accounts(tmp_path)
+    accounts.make(a_wish("a"))
+    accounts.make(a_wish("b"))
+    with pytest.raises(RefusedError) as refused:
+        accounts.make(a_wish("c"))
+    assert refused.value.fault is Fault.FULL
+
+
+def test_first_start_writes_a_token_that_only_its_owner_can_read(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    assert accounts.ensure_admin()
+    for name in ("admin.token", "accounts.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    token = (tmp_path / "admin.token").read_text().strip()
+    assert accounts.known(token) == Account(name="admin", tenant="default", role=Role.ADMIN)
+    again = Accounts(tmp_path)
+    assert not again.ensure_admin()
+    assert (tmp_path / "admin.token").read_text().strip() == token
+
+
+def test_crash_between_the_two_files_of_the_first_start_heals_at_the_next(tmp_path: Path) -> None:
+    Accounts(tmp_path).ensure_admin()
+    stale = (tmp_path / "admin.token").read_text().strip()
+    (tmp_path / "accounts.json").unlink()
+    accounts = Accounts(tmp_path)
+    assert accounts.ensure_admin()
+    token = (tmp_path / "admin.token").read_text().strip()
+    assert accounts.known(stale) is None
+    assert accounts.known(token) is not None
+
+
+def test_renewed_admin_token_makes_the_old_one_worthless_and_no_other(tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    accounts.ensure_admin()
+    old = (tmp_path / "admin.token").read_text().strip()
+    other = accounts.make(a_wish()).token
+    accounts.renew_admin()
+    new = (tmp_path / "admin.token").read_text().strip()
+    assert [accounts.known(token) is not None for token in (old, other, new)] == [False, True, True]
+
+
+def test_admin_file_is_never_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    (tmp_path / "admin.token").symlink_to(target)
+    Accounts(tmp_path).ensure_admin()
+    assert not target.exists()
+
+
+def test_damaged_accounts_are_one_line_and_no_lockout(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.json"
+    path.touch(mode=0o600)
+    path.write_text('{"version": 1, "accounts": [{]}')
+    with pytest.raises(PoiseError, match="damaged; put a copy back, or remove it"):
+        Accounts(tmp_path)
+
+
+def test_accounts_that_others_may_read_are_refused(tmp_path: Path) -> None:
+    Accounts(tmp_path).ensure_admin()
+    (tmp_path / "accounts.json").chmod(0o644)
+    with pytest.raises(PoiseError, match="chmod 600"):
+        Accounts(tmp_path)
+
+
+def test_token_that_cannot_be_kept_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = Accounts(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "replace_file", full)
+    with pytest.raises(RefusedError, match="No space left") as refused:
+        accounts.make(a_wish())
+    assert refused.value.fault is Fault.STORAGE
+    assert accounts.all() == ()
+
+
+def test_each_role_may_do_what_those_before_it_may() -> None:
+    order = list(Role)
+    for have, role in enumerate(order):
+        account = Account(name="a", tenant="t", role=role)
+        assert [is_at_least(account, wanted) for wanted in order] == [want <= have for want in range(len(order))]

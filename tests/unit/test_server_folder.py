@@ -1,0 +1,121 @@
+"""The state directory: its owner's alone, one server at a time, files that are replaced as a whole. And where to listen."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from poise.model.errors import RequestError
+from poise.server.folder import FolderLock, create_file, open_folder, replace_file
+from poise.server.listening import Address, Certificate, bind
+from poise.server.serving import Door, Exposure
+
+
+def test_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    found = open_folder(tmp_path / "a" / "state")
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert open_folder(found) == found
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o770])
+def test_directory_that_others_may_look_into_is_refused(mode: int, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(RequestError, match=rf"others may look into it \(mode {mode:04o}\); run chmod 700"):
+        open_folder(folder)
+
+
+def test_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "state"):
+        with pytest.raises(RequestError, match="--state"):
+            open_folder(path)
+
+
+def test_directory_is_held_by_one_server_at_a_time(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with pytest.raises(RequestError, match=rf"another server holds it \(process {os.getpid()}\)"):
+        FolderLock(tmp_path)
+    lock.release()
+    FolderLock(tmp_path).release()
+
+
+def test_replaced_file_is_whole_and_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("old")
+    path.chmod(0o644)
+    path.with_name("file.json.new").write_text("left by a crash")
+    replace_file(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    create_file(path, "first")
+    with pytest.raises(FileExistsError):
+        create_file(path, "second")
+    assert path.read_text() == "first"
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:8642", "127.0.0.1", 8642),
+        ("[::1]:80", "::1", 80),
+        ("[::1]", "::1", 8642),
+        ("localhost", "localhost", 8642),
+        ("gpu1:0", "gpu1", 0),
+    ],
+)
+def test_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
+    assert Address.parse(text) == Address(host, port)
+
+
+@pytest.mark.parametrize("text", ["", ":", ":80", "a:", "a:b", "a:-1", "a:65536", "a:1_0", "a:٣", "a: 80"])
+def test_address_that_is_none_is_one_line(text: str) -> None:
+    with pytest.raises(RequestError, match="expected HOST:PORT"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_tls(host: str) -> None:
+    assert Door(Address(host, 0)).check().allows("localhost:1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu1.example.org"])
+def test_other_addresses_need_tls_or_the_word_insecure(host: str) -> None:
+    with pytest.raises(RequestError, match="give --tls-cert and --tls-key, or say --insecure"):
+        Door(Address(host, 8642)).check()
+    Door(Address(host, 8642), exposure=Exposure.INSECURE).check()
+
+
+def test_server_answers_to_the_name_it_listens_on_and_never_to_every_address(tmp_path: Path) -> None:
+    hosts = Door(Address("gpu1", 1), exposure=Exposure.INSECURE).check()
+    assert hosts.allows("gpu1:1")
+    assert not Door(Address("0.0.0.0", 1), exposure=Exposure.INSECURE).check().allows("0.0.0.0:1")
+
+
+def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("nonsense")
+    with pytest.raises(RequestError, match="not a certificate and its key"):
+        Certificate(tmp_path / "cert.pem", tmp_path / "key.pem").check()
+    with pytest.raises(RequestError, match=r"--tls-key .* cannot be read"):
+        Certificate(tmp_path / "cert.pem", tmp_path / "nothing.pem").check()
+
+
+def test_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RequestError, match=f"--listen 127.0.0.1:{port}: Address already in use"):
+            bind(Address("127.0.0.1", port))
+
+
+def test_host_that_is_unknown_is_one_line() -> None:
+    with pytest.raises(RequestError, match=r"--listen no.such.host.invalid:1"):
+        bind(Address("no.such.host.invalid", 1))

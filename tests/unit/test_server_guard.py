@@ -1,0 +1,193 @@
+"""What stands before every path: Host, Origin, bounds on everything, headers of every answer, no traceback for a client."""
+
+import asyncio
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tests.fake_engine import Api, Call, Reply, an_api, calls
+
+from poise.model.errors import RequestError
+from poise.server.api import Conditions
+from poise.server.guard import Bounds
+from poise.server.hosts import Hosts
+from poise.server.logs import Logbook, LogFormat
+
+
+def an_api_with(folder: Path, bounds: Bounds | None = None, hosts: Hosts | None = None) -> tuple[Api, io.StringIO]:
+    log = io.StringIO()
+    conditions = Conditions(hosts or Hosts(), bounds or Bounds(), log=Logbook(log, form=LogFormat.JSON))
+    return an_api(folder, conditions), log
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Api:
+    return an_api_with(tmp_path_factory.mktemp("guard"))[0]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8642", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8642"])
+def test_loopback_names_are_let_in_with_any_port(host: str, api: Api) -> None:
+    assert api.call("user", "GET", "/v1/me", host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.example", "localhost.evil.example", "evil.example:8642", "127.0.0.1.evil.example", "localhost@evil",
+     "localhost:99999x", "localhost:", "localhost.", "127.0.0.2", "0.0.0.0", "[::]", "::1", "local host", "localhost\t",
+     "localhost,evil", "xn--localhost"],
+)  # fmt: skip
+def test_host_that_is_not_this_server_is_refused_even_with_a_token(host: str, api: Api) -> None:
+    for method in ("GET", "POST", "DELETE", "OPTIONS"):
+        assert api.call("admin", method, "/v1/jobs", host=host).problem[:2] == (403, "wrong-host")
+
+
+def test_request_without_a_host_or_with_two_is_refused(api: Api) -> None:
+    async def status(hosts: list[bytes]) -> int:
+        found: list[int] = []
+
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: object) -> None:
+            assert isinstance(message, dict)
+            found.extend([message["status"]] if "status" in message else [])
+
+        token = f"Bearer {api.tokens['admin']}".encode()
+        headers = [(b"authorization", token), *((b"host", host) for host in hosts)]
+        scope = {"type": "http", "method": "GET", "path": "/v1/me", "query_string": b"", "headers": headers}
+        await api.app(scope, receive, send)
+        return found[0]
+
+    assert asyncio.run(status([])) == 403
+    assert asyncio.run(status([b"localhost", b"localhost"])) == 403
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "", "https://localhost.evil.example", "http://localhost:3000", "file://", "localhost"],
+)
+def test_page_of_another_origin_is_refused_for_every_method(method: str, origin: str, api: Api) -> None:
+    reply = api.call("admin", method, "/v1/jobs", host="localhost:8642", origin=origin)
+    assert reply.problem[:2] == (403, "wrong-origin")
+
+
+def test_page_of_the_server_itself_is_let_in(api: Api) -> None:
+    assert api.call("user", "GET", "/v1/me", host="localhost:8642", origin="http://localhost:8642").status == 200
+
+
+def test_no_answer_lets_another_origin_read_it(api: Api) -> None:
+    reply = api.call("user", "GET", "/v1/me")
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_configured_name_is_let_in(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, hosts=Hosts.of(["GPU1.example.org", "2001:db8::1"]))
+    for host in ("gpu1.example.org", "gpu1.Example.org:443", "[2001:db8::1]:8642", "localhost"):
+        assert api.call("user", "GET", "/v1/me", host=host).status == 200
+    assert api.call("user", "GET", "/v1/me", host="gpu2.example.org").status == 403
+
+
+@pytest.mark.parametrize("name", ["", "a b", "http://x", "x:80", "*", "x/y", "-"])
+def test_name_that_is_none_is_refused_at_the_start(name: str) -> None:
+    with pytest.raises(RequestError, match="--host-name"):
+        Hosts.of([name])
+
+
+SMALL = Bounds(body=100, headers=10, header_bytes=2_000, path=50, query=60)
+
+
+def _post(api: Api, *pieces: bytes, **headers: str) -> Reply:
+    call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json", **headers)
+    return calls(api.app, [Call(call.method, call.path, call.headers, pieces)])[0]
+
+
+def _body(length: int) -> bytes:
+    body = json.dumps({"jobs": [{"command": ["x"]}]}).encode()
+    return body[:-1] + b" " * (length - len(body)) + body[-1:]
+
+
+def test_body_at_its_bound_is_taken_and_one_byte_beyond_is_not(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, SMALL)
+    assert _post(api, _body(100)).status == 201
+    assert _post(api, _body(101)).problem[:2] == (413, "too-large")
+    assert _post(api, *(bytes([byte]) for byte in _body(101))).problem[:2] == (413, "too-large")
+    assert _post(api, b"", content_length="101").problem[:2] == (413, "too-large")
+    assert _post(api, b"", content_length="-1").problem[:2] == (413, "too-large")
+    assert len(api.engine.jobs) == 3
+
+
+def test_heads_beyond_their_bounds_are_refused(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, SMALL)
+    assert api.call("user", "GET", "/v1/me", **{f"x{number}": "1" for number in range(8)}).status == 200
+    assert api.call("user", "GET", "/v1/me", **{f"x{number}": "1" for number in range(9)}).problem[:2] == (431, "too-large")
+    assert api.call("user", "GET", "/v1/me", x="1" * 2_000).problem[:2] == (431, "too-large")
+    assert api.call("user", "GET", "/v1/jobs?tenant=" + "a" * 60).problem[:2] == (414, "too-large")
+    assert api.call("user", "GET", "/" + "a" * 50).problem[:2] == (414, "too-large")
+
+
+def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, Bounds(requests=0))
+    reply = api.call("user", "GET", "/v1/me")
+    assert reply.problem[:2] == (503, "busy")
+    assert reply.headers["retry-after"] == "1"
+
+
+def test_request_that_never_arrives_in_full_is_given_up(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, Bounds(seconds=0.05))
+    call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
+    pieces = (b"{", None)
+    assert calls(api.app, [Call(call.method, call.path, call.headers, pieces)])[0].problem[:2] == (408, "too-slow")
+
+
+def test_every_answer_forbids_to_sniff_to_keep_and_to_embed(api: Api) -> None:
+    for who, path in (("user", "/v1/me"), ("user", "/nothing"), (None, "/v1/me"), ("reader", "/v1/tokens")):
+        headers = api.call(who, "GET", path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_bug_is_a_500_with_a_number_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
+    api, log = an_api_with(tmp_path)
+    api.engine.fails = lambda: ZeroDivisionError("secret detail")
+    status, code, detail = api.call("user", "GET", "/v1/service").problem
+    assert (status, code) == (500, "internal")
+    assert "secret detail" not in detail
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    bug = next(line for line in lines if line["event"] == "bug")
+    assert bug["trace"] in detail
+    assert "ZeroDivisionError" in bug["traceback"]
+
+
+def test_log_names_routes_and_accounts_and_never_a_token_a_path_or_a_query(tmp_path: Path) -> None:
+    api, log = an_api_with(tmp_path)
+    token = api.tokens["user"]
+    api.call("user", "GET", f"/v1/jobs/{token}?tenant={token}")
+    api.call("user", "PUT", "/v1/policy", {"policy": token})
+    api.call(None, "GET", f"/{token}", authorization=f"Basic {token}")
+    made = api.call("admin", "POST", "/v1/tokens", {"name": "new", "tenant": "t", "role": "user"}).json["token"]
+    text = log.getvalue()
+    assert token not in text
+    assert made not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {"GET", "PUT"} <= {line.get("method") for line in lines}
+    assert {line["route"] for line in lines if line["event"] == "request"} <= {"/v1/jobs/{job}", "/v1/policy", "other"}
+    assert {"event": "token-made", "name": "new", "by": "admin"}.items() <= lines[-1].items()
+
+
+def test_websocket_is_closed_unheard(api: Api) -> None:
+    said: list[object] = []
+
+    async def knock() -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: object) -> None:
+            said.append(message)
+
+        await api.app({"type": "websocket", "path": "/v1/jobs", "headers": []}, receive, send)
+
+    asyncio.run(knock())
+    assert said == [{"type": "websocket.close", "code": 1008}]

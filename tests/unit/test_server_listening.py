@@ -1,0 +1,122 @@
+"""Connections that are slow, idle or too many, on real sockets."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.fake_engine import an_api
+
+from poise.server import listening
+from poise.server.api import Conditions
+from poise.server.listening import Address, Listener, bind, config_of
+from poise.server.logs import Level, Logbook
+
+LIMIT = 30.0
+
+
+def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]]) -> None:
+    """Run a server, and a client of it that is given its port and a token."""
+    log = Logbook(least=Level.ERROR)
+    api = an_api(folder, Conditions(log=log))
+    bound = bind(Address("127.0.0.1", 0))
+    port, over, ready = bound.getsockname()[1], [False], asyncio.Event()
+
+    async def client() -> None:
+        await ready.wait()
+        try:
+            await asyncio.wait_for(visit(port, api.tokens["user"]), LIMIT)
+        finally:
+            over[0] = True
+
+    async def run() -> None:
+        server = Listener(config_of(api.app, None, log), ready.set, lambda: over[0])
+        await asyncio.gather(server._serve([bound]), client())
+
+    asyncio.run(run())
+
+
+async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """The server hangs up without a word."""
+    try:
+        return await reader.read() == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_connection_that_brings_no_head_in_time_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.05)
+
+    async def visit(port: int, _token: str) -> None:
+        reader, writer = await connected(port)
+        assert await is_closed(reader)
+        writer.close()
+
+    visited(tmp_path, visit)
+
+
+def test_head_that_arrives_letter_by_letter_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.1)
+
+    async def visit(port: int, _token: str) -> None:
+        reader, writer = await connected(port)
+        end = asyncio.ensure_future(is_closed(reader))
+        while not end.done():
+            writer.write(b"x")
+            await asyncio.wait([end], timeout=0.01)
+        assert end.result()
+        writer.close()
+
+    visited(tmp_path, visit)
+
+
+def test_connections_beyond_their_number_are_closed_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 2)
+
+    async def visit(port: int, token: str) -> None:
+        first, second = [await connected(port) for _ in range(2)]
+        await _ask(first, token)
+        await _ask(second, token)
+        third = await connected(port)
+        assert await is_closed(third[0])
+        await _ask(first, token)
+        for _, writer in (first, second, third):
+            writer.close()
+
+    visited(tmp_path, visit)
+
+
+async def _ask(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], token: str) -> None:
+    reader, writer = link
+    writer.write(f"GET /v1/me HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
+    await reader.readexactly(int(length.split()[1]))
+
+
+def test_client_that_goes_away_in_the_middle_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def visit(port: int, token: str) -> None:
+        _, writer = await connected(port)
+        head = f"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"
+        writer.write(f"{head}content-type: application/json\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        await writer.drain()
+        writer.close()
+        other = await connected(port)
+        await _ask(other, token)
+        other[1].close()
+
+    visited(tmp_path, visit)
+    assert capsys.readouterr().err == ""
+
+
+def test_socket_is_listened_on_before_anything_is_opened() -> None:
+    with bind(Address("127.0.0.1", 0)) as bound, socket.create_connection(bound.getsockname(), timeout=LIMIT):
+        pass

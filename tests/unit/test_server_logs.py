@@ -1,0 +1,87 @@
+"""Structured logs: one line an event, whatever is in it, and nothing that looks like a token."""
+
+import io
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poise.server.logs import Level, Logbook, LogFormat, forward
+
+TOKEN = "poise_" + "Ab0_-" * 8 + "xyz"
+
+
+def lines(form: LogFormat, *events: tuple[str, dict[str, Any]]) -> list[str]:
+    stream = io.StringIO()
+    log = Logbook(stream, form=form)
+    for event, values in events:
+        log.info(event, **values)
+    text = stream.getvalue()
+    assert text.endswith("\n")
+    return text.removesuffix("\n").split("\n")
+
+
+@given(values=st.dictionaries(st.sampled_from(["job", "text", "gpus"]), st.text() | st.integers() | st.floats() | st.none()))
+def test_event_is_one_line_in_either_format_whatever_its_values(values: dict[str, Any]) -> None:
+    for form in LogFormat:
+        (line,) = lines(form, ("launch", values))
+        assert "launch" in line
+        assert line.isprintable() or form is LogFormat.TEXT
+
+
+def test_json_line_has_time_level_event_and_values() -> None:
+    (line,) = lines(LogFormat.JSON, ("launch", {"job": "job-1", "gpus": 4, "text": 'a "b"\n', "none": None}))
+    document = json.loads(line)
+    assert document.pop("time").endswith("Z")
+    assert document == {"level": "info", "event": "launch", "job": "job-1", "gpus": 4, "text": 'a "b"\n', "none": None}
+
+
+def test_text_line_quotes_what_is_not_one_word() -> None:
+    (line,) = lines(LogFormat.TEXT, ("launch", {"job": "job-1", "text": "two words", "empty": "", "lines": "a\nb"}))
+    assert line.split(" ", 1)[1] == 'info    launch job=job-1 text="two words" empty="" lines="a\\nb"'
+
+
+@pytest.mark.parametrize("form", LogFormat)
+def test_token_is_blotted_out_wherever_it_stands(form: LogFormat) -> None:
+    stream = io.StringIO()
+    log = Logbook(stream, form=form)
+    log.warning(TOKEN, text=f"Bearer {TOKEN}", more=[TOKEN])
+    log.error("bug", error=ValueError(TOKEN))
+    assert TOKEN not in stream.getvalue()
+    assert stream.getvalue().count("poise_***") >= 5
+
+
+def test_long_value_is_cut() -> None:
+    (line,) = lines(LogFormat.JSON, ("launch", {"text": "x" * 100_000}))
+    assert len(line) < 5_000
+
+
+def test_levels_below_the_least_are_left_out() -> None:
+    stream = io.StringIO()
+    log = Logbook(stream, least=Level.WARNING)
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    log.error("d")
+    assert [line.split()[2] for line in stream.getvalue().splitlines()] == ["c", "d"]
+
+
+def test_stream_that_cannot_be_written_stops_nothing() -> None:
+    stream = io.StringIO()
+    stream.close()
+    Logbook(stream).error("disk-full")
+
+
+def test_what_a_library_logs_goes_to_our_log() -> None:
+    stream = io.StringIO()
+    forward("poise-test-library", Logbook(stream, form=LogFormat.JSON), Level.WARNING)
+    library = logging.getLogger("poise-test-library.part")
+    library.info("nothing")
+    library.warning("watch %s", TOKEN)
+    (line,) = stream.getvalue().splitlines()
+    document = json.loads(line)
+    assert document["text"] == "watch poise_***"
+    assert (document["event"], document["logger"]) == ("library", "poise-test-library.part")

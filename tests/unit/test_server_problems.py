@@ -1,0 +1,169 @@
+"""What a client is told of its mistakes: one line that names the field, the value and the nearest known key."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fake_engine import Api, Call, Kept, an_api, calls
+
+from poise.server.api import Conditions
+from poise.server.logs import Level, Logbook
+from poise.server.seam import Fault, RefusedError
+from poise.wire.request import Request, Submission
+from poise.wire.views import State
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Api:
+    return an_api(tmp_path_factory.mktemp("problems"), Conditions(log=Logbook(least=Level.ERROR)))
+
+
+@pytest.fixture
+def api(shared: Api) -> Api:
+    shared.renew()
+    return shared
+
+
+def _job(**fields: Any) -> dict[str, Any]:
+    return {"jobs": [{"command": ["x"]}, {"command": ["x"], **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (_job(gpu=4), "unknown key 'gpu' in jobs[1]; did you mean 'gpus'?"),
+        (_job(checkpoint={"evry": 1}), "unknown key 'evry' in jobs[1].checkpoint; did you mean 'every'?"),
+        (_job(retry={"xyzzy": 1}), "unknown key 'xyzzy' in jobs[1].retry; known: exit_codes, on_errors"),
+        ({"job": []}, "unknown key 'job'; did you mean 'jobs'? (and 1 more)"),
+        ({}, "jobs: missing"),
+        ({"jobs": []}, "jobs: tuple should have at least 1 item after validation, not 0, got []"),
+        (_job(gpus=0), "jobs[1].gpus: expected greater than or equal to 1, got 0"),
+        (_job(gpus="4"), "jobs[1].gpus: expected a valid integer, got '4'"),
+        (_job(gpus=True), "jobs[1].gpus: expected a valid integer, got True"),
+        (_job(gpus=2, min_gpus=4), "jobs[1]: gpus: expected min_gpus <= gpus <= max_gpus"),
+        (_job(env={"POISE_X": "1"}), "jobs[1]: env: names that begin with POISE_ are Poise's own"),
+        (_job(state="x"), "unknown key 'state' in jobs[1]; did you mean 'name'?"),
+        ([], "body: expected an object, got []"),
+        (7, "body: expected an object, got 7"),
+    ],
+)
+def test_mistake_in_a_body_is_one_line_that_says_where_and_what(body: Any, line: str, api: Api) -> None:
+    reply = api.call("user", "POST", "/v1/jobs", body)
+    assert reply.problem[:2] == (400, "wrong-request")
+    if "'state'" not in line:  # whichever is nearest
+        assert reply.problem[2] == line
+    assert len(api.engine.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("/v1/jobs?stat=RUNNING", "query: unknown key 'stat'; did you mean 'state'?"),
+        ("/v1/jobs?limit=0", "query: limit: expected greater than or equal to 1, got '0'"),
+        ("/v1/jobs?limit=1001", "query: limit: expected less than or equal to 1000, got '1001'"),
+        ("/v1/jobs?offset=-1", "query: offset: expected greater than or equal to 0, got '-1'"),
+        ("/v1/jobs/job-0/logs?limit=1048577", "query: limit: expected less than or equal to 1048576, got '1048577'"),
+        ("/v1/jobs/a%20b", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'a b'"),
+        ("/v1/jobs/job-0%0A", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'job-0\\n'"),
+    ],
+)
+def test_mistake_in_a_path_or_query_is_one_line_too(path: str, line: str, api: Api) -> None:
+    assert api.call("user", "GET", path).problem == (400, "wrong-request", line)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "a%2fb", "%2fetc%2fpasswd", "a%00", "-rf", "a" * 65, "é"])
+def test_id_that_is_no_name_reaches_nothing(name: str, api: Api) -> None:
+    for path in (f"/v1/jobs/{name}", f"/v1/jobs/{name}/logs", f"/v1/jobs/{name}/why"):
+        assert api.call("admin", "GET", path).status in {400, 404}
+
+
+def test_value_that_is_long_is_cut(api: Api) -> None:
+    line = api.call("user", "POST", "/v1/jobs", _job(name="x" * 100_000)).problem[2]
+    assert line.startswith("jobs[1].name: string should have at most 64 characters, got 'xxx")
+    assert len(line) < 200
+    line = api.call("user", "POST", "/v1/jobs", {"jobs": [{"y" * 100_000: 1}]}).problem[2]
+    assert len(line) < 700
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 10_000, b'{"jobs": NaN}', b'"\\ud800"', b"1" * 5_000])
+def test_what_is_no_json_is_said_to_be_none(raw: bytes, api: Api) -> None:
+    call = api.request("user", "POST", "/v1/jobs", {})
+    status, code, _ = calls(api.app, [Call(call.method, call.path, call.headers, (raw,))])[0].problem
+    assert (status, code) == (400, "wrong-request")
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"]
+)
+def test_body_that_is_not_said_to_be_json_is_refused(kind: str, api: Api) -> None:
+    reply = api.call("user", "POST", "/v1/jobs", _job(), content_type=kind)
+    assert reply.problem[:2] == (415, "wrong-type")
+    assert api.call("user", "POST", "/v1/jobs", _job(), content_type="Application/JSON; charset=utf-8").status == 201
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (Fault.WRONG, 400),
+        (Fault.FORBIDDEN, 403),
+        (Fault.UNKNOWN, 404),
+        (Fault.CONFLICT, 409),
+        (Fault.FULL, 429),
+        (Fault.STORAGE, 507),
+        (Fault.NOT_READY, 503),
+    ],
+)
+def test_refusal_of_the_engine_has_its_status_and_passing_ones_say_when_to_come_again(
+    fault: Fault, status: int, api: Api
+) -> None:
+    api.engine.fails = lambda: RefusedError(fault, "not\nnow")
+    reply = api.call("user", "POST", "/v1/jobs", _job())
+    assert reply.problem == (status, fault.value, "not now")
+    assert ("retry-after" in reply.headers) == (status in {429, 503, 507})
+
+
+def test_unknown_policy_is_refused_with_the_nearest_ones(api: Api) -> None:
+    reply = api.call("admin", "PUT", "/v1/policy", {"policy": "tiresius"})
+    assert reply.problem[:2] == (400, "wrong-request")
+    assert reply.problem[2].startswith("unknown policy 'tiresius'; did you mean tiresias")
+
+
+def test_large_body_is_read_as_any_other(api: Api) -> None:
+    jobs = [{"command": ["x" * 800]} for _ in range(1_000)]
+    assert len(api.call("user", "POST", "/v1/jobs", {"jobs": jobs}).json["jobs"]) == 1_000
+    jobs[-1]["nme"] = ["x"]
+    line = "unknown key 'nme' in jobs[999]; did you mean 'name'?"
+    assert api.call("user", "POST", "/v1/jobs", {"jobs": jobs}).problem == (400, "wrong-request", line)
+
+
+def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
+    api.engine.jobs |= {
+        f"more-{number}": Kept("mine", Request(command=("x",), app="sweep"), state) for number, state in enumerate(State)
+    }
+    assert len(api.call("user", "GET", "/v1/jobs").json["jobs"]) == 2 + 5
+    assert len(api.call("user", "GET", "/v1/jobs?state=FAILED&state=SUCCEEDED").json["jobs"]) == 2
+    assert len(api.call("user", "GET", "/v1/jobs?tenant=mine&app=sweep&limit=2&offset=4").json["jobs"]) == 1
+    assert api.call("user", "GET", "/v1/jobs?tenant=theirs").json["total"] == 1
+
+
+def test_log_is_asked_for_what_the_query_says(api: Api) -> None:
+    whole = api.call("user", "GET", "/v1/jobs/job-0/logs").json
+    assert (whole["text"], whole["next"]) == ("epoch 1\nepoch 2\n", 16)
+    assert api.call("user", "GET", "/v1/jobs/job-0/logs?offset=8&limit=5").json["text"] == "epoch"
+    assert api.call("user", "GET", "/v1/jobs/job-0/logs?offset=-8").json["text"] == "epoch 2\n"
+
+
+_KEYS = st.sampled_from([*Request.model_fields, *Submission.model_fields, "x"])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(fields=st.dictionaries(_KEYS, _VALUES, max_size=4))
+def test_any_body_is_taken_or_refused_in_one_line(fields: dict[str, Any], shared: Api) -> None:
+    for body in (fields, {"jobs": [fields]}, {"jobs": [{"command": ["x"], **fields}]}):
+        reply = shared.call("user", "POST", "/v1/jobs", body)
+        assert reply.status == 201 or reply.problem[0] in {400, 403}
