@@ -87,7 +87,9 @@ def _help(verbs: str) -> str:
     context = click.Context(poise, info_name="poise", terminal_width=WIDTH, help_option_names=["-h", "--help"])
     for verb in verbs.split():
         assert isinstance(context.command, click.Group)
-        context = click.Context(context.command.commands[verb], info_name=verb, parent=context)
+        command = context.command.get_command(context, verb)
+        assert command is not None
+        context = click.Context(command, info_name=verb, parent=context)
     return f"```text\n{context.command.get_help(context)}\n```"
 
 

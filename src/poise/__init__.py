@@ -3,4 +3,17 @@
 One deterministic scheduler core (`poise.core`) runs in several worlds (`poise.backends`); see ARCHITECTURE.md.
 """
 
+TYPE_CHECKING = False  # as in `typing`, which takes time to import: runners and training scripts import this package too
+if TYPE_CHECKING:
+    from poise.client import Client as Client
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`poise.Client`, brought in only where it is wanted."""
+    if name == "Client":
+        from poise.client import Client
+
+        return Client
+    raise AttributeError(f"module 'poise' has no attribute {name!r}")

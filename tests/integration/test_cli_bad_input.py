@@ -110,7 +110,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "verb": (("simulat", "good.jsonl"), "unknown command 'simulat'; did you mean simulate?"),
     "verb like none": (
         ("xyzzy",),
-        "unknown command 'xyzzy'; known: analyze, audit, bench, compare, demo, policies, replay, shares, simulate",
+        "unknown command 'xyzzy'; known: analyze, audit, bench, cancel, compare, demo, events, hold, logs, nodes",
     ),
     "no trace": (("simulate",), "Missing argument 'TRACE'. (see poise simulate --help)"),
     "no policies": (("compare", "good.jsonl"), "Missing option '--policies'. (see poise compare --help)"),

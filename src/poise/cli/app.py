@@ -5,31 +5,42 @@
 
 import os
 import sys
+from importlib import import_module
 from io import TextIOWrapper
 
 import click
 
 from poise import __version__
 from poise.cli import INTERRUPTED
-from poise.cli.analyze import analyze
-from poise.cli.audit import audit
-from poise.cli.bench import bench
-from poise.cli.compare import compare
-from poise.cli.demo import demo
-from poise.cli.policies import policies
-from poise.cli.replay import replay
-from poise.cli.shares import shares
-from poise.cli.simulate import simulate
 from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
+
+STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
+LIVE = (
+    "serve", "submit", "queue", "show", "logs", "why", "cancel", "hold", "release", "nodes", "shares", "events", "use",
+    "tokens",
+)  # fmt: skip
+VERBS = (*STUDY, *LIVE)
 
 
 class Verbs(click.Group):
-    """A group that answers a wrong verb with the nearest right ones."""
+    """One module a verb, read when the verb is typed; a wrong verb is answered with the nearest right ones."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs."""
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of this name."""
+        if cmd_name not in VERBS:
+            return None
+        command = getattr(import_module(f"poise.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that was typed."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UnknownNameError("command", args[0], self.commands)
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise UnknownNameError("command", args[0], VERBS)
         return super().resolve_command(ctx, args)
 
 
@@ -43,11 +54,9 @@ def poise() -> None:
       poise demo                                    a tour on built-in data
       poise policies                                the catalogue
       poise simulate synthetic:jobs=1000 --cluster gpu:64 --policy tiresias
+      poise serve --cluster v100:4,k80:8            run real training jobs on this machine
+      poise submit -- python train.py               one of them
     """
-
-
-for _verb in (demo, simulate, compare, analyze, policies, replay, shares, audit, bench):
-    poise.add_command(_verb)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from poise.assembly import replay_journal
 EPILOG = """\b
 Example:
   poise simulate synthetic:jobs=500 --policy srtf --out run1 && poise replay run1
+  poise replay ~/.local/state/poise
 """
 
 
@@ -17,11 +18,14 @@ Example:
 @click.argument("journal", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def replay(journal: Path, as_json: bool) -> None:
-    """Hand the facts of JOURNAL (a file, or a directory that --out wrote) to the core again.
+    """Hand the facts of JOURNAL (a file, a directory that --out wrote, or a service's state) to the core again.
 
     Every action must come out as it was written; the first that does not ends the replay with exit code 1.
     """
-    header, replayed = replay_journal(journal)
+    from poise.server.replaying import replay_store, store_of
+
+    store = store_of(journal)
+    header, replayed = replay_journal(journal) if store is None else replay_store(store)
     if as_json:
         counts = {"instants": replayed.instants, "events": replayed.events, "actions": replayed.actions}
         click.echo(json.dumps({"journal": str(journal), "policy": header.policy, **counts, "exact": True}))

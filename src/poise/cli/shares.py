@@ -1,4 +1,4 @@
-"""`poise shares`: what tenants were entitled to, traded and got, from a journal."""
+"""`poise shares`: what tenants are entitled to and hold now; or, from a journal, what they were, traded and got."""
 
 import json
 from dataclasses import asdict
@@ -8,26 +8,42 @@ from typing import Any
 import click
 
 from poise.analysis.tenants import Books, Tenant
+from poise.cli.live_shares import live_shares
 from poise.cli.tables import show_table
 from poise.engine.journal import Header, JournalReader
+from poise.model.errors import RequestError
 from poise.report.amounts import amount
 from poise.report.page import Table
 
 EPILOG = """\b
-Example:
+Examples:
+  poise shares
+  poise shares --set vision=2
   poise simulate jobs.jsonl --cluster v100:4,k80:8 --policy gandiva-fair --out run1 && poise shares run1
 """
 
 
 @click.command(epilog=EPILOG)
-@click.argument("journal", type=click.Path(path_type=Path))
+@click.argument("journal", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--set", "weights", multiple=True, metavar="TENANT=WEIGHT", help="Change a tenant's weight in the running service."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def shares(journal: Path, as_json: bool) -> int:
-    """Show what the tenants in JOURNAL (a file, or a directory that --out wrote) were entitled to, and what they got.
+def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int:
+    """Show what the tenants of the running service are entitled to, hold and have received.
 
-    Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that is
-    damaged, cut off or too new, what could be read is shown, with exit code 1.
+    Of JOURNAL (a file, or a directory that --out wrote), what they were entitled to, and what they got. Entitlements are
+    counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that is damaged, cut off or
+    too new, what could be read is shown, with exit code 1.
     """
+    if journal is None:
+        return live_shares(weights, as_json=as_json)
+    if weights:
+        raise RequestError("--set changes the running service; leave JOURNAL out")
+    return _of_journal(journal, as_json=as_json)
+
+
+def _of_journal(journal: Path, *, as_json: bool) -> int:
     reader = JournalReader(journal)
     books = Books(reader.header.cluster)
     problem = reader.feed(books.take)

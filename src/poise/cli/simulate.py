@@ -13,7 +13,8 @@ from poise.cli.options import Request, experiment_options, request_of
 from poise.cli.outputs import check_writable, make_folder
 from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
-from poise.cli.tables import show_notes, show_rejections, show_remarks, show_summary, show_unfinished
+from poise.cli.summaries import show_rejections, show_remarks, show_summary, show_unfinished
+from poise.cli.tables import show_notes
 from poise.engine.journal import NAME
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
 

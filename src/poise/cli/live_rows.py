@@ -1,0 +1,154 @@
+"""Jobs, nodes and tenants of a live Poise as tables for people."""
+
+import shlex
+
+from poise.cli.live_asking import clock
+from poise.report.amounts import amount
+from poise.report.page import Table
+from poise.wire.views import JobDetail, JobRow, Nodes, Run, Shares
+
+QUEUE = ("#", "ID", "NAME", "TENANT", "GPUS", "TYPE", "STATE", "REASON", "WAITED", "RAN", "RESTARTS", "ETA", "SHARE")
+WIDE = (*QUEUE, "APP", "ASKED", "SUBMITTED", "FINISHED", "WHY")
+NONE = "–"
+
+
+def queue_table(rows: tuple[JobRow, ...]) -> Table:
+    """A line a job."""
+    return Table(QUEUE, tuple(map(_cells, rows)), names=3)
+
+
+def wide_table(rows: tuple[JobRow, ...]) -> Table:
+    """The same, with all that is known."""
+    return Table(WIDE, tuple((*_cells(row), *_more_cells(row)) for row in rows), names=3)
+
+
+def state_of(row: JobRow) -> str:
+    """Its state and its flags in one word: `PAUSED+PREEMPTED`."""
+    return "+".join([row.state, *row.flags])
+
+
+def span(seconds: float | None) -> str:
+    """A span of time for people."""
+    return NONE if seconds is None else amount(seconds, "seconds")
+
+
+def counted(number: int, word: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _cells(row: JobRow) -> tuple[str, ...]:
+    return (
+        NONE if row.position is None else f"{row.position:,}",
+        row.id,
+        row.name,
+        row.tenant,
+        f"{row.gpus}/{row.wanted}",
+        row.gpu_type or _asked(row),
+        state_of(row),
+        row.reason.code,
+        span(row.waited),
+        span(row.ran),
+        f"{row.restarts:,}",
+        span(row.eta),
+        NONE if row.share is None else amount(row.share, "percent"),
+    )
+
+
+def _more_cells(row: JobRow) -> tuple[str, ...]:
+    finished = NONE if row.finished is None else clock(row.finished)
+    return (row.app or NONE, _asked(row), clock(row.submitted), finished, row.reason.text)
+
+
+def _asked(row: JobRow) -> str:
+    return "/".join(row.gpu_types) or "any"
+
+
+def nodes_table(nodes: Nodes) -> Table:
+    """A line a node; jobs by slot, each once."""
+    rows = tuple(
+        (
+            each.name,
+            each.gpu_type,
+            f"{each.gpus:,}",
+            f"{each.free:,}",
+            each.rack,
+            "up" if each.alive else "down",
+            " ".join(dict.fromkeys(job for job in each.jobs if job is not None)) or NONE,
+        )
+        for each in nodes.nodes
+    )
+    return Table(("NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "JOBS"), rows)
+
+
+def shares_table(shares: Shares) -> Table:
+    """A line a tenant."""
+    columns = ("TENANT", "WEIGHT", "ENTITLED", "HELD", "GPUS", "RUNNING", "WAITING", "GPU-HOURS", "PREEMPTIONS")
+    rows = tuple(
+        (
+            each.tenant,
+            amount(each.weight, "plain"),
+            amount(each.entitled, "percent"),
+            amount(each.held, "percent"),
+            f"{each.gpus:,}",
+            f"{each.running:,}",
+            f"{each.waiting:,}",
+            amount(each.gpu_seconds / 3600, "plain"),
+            f"{each.preemptions:,}",
+        )
+        for each in shares.tenants
+    )
+    return Table(columns, rows)
+
+
+def facts(detail: JobDetail) -> list[tuple[str, str]]:
+    """What there is to say of a job, with a heading each; what is not known is left out."""
+    row = detail.job
+    done = amount(detail.steps, "plain") + (
+        "" if detail.total_steps is None else f" of {amount(detail.total_steps, 'plain')}"
+    )
+    found = [
+        ("state", state_of(row)),
+        ("reason", f"{row.reason.text} ({row.reason.code})"),
+        ("tenant", row.tenant),
+        ("app", row.app),
+        ("GPUs", f"{row.gpus}/{row.wanted} {row.gpu_type or _asked(row)}"),
+        ("submitted", clock(row.submitted)),
+        ("started", None if row.started is None else clock(row.started)),
+        ("finished", None if row.finished is None else clock(row.finished)),
+        ("waited", span(row.waited)),
+        ("ran", span(row.ran)),
+        ("steps", done),
+        ("checkpoint", None if detail.checkpoint_steps is None else f"at step {amount(detail.checkpoint_steps, 'plain')}"),
+        ("throughput", None if detail.throughput is None else f"{amount(detail.throughput, 'plain')} steps/s"),
+        ("loss", None if detail.loss is None else amount(detail.loss, "plain")),
+        ("GPU-hours", amount(detail.gpu_seconds / 3600, "plain")),
+        ("lost", f"{amount(detail.lost_gpu_seconds / 3600, 'plain')} GPU-hours" if detail.lost_gpu_seconds else None),
+        ("preemptions", f"{detail.preemptions:,}" if detail.preemptions else None),
+        ("failures", f"{detail.failures:,}" if detail.failures else None),
+        ("cause", detail.cause),
+        ("command", None if detail.request is None else shlex.join(detail.request.command)),
+        ("folder", None if detail.request is None else detail.request.cwd),
+    ]
+    return [(heading, text) for heading, text in found if text is not None]
+
+
+def runs_table(runs: tuple[Run, ...]) -> Table:
+    """A line a run."""
+    columns = ("RUN", "BEGAN", "RAN", "GPUS", "ENDED", "EXIT", "STEPS", "LOST", "CAUSE")
+    return Table(columns, tuple(map(_run_cells, runs)))
+
+
+def _run_cells(run: Run) -> tuple[str, ...]:
+    kept = NONE if run.kept is None else f"{amount(run.begun, 'plain')}..{amount(run.kept, 'plain')}"
+    return (
+        str(run.epoch),
+        clock(run.started),
+        NONE if run.ended is None else span(run.ended - run.started),
+        " ".join(f"{node}:{'/'.join(map(str, slots))}" for node, slots in run.gpus.items()) or NONE,
+        run.how or NONE,
+        " ".join(NONE if code is None else str(code) for code in run.codes) or NONE,
+        kept,
+        NONE if run.lost is None else f"{span(run.lost)}",
+        run.cause or NONE,
+    )

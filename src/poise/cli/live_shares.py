@@ -1,0 +1,29 @@
+"""The live half of `poise shares`."""
+
+from poise.cli.live_asking import connected, document, echo_json
+from poise.cli.live_rows import counted, shares_table
+from poise.cli.tables import show_table
+from poise.model.errors import RequestError
+
+
+def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:
+    """Change the weights that are given, then show all tenants."""
+    wanted = [_weight(text) for text in weights]
+    with connected() as client:
+        for tenant, weight in wanted:
+            client.set_weight(tenant, weight)
+        found = client.shares()
+    if as_json:
+        echo_json(document(found))
+    else:
+        show_table(shares_table(found), counted(len(found.tenants), "tenant"))
+    return 0
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, equals, number = text.partition("=")
+    try:
+        return tenant, float(number)
+    except ValueError:
+        expected = f"{tenant}=WEIGHT, a number" if equals else "TENANT=WEIGHT"
+        raise RequestError(f"--set: expected {expected}, got {text!r}") from None

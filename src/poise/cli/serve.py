@@ -1,0 +1,178 @@
+"""`poise serve`: this machine as a service that runs training jobs."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from poise.cli.inputs import read_cluster
+from poise.cli.options import DURATION, SHORTEST_ROUND
+from poise.client.config import state_folder
+from poise.core.settings import Cadence, Retry, Settings
+from poise.model.cluster import Cluster
+from poise.model.errors import RequestError
+from poise.placement.strategies import PLACEMENTS, placement_named
+from poise.policies.catalogue import policy_named
+
+if TYPE_CHECKING:
+    from poise.server.serving import Door, Running
+    from poise.server.setup import Setup
+
+AUTO = "auto"
+PROTECTED = 0.1
+"""Part of a round for which a job that just started is not preempted, unless said otherwise."""
+FORMATS = ("text", "json")
+WORKERS = ("local", "null")
+
+EPILOG = """\b
+Examples:
+  poise serve --cluster v100:4,k80:8           virtual GPUs, on a machine without any
+  poise serve --listen 0.0.0.0:8642 --tls-cert cert.pem --tls-key key.pem --host-name gpu1
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option(
+    "--cluster",
+    default=AUTO,
+    show_default=True,
+    metavar="SPEC",
+    help="auto: the GPUs of this machine. v100:4,k80:8 or a file: virtual ones.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]",
+)
+@click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT", help="Port 0: any that is free.")
+@click.option("--policy", default="max-min", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@click.option(
+    "--placement", default="consolidate", show_default=True, metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}."
+)
+@click.option("--round", "round_", type=DURATION, default=360.0, show_default=True, help="Length of a round.")
+@click.option(
+    "--cadence",
+    type=click.Choice([each.value for each in Cadence]),
+    default=Cadence.ROUNDS.value,
+    show_default=True,
+    help="When running jobs may be preempted: at the end of rounds, at every change, or both.",
+)
+@click.option(
+    "--restart-overhead", type=DURATION, default=0.0, show_default=True, help="Believed time without progress at each start."
+)
+@click.option(
+    "--minimum-run",
+    type=DURATION,
+    help="A job that just started is not preempted for this long.  [default: a tenth of a round]",
+)
+@click.option(
+    "--retries", type=click.IntRange(0, 1_000), default=4, show_default=True, help="Failed runs of a job that are forgiven."
+)
+@click.option(
+    "--workers",
+    type=click.Choice(WORKERS),
+    default="local",
+    show_default=True,
+    help="null: nothing is run; to measure the service.",
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM.")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM.")
+@click.option(
+    "--host-name", "names", multiple=True, metavar="NAME", help="A name that clients call this server by; may be repeated."
+)
+@click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way.")
+@click.option("--new-admin-token", is_flag=True, help="Make the token in STATE/admin.token anew; the old one is worthless.")
+@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the log on stderr.")
+@click.option("--quiet", is_flag=True, help="Log warnings and errors alone.")
+@click.option("--json", "as_json", is_flag=True, help="One line on stdout once it answers: url, pid, state, token_file.")
+def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
+    """Run training jobs on this machine until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
+
+    At the first start a token is made. Every request needs one, also from this machine; the other commands find it by
+    themselves.
+    """
+    from poise.server.serving import serve as run
+
+    setup, door = _setup(options), _door(options)
+    run(setup, door, lambda running: _announce(running, as_json=as_json, quiet=options["quiet"]))
+    return 0
+
+
+def _setup(options: dict[str, Any]) -> "Setup":
+    from poise.server.logs import Level, Logbook, LogFormat
+    from poise.server.setup import Setup, WorldKind
+
+    policy_named(options["policy"])
+    placement_named(options["placement"])
+    cluster, devices = _gpus(options["cluster"])
+    return Setup(
+        state=options["state"] or state_folder(os.environ),
+        cluster=cluster,
+        policy=options["policy"],
+        placement=options["placement"],
+        settings=_settings(options),
+        world=WorldKind(options["workers"]),
+        log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
+        devices=devices,
+    )
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    length = options["round_"]
+    if length < SHORTEST_ROUND:
+        raise RequestError(f"--round: expected at least {SHORTEST_ROUND} seconds, got {length}")
+    protected = PROTECTED * length if options["minimum_run"] is None else options["minimum_run"]
+    return Settings(
+        cadence=Cadence(options["cadence"]),
+        round=length,
+        restart_overhead=options["restart_overhead"],
+        minimum_run=protected,
+        retries=options["retries"],
+        retry=Retry.CAUSE,
+    )
+
+
+def _gpus(spec: str) -> tuple[Cluster, Mapping[tuple[str, int], str]]:
+    """The cluster, and the devices behind it where it is of real GPUs."""
+    if spec != AUTO:
+        return read_cluster(spec), {}
+    from poise.backends.local.discovery import discover
+
+    machine = discover()
+    return machine.cluster, machine.devices
+
+
+def _door(options: dict[str, Any]) -> "Door":
+    from poise.server.listening import Address, Certificate
+    from poise.server.serving import AdminToken, Door, Exposure
+
+    chain, key = options["tls_cert"], options["tls_key"]
+    if (chain is None) != (key is None):
+        raise RequestError("--tls-cert and --tls-key go together; give both")
+    return Door(
+        Address.parse(options["listen"]),
+        None if chain is None else Certificate(chain, key),
+        options["names"],
+        Exposure.INSECURE if options["insecure"] else Exposure.SAFE,
+        AdminToken.RENEW if options["new_admin_token"] else AdminToken.KEEP,
+    )
+
+
+def _announce(running: "Running", *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        document = {
+            "url": running.url,
+            "pid": running.pid,
+            "state": str(running.state),
+            "token_file": str(running.token_file),
+        }
+        click.echo(json.dumps(document))
+    if quiet:
+        return
+    click.echo(f"poise: answers at {running.url}; state in {running.state}", err=True)
+    if running.is_first:
+        click.echo(f"poise: an admin's token was made: {running.token_file}", err=True)

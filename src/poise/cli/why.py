@@ -1,0 +1,27 @@
+"""`poise why`: why a job runs, waits or has ended."""
+
+import click
+
+from poise.cli.live_asking import connected, document, echo_json, json_option, knowing
+
+EPILOG = """\b
+Example:
+  poise why 17
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("job")
+@json_option
+def why(job: str, as_json: bool) -> None:
+    """Say why JOB runs, waits or has ended: one reason, the evidence, and what would help."""
+    with connected() as client, knowing(client, job):
+        found = client.why(job)
+    if as_json:
+        echo_json(document(found))
+        return
+    click.echo(f"{found.job} {found.state}: {found.reason.text} ({found.reason.code})")
+    for each in found.evidence:
+        click.echo(f"  {each}")
+    if found.advice:
+        click.echo(f"What would help: {found.advice}")

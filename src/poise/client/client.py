@@ -1,0 +1,273 @@
+"""The verbs of a live Poise, for Python programs."""
+
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+import httpx
+from pydantic import ValidationError
+
+from poise.client.config import Address, find_server
+from poise.client.connection import Again, Connection
+from poise.client.following import growing_events, growing_log, last_lines, log_parts
+from poise.client.handle import JobHandle
+from poise.model.errors import RequestError
+from poise.wire.jobfile_complaints import complaint
+from poise.wire.jobfile_draft import draft_of, sweep_of
+from poise.wire.request import MOST_JOBS, NAME, Request, Submission, Wire
+from poise.wire.views import (
+    Account,
+    Accounts,
+    Done,
+    Events,
+    Happening,
+    JobDetail,
+    MadeToken,
+    NewToken,
+    Nodes,
+    PolicyName,
+    Queue,
+    Role,
+    Service,
+    Shares,
+    State,
+    Submitted,
+    Weight,
+    Why,
+)
+
+Sent = TypeVar("Sent", bound=Wire)
+
+PATIENCE = 15.0
+"""Seconds for which a request is sent again while the server is away: a restart takes less."""
+
+
+class Client:
+    """A live Poise.
+
+    url, token   of the server; `Client.from_config()` finds them
+    verify       of an https server: True to trust what the machine trusts, or a file of certificates
+    timeout      seconds for which one answer is waited for
+    patience     seconds for which a request is sent again after a lost connection; a submission is taken once all the same
+
+    Every method raises RefusedError if the server says no, and UnavailableError if there is no answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        verify: Path | ssl.SSLContext | bool = True,
+        timeout: float = 30.0,
+        patience: float = PATIENCE,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        Address(url, token)  # refuses what makes no sense
+        self._link = Connection(url, token, verify=verify, timeout=timeout, patience=patience, transport=transport)
+
+    @classmethod
+    def from_config(cls, *, timeout: float = 30.0, patience: float = PATIENCE) -> Self:
+        """The server of the environment, of this machine, or of client.toml; RequestError if none is known."""
+        found = find_server(os.environ)
+        client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
+        client._link.locate = partial(_moved, found)
+        return client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._link.close()
+
+    def submit(self, request: Request | None = None, /, **fields: Any) -> JobHandle:  # noqa: ANN401 - fields of a request
+        """Submit a job: a Request, or its fields. Without `cwd` it runs in the current folder."""
+        return self.submit_all([_request(request, fields)])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> tuple[JobHandle, ...]:
+        """Submit jobs that are taken all together or not at all, and once however often they are sent."""
+        if not 1 <= len(requests) <= MOST_JOBS:
+            raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
+        submission = Submission(jobs=tuple(map(placed, requests)), key=uuid4().hex)
+        taken = self._link.send(Submitted, "POST", "/v1/jobs", submission)
+        return tuple(map(self.job, taken.jobs))
+
+    def map(
+        self, request: Request, params: Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
+    ) -> tuple[JobHandle, ...]:
+        """Submit an app: the request once with each environment, or with every combination of values.
+
+        `${NAME}` in the command stands for the variable's value, and the jobs share an `app`.
+        """
+        try:
+            variants = (
+                sweep_of({name: tuple(map(str, values)) for name, values in params.items()})
+                if isinstance(params, Mapping)
+                else tuple({name: str(value) for name, value in each.items()} for each in params)
+            )
+        except ValueError as error:
+            raise RequestError(f"params: {error}") from None
+        if not variants:
+            raise RequestError("params: expected at least one environment")
+        return self.submit_all(replace(draft_of(request), variants=variants).requests())
+
+    def job(self, job: str) -> JobHandle:
+        """A job by its id. Nothing is asked yet."""
+        return JobHandle(self, job)
+
+    def queue(
+        self,
+        *,
+        states: Sequence[State] = (),
+        tenant: str | None = None,
+        app: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> Queue:
+        """Jobs in scheduling order; no states: those that have not ended."""
+        words = [state.value for state in states] or None
+        return self._link.get(Queue, "/v1/jobs", state=words, tenant=tenant, app=app, limit=limit, offset=offset)
+
+    def show(self, job: str) -> JobDetail:
+        """Everything about a job."""
+        return self._link.get(JobDetail, _job(job))
+
+    def why(self, job: str) -> Why:
+        """Why a job runs, waits or has ended: one reason, the evidence, what would help."""
+        return self._link.get(Why, _job(job) + "/why")
+
+    def log(self, job: str, *, replica: int = 0) -> str:
+        """What a replica of a job has printed."""
+        return "".join(part.text for part in log_parts(self._link, _checked(job), replica, 0))
+
+    def tail(self, job: str, lines: int, *, replica: int = 0) -> tuple[str, int]:
+        """The last lines of a replica's log, and the offset to follow it from."""
+        return last_lines(self._link, _checked(job), replica, lines)
+
+    def follow_log(self, job: str, *, replica: int = 0, offset: int = 0) -> Iterator[str]:
+        """A replica's log, part by part as it is written, until nothing is added any more."""
+        return (part.text for part in growing_log(self._link, _checked(job), replica, offset))
+
+    def cancel(self, job: str) -> Done:
+        """Withdraw a job."""
+        return self._wish(job, "cancel")
+
+    def hold(self, job: str) -> Done:
+        """Keep a job from running, preempting it if it runs, until it is released."""
+        return self._wish(job, "hold")
+
+    def release(self, job: str) -> Done:
+        """End a hold."""
+        return self._wish(job, "release")
+
+    def nodes(self) -> Nodes:
+        """All nodes, and who holds their GPUs."""
+        return self._link.get(Nodes, "/v1/nodes")
+
+    def shares(self) -> Shares:
+        """All tenants: what they are entitled to, hold and have received."""
+        return self._link.get(Shares, "/v1/shares")
+
+    def set_weight(self, tenant: str, weight: float) -> Shares:
+        """Change a tenant's share."""
+        return self._link.send(Shares, "PUT", f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight))
+
+    def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> Events:
+        """What happened after a number of the journal; negative: the last so many."""
+        return self._link.get(Events, "/v1/events", after=after, job=job, tenant=tenant, limit=limit)
+
+    def follow_events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None) -> Iterator[Happening]:
+        """The same, and whatever happens from now on, without end."""
+        return growing_events(self._link, after, job, tenant)
+
+    def service(self) -> Service:
+        """What runs there."""
+        return self._link.get(Service, "/v1/service")
+
+    def set_policy(self, policy: str) -> Service:
+        """Go on under another policy of the catalogue."""
+        return self._link.send(Service, "PUT", "/v1/policy", _made(PolicyName, policy=policy))
+
+    def me(self) -> Account:
+        """Whom the token stands for."""
+        return self._link.get(Account, "/v1/me")
+
+    def tokens(self) -> Accounts:
+        """All tokens, without the tokens."""
+        return self._link.get(Accounts, "/v1/tokens")
+
+    def make_token(self, name: str, *, tenant: str, role: Role = Role.USER, days: float | None = None) -> MadeToken:
+        """A new token, which is shown this once."""
+        wish = _made(NewToken, name=name, tenant=tenant, role=role, days=days)
+        return self._link.send(MadeToken, "POST", "/v1/tokens", wish, again=Again.UNSENT)
+
+    def drop_token(self, name: str) -> Account:
+        """Make a token worthless; whom it stood for."""
+        return self._link.send(Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
+
+    def _wish(self, job: str, verb: str) -> Done:
+        return self._link.send(Done, "POST", f"{_job(job)}/{verb}")
+
+
+def _moved(found: Address) -> str:
+    """Where the server is by now. A token goes to no other server, nor to the same one with less protection."""
+    now = find_server(os.environ)
+    is_same = now.token == found.token and now.url.partition(":")[0] == found.url.partition(":")[0]
+    return now.url if is_same else found.url
+
+
+def placed(request: Request) -> Request:
+    """The request with what only the one who submits it knows: the folder, and programs that are named relative to it."""
+    cwd = request.cwd or os.getcwd()
+    changed = {"cwd": cwd, "command": _found(request.command, cwd), "setup": _found(request.setup, cwd)}
+    return request.model_copy(update=changed)
+
+
+def _found(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
+    """`./train.sh` is a file of the folder; `python` is looked up where the job runs."""
+    if not command or "/" not in command[0]:
+        return command
+    return (str(Path(cwd, command[0])), *command[1:])
+
+
+def _request(request: Request | None, fields: Mapping[str, Any]) -> Request:
+    if request is not None:
+        if fields:
+            raise RequestError("give a Request, or the fields of one")
+        return request
+    return _made(Request, **fields)
+
+
+def _made(kind: type[Sent], **fields: Any) -> Sent:  # noqa: ANN401 - whatever its owner gave
+    """Something to be sent; RequestError says what is wrong with it."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        name, problem = complaint(error)
+        raise RequestError(f"{name}: {problem}" if name else problem) from None
+
+
+def _job(job: str) -> str:
+    return f"/v1/jobs/{_checked(job)}"
+
+
+def _checked(job: str) -> str:
+    return _name("job", job)
+
+
+def _name(what: str, name: str) -> str:
+    """A name that can stand in a path."""
+    if not re.fullmatch(NAME, name):
+        raise RequestError(f"{what}: {name[:64]!r} is no name of a {what}; expected letters, digits, `.`, `_` and `-`")
+    return name

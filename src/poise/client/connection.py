@@ -1,0 +1,158 @@
+"""One request and its answer: sent again after a lost connection, with a bound on how long; errors as one line.
+
+Neither the environment nor the server can send a token elsewhere: proxies of the environment are not used, and no
+redirection is followed.
+"""
+
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+import httpx
+
+from poise import __version__
+from poise.client.answers import understood
+from poise.client.errors import RefusedError, UnavailableError
+from poise.model.errors import PoiseError, RequestError
+from poise.wire.request import Wire
+from poise.wire.views import Problem
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds before a request is sent again: doubled each time."""
+FIRST_CONTACT = 1.0
+"""Seconds for which a server that never answered is asked again: it does not seem to run."""
+
+Answer = TypeVar("Answer", bound=Wire)
+Parameters = dict[str, str | int | list[str]]
+
+
+class Again(Enum):
+    """When a request may be sent again: always, as one that is done once however often it comes; or if nothing was sent."""
+
+    ALWAYS = "always"
+    UNSENT = "unsent"
+
+
+class Connection:
+    """A server, and the token to talk to it with. `patience`: seconds for which a request is sent again."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        verify: Path | ssl.SSLContext | bool,
+        timeout: float,
+        patience: float,
+        transport: httpx.BaseTransport | None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._patience = patience
+        self._reached = False
+        self.locate: Callable[[], str] | None = None
+        """Where to look for a server that does not answer any more: it may be back under another address."""
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {token}", "User-Agent": f"poise/{__version__}", "Accept": "application/json"},
+            verify=_checking(verify) if url.startswith("https:") else False,
+            timeout=timeout,
+            trust_env=False,
+            follow_redirects=False,
+            transport=transport,
+        )
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._http.close()
+
+    def get(self, kind: type[Answer], path: str, **parameters: str | int | list[str] | None) -> Answer:
+        """What is at a path; parameters that are None are left out."""
+        given: Parameters = {name: value for name, value in parameters.items() if value is not None}
+        return understood(kind, self._ask("GET", path, given, None, Again.ALWAYS).content)
+
+    def send(
+        self, kind: type[Answer], method: str, path: str, body: Wire | None = None, *, again: Again = Again.ALWAYS
+    ) -> Answer:
+        """The answer to something sent."""
+        content = None if body is None else body.model_dump_json(exclude_defaults=True).encode()
+        return understood(kind, self._ask(method, path, {}, content, again).content)
+
+    def _ask(self, method: str, path: str, parameters: Parameters, content: bytes | None, again: Again) -> httpx.Response:
+        begun, pause = monotonic(), FIRST_PAUSE
+        while True:
+            try:
+                return self._once(method, path, parameters, content)
+            except _PassingError as error:
+                patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
+                is_allowed = again is Again.ALWAYS or not error.may_be_done
+                if not is_allowed or monotonic() - begun + pause > patience:
+                    raise UnavailableError(str(error)) from None
+                self._look_around()
+            sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _look_around(self) -> None:
+        if self.locate is not None:
+            with suppress(RequestError):  # none is known at this moment
+                self._url = self.locate().rstrip("/")
+
+    def _once(self, method: str, path: str, parameters: Parameters, content: bytes | None) -> httpx.Response:
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        try:
+            answer = self._http.request(method, self._url + path, params=parameters, content=content, headers=headers)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+            raise RequestError(f"{self._url}: {error}") from None
+        except httpx.RequestError as error:
+            raise self._no_answer(error) from None
+        self._reached = True
+        if not answer.is_success:
+            raise self._refusal(answer)
+        return answer
+
+    def _no_answer(self, error: httpx.RequestError) -> PoiseError:
+        if "certificate" in str(error).lower():
+            return UnavailableError(
+                f"{self._url}: {_line(error)}; set POISE_CA to the certificate of the server or its issuer"
+            )
+        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        hint = "; is `poise serve` running?" if unsent and not self._reached else ""
+        return _PassingError(f"no answer from {self._url}: {_line(error)}{hint}", may_be_done=not unsent)
+
+    def _refusal(self, answer: httpx.Response) -> PoiseError:
+        try:
+            problem = understood(Problem, answer.content)
+        except UnavailableError:
+            problem = Problem(code="", detail=f"{self._url} answered {answer.status_code} {answer.reason_phrase}".strip())
+        detail = " ".join(problem.detail.split())
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return _PassingError(detail, may_be_done=False)
+        if answer.is_client_error:
+            return RefusedError(answer.status_code, problem.code, detail)
+        return UnavailableError(detail)
+
+
+class _PassingError(PoiseError):
+    """Something that may be otherwise in a moment. `may_be_done`: the server may have done what it was asked."""
+
+    def __init__(self, text: str, *, may_be_done: bool) -> None:
+        super().__init__(text)
+        self.may_be_done = may_be_done
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _checking(verify: Path | ssl.SSLContext | bool) -> ssl.SSLContext | bool:
+    """How certificates are checked: against those of a file, or those that the machine trusts."""
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    if verify is False:
+        return False
+    try:
+        return ssl.create_default_context(cafile=None if verify is True else str(verify))
+    except (OSError, ssl.SSLError) as error:
+        raise RequestError(f"{verify}: no certificates can be read from it: {_line(error)}") from None

@@ -1,0 +1,83 @@
+"""Things that grow: logs and events, read on as more comes."""
+
+from collections.abc import Iterator
+from time import monotonic, sleep
+
+from poise.client.connection import Connection
+from poise.wire.views import Events, Happening, Log
+
+SHORTEST_LOOK, LONGEST_LOOK = 0.1, 2.0
+"""Seconds between two looks; longer while nothing happens."""
+PART = 65_536
+"""Bytes of a log that are asked for at once."""
+MOST_EVENTS = 1_000
+
+
+class Pauses:
+    """Seconds to wait: short after news, longer and longer without."""
+
+    def __init__(self) -> None:
+        self._next = SHORTEST_LOOK
+
+    def take(self, *, after_news: bool, until: float | None = None) -> None:
+        """Wait, but not beyond a moment of the monotonic clock."""
+        self._next = SHORTEST_LOOK if after_news else min(1.5 * self._next, LONGEST_LOOK)
+        sleep(self._next if until is None else max(0.0, min(self._next, until - monotonic())))
+
+
+def log_part(link: Connection, job: str, replica: int, offset: int) -> Log:
+    """A part of a replica's log; a negative offset counts from the end."""
+    return link.get(Log, f"/v1/jobs/{job}/logs", replica=replica, offset=offset, limit=PART)
+
+
+def log_parts(link: Connection, job: str, replica: int, offset: int) -> Iterator[Log]:
+    """The log from an offset on, as far as it is written."""
+    while True:
+        part = log_part(link, job, replica, offset)
+        if not _has_more(part, offset):
+            return
+        yield part
+        offset = part.next
+
+
+def growing_log(link: Connection, job: str, replica: int, offset: int) -> Iterator[Log]:
+    """The log from an offset on, until nothing will be added any more."""
+    pauses = Pauses()
+    while True:
+        part = log_part(link, job, replica, offset)
+        has_more = _has_more(part, offset)
+        if has_more:
+            yield part
+        elif part.ended:
+            return
+        offset = part.next
+        if part.next - part.offset < PART // 2:  # otherwise there may be more already
+            pauses.take(after_news=has_more)
+
+
+def last_lines(link: Connection, job: str, replica: int, lines: int) -> tuple[str, int]:
+    """The last lines of a log, and the offset at which it goes on."""
+    window = PART // 2
+    while True:
+        first = log_part(link, job, replica, -window)
+        parts = [first, *log_parts(link, job, replica, first.next)]
+        text = "".join(part.text for part in parts)
+        if first.offset == 0 or text.count("\n") > lines:
+            kept = text.splitlines(keepends=True)[-lines:] if lines else []
+            return "".join(kept), parts[-1].next
+        window *= 4
+
+
+def _has_more(part: Log, offset: int) -> bool:
+    return bool(part.text) or part.next > offset >= 0
+
+
+def growing_events(link: Connection, after: int, job: str | None, tenant: str | None) -> Iterator[Happening]:
+    """What happens after a number of the journal (negative: the last so many and on), without end."""
+    pauses = Pauses()
+    while True:
+        found = link.get(Events, "/v1/events", after=after, job=job, tenant=tenant, limit=MOST_EVENTS)
+        yield from found.events
+        after = found.next
+        if len(found.events) < MOST_EVENTS:
+            pauses.take(after_news=bool(found.events))

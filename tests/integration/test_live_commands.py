@@ -1,0 +1,303 @@
+"""The live verbs over the real API with an engine in memory: what people see, what programs read, what is refused."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from tests.fake_engine import Api, Call, Kept, an_api, calls
+from tests.shell import poise
+
+from poise.client import Client
+from poise.server.api import Conditions
+from poise.server.logs import Logbook
+from poise.wire.request import Request
+from poise.wire.views import State
+
+
+class Bridge(httpx.BaseTransport):
+    """From a client to an API, without a network."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        call = Call(request.method, request.url.raw_path.decode(), headers, (request.read(),))
+        (reply,) = calls(self._api.app, [call])
+        return httpx.Response(reply.status, headers=reply.headers, content=reply.body)
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """A service with job-0 of tenant mine and job-1 of tenant theirs; commands talk to it as its admin."""
+    made = an_api(tmp_path, Conditions(log=Logbook(io.StringIO())))
+    as_role(made, monkeypatch, "admin")
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def as_role(api: Api, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    def from_config(**_: float) -> Client:
+        return Client("http://localhost", api.tokens[role], transport=Bridge(api), patience=0.0)
+
+    monkeypatch.setattr(Client, "from_config", from_config)
+
+
+def kept(api: Api, job: str) -> Request:
+    return api.engine.jobs[job].request
+
+
+def test_submit_says_the_id_the_state_the_reason_and_what_to_type_next(api: Api, tmp_path: Path) -> None:
+    said = poise("submit", "-n", "fit", "-g", "2", "--type", "V100,a100", "--env", "A=1", "--", "./fit.sh", "--lr", "0.1")
+    assert (said.code, said.err) == (0, "")
+    assert said.out == (
+        "submitted job-2 fit: PENDING, no GPU is free\nnext: poise why job-2 · poise logs -f job-2 · poise queue\n"
+    )
+    got = kept(api, "job-2")
+    assert (got.command, got.cwd) == ((str(tmp_path / "fit.sh"), "--lr", "0.1"), str(tmp_path))
+    assert (got.name, got.gpus, got.gpu_types, got.env) == ("fit", 2, ("v100", "a100"), {"A": "1"})
+
+
+def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
+    words = (
+        "--gpus 1..4 --replicas gpu --steps 1e3 --duration 2h --model ResNet-50 --batch-size 64 --tenant vision",
+        "--app tuning --weight 2 --priority -3 --preemption restart --checkpoint-every 10m --deadline 30s --retries 3",
+        "--max-duration 1d --hold --cwd /data",
+    )
+    options = " ".join(words).split()
+    assert poise("submit", *options, "--json", "--", "python", "x.py").json == {"jobs": ["job-2"]}
+    assert kept(api, "job-2") == Request.model_validate(
+        {
+            "command": ("python", "x.py"), "gpus": 4, "min_gpus": 1, "max_gpus": 4, "replicas": "gpu", "steps": 1e3,
+            "duration": 7_200.0, "model": "ResNet-50", "batch_size": 64, "tenant": "vision", "app": "tuning", "weight": 2.0,
+            "priority": -3, "preemption": "restart", "checkpoint": {"every": 600.0, "deadline": 30.0},
+            "retry": {"on_errors": 3}, "max_duration": 86_400.0, "hold": True, "cwd": "/data",
+        }
+    )  # fmt: skip
+
+
+def test_options_win_over_the_file_also_where_the_command_uses_them(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "run: train --lr ${LR}\nenv: {LR: 0.1}\ngpus: 1..2\ncheckpoint: {every: 5m, deadline: 9s}\nname: file\n"
+    )
+    assert poise("submit", "job.yaml", "--env", "LR=0.5", "-g", "8", "--deadline", "7", "--json").code == 0
+    got = kept(api, "job-2")
+    assert (got.command, got.env, got.gpus, got.min_gpus) == (("train", "--lr", "0.5"), {"LR": "0.5"}, 8, None)
+    assert (got.checkpoint.every, got.checkpoint.deadline, got.name) == (300.0, 7.0, "file")
+
+
+def test_a_sweep_is_one_submission_and_its_jobs_share_an_app(api: Api) -> None:
+    said = poise("submit", "-n", "s", "--sweep", "LR=0.1,0.01", "--sweep", "SEED=1,2", "--", "fit", "${LR}", "${HOME}")
+    assert said.out.splitlines()[0] == "submitted 4 jobs of app s: job-2 job-3 job-4 job-5"
+    assert "poise queue --app s" in said.out
+    assert [kept(api, f"job-{number}").command for number in (2, 5)] == [
+        ("fit", "0.1", "${HOME}"),
+        ("fit", "0.01", "${HOME}"),
+    ]
+    assert poise("submit", "--array", "25", "--", "fit").out.count("…") == 1
+    assert kept(api, "job-30").env == {"ARRAY_INDEX": "24", "ARRAY_COUNT": "25"}
+
+
+def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gres=gpu:k80:2 -p batch\necho $1\n")
+    said = poise("submit", "s.sbatch", "--", "a", "b")
+    assert (said.code, said.err) == (0, "note: s.sbatch: --partition is ignored\n")
+    got = kept(api, "job-2")
+    assert (got.command, got.gpus, got.name) == (("/bin/bash", str(tmp_path / "s.sbatch"), "a", "b"), 2, "s.sbatch")
+
+
+def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "from_config", None)
+    found = poise("submit", "--dry-run", "-g", "2", "--", "fit").json
+    assert (found["command"], found["gpus"]) == (["fit"], 2)
+    assert [each["env"]["X"] for each in poise("submit", "--dry-run", "--sweep", "X=1,2", "--", "fit").json] == ["1", "2"]
+    assert len(api.engine.jobs) == 2
+
+
+def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
+    assert poise("submit", "-", "--json", stdin=b"run: fit\ngpus: 3\n").json == {"jobs": ["job-2"]}
+    assert kept(api, "job-2").gpus == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give a job file, a script, or a command: poise submit -- python train.py (see poise submit --help)"),
+        (["python", "x.py"], "one FILE, or a command after --: poise submit -- python x.py (see poise submit --help)"),
+        (["absent.yaml"], "absent.yaml: there is no such file; a command goes after --: poise submit -- absent.yaml"),
+        (["x.py"], "x.py: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
+                   "poise submit -- python x.py"),
+        (["job.yaml", "--", "x"], "job.yaml says what to run; leave the command out"),
+        (["typo.yaml"], "typo.yaml:2: unknown key 'gups'; did you mean gpus?"),
+        (["-g", "two", "--", "x"], "--gpus: expected a number of GPUs such as 4, or 1..4 for an elastic job, got 'two'"),
+        (["-g", "0", "--", "x"], "gpus: expected at least 1, got 0"),
+        (["--env", "A", "--", "x"], "--env: expected NAME=VALUE, got 'A'"),
+        (["--sweep", "A=1", "--sweep", "A=2", "--", "x"], "--sweep: A is there twice; write all its values with commas"),
+        (["--array", "0", "--", "x"], "--array: expected at least 1 job, got 0"),
+        (["--array", "2", "--sweep", "A=1", "--", "x"], "--array and --sweep do not go together; give the index as one more "
+                                                        "variable of the sweep"),
+        (["--deadline", "x", "--", "x"], "--deadline: not a duration: 'x' (give seconds, or e.g. 90s, 15m, 1h30m, 7d)"),
+        (["--preemption", "no", "--", "x"], "Invalid value for '--preemption': 'no' is not one of 'checkpoint', 'restart', "
+                                            "'never'. (see poise submit --help)"),
+        (["--", ""], "command: the program has no name"),
+    ],
+)  # fmt: skip
+def test_a_wrong_submission_gets_one_line_and_nothing_is_made(words: list[str], said: str, api: Api, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("print()\n")
+    (tmp_path / "job.yaml").write_text("run: x\n")
+    (tmp_path / "typo.yaml").write_text("run: x\ngups: 2\n")
+    assert poise("submit", *words).refusal == said
+    assert len(api.engine.jobs) == 2
+
+
+def test_a_refusal_of_the_server_is_one_line(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_role(api, monkeypatch, "user")
+    said = poise("submit", "--tenant", "theirs", "--", "x").refusal
+    assert said == "jobs[0].tenant: token 'user' is of tenant mine, not of theirs"
+    assert "token" in poise("use", "las").refusal
+    assert "theirs" in poise("logs", "job-1").refusal
+
+
+def test_queue_has_its_forms(api: Api) -> None:
+    table = poise("queue")
+    assert (table.code, table.err) == (0, "")
+    assert next(line.split() for line in table.out.splitlines() if "job-" in line)[:6] == [
+        "1", "job-0", "job-0", "mine", "0/1", "any",
+    ]  # fmt: skip
+    document = poise("queue", "--json").json
+    assert [(row["id"], row["submitted"], row["waited"]) for row in document["jobs"]] == [
+        ("job-0", "2023-11-14T22:13:20.000Z", 0.0),
+        ("job-1", "2023-11-14T22:13:20.000Z", 0.0),
+    ]
+    assert poise("queue", "-o", "json").json == document == yaml.safe_load(poise("queue", "-o", "yaml").out)
+    rows = list(csv.DictReader(io.StringIO(poise("queue", "-o", "csv").out)))
+    assert [(row["id"], row["reason"], row["reason_text"]) for row in rows] == [
+        ("job-0", "capacity", "no GPU is free"),
+        ("job-1", "capacity", "no GPU is free"),
+    ]
+
+
+def ids(*words: str) -> list[str]:
+    return [row["id"] for row in poise("queue", *words, "--json").json["jobs"]]
+
+
+def test_queue_chooses_by_state_tenant_and_app(api: Api) -> None:
+    api.engine.jobs["job-2"] = Kept("mine", Request(command=("x",), app="tuning"), State.FAILED)
+    api.engine.jobs["job-3"] = Kept("mine", Request(command=("x",), app="tuning"))
+    assert ids() == ["job-0", "job-1", "job-3"]
+    assert ids("--state", "ended") == ids("--state", "failed,Succeeded") == ["job-2"]
+    assert ids("--state", "all") == ["job-0", "job-1", "job-2", "job-3"]
+    assert ids("--tenant", "theirs") == ["job-1"]
+    assert poise("queue", "--tenant", "nobody").out == "no jobs\n"
+    assert ids("--app", "tuning") == ["job-3"]
+    assert poise("queue", "--state", "runing").refusal.startswith("unknown state 'runing'; did you mean running")
+    assert poise("queue", "--watch", "--json").refusal == "--watch draws tables; ask again and again for -o json"
+
+
+def test_queue_shows_fifty_rows_unless_asked_for_more(api: Api) -> None:
+    for number in range(2, 1_500):
+        api.engine.jobs[f"job-{number}"] = Kept("mine", Request(command=("x",)))
+    said = poise("queue")
+    assert sum("job-" in line for line in said.out.splitlines()) == 50
+    assert said.err == "50 of 1,500 jobs are shown; --all shows all\n"
+    assert len(ids("--limit", "1200")) == 1_200
+    assert ids("--all") == [f"job-{number}" for number in range(1_500)]
+
+
+def test_show_and_why_tell_of_one_job(api: Api) -> None:
+    said = poise("show", "job-0").out
+    assert said.startswith("job-0 job-0\n")
+    assert "no GPU is free (capacity)" in said
+    assert "python train.py" in said
+    assert poise("show", "job-0", "--json").json["job"]["submitted"] == "2023-11-14T22:13:20.000Z"
+    assert poise("why", "job-0").out == "job-0 PENDING: no GPU is free (capacity)\n"
+    assert poise("why", "job-0", "--json").json["reason"]["code"] == "capacity"
+
+
+@pytest.mark.parametrize("verb", ["show", "why", "logs", "cancel", "hold", "release"])
+def test_a_job_that_is_not_there_gets_the_nearest_that_are(verb: str, api: Api) -> None:
+    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="resnet50"))
+    assert poise(verb, "job-9").refusal == "there is no job 'job-9'; did you mean job-1 or job-0?"
+    assert poise(verb, "resnet50").refusal == "there is no job 'resnet50'; did you mean a17?"
+    assert poise(verb, "zzz").refusal == "there is no job 'zzz'; `poise queue` lists those that there are"
+    assert "is no name of a job" in poise(verb, "../x").refusal
+
+
+def test_logs_are_printed_as_they_are(api: Api) -> None:
+    assert poise("logs", "job-0").out == "epoch 1\nepoch 2\n"
+    assert poise("logs", "--tail", "1", "job-0").out == "epoch 2\n"
+    assert poise("logs", "--tail", "0", "job-0").out == ""
+    assert poise("logs", "job-0", "--json").json == {"job": "job-0", "replica": 0, "text": "epoch 1\nepoch 2\n"}
+    assert "leave one of them out" in poise("logs", "-f", "job-0", "--json").refusal
+
+
+def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
+    assert poise("hold", "job-0").out == "job-0 PAUSED\n"
+    assert poise("release", "job-0", "job-1").out == "job-0 PENDING\njob-1 PENDING\n"
+    for number in (2, 3):
+        api.engine.jobs[f"job-{number}"] = Kept("mine", Request(command=("x",), app="tuning"))
+    assert poise("cancel", "--app", "tuning", "--json").json == [
+        {"job": "job-2", "state": "CANCELLED"},
+        {"job": "job-3", "state": "CANCELLED"},
+    ]
+    assert poise("cancel", "--app", "tuning").refusal == "the app 'tuning' has no jobs that have not ended"
+    assert poise("cancel").refusal == "name a job, several, or an app with --app"
+
+
+def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:
+    said = poise("cancel", "job-0", "nobody", "job-1")
+    assert (said.code, said.out) == (2, "job-0 CANCELLED\njob-1 CANCELLED\n")
+    assert said.err.startswith("poise: nobody: there is no job 'nobody'")
+    said = poise("cancel", "job-0", "job-1", "--json")
+    assert [each["error"] for each in json.loads(said.out)] == ["job job-0 has ended", "job job-1 has ended"]
+
+
+def test_nodes_are_shown_with_who_holds_them(api: Api) -> None:
+    said = poise("nodes").out
+    assert said.startswith("1 node, 4 GPUs, 3 free\n")
+    assert "gpu-0 gpu 4 3 rack-0 up job-0" in " ".join(said.split())
+    assert poise("nodes", "--json").json["nodes"][0]["jobs"] == ["job-0", None, None, None]
+
+
+def test_shares_of_the_service_are_shown_and_set(api: Api, tmp_path: Path) -> None:
+    assert "mine 1 50% 0% 0 0 1 0 0" in " ".join(poise("shares").out.split())
+    found = poise("shares", "--set", "mine=2.5", "--set", "theirs=1", "--json").json
+    assert [(each["tenant"], each["weight"]) for each in found["tenants"]] == [("mine", 2.5), ("theirs", 1.0)]
+    assert poise("shares", "--set", "mine").refusal == "--set: expected TENANT=WEIGHT, got 'mine'"
+    assert poise("shares", "--set", "mine=x").refusal == "--set: expected mine=WEIGHT, a number, got 'mine=x'"
+    assert poise("shares", "--set", "mine=0").refusal == "weight: expected at least 0.001, got 0.0"
+    assert poise("shares", "--set", "a=1", tmp_path).refusal == "--set changes the running service; leave JOURNAL out"
+
+
+def test_events_are_lines_of_time_actor_objects_and_a_sentence(api: Api) -> None:
+    poise("hold", "job-0")
+    poise("cancel", "job-1")
+    want = [
+        "[2023-11-14 22:13:20Z] [admin] [job-0 mine] paused by admin",
+        "[2023-11-14 22:13:20Z] [admin] [job-1 theirs] cancelled by admin",
+    ]
+    assert poise("events").out.splitlines() == want
+    assert poise("events", "--limit", "1").out.splitlines() == want[1:]
+    assert poise("events", "--job", "job-0").out.splitlines() == want[:1]
+    found: Any = poise("events", "--tenant", "theirs", "--json").json
+    assert [(each["kind"], each["time"]) for each in found["events"]] == [("cancelled", "2023-11-14T22:13:20.000Z")]
+
+
+def test_use_changes_the_policy_and_a_wrong_one_gets_the_nearest(api: Api) -> None:
+    assert poise("use", "las").out == "las on gpu:4\n"
+    assert api.engine.current == "las"
+    assert poise("use", "max-mim").refusal == "unknown policy 'max-mim'; did you mean max-min?"
+
+
+@pytest.mark.parametrize(
+    "verb", ["submit", "queue", "show", "logs", "cancel", "hold", "release", "why", "nodes", "events", "shares", "use"]
+)
+def test_every_verb_has_help_with_an_example(verb: str, api: Api) -> None:
+    said = poise(verb, "--help")
+    assert said.code == 0
+    assert f"  poise {verb}" in said.out.partition("Example")[2]

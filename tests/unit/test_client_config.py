@@ -1,0 +1,101 @@
+"""Which server a command talks to."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from poise.client.config import NOTHING, Address, find_server, state_folder
+from poise.model.errors import RequestError
+
+GONE = 2**22 + 1
+"""No process has this number."""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"POISE_STATE": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+
+
+def a_server(folder: Path, pid: int | None = None, token: str = "first") -> None:
+    (folder / "state").mkdir()
+    (folder / "state/server.json").write_text(json.dumps({"url": "http://127.0.0.1:8", "pid": pid or os.getpid()}))
+    (folder / "state/admin.token").write_text(f"{token}\n")
+
+
+def a_config(folder: Path, text: str = 'url = "https://far:1"\ntoken = "t"\nca = "/ca.pem"\n') -> None:
+    (folder / "config/poise").mkdir(parents=True)
+    (folder / "config/poise/client.toml").write_text(text)
+
+
+def refusal(environ: dict[str, str]) -> str:
+    with pytest.raises(RequestError) as caught:
+        find_server(environ)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_where_nothing_is_known_the_error_says_what_to_do(environ: dict[str, str]) -> None:
+    assert refusal(environ) == NOTHING
+
+
+def test_the_environment_wins(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    named = {**environ, "POISE_URL": "https://there:1", "POISE_TOKEN": "mine", "POISE_CA": "/ca.pem"}
+    assert find_server(named) == Address("https://there:1", "mine", Path("/ca.pem"))
+    assert refusal({**environ, "POISE_URL": "http://x:1"}) == "POISE_URL is http://x:1, and POISE_TOKEN is not set; set both"
+
+
+def test_the_server_of_this_machine_is_found_by_what_it_left(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    a_config(tmp_path)
+    assert find_server(environ) == Address("http://127.0.0.1:8", "first")
+    assert find_server({**environ, "POISE_TOKEN": "mine"}) == Address("http://127.0.0.1:8", "mine")
+
+
+def test_others_bring_their_own_token(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/admin.token").unlink()
+    assert find_server({**environ, "POISE_TOKEN": "mine"}).token == "mine"
+
+
+def test_a_server_that_is_gone_counts_only_where_nothing_else_is_known(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path, pid=GONE)
+    assert find_server(environ).url == "http://127.0.0.1:8"
+    a_config(tmp_path)
+    assert find_server(environ) == Address("https://far:1", "t", Path("/ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("url = 1", "'url' is not expected"),
+        ('url = "http://x:1"', "something is missing"),
+        ('url = "http://x:1"\ntoken = "t"\nproxy = "p"', "'proxy' is not expected"),
+        ("url =", "client.toml: "),
+        ('url = "ftp://x"\ntoken = "t"', "'ftp://x' is no address of a server"),
+        ('url = "http://x:1"\ntoken = "a b"', "has characters that no token has"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(
+    text: str, said: str, environ: dict[str, str], tmp_path: Path
+) -> None:
+    a_config(tmp_path, text)
+    assert said in refusal(environ)
+
+
+def test_what_a_server_left_may_be_damaged(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/server.json").write_text('{"url": ')
+    assert "server.json: damaged" in refusal(environ)
+
+
+def test_the_state_is_where_the_desktop_says() -> None:
+    assert state_folder({"POISE_STATE": "/s"}) == Path("/s")
+    assert state_folder({"XDG_STATE_HOME": "/x"}) == Path("/x/poise")
+    assert state_folder({}) == Path.home() / ".local/state/poise"
+
+
+def test_a_token_is_never_shown() -> None:
+    assert "secret" not in repr(Address("http://x:1", "secret"))
