@@ -117,7 +117,7 @@ def show(found: Queue, form: str) -> None:
 
 
 def _title(found: Queue) -> str:
-    counts = ", ".join(f"{count:,} {state.lower()}" for state, count in found.counts.items() if count)
+    counts = ", ".join(f"{count:,} {state.lower()}" for state in State if (count := found.counts.get(state, 0)))
     return counts or counted(found.total, "job")
 
 

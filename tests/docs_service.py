@@ -1,0 +1,75 @@
+"""The service of a page: a real `poise serve` with real jobs, all of it gone once the page is over.
+
+A page starts it with `poise serve ... &` and ends it with `kill %1` or `kill -9 %1`. It may do so several times: the state
+directory is the page's, and stays.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.service import Service
+
+_SERVE = re.compile(r"(?P<words>poise serve\b.*[^&\s])\s*&")
+_ENDS = {"kill %1": "stop", "kill -9 %1": "kill"}
+_ADDRESSES = ("POISE_URL", "POISE_TOKEN", "POISE_CA")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What commands of a page see: this Poise, and no service but the page's own."""
+    ours = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "POISE_STATE": str(folder.resolve() / "state"),
+        "XDG_CONFIG_HOME": str(folder.resolve() / "config"),
+    }
+    return {**{name: value for name, value in os.environ.items() if name not in _ADDRESSES}, **ours}
+
+
+class PageService(Service):
+    """At most one server at a time, started as the page says, but for the port, which is any that is free."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder.resolve())
+        self._environment = environment(folder)
+
+    def takes(self, command: str) -> bool:
+        """Start or end the server if the command says so, and wait until that is done; says whether it did."""
+        if match := _SERVE.fullmatch(command):
+            self._begin(match["words"])
+        elif command in _ENDS and self.is_up:
+            {"stop": self.stop, "kill": self.kill}[_ENDS[command]]()
+        else:
+            return False
+        return True
+
+    @property
+    def is_up(self) -> bool:
+        """There is a server."""
+        return self.process is not None and self.process.poll() is None
+
+    def _begin(self, words: str) -> None:
+        assert not self.is_up, "a page has one server at a time; end it with `$ kill %1`"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", f"exec {words} --listen 127.0.0.1:0"],
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.ready()
+
+    def is_ready(self) -> bool:
+        """This very server has said where it answers; an AssertionError if it never will."""
+        said = "".join(path.read_text(errors="replace") for path in self._folder.glob("*.log"))
+        assert self.is_up, f"the server ended with exit code {self.server.returncode}:\n{said}"
+        try:
+            address = json.loads((self.state / "server.json").read_bytes())
+        except FileNotFoundError:
+            return False
+        return bool(address["pid"] == self.server.pid)
