@@ -6,6 +6,7 @@ from math import isfinite
 import click
 
 from poise.bench import Draw, Figures, measured, settled
+from poise.cli.bench_fidelity import fidelity
 from poise.cli.progress import Bar
 from poise.policies.catalogue import policy_named
 
@@ -19,9 +20,12 @@ Examples:
 """
 
 
-@click.group(epilog=EPILOG)
+@click.group(epilog=EPILOG + "  poise bench fidelity\n")
 def bench() -> None:
-    """Measure what Poise itself costs."""
+    """Measure what Poise itself costs, and how far its simulator is from the real thing."""
+
+
+bench.add_command(fidelity)
 
 
 @bench.command(epilog=EPILOG)
