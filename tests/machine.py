@@ -1,5 +1,6 @@
 """A live engine without processes or threads: a pretend machine that outlives it, a clock of its own, crashes on demand."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,28 +34,59 @@ class CrashError(BaseException):
 
 @dataclass
 class Machine:
-    """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice."""
+    """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice.
+
+    leaving   runs that were asked to leave, where they take their time (`LingeringWorld`)
+    waiting   runs that wait until those are gone who are on their GPUs, or the run of their job before them
+    """
 
     now: float = 1_000.0
     error: float = 0.0
     """Of the machine's clock."""
+    leaving: set[tuple[str, int]] = field(default_factory=set)
+    waiting: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     alive: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     ended: dict[tuple[str, int], RunEnded] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     tell: Tell = lambda _news: None
 
+    @property
+    def wall(self) -> float:
+        """What the machine's clock shows."""
+        return self.now + self.error
+
     def start(self, order: RunOrder) -> None:
         key = (order.job, order.epoch)
         if key in self.alive or key in self.ended:
             return  # carried out before
-        busy = {(part.node, slot) for each in self.alive.values() for part in each.gpus for slot in part.slots}
-        wanted = {(part.node, slot) for part in order.gpus for slot in part.slots}
-        assert not busy & wanted, f"GPUs of {key} are busy"
+        busy = {gpu for job, gpu in self.busy() if job != order.beside}
+        assert not busy & gpus_of(order), f"GPUs of {key} are busy"
         assert order.job not in {job for job, _ in self.alive}, f"{order.job} runs twice"
         assert order.job not in self.finished, f"{order.job} runs again though it has finished"
-        self.alive[key] = order
-        self.tell(RunBegan(order.job, order.epoch, self.now))
+        self._begin(order)
+
+    def _begin(self, order: RunOrder) -> None:
+        self.alive[order.job, order.epoch] = order
+        self.tell(RunBegan(order.job, order.epoch, self.wall))
+
+    def begin_waiting(self) -> None:
+        """Those who can begin do."""
+        for key, order in list(self.waiting.items()):
+            busy = {job for job, gpu in self.busy() if gpu in gpus_of(order)} - {order.beside}
+            if busy or any(job == order.job for job, _ in self.alive):
+                continue
+            del self.waiting[key]
+            if order.job in self.finished:  # on its way out: nothing is left to be done
+                self.tell(RunEnded(*key, self.wall, Ending.YIELDED, None, None, ()))
+            else:
+                self._begin(order)
+        taken = Counter(gpu for _, gpu in self.busy())
+        assert max(taken.values(), default=0) <= 2
+
+    def busy(self) -> list[tuple[str, tuple[str, int]]]:
+        """GPUs that processes are on, and whose."""
+        return [(order.job, gpu) for order in self.alive.values() for gpu in gpus_of(order)]
 
     def end(self, job: str, how: Ending, *, cause: str | None = None, steps: float = 0.0, code: int = 0) -> None:
         """The job's run ends by itself, or because it was asked to."""
@@ -63,8 +95,14 @@ class Machine:
         self.steps[job] = self.steps.get(job, 0.0) + steps
         if how is Ending.FINISHED:
             self.finished.append(job)
-        self.ended[key] = RunEnded(job, key[1], self.now, how, self.steps[job], cause, (code,))
+        self.ended[key] = RunEnded(job, key[1], self.wall, how, self.steps[job], cause, (code,))
         self.tell(self.ended[key])
+        self.leaving.discard(key)
+        self.begin_waiting()
+
+
+def gpus_of(order: RunOrder) -> set[tuple[str, int]]:
+    return {(part.node, slot) for part in order.gpus for slot in part.slots}
 
 
 class PretendWorld:
@@ -84,11 +122,11 @@ class PretendWorld:
             if key in machine.ended:
                 machine.tell(machine.ended[key])
             elif key in machine.alive and grip is Grip.RUN:
-                machine.tell(RunBegan(*key, machine.now))
+                machine.tell(RunBegan(*key, machine.wall))
             elif key in machine.alive:
                 machine.end(order.job, Ending.YIELDED)
             elif grip is not Grip.RUN:
-                machine.tell(RunEnded(*key, machine.now, Ending.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
+                machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
         for order, grip in runs:
             if grip is Grip.RUN and (order.job, order.epoch) not in machine.ended:
                 machine.start(order)
@@ -118,6 +156,44 @@ class PretendWorld:
         self._machine.tell = lambda _news: None
 
 
+class LingeringWorld(PretendWorld):
+    """Whoever is asked to leave stays until the machine says that it ends; others wait for that."""
+
+    def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+        machine = self._machine
+        machine.waiting.clear()
+        assert not machine.alive.keys() - {(order.job, order.epoch) for order, _ in runs}
+        for order, grip in runs:
+            key = (order.job, order.epoch)
+            if key in machine.ended:
+                machine.tell(machine.ended[key])
+            elif key in machine.alive:
+                machine.tell(RunBegan(*key, machine.wall))
+                machine.leaving |= set() if grip is Grip.RUN else {key}
+            elif grip is not Grip.RUN:
+                machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, None, None, ()))
+            else:
+                machine.waiting[key] = order
+        machine.begin_waiting()
+
+    def launch(self, order: RunOrder) -> None:
+        self._crash()
+        key = (order.job, order.epoch)
+        if key not in self._machine.alive and key not in self._machine.ended:
+            self._machine.waiting[key] = order
+            self._machine.begin_waiting()
+
+    def _stop(self, job: str, epoch: int) -> None:
+        self._crash()
+        machine, key = self._machine, (job, epoch)
+        if key in machine.alive:
+            machine.leaving.add(key)
+        elif key in machine.waiting:
+            del machine.waiting[key]
+            machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, None, None, ()))
+            machine.begin_waiting()
+
+
 @dataclass
 class Service:
     """One service over its life: `engine` is replaced at each restart.
@@ -132,6 +208,7 @@ class Service:
     machine: Machine = field(default_factory=Machine)
     crash_at: int | None = None
     check: Callable[[Request], None] = lambda _request: None
+    world: type[PretendWorld] = PretendWorld
 
     def __post_init__(self) -> None:
         self._numbers = count()
@@ -146,12 +223,12 @@ class Service:
                 store=store,
                 header=header,
                 scheduler_of=core_of,
-                intake_of=lambda each: Intake(each.cluster, self.check),
-                world_of=lambda tell: PretendWorld(machine, tell, self._tick),
+                intake_of=lambda each: Intake(each.cluster, self.check, each.policy),
+                world_of=lambda tell: self.world(machine, tell, self._tick),
                 log=Logbook(StringIO()),
                 metrics=Metrics(),
                 retries=self.settings.retries,
-                clock_of=partial(Clock, wall=lambda: machine.now + machine.error, steady=lambda: machine.now),
+                clock_of=partial(Clock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )
         self.engine = LiveEngine(self.loop)

@@ -19,7 +19,7 @@ from poise.engine.collector import without_collector
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
-from poise.mechanism.rounds import Newcomers, Rounds
+from poise.mechanism.rounds import Newcomers, Rounds, Unlucky
 from poise.model.cluster import MOST_GPUS, Cluster
 from poise.model.errors import JournalError, RequestError, UnknownNameError
 from poise.model.job import Job
@@ -136,9 +136,11 @@ def planned(policy: Policy, settings: Settings, seed: int = 0) -> Policy:
         return policy
     waits = settings.cadence is Cadence.ROUNDS and not settings.backfill
     newcomers = Newcomers.WAIT if waits else Newcomers.FILL
+    unlucky = Unlucky.CLAIM if settings.packed_wait or settings.rack_wait else Unlucky.LEAVE_OUT
     rounds = Rounds(
-        policy.answer, settings.round, settings.recompute, settings.credit, newcomers, seed + FIRST_STREAM, settings.patience
-    )
+        policy.answer, settings.round, settings.recompute, settings.credit, newcomers, seed + FIRST_STREAM,
+        settings.patience, unlucky,
+    )  # fmt: skip
     return replace(policy, answer=rounds)
 
 

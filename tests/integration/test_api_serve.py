@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from tests.shell import COMMAND, PATIENCE, Said, poise
 
+from poise.backends.local.processes import start_of
+
 ROOT = Path(__file__).resolve().parents[2]
 JOB = json.dumps({"jobs": [{"command": ["x"]}]})
 
@@ -108,7 +110,8 @@ def _running(state: Path) -> Iterator[Server]:
 
 
 def test_first_start_leaves_token_and_address_for_clients_of_the_owner(shared: Server) -> None:
-    assert json.loads((shared.state / "server.json").read_text()) == {"url": shared.url, "pid": shared.process.pid}
+    said = json.loads((shared.state / "server.json").read_text())
+    assert (said["url"], said["pid"], said["born"]) == (shared.url, shared.process.pid, start_of(shared.process.pid))
     for path in shared.state.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     assert stat.S_IMODE(shared.state.stat().st_mode) == 0o700
@@ -308,6 +311,13 @@ def test_key_that_is_of_another_certificate_is_one_line(certificate: tuple[Path,
     chain, _ = certificate
     line = refusal("--state", tmp_path / "state", "--tls-cert", chain, "--tls-key", chain)
     assert "not a certificate and its key" in line
+
+
+def test_wish_for_another_protocol_is_passed_over_in_silence(server: Server) -> None:
+    for protocol in (b"websocket", b"h2c"):
+        head = _head(server, b"GET", b"/v1/me", b"connection: upgrade, close", b"upgrade: " + protocol)
+        assert _raw(server, head).startswith(b"HTTP/1.1 200 ")
+    assert "ebsocket" not in server.stop().err.lower()
 
 
 def test_log_is_one_json_document_a_line(server: Server) -> None:

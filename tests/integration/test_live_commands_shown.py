@@ -128,6 +128,16 @@ def test_show_tells_state_progress_and_runs() -> None:
 
 
 @pytest.mark.usefixtures("_canned")
+def test_no_letter_of_somebodys_command_is_a_command_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = {"command": ["python", "a\x1b]0;b\x07\x9b2J\u202e\n"], "cwd": "/tmp/\x1b[2J"}
+    monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "request", hostile)
+    said = poise("show", "17").out
+    assert r"python 'a\x1b]0;b\x07\x9b2J\u202e\n'" in said
+    assert r"/tmp/\x1b[2J" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
+
+
+@pytest.mark.usefixtures("_canned")
 def test_why_is_a_reason_its_evidence_and_what_would_help() -> None:
     assert poise("why", "17").out == (
         "17 PAUSED: is ahead of its share by 12 GPU-minutes (share)\n"

@@ -63,6 +63,22 @@ def test_worker_that_finishes_while_it_is_asked_to_leave_has_finished(stage: Loc
     assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
 
 
+def test_job_that_finishes_on_its_way_out_is_not_begun_again(stage: LocalStage) -> None:
+    """Whether its next run waited for that, or is ordered before anybody has taken notice."""
+    text = TRAINS.replace("sys.exit(75)", "sys.exit(0)")
+    stage.begun("1", text)
+    stage.wait(RunProgressed, "1")
+    stage.world.leave("1", 1, notice())
+    stage.run("1", text, epoch=2)
+    ended = stage.wait(RunEnded, "1", 2)
+    assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+    order = stage.run("1", text, epoch=3)
+    assert stage.wait(RunEnded, "1", 3).how is Ending.YIELDED
+    stage.reopen((order, Grip.RUN))
+    assert stage.wait(RunEnded, "1", 3, count=2).how is Ending.YIELDED
+    assert not any(stage.run_dir("1", epoch).exists() for epoch in (2, 3))
+
+
 QUITS_AT_TERM = (
     "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('ready', flush=True); time.sleep(1000)"
 )
@@ -272,7 +288,7 @@ def test_job_is_forgotten_with_all_that_it_left(stage: LocalStage) -> None:
 
 def test_runs_of_long_ago_are_removed(stage: LocalStage) -> None:
     for epoch in range(1, 6):
-        stage.run("1", epoch=epoch)
+        stage.run("1", "raise SystemExit(1)", epoch=epoch)
         stage.wait(RunEnded, "1", epoch)
     assert sorted(path.name for path in (stage.folder / "jobs" / "1" / "runs").iterdir()) == ["3", "4", "5"]
     assert stage.text("1").count("--- run") == 5

@@ -227,8 +227,8 @@ def test_job_that_ran_for_as_long_as_it_may_fails_for_good(stage: LocalStage) ->
 
 def test_setup_is_run_once_before_the_first_run(stage: LocalStage) -> None:
     for epoch in (1, 2):
-        stage.run("1", "print('training')", epoch=epoch, setup=python("print('setting up')"))
-        assert stage.wait(RunEnded, "1", epoch).how is Ending.FINISHED
+        stage.run("1", "print('training'); raise SystemExit(75)", epoch=epoch, setup=python("print('setting up')"))
+        assert stage.wait(RunEnded, "1", epoch).how is Ending.YIELDED
     assert [line for line in stage.text("1").splitlines() if not line.startswith("---")] == [
         "setting up",
         "training",

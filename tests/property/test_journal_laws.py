@@ -35,16 +35,20 @@ from poise.model.action import (
 )
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.event import (
+    Belated,
     Cancelled,
+    Carried,
     Colocated,
     Computed,
     Estimated,
     Event,
     Failed,
     Finished,
+    Held,
     NodeLost,
     NodeReturned,
     Progressed,
+    Released,
     Stopped,
     Submitted,
     Synchronised,
@@ -83,6 +87,7 @@ given_jobs = st.builds(
     maybe | counts,
     maybe | names,
     amounts,
+    st.booleans(),
 )
 rates = st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple)
 resized = st.lists(st.tuples(counts, rates), max_size=2).map(tuple)
@@ -95,6 +100,19 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Estimated: st.builds(Estimated, names, estimates),
     Colocated: st.builds(Colocated, names, names, st.lists(st.tuples(amounts, amounts), max_size=3).map(tuple)),
     Submitted: st.builds(Submitted, given_jobs, names, amounts | st.just(inf)),
+    Carried: st.builds(
+        Carried,
+        given_jobs,
+        names,
+        amounts | st.just(inf),
+        counts,
+        amounts,
+        amounts,
+        counts,
+        numbers,
+        holdings,
+        st.booleans(),
+    ),
     Finished: st.builds(Finished, names, counts),
     Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
     Stopped: st.builds(Stopped, names, counts, amounts),
@@ -102,8 +120,11 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Synchronised: st.builds(Synchronised, names, counts, amounts),
     Progressed: st.builds(Progressed, names, counts, amounts, numbers),
     Cancelled: st.builds(Cancelled, names),
+    Held: st.builds(Held, names),
+    Released: st.builds(Released, names),
     NodeLost: st.builds(NodeLost, counts),
     NodeReturned: st.builds(NodeReturned, counts),
+    Belated: st.just(Belated()),
     Woke: st.just(Woke()),
 }
 ACTIONS: dict[type, st.SearchStrategy[Action]] = {
@@ -128,10 +149,13 @@ entries = st.lists(
     max_size=5,
 ).map(lambda found: sorted(found, key=lambda entry: entry.now))
 nodes = st.builds(Node, names, names, st.integers(1, 10**6), names)
+by_type = st.dictionaries(names, amounts, max_size=2)
 headers = st.builds(
     Header,
     names,
-    st.lists(nodes, min_size=1, max_size=4, unique_by=lambda node: node.name).map(lambda found: Cluster(tuple(found))),
+    st.builds(
+        Cluster, st.lists(nodes, min_size=1, max_size=4, unique_by=lambda node: node.name).map(tuple), by_type, by_type
+    ),
     names,
     names,
     st.builds(Settings, st.sampled_from(Cadence), st.floats(1e-9, 1e9), st.booleans(), amounts, amounts, counts),

@@ -12,6 +12,7 @@ from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launc
 from poise.model.cluster import Slots
 from poise.model.event import (
     Cancelled,
+    Carried,
     Computed,
     Estimated,
     Event,
@@ -234,3 +235,37 @@ def test_nothing_is_a_history() -> None:
 def test_changes_at_one_moment_count_as_one_and_order_does_not_matter() -> None:
     assert levels([(5, 1), (0, 2), (5, -3), (9, 0)]) == {0: 2, 5: 0, 9: 0}
     assert levels([]) == {}
+
+
+def carried(job: str, at: float, *, gpus: bool) -> Carried:
+    holding = (Slots(0, 1),) if gpus else ()
+    return Carried(Job(job, 0, 1), "kind", 10.0, 1, 0.0, 0.0, 0, at, holding, held=False)
+
+
+def test_of_two_ends_at_one_moment_the_first_counts() -> None:
+    found = history(
+        (0, [submitted("a"), submitted("b")], [launch("a", 1), launch("b", 1, 2)]),
+        (5, [Finished("a", 1), Cancelled("a"), Cancelled("b"), Finished("b", 1)], []),
+    )
+    assert (found.jobs["a"].status, found.jobs["b"].status) == (Status.FINISHED, Status.CANCELLED)
+    assert [found.jobs[job].gpu_seconds for job in "ab"] == [5, 5]
+    assert set(levels(found.waiting).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("stays", "gpu_seconds", "held"), [(True, 10.0, {0: 1, 10: 0}), (False, 6.0, {0: 1, 4: 0, 8: 1, 10: 0})]
+)
+def test_a_job_that_a_new_chapter_finds_without_gpus_has_lost_them(
+    stays: bool, gpu_seconds: float, held: dict[float, int]
+) -> None:
+    entries: list[tuple[float, list[Event], list[Action]]] = [
+        (0, [submitted("a")], [launch("a", 1)]),
+        (4, [carried("a", 0 if stays else 4, gpus=stays)], []),
+        (8, [], [] if stays else [launch("a", 2)]),
+        (10, [Finished("a", 1 if stays else 2)], []),
+    ]
+    found = history(*entries)
+    assert found.jobs["a"].gpu_seconds == gpu_seconds
+    assert levels(found.held) == held
+    books = Books.of((Entry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
+    assert books.tenants["of a"].held == [pytest.approx(gpu_seconds / HOUR)]

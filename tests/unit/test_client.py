@@ -1,7 +1,10 @@
 """`poise.Client` against answers that are made up: what it sends, what it makes of answers, when it tries again."""
 
 import json
+import os
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,25 @@ def test_a_submission_says_what_was_asked_where_and_under_a_key() -> None:
     assert (desk.seen[0].method, desk.seen[0].url.path) == ("POST", "/v1/jobs")
 
 
+def test_a_folder_whose_name_is_no_text_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    client, desk = talking(SUBMITTED)
+    with pytest.raises(RequestError, match=r"^cwd: expected text, got "):
+        client.submit(command=["x"])
+    os.rmdir(folder)
+    with pytest.raises(RequestError, match=r"^the current folder is not there any more"):
+        client.submit(command=["x"])
+    assert desk.seen == []
+
+
+def test_a_submission_that_is_too_large_says_what_to_do() -> None:
+    client, _ = talking(problem(413, "too-large", "expected a body of at most 9 bytes"))
+    with pytest.raises(RefusedError, match=r"^2 jobs are too much for one submission \(expected .* 9 bytes\); divide"):
+        client.submit_all([Request(command=("x",))] * 2)
+
+
 def test_a_program_without_a_slash_is_looked_up_where_the_job_runs() -> None:
     client, desk = talking(SUBMITTED)
     client.submit(Request(command=("python", "./x.py"), cwd="/data"))
@@ -116,6 +138,15 @@ def test_trying_again_is_bounded_and_ends_in_one_line() -> None:
     assert 8 <= len(desk.seen) <= 14
 
 
+def test_somebody_who_watches_is_told_once_that_a_server_is_away() -> None:
+    told: list[str] = []
+    client, _ = talking(QUEUE, *[httpx.ReadError] * 20, QUEUE, httpx.ReadError, QUEUE, patience=600.0)
+    client._link.waiting = told.append
+    for _ in range(3):
+        client.queue()
+    assert told == ["no answer from http://server:1: it broke"]
+
+
 def test_a_server_that_never_answered_is_not_waited_for_long() -> None:
     client, desk = talking(httpx.ConnectError, patience=600.0)
     with pytest.raises(UnavailableError, match="is `poise serve` running"):
@@ -128,6 +159,34 @@ def test_a_token_is_not_made_twice_after_a_lost_connection() -> None:
     with pytest.raises(UnavailableError):
         client.make_token("ci", tenant="vision", role=Role.READER)
     assert len(desk.seen) == 1
+
+
+@pytest.mark.parametrize(("code", "sent"), [("busy", 2), ("not-ready", 1)])
+def test_a_token_is_asked_for_again_only_if_the_server_did_not_look_at_it(code: str, sent: int) -> None:
+    made = {"token": "x", "account": {"name": "ci", "tenant": "t", "role": "user"}}
+    client, desk = talking(problem(503, code, "no answer in time; it may yet be done"), made)
+    with suppress(UnavailableError):
+        client.make_token("ci", tenant="t")
+    assert len(desk.seen) == sent
+
+
+def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POISE_STATE", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "admin.token").write_text("secret-token\n")
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        said = {"url": f"http://127.0.0.1:{thief.getsockname()[1]}", "pid": os.getpid(), "born": 1}
+        (tmp_path / "server.json").write_text(json.dumps(said))
+        with (
+            Client.from_config() as client,
+            pytest.raises(UnavailableError, match="has ended; start one with `poise serve`"),
+        ):
+            client.queue()
+        thief.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            thief.accept()
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 429])
@@ -272,6 +331,31 @@ def test_the_tail_of_a_log_of_long_lines_is_looked_for_further_back() -> None:
     found, offset = client.tail("j1", 3)
     assert [line[0] for line in found.splitlines()] == ["6", "7", "8"]
     assert offset == len(text)
+
+
+def test_a_bar_of_progress_that_is_drawn_again_is_one_line() -> None:
+    text = "begin\n" + "".join(f"\r{percent}%" for percent in range(100)) + "\ndone\x0c\u2028\n"
+    client, _ = talking(a_log(text, ended_after=0))
+    assert client.tail("j1", 2)[0] == text.removeprefix("begin\n")
+
+
+def test_the_tail_of_a_log_whose_beginning_was_deleted_is_what_is_left() -> None:
+    text, deleted = "left\n" * 3, 10_000
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked, end = int(request.url.params["offset"]), deleted + len(text)
+        start = min(max(deleted, end + asked if asked < 0 else asked), end)
+        return httpx.Response(200, json={"text": text[start - deleted :], "offset": start, "next": end, "ended": True})
+
+    client, desk = talking(reply)
+    assert client.tail("j1", 100) == (text, deleted + len(text))
+    assert len(desk.seen) <= 4
+
+
+def test_no_letter_of_a_refusal_is_a_command_to_the_terminal() -> None:
+    client, _ = talking(problem(400, "wrong-request", "a\x1b]0;b\x07\u202e\nc"))
+    with pytest.raises(RefusedError, match=r"^a\\x1b\]0;b\\x07\\u202e c$"):
+        client.why("j1")
 
 
 def test_events_are_followed_from_the_number_that_was_last() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from poise.client.config import NOTHING, Address, find_server, state_folder
+from poise.backends.local.processes import start_of
+from poise.client.config import NOTHING, Address, Process, find_server, state_folder
 from poise.model.errors import RequestError
 
 GONE = 2**22 + 1
@@ -50,8 +51,9 @@ def test_the_environment_wins(environ: dict[str, str], tmp_path: Path) -> None:
 def test_the_server_of_this_machine_is_found_by_what_it_left(environ: dict[str, str], tmp_path: Path) -> None:
     a_server(tmp_path)
     a_config(tmp_path)
-    assert find_server(environ) == Address("http://127.0.0.1:8", "first")
-    assert find_server({**environ, "POISE_TOKEN": "mine"}) == Address("http://127.0.0.1:8", "mine")
+    here = Process(os.getpid())
+    assert find_server(environ) == Address("http://127.0.0.1:8", "first", process=here)
+    assert find_server({**environ, "POISE_TOKEN": "mine"}) == Address("http://127.0.0.1:8", "mine", process=here)
 
 
 def test_others_bring_their_own_token(environ: dict[str, str], tmp_path: Path) -> None:
@@ -65,6 +67,27 @@ def test_a_server_that_is_gone_counts_only_where_nothing_else_is_known(environ: 
     assert find_server(environ).url == "http://127.0.0.1:8"
     a_config(tmp_path)
     assert find_server(environ) == Address("https://far:1", "t", Path("/ca.pem"))
+
+
+def test_a_process_that_has_the_number_of_the_server_is_not_the_server() -> None:
+    born = start_of(os.getpid())
+    assert born is not None
+    assert Process(os.getpid(), born).is_alive
+    assert not Process(os.getpid(), born - 1).is_alive
+    assert not Process(GONE, born).is_alive
+    assert not Process(0).is_alive
+    assert not Process(-1).is_alive
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost:1", "ftp://x:1", "http://", "http://x:0", "http://x:99999", "http://[::1", "http://u:p@x:1", "http://@x:1?",
+     "http://x:1/?a=1", "http://x:1#a", "http://a b:1", "http://x:1\n", "http://é:1"],
+)  # fmt: skip
+def test_what_is_no_address_of_a_server_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(RequestError, match="is no address of a server") as caught:
+        Address(url, "t")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

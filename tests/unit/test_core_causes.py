@@ -49,7 +49,7 @@ def test_waiting_is_clocked_anew_after_each_run() -> None:
 def test_a_job_says_where_it_runs_and_how_it_ended() -> None:
     jobs = [a_job("here", gpus=2, seconds=30), a_job("huge", gpus=5)]
     story = simulate(jobs, until=10)
-    assert story.scheduler.explain("here").text == "runs on 2 GPU of gpu-0"
+    assert story.scheduler.explain("here").text == "runs on 2 GPUs of gpu-0"
     assert story.scheduler.explain("huge").text == "needs 5 GPUs of one type; the cluster has at most 4 (gpu)"
     story = simulate(jobs)
     assert story.scheduler.explain("here").code is Code.FINISHED

@@ -123,3 +123,66 @@ def test_a_steadfast_job_keeps_its_gpus_until_it_ends(policy: str) -> None:
     assert names(core.handle(1.0, [a_job("b", 1.0)])) == []
     assert all(names(core.handle(now, [])) == [] for now in (10.0, 20.0, 30.0, 40.0))
     assert names(core.handle(50.0, [Finished("a", 1)])) == [("Launch", "b")]
+
+
+def test_runs_that_take_their_time_to_leave_are_all_still_heard_of() -> None:
+    """The core cannot know which of them was ever begun: whatever is said last of its work counts."""
+    core = a_core()
+    core.handle(0, [a_job("a", 100.0)])
+    for now in (1.0, 3.0):
+        core.handle(now, [Held("a")])
+        core.handle(now + 1, [Released("a")])
+    columns, row = core.state.columns, core.state.rows["a"]
+    assert columns.epoch[row] == 3
+    core.handle(5.0, [Stopped("a", 2, 0.0)])  # it had not begun yet
+    core.handle(6.0, [Stopped("a", 1, 42.0)])
+    assert columns.steps_done[row] == 42
+    core.handle(7.0, [Finished("a", 2)])
+    assert core.explain("a").code == "running"  # that run is known to be over
+    core.handle(8.0, [Held("a"), Finished("a", 3)])
+    assert core.explain("a").code == "finished"
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_any_run_of_an_earlier_journal_may_still_finish_its_job(epoch: int) -> None:
+    core = a_core()
+    core.handle(10.0, [carried("a", gpus=True)])
+    core.handle(11.0, [Finished("a", epoch)])
+    assert core.explain("a").code == "finished"
+    assert core.state.free.idle == [2]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "max-min"])
+def test_of_two_carried_jobs_that_share_gpus_the_later_one_makes_way(policy: str) -> None:
+    settings = Settings(round=10.0)
+    chosen = planned(policy_named(policy), settings)
+    core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
+    actions = core.handle(10.0, [KNOWN, carried("a", gpus=True), carried("b", gpus=True)])
+    assert actions[0] == Preempt("b", 3, Why.UNPLANNED, None)
+    assert names(actions) == [("Preempt", "b")]
+    columns, row = core.state.columns, core.state.rows["b"]
+    assert (columns.epoch[row], columns.held[row], columns.waiting_since[row]) == (3, 55.0, 10.0)
+    core.handle(12.0, [Stopped("b", 3, 44.0)])
+    assert columns.steps_done[row] == 44
+    assert names(core.handle(20.0, [Finished("a", 3)])) == [("Launch", "b")]
+
+
+def test_a_carried_job_leaves_gpus_that_it_cannot_use_any_more() -> None:
+    core = Scheduler(
+        parse_cluster("v100:2,k80:2"), policy_named("srtf"), placement_named("consolidate"), Settings(round=10.0)
+    )
+    known = Estimated("k", Estimate(((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))))
+    assert names(core.handle(10.0, [known, carried("a", gpus=True)])) == [("Preempt", "a"), ("Launch", "a")]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "fifo", "las+stable", "max-min"])
+def test_some_jobs_stand_in_line_as_all_do(policy: str) -> None:
+    settings = Settings(round=10.0)
+    core = Scheduler(
+        parse_cluster("gpu:2"), planned(policy_named(policy), settings), placement_named("consolidate"), settings
+    )
+    core.handle(0.0, [KNOWN, *(a_job(str(number), 100.0 - number) for number in range(8))])
+    line = core.in_line(100)
+    assert len(line) == 7
+    assert core.lined_up(["nobody", *sorted(map(str, range(8)), reverse=True)]) == line
+    assert core.lined_up(line[1::2]) == line[1::2]

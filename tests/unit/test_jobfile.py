@@ -148,10 +148,15 @@ def test_a_sweep_is_every_combination_and_the_last_variable_changes_fastest() ->
         ("run: x\npriority: 1.5", "job:2: priority: expected a whole number, got '1.5'"),
         ("run: x\nhold: maybe", "job:2: hold: expected true or false, got 'maybe'"),
         ("run: x\nname: [a]", "job:2: name: expected a single value, got a list"),
+        ("run: x\ncwd: ~nobody-of-this-name", "job:2: cwd: nobody's home is known as '~nobody-of-this-name'"),
         ("- run: x", "job:1: expected keys such as `run` and `gpus`; that is no job file"),
         ("", "job: is empty; expected keys such as `run` and `gpus`"),
         ("run: [x", "job:1: not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("run: x\n---\nrun: y", "job:2: not YAML: but found another document"),
+        ("run: x\n---\nrun: y", "job:2: not YAML: expected a single document in the stream but found another document"),
+        ('run: !!python/object/apply:os.system ["id"]', "job:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' "
+         "has no meaning here"),
+        ("run: x\nenv: !mine {A: 1}", "job:2: the tag '!mine' has no meaning here"),
+        ("!mine {run: x}", "job:1: the tag '!mine' has no meaning here"),
         ("run: !!python/name:os.system x", "job:1: the tag 'tag:yaml.org,2002:python/name:os.system' has no meaning here"),
     ],
 )  # fmt: skip

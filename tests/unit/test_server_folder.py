@@ -14,8 +14,12 @@ from poise.server.serving import Door, Exposure
 
 
 def test_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    found = open_folder(tmp_path / "a" / "state")
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    before = os.umask(0)
+    try:
+        found = open_folder(tmp_path / "a" / "b" / "state")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (found, found.parent, found.parent.parent)} == {0o700}
     assert open_folder(found) == found
 
 
@@ -26,6 +30,13 @@ def test_directory_that_others_may_look_into_is_refused(mode: int, tmp_path: Pat
     folder.chmod(mode)
     with pytest.raises(RequestError, match=rf"others may look into it \(mode {mode:04o}\); run chmod 700"):
         open_folder(folder)
+
+
+def test_nobody_is_told_to_close_a_directory_of_other_things(tmp_path: Path) -> None:
+    (tmp_path / "passwd").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(RequestError, match=r"others may look into it \(mode 0755\); name a directory of its own"):
+        open_folder(tmp_path)
 
 
 def test_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
@@ -76,7 +87,11 @@ def test_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
     assert Address.parse(text) == Address(host, port)
 
 
-@pytest.mark.parametrize("text", ["", ":", ":80", "a:", "a:b", "a:-1", "a:65536", "a:1_0", "a:٣", "a: 80"])
+@pytest.mark.parametrize(
+    "text",
+    ["", ":", ":80", "a:", "a:b", "a:-1", "a:65536", "a:1_0", "a:٣", "a: 80", "8642", "0:80", "::1", "[::1", "::1]:80",
+     "..:80", "http://127.0.0.1:80", "unix:/tmp/x", "a b:80", "é:80"],
+)  # fmt: skip
 def test_address_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(RequestError, match="expected HOST:PORT"):
         Address.parse(text)
@@ -116,6 +131,8 @@ def test_port_that_is_taken_is_one_line() -> None:
             bind(Address("127.0.0.1", port))
 
 
-def test_host_that_is_unknown_is_one_line() -> None:
-    with pytest.raises(RequestError, match=r"--listen no.such.host.invalid:1"):
-        bind(Address("no.such.host.invalid", 1))
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "a..b"])
+def test_host_that_is_unknown_is_one_line(host: str) -> None:
+    with pytest.raises(RequestError, match=rf"--listen {host}:1: ") as error:
+        bind(Address(host, 1))
+    assert "\n" not in str(error.value)

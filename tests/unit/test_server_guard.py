@@ -89,7 +89,7 @@ def test_configured_name_is_let_in(tmp_path: Path) -> None:
     assert api.call("user", "GET", "/v1/me", host="gpu2.example.org").status == 403
 
 
-@pytest.mark.parametrize("name", ["", "a b", "http://x", "x:80", "*", "x/y", "-"])
+@pytest.mark.parametrize("name", ["", "a b", "http://x", "x:80", "beef:8642", "[a:1]", "*", "x/y", "-"])
 def test_name_that_is_none_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(RequestError, match="--host-name"):
         Hosts.of([name])

@@ -1,6 +1,8 @@
 """Connections that are slow, idle or too many, on real sockets."""
 
 import asyncio
+import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -93,6 +95,44 @@ def test_connections_beyond_their_number_are_closed_and_the_others_go_on(
     visited(tmp_path, visit)
 
 
+def test_connections_leave_files_to_the_rest_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def visit(port: int, token: str) -> None:
+        lowest = os.dup(0)
+        os.close(lowest)
+        monkeypatch.setattr(listening, "_most_files", lambda: lowest + 40)
+        monkeypatch.setattr(listening, "SPARE_FILES", 20)
+        monkeypatch.setattr(listening, "HEAD_SECONDS", 10 * LIMIT)
+        links = [await connected(port) for _ in range(15)]  # each takes a file on either side
+        assert await is_closed(links[-1][0])
+        for link in links[:5]:
+            await _ask(link, token)
+        for _, writer in links:
+            writer.close()
+
+    visited(tmp_path, visit)
+
+
+def test_room_is_asked_for_as_far_as_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
+    for limits in ((1_024, 4_096), (1_024, 1_100), (1 << 20, 1 << 20), (1_024, resource.RLIM_INFINITY)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, both=limits: both)
+        listening.ask_for_files(10)
+    wanted = listening.MOST_CONNECTIONS + listening.SPARE_FILES + 10 * listening.FILES_A_RUN
+    assert asked == [(wanted, 4_096), (1_100, 1_100), (wanted, resource.RLIM_INFINITY)]
+
+
+async def _is_answered(port: int, token: str) -> bool:
+    link = await connected(port)
+    try:
+        await _ask(link, token)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+    finally:
+        link[1].close()
+    return True
+
+
 async def _ask(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], token: str) -> None:
     reader, writer = link
     writer.write(f"GET /v1/me HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode())
@@ -100,6 +140,25 @@ async def _ask(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], token: s
     assert head.startswith(b"HTTP/1.1 200 ")
     length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length: "))
     await reader.readexactly(int(length.split()[1]))
+
+
+def test_client_that_does_not_read_its_answers_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(listening, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 1)
+
+    async def visit(port: int, token: str) -> None:
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            deaf.connect(("127.0.0.1", port))
+            ask = f"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
+            deaf.sendall(ask * 200)  # more than all buffers hold
+            while not await _is_answered(port, token):
+                await asyncio.sleep(0.01)
+
+    visited(tmp_path, visit)
+    assert capsys.readouterr().err == ""
 
 
 def test_client_that_goes_away_in_the_middle_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,12 +24,31 @@ def lines(form: LogFormat, *events: tuple[str, dict[str, Any]]) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-@given(values=st.dictionaries(st.sampled_from(["job", "text", "gpus"]), st.text() | st.integers() | st.floats() | st.none()))
+PLAIN = st.text() | st.integers() | st.floats() | st.none() | st.binary()
+VALUES = PLAIN | st.lists(PLAIN, max_size=3) | st.dictionaries(PLAIN, PLAIN, max_size=3) | st.tuples(PLAIN)
+
+
+def _no_number(name: str) -> float:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@given(values=st.dictionaries(st.sampled_from(["job", "text", "gpus"]), VALUES))
 def test_event_is_one_line_in_either_format_whatever_its_values(values: dict[str, Any]) -> None:
     for form in LogFormat:
         (line,) = lines(form, ("launch", values))
         assert "launch" in line
-        assert line.isprintable() or form is LogFormat.TEXT
+        assert line.isprintable()
+        if form is LogFormat.JSON:
+            json.loads(line, parse_constant=_no_number)
+
+
+def test_numbers_lists_and_tables_stay_what_they_are() -> None:
+    values = {"gpus": {"v100-0": (0, 1)}, "codes": (0, None), "odd": {(1, 2): float("nan")}}
+    (line,) = lines(LogFormat.JSON, ("launch", values))
+    document = json.loads(line)
+    assert (document["gpus"], document["codes"], document["odd"]) == ({"v100-0": [0, 1]}, [0, None], "{(1, 2): nan}")
+    (line,) = lines(LogFormat.TEXT, ("launch", values))
+    assert line.split(" ", 1)[1] == 'info    launch gpus={"v100-0":[0,1]} codes=[0,null] odd="{(1, 2): nan}"'
 
 
 def test_json_line_has_time_level_event_and_values() -> None:

@@ -1,17 +1,20 @@
 """What a client is told of its mistakes: one line that names the field, the value and the nearest known key."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tests.fake_engine import Api, Call, Kept, an_api, calls
 
 from poise.server.api import Conditions
 from poise.server.logs import Level, Logbook
+from poise.server.problems import misfit
 from poise.server.seam import Fault, RefusedError
 from poise.wire.request import Request, Submission
-from poise.wire.views import State
+from poise.wire.views import State, Submitted
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,18 @@ def test_mistake_in_a_body_is_one_line_that_says_where_and_what(body: Any, line:
     if "'state'" not in line:  # whichever is nearest
         assert reply.problem[2] == line
     assert len(api.engine.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("list_", "place"),
+    [('{"jobs":[%s]}', "jobs[0]"), ('{"jobs":[{"command":[%s]}]}', "jobs[0].command[0]")],
+)
+def test_list_of_mistakes_costs_no_more_than_its_first(list_: str, place: str) -> None:
+    raw = (list_ % ",".join(["7"] * 100_000)).encode()
+    with pytest.raises(ValidationError) as error:
+        Submission.model_validate_json(raw, strict=True)
+    assert error.value.error_count() <= 3
+    assert str(misfit(error.value, Submission)).startswith(f"{place}: expected ")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +136,20 @@ def test_refusal_of_the_engine_has_its_status_and_passing_ones_say_when_to_come_
     reply = api.call("user", "POST", "/v1/jobs", _job())
     assert reply.problem == (status, fault.value, "not now")
     assert ("retry-after" in reply.headers) == (status in {429, 503, 507})
+
+
+def test_error_that_answers_many_wishes_does_not_hold_on_to_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RefusedError(Fault.STORAGE, "no room")
+    reply: Future[Submitted] = Future()
+    reply.set_exception(full)
+    monkeypatch.setattr(api.engine, "submit", lambda *_: reply)
+    for _ in range(3):
+        assert api.call("user", "POST", "/v1/jobs", {"jobs": [{"command": ["x"]}]}).problem == (
+            507,
+            "storage-full",
+            "no room",
+        )
+    assert full.__traceback__ is None
 
 
 def test_unknown_policy_is_refused_with_the_nearest_ones(api: Api) -> None:

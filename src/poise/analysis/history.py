@@ -171,6 +171,8 @@ class History:
 
     def _event(self, event: Event, now: float) -> None:
         match event:
+            case Finished() | Cancelled() if self.jobs[event.job].status.is_final:
+                pass  # whichever came first counts
             case Finished():
                 self._finish(self.jobs[event.job], now)
             case Submitted():
@@ -231,9 +233,11 @@ class History:
         self._release(life, now, Status.FINISHED, End.FINISHED)
 
     def _carry(self, event: Carried, now: float) -> None:
-        """A job of an earlier journal; one that is known already stands where it stood."""
+        """A job of an earlier journal; one that is known already stands where it stood, if that is still there."""
         job = event.job
         if job.id in self.jobs:
+            if not event.gpus and self.jobs[job.id].status is Status.RUNNING:
+                self._release(self.jobs[job.id], now, Status.WAITING, End.LOST)
             return
         life = self.jobs[job.id] = Life(Submitted(job, event.kind, event.steps))
         self.waiting.append((now, 1))

@@ -145,6 +145,9 @@ class Books:
                     self._enter(event.job)
                     if event.gpus:
                         self._begin_run(Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
+                elif not event.gpus:
+                    self._end_run(event.job.id)
+                    self._begin_waiting(event.job.id)
             case Computed():
                 self._give_back(event)
             case Failed() | Stopped() | Synchronised():

@@ -12,6 +12,7 @@ from poise.cli.live_asking import (
     until_stopped,
 )
 from poise.client import Client
+from poise.wire.plain import plain
 from poise.wire.views import Happening
 
 EPILOG = """\b
@@ -53,4 +54,4 @@ def _follow(client: Client, job: str | None, tenant: str | None, limit: int, *, 
 def line(each: Happening) -> str:
     """One thing that happened, in one line."""
     objects = " ".join(name for name in (each.job, each.tenant) if name)
-    return f"[{clock(each.time)}] [{each.actor}] [{objects}] {' '.join(each.text.split())}"
+    return f"[{clock(each.time)}] [{each.actor}] [{objects}] {plain(' '.join(each.text.split()))}"

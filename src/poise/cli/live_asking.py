@@ -31,7 +31,11 @@ def connected() -> Client:
 
 def patiently_connected() -> Client:
     """The same, for a verb that follows something: a restart of the server does not end it."""
-    return Client.from_config(patience=LONG_PATIENCE)
+    return Client.from_config(patience=LONG_PATIENCE, waiting=_say_that_it_waits)
+
+
+def _say_that_it_waits(why: str) -> None:
+    click.echo(f"poise: {why}; waiting for it, Ctrl-C ends that", err=True)
 
 
 @contextmanager

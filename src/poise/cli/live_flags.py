@@ -14,7 +14,7 @@ from poise.model.units import parse_seconds
 from poise.wire.jobfile import read_draft, read_text
 from poise.wire.jobfile_draft import Draft, Variant, array_of, sweep_of
 from poise.wire.jobfile_tree import MOST_BYTES
-from poise.wire.jobfile_values import parse_gang
+from poise.wire.jobfile_values import parse_folder, parse_gang
 from poise.wire.jobfile_words import literal_words
 from poise.wire.request import Preemption, Replicas
 from poise.wire.sbatch import read_sbatch
@@ -131,8 +131,15 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
     if options["types"]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
     if options["cwd"] is not None:
-        fields["cwd"] = str(Path.cwd() / Path(options["cwd"]).expanduser())
+        fields["cwd"] = _folder(options["cwd"])
     return fields
+
+
+def _folder(text: str) -> str:
+    try:
+        return parse_folder(text, Path())
+    except ValueError as error:
+        raise RequestError(f"--cwd: {error}") from None
 
 
 def _seconds(option: str, text: str) -> float:
@@ -152,7 +159,7 @@ def _variants(options: dict[str, Any]) -> tuple[Variant, ...]:
     option = "--sweep" if sweeps else "--array"
     try:
         if sweeps:
-            return sweep_of({name: tuple(values.split(",")) for name, values in sweeps})
+            return sweep_of({name: tuple(values.split(",")) if values else () for name, values in sweeps})
         return () if options["array"] is None else array_of(options["array"])
     except ValueError as error:
         raise RequestError(f"{option}: {error}") from None

@@ -5,6 +5,7 @@ import shlex
 from poise.cli.live_asking import clock
 from poise.report.amounts import amount
 from poise.report.page import Table
+from poise.wire.plain import plain
 from poise.wire.views import JobDetail, JobRow, Nodes, Run, Shares
 
 QUEUE = ("#", "ID", "NAME", "TENANT", "GPUS", "TYPE", "STATE", "REASON", "WAITED", "RAN", "RESTARTS", "ETA", "SHARE")
@@ -57,7 +58,7 @@ def _cells(row: JobRow) -> tuple[str, ...]:
 
 def _more_cells(row: JobRow) -> tuple[str, ...]:
     finished = NONE if row.finished is None else clock(row.finished)
-    return (row.app or NONE, _asked(row), clock(row.submitted), finished, row.reason.text)
+    return (row.app or NONE, _asked(row), clock(row.submitted), finished, plain(row.reason.text))
 
 
 def _asked(row: JobRow) -> str:
@@ -130,7 +131,7 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("command", None if detail.request is None else shlex.join(detail.request.command)),
         ("folder", None if detail.request is None else detail.request.cwd),
     ]
-    return [(heading, text) for heading, text in found if text is not None]
+    return [(heading, plain(text)) for heading, text in found if text is not None]
 
 
 def runs_table(runs: tuple[Run, ...]) -> Table:
@@ -150,5 +151,5 @@ def _run_cells(run: Run) -> tuple[str, ...]:
         " ".join(NONE if code is None else str(code) for code in run.codes) or NONE,
         kept,
         NONE if run.lost is None else f"{span(run.lost)}",
-        run.cause or NONE,
+        plain(run.cause or NONE),
     )

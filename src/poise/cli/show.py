@@ -27,7 +27,7 @@ def show(job: str, as_json: bool) -> None:
 
 
 def _show(detail: JobDetail) -> None:
-    click.echo(f"{detail.job.id} {detail.job.name}")
+    click.echo(detail.job.id if detail.job.name == detail.job.id else f"{detail.job.id} {detail.job.name}")
     found = facts(detail)
     width = max(len(heading) for heading, _ in found)
     for heading, text in found:

@@ -35,7 +35,13 @@ class Submit(click.Command):
         """Keep what stands after `--` apart."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_COMMAND] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
+        try:
+            return super().parse_args(ctx, args[:at])
+        except click.NoSuchOption as error:
+            if "--" in args or all(word.startswith("-") for word in args):
+                raise
+            text = f"{error.format_message()} A command goes after --: poise submit -- python train.py"
+            raise click.UsageError(text, ctx) from None
 
 
 @click.command(cls=Submit, epilog=EPILOG, options_metavar="[OPTIONS] [FILE] [-- COMMAND...]")
@@ -88,7 +94,8 @@ def _standing(client: Client, job: str) -> str:
         row = client.show(job).job
     except PoiseError:
         return ""
-    return f" {row.name}: {state_of(row)}, {row.reason.text}"
+    name = f" {row.name}" if row.name != row.id else ""
+    return f"{name}: {state_of(row)}, {row.reason.text}"
 
 
 def _few(jobs: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import click
 
 from poise.cli.live_asking import connected, document, echo_json, json_option, knowing
+from poise.wire.plain import plain
 
 EPILOG = """\b
 Example:
@@ -20,8 +21,8 @@ def why(job: str, as_json: bool) -> None:
     if as_json:
         echo_json(document(found))
         return
-    click.echo(f"{found.job} {found.state}: {found.reason.text} ({found.reason.code})")
+    click.echo(plain(f"{found.job} {found.state}: {found.reason.text} ({found.reason.code})"))
     for each in found.evidence:
-        click.echo(f"  {each}")
+        click.echo(f"  {plain(each)}")
     if found.advice:
-        click.echo(f"What would help: {found.advice}")
+        click.echo(f"What would help: {plain(found.advice)}")

@@ -3,9 +3,8 @@
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,11 +15,13 @@ from pydantic import ValidationError
 
 from poise.client.config import Address, find_server
 from poise.client.connection import Again, Connection
+from poise.client.errors import RefusedError
 from poise.client.following import growing_events, growing_log, last_lines, log_parts
 from poise.client.handle import JobHandle
 from poise.model.errors import RequestError
 from poise.wire.jobfile_complaints import complaint
 from poise.wire.jobfile_draft import draft_of, sweep_of
+from poise.wire.jobfile_values import here
 from poise.wire.request import MOST_JOBS, NAME, Request, Submission, Wire
 from poise.wire.views import (
     Account,
@@ -74,11 +75,17 @@ class Client:
         self._link = Connection(url, token, verify=verify, timeout=timeout, patience=patience, transport=transport)
 
     @classmethod
-    def from_config(cls, *, timeout: float = 30.0, patience: float = PATIENCE) -> Self:
-        """The server of the environment, of this machine, or of client.toml; RequestError if none is known."""
+    def from_config(
+        cls, *, timeout: float = 30.0, patience: float = PATIENCE, waiting: Callable[[str], None] | None = None
+    ) -> Self:
+        """The server of the environment, of this machine, or of client.toml; RequestError if none is known.
+
+        waiting   is told why, where an answer takes long
+        """
         found = find_server(os.environ)
         client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
-        client._link.locate = partial(_moved, found)
+        client._link.whereabouts = _Whereabouts(found)
+        client._link.waiting = waiting
         return client
 
     def __enter__(self) -> Self:
@@ -100,7 +107,13 @@ class Client:
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
         submission = Submission(jobs=tuple(map(placed, requests)), key=uuid4().hex)
-        taken = self._link.send(Submitted, "POST", "/v1/jobs", submission)
+        try:
+            taken = self._link.send(Submitted, "POST", "/v1/jobs", submission)
+        except RefusedError as error:
+            if error.status != httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+                raise
+            text = f"{len(requests):,} jobs are too much for one submission ({error}); divide them, or make them smaller"
+            raise RefusedError(error.status, error.code, text) from None
         return tuple(map(self.job, taken.jobs))
 
     def map(
@@ -220,18 +233,29 @@ class Client:
         return self._link.send(Done, "POST", f"{_job(job)}/{verb}")
 
 
-def _moved(found: Address) -> str:
-    """Where the server is by now. A token goes to no other server, nor to the same one with less protection."""
-    now = find_server(os.environ)
-    is_same = now.token == found.token and now.url.partition(":")[0] == found.url.partition(":")[0]
-    return now.url if is_same else found.url
+class _Whereabouts:
+    """Where the server of the configuration is: it may come back under another address."""
+
+    def __init__(self, found: Address) -> None:
+        self._at = found
+
+    @property
+    def is_gone(self) -> bool:
+        return self._at.is_gone
+
+    def look(self) -> str:
+        """Where it is by now. A token goes to no other server, nor to the same one with less protection."""
+        now, was = find_server(os.environ), self._at
+        if now.token == was.token and now.url.partition(":")[0] == was.url.partition(":")[0]:
+            self._at = now
+        return self._at.url
 
 
 def placed(request: Request) -> Request:
     """The request with what only the one who submits it knows: the folder, and programs that are named relative to it."""
-    cwd = request.cwd or os.getcwd()
+    cwd = request.cwd or str(here())
     changed = {"cwd": cwd, "command": _found(request.command, cwd), "setup": _found(request.setup, cwd)}
-    return request.model_copy(update=changed)
+    return _made(Request, **request.model_dump(exclude_unset=True) | changed)
 
 
 def _found(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:

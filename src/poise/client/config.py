@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
@@ -21,12 +22,35 @@ _KEYS = ("url", "token", "ca")
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this machine; `born`: its start, as a pid alone is used again (None: not known)."""
+
+    pid: int
+    born: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """It has not ended."""
+        try:
+            os.kill(self.pid, 0)
+        except PermissionError:
+            pass  # somebody else's
+        except (OSError, OverflowError):
+            return False
+        return self.pid > 0 and self.born in (None, start_of(self.pid))
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
-    """A server: its URL, a token that is never shown, and the file of certificates that it is checked against."""
+    """A server: its URL, a token that is never shown, and the file of certificates that it is checked against.
+
+    process   of a server of this machine. Once that has ended, anybody may listen in its place: no token goes there.
+    """
 
     url: str
     token: str = field(repr=False)
     ca: Path | None = None
+    process: Process | None = None
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -34,11 +58,17 @@ class Address:
         if not self.token.isascii() or not self.token.isprintable() or not self.token or " " in self.token:
             raise RequestError(f"the token for {self.url} is empty or has characters that no token has")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whoever listens there now, it is not the server that was."""
+        return self.process is not None and not self.process.is_alive
+
 
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_plain = url.isascii() and url.isprintable() and not set(" @?#") & set(url)
+        return is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
@@ -65,43 +95,25 @@ def state_folder(environ: Mapping[str, str]) -> Path:
     return _home(environ, "XDG_STATE_HOME", ".local/state") / "poise"
 
 
-@dataclass(frozen=True, slots=True)
-class _Local:
-    address: Address
-    is_alive: bool
-
-
-def _chosen(local: _Local | None, configured: Address | None) -> Address | None:
+def _chosen(local: Address | None, configured: Address | None) -> Address | None:
     """What a server left behind that is gone by now counts only where nothing else is known."""
-    if local is not None and (local.is_alive or configured is None):
-        return local.address
-    return configured
+    return configured if local is None or (local.is_gone and configured is not None) else local
 
 
-def _local(state: Path, token: str | None) -> _Local | None:
+def _local(state: Path, token: str | None) -> Address | None:
     """The server of this machine. Its first token is its owner's alone: others bring their own."""
     path = state / "server.json"
     try:
         said: Any = json.loads(path.read_bytes())
-        url, pid = str(said["url"]), int(said["pid"])
+        url, process = str(said["url"]), Process(int(said["pid"]), said.get("born"))
         found = token or (state / "admin.token").read_text(encoding="ascii").strip()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RequestError(f"{error.filename}: {error.strerror}; set POISE_TOKEN") from None
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
-    return _Local(Address(url, found), _is_alive(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # somebody else's
-    except (OSError, OverflowError):
-        return False
-    return pid > 0
+    return Address(url, found, process=process)
 
 
 def _configured(path: Path) -> Address | None:
@@ -117,7 +129,7 @@ def _configured(path: Path) -> Address | None:
     if wrong is not None or not {"url", "token"} <= said.keys():
         problem = f"{wrong!r} is not expected" if wrong is not None else "something is missing"
         raise RequestError(f"{path}: {problem}; it has url and token, and may have ca, each a text")
-    return Address(said["url"], said["token"], Path(said["ca"]).expanduser() if "ca" in said else None)
+    return Address(said["url"], said["token"], Path(os.path.expanduser(said["ca"])) if "ca" in said else None)
 
 
 def _config_file(environ: Mapping[str, str]) -> Path:

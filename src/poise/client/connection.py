@@ -10,7 +10,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import httpx
 
@@ -18,11 +18,14 @@ from poise import __version__
 from poise.client.answers import understood
 from poise.client.errors import RefusedError, UnavailableError
 from poise.model.errors import PoiseError, RequestError
+from poise.wire.plain import plain
 from poise.wire.request import Wire
 from poise.wire.views import Problem
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again: doubled each time."""
+BUSY = "busy"
+"""Code of a server that has not even looked at a request."""
 FIRST_CONTACT = 1.0
 """Seconds for which a server that never answered is asked again: it does not seem to run."""
 
@@ -35,6 +38,17 @@ class Again(Enum):
 
     ALWAYS = "always"
     UNSENT = "unsent"
+
+
+class Whereabouts(Protocol):
+    """Where a server is that may move."""
+
+    @property
+    def is_gone(self) -> bool:
+        """It has ended: whoever listens there now must not see the token."""
+
+    def look(self) -> str:
+        """Its address by now."""
 
 
 class Connection:
@@ -53,8 +67,9 @@ class Connection:
         self._url = url.rstrip("/")
         self._patience = patience
         self._reached = False
-        self.locate: Callable[[], str] | None = None
-        """Where to look for a server that does not answer any more: it may be back under another address."""
+        self.whereabouts: Whereabouts | None = None
+        self.waiting: Callable[[str], None] | None = None
+        """Told why, once, where a request takes long: somebody may be watching."""
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {token}", "User-Agent": f"poise/{__version__}", "Accept": "application/json"},
             verify=_checking(verify) if url.startswith("https:") else False,
@@ -91,15 +106,19 @@ class Connection:
                 if not is_allowed or monotonic() - begun + pause > patience:
                     raise UnavailableError(str(error)) from None
                 self._look_around()
+                if self.waiting is not None and pause < LONGEST_PAUSE <= 2 * pause:
+                    self.waiting(str(error))
             sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _look_around(self) -> None:
-        if self.locate is not None:
+        if self.whereabouts is not None:
             with suppress(RequestError):  # none is known at this moment
-                self._url = self.locate().rstrip("/")
+                self._url = self.whereabouts.look().rstrip("/")
 
     def _once(self, method: str, path: str, parameters: Parameters, content: bytes | None) -> httpx.Response:
+        if self.whereabouts is not None and self.whereabouts.is_gone:
+            raise _PassingError(f"the server at {self._url} has ended; start one with `poise serve`", may_be_done=False)
         headers = {} if content is None else {"Content-Type": "application/json"}
         try:
             answer = self._http.request(method, self._url + path, params=parameters, content=content, headers=headers)
@@ -126,9 +145,9 @@ class Connection:
             problem = understood(Problem, answer.content)
         except UnavailableError:
             problem = Problem(code="", detail=f"{self._url} answered {answer.status_code} {answer.reason_phrase}".strip())
-        detail = " ".join(problem.detail.split())
+        detail = plain(" ".join(problem.detail.split()))
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            return _PassingError(detail, may_be_done=False)
+            return _PassingError(detail, may_be_done=problem.code != BUSY)
         if answer.is_client_error:
             return RefusedError(answer.status_code, problem.code, detail)
         return UnavailableError(detail)

@@ -1,5 +1,6 @@
 """Things that grow: logs and events, read on as more comes."""
 
+import re
 from collections.abc import Iterator
 from time import monotonic, sleep
 
@@ -11,6 +12,8 @@ SHORTEST_LOOK, LONGEST_LOOK = 0.1, 2.0
 PART = 65_536
 """Bytes of a log that are asked for at once."""
 MOST_EVENTS = 1_000
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+"""A bar of progress that is drawn again and again in one line is one line."""
 
 
 class Pauses:
@@ -57,15 +60,15 @@ def growing_log(link: Connection, job: str, replica: int, offset: int) -> Iterat
 
 def last_lines(link: Connection, job: str, replica: int, lines: int) -> tuple[str, int]:
     """The last lines of a log, and the offset at which it goes on."""
-    window = PART // 2
+    window, before = PART // 2, None
     while True:
         first = log_part(link, job, replica, -window)
         parts = [first, *log_parts(link, job, replica, first.next)]
         text = "".join(part.text for part in parts)
-        if first.offset == 0 or text.count("\n") > lines:
-            kept = text.splitlines(keepends=True)[-lines:] if lines else []
-            return "".join(kept), parts[-1].next
-        window *= 4
+        is_all = first.offset == 0 or (before is not None and first.offset >= before)  # what came earlier may be deleted
+        if is_all or text.count("\n") > lines:
+            return "".join(_LINE.findall(text)[-lines:] if lines else []), parts[-1].next
+        window, before = 4 * window, first.offset
 
 
 def _has_more(part: Log, offset: int) -> bool:

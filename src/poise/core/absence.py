@@ -60,7 +60,7 @@ class Absence:
             self._answering.ended(row, now)
         state.on_hold.add(row)
         if ran:
-            state.leaving[row] = columns.epoch[row]
+            state.leaving.add(row, columns.epoch[row])
         return [Preempt(columns.ids[row], columns.epoch[row], Why.HELD, None)] if ran else []
 
     def release(self, row: int, now: float) -> None:
@@ -90,7 +90,7 @@ class Absence:
             back.append(heappop(self._returning)[1])
         for row in state.pool.passed(now):
             state.end_trial(row, now)
-            state.leaving[row] = state.columns.epoch[row]
+            state.leaving.add(row, state.columns.epoch[row])
             actions.append(Preempt(state.columns.ids[row], state.columns.epoch[row], Why.VALIDATED, None))
             back.append(row)
         back += state.pool.waived(state.free.alive)

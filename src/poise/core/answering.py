@@ -9,7 +9,7 @@ from poise.core.dividing import Division
 from poise.core.granting import Clearing, Desk, grant
 from poise.core.lanes import Key, Lanes
 from poise.core.state import State
-from poise.core.ties import ByPreviousDecision, BySubmission, Ties
+from poise.core.ties import ByPreviousDecision, BySubmission, Tie, Ties
 from poise.core.waiting import Shape
 from poise.model.columns import JobView
 from poise.model.job import Status
@@ -70,6 +70,9 @@ class Answering(Protocol):
 
     def line(self, most: int) -> list[int]:
         """Rows of the first waiting jobs, as they stand in line."""
+
+    def place(self, row: int) -> tuple[float | Tie, ...]:
+        """Where a waiting job stands in line: the smallest is first."""
 
 
 class OrderAnswering:
@@ -291,6 +294,10 @@ class OrderAnswering:
     def line(self, most: int) -> list[int]:
         """By rank."""
         return self._lanes.line(most)
+
+    def place(self, row: int) -> tuple[float | Tie, ...]:
+        """By rank."""
+        return self._lanes.key(row, 0.0)  # of those who wait it is the same at any time
 
     def _next_due(self) -> float:
         due, active, ranks = self._due, self._state.active, self._lanes.ranks

@@ -55,7 +55,7 @@ class Enacting:
             why = Why.MOVED if gpu_count(after) == columns.gpus[row] else Why.RESIZED
         state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
         state.begin_waiting(row, now)
-        state.leaving[row] = columns.epoch[row]
+        state.leaving.add(row, columns.epoch[row])
         taken_for = None if after is not None else desk.beneficiary_of(row)
         beneficiary = None if taken_for is None else columns.ids[taken_for]
         self._answering.preempted(row, now)

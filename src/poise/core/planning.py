@@ -9,6 +9,7 @@ from typing import Any
 from poise.core.candidates import PlanCandidates
 from poise.core.granting import Clearing, Desk, grant
 from poise.core.state import State
+from poise.core.ties import Tie
 from poise.core.waiting import Shape
 from poise.model.plan import Claim, Grain, Plan, Planner, Preemption, Stops
 
@@ -150,6 +151,10 @@ class PlannerAnswering:
     def line(self, most: int) -> list[int]:
         """By submission: a plan is made anew each time."""
         return list(islice(filter(self._state.waits, self._state.active), most))
+
+    def place(self, row: int) -> tuple[float | Tie, ...]:
+        """By submission."""
+        return (row,)
 
     def next_change(self) -> float:
         """The moment that the last plan named, if anybody is there to plan for."""

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from poise.core.absence import Absence
 from poise.core.answering import Answering, OrderAnswering
+from poise.core.carrying import Carrying
 from poise.core.computing import computed
 from poise.core.enacting import Enacting
 from poise.core.granting import Clearing, Desk
@@ -75,6 +76,7 @@ class Scheduler:
         )
         self._enacting = Enacting(self.state, self._answering, settings.minimum_run)
         self._absence = Absence(self.state, self._answering, settings)
+        self._carrying = Carrying(self.state, self._answering, self._enacting, self._absence)
         insistence = self.state.insistence
         self._patience = Patience(insistence, self.state, self._answering) if insistence else None
         self._actions: list[Action] = []
@@ -106,8 +108,7 @@ class Scheduler:
             self._patience.note(now)
         self.state.read_clocks(now)
         self._ask_to_wake(now)
-        actions = tuple(self._actions)
-        self._actions.clear()
+        actions, self._actions = tuple(self._actions), []
         return actions
 
     def _clearing(self) -> Clearing | None:
@@ -130,6 +131,11 @@ class Scheduler:
     def in_line(self, most: int) -> list[str]:
         """The first waiting jobs as they stand in line: by rank if the policy is an order, by submission if it plans."""
         return [self.state.columns.ids[row] for row in self._answering.line(most)]
+
+    def lined_up(self, jobs: Iterable[str]) -> list[str]:
+        """Those of these jobs that wait, in the same order."""
+        rows = filter(self.state.waits, (self.state.rows.get(job, -1) for job in jobs))
+        return [self.state.columns.ids[row] for row in sorted(rows, key=self._answering.place)]
 
     def _take(self, event: Event, now: float) -> None:
         match event:
@@ -181,27 +187,12 @@ class Scheduler:
         since = event.since if isinstance(event, Carried) else now
         row = state.enter(job, event.steps, belief, self._asks, since)
         if isinstance(event, Carried):
-            self._carry(event, row, now)
+            self._actions += self._carrying.carry(event, row, now)
         elif state.pool.slots and self._absence.admit(row, now):
             return
         else:
             self._answering.arrived(row, now)
         self._pending = True
-
-    def _carry(self, event: Carried, row: int, now: float) -> None:
-        """A job of an earlier journal stands where it stood, and runs where it ran."""
-        state, columns = self.state, self.state.columns
-        columns.epoch[row] = event.epoch - bool(event.gpus)
-        columns.steps_done[row], columns.held[row], columns.failures[row] = event.done, event.received, event.failures
-        state.leaving[row] = columns.epoch[row]
-        self._answering.arrived(row, now)
-        if event.gpus:
-            state.free.take(event.gpus)
-            state.start(row, event.gpus, event.since)
-            self._enacting.protect(row, event.since)
-            self._answering.started(row, event.since)
-        elif event.held:
-            self._absence.hold(row, now)
 
     def _finished(self, event: Finished, now: float) -> None:
         """All work is done; also if that was so before the run could be stopped, or moved."""
@@ -209,7 +200,7 @@ class Scheduler:
         if row is None:
             return
         is_current = self.state.running(row) and event.epoch == self.state.columns.epoch[row]
-        if is_current or self.state.leaving.get(row) == event.epoch:
+        if is_current or self.state.leaving.has(row, event.epoch):
             self._end(row, now, Status.FINISHED)
 
     def _failed(self, event: Failed, now: float) -> None:
@@ -242,18 +233,17 @@ class Scheduler:
         return verdict(cause) if self.settings.retry is Retry.CAUSE else Verdict.UNKNOWN
 
     def _stopped(self, event: Stopped, now: float) -> None:
-        """Progress as the world knows it, of the last run or of the one before a run that has just begun elsewhere."""
+        """Progress as the world knows it, of the last run or of one before runs that have been launched since."""
         row = self._unended_row(event.job)
         if row is None:
             return
-        running = self.state.running(row)
-        if self.state.leaving.get(row) == event.epoch:
-            del self.state.leaving[row]
-        if event.epoch == self.state.columns.epoch[row] - running:
+        running, last = self.state.running(row), self.state.columns.epoch[row]
+        if event.epoch == last - running or self.state.leaving.has(row, event.epoch):
+            self.state.leaving.drop(row, event.epoch)
             self.state.columns.steps_done[row] = event.steps
             if row in self.state.active:
                 self._answering.reported(row, now)
-        elif running and event.epoch == self.state.columns.epoch[row]:
+        elif running and event.epoch == last:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
     def _advanced(self, event: Computed | Synchronised, now: float) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from poise.core.beliefs import NO_BELIEF, Belief, why_impossible, within
+from poise.core.leaving import Leaving
 from poise.core.locality import Insistence
 from poise.core.settings import Settings
 from poise.core.shapes import Shapes
@@ -50,8 +51,7 @@ class State:
         self.shape_of: list[Shape] = []
         self.waiting_shapes: dict[int, Shape] = {}
         self.protected: dict[int, float] = {}
-        self.leaving: dict[int, int] = {}
-        """Jobs that were preempted: the run that nobody has yet said the end of."""
+        self.leaving = Leaving()
         self.steadfast: set[int] = set()
         """Jobs that keep what they hold until they end."""
         self.on_hold: set[int] = set()
@@ -346,7 +346,7 @@ class State:
         self.columns.status[row] = status
         self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
-        self.leaving.pop(row, None)
+        self.leaving.forget(row)
         self.steadfast.discard(row)
         self.on_hold.discard(row)
         self.active.pop(row, None)

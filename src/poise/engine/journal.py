@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from sys import float_info
 from typing import IO, Any, TypeVar, get_type_hints
@@ -54,16 +55,18 @@ _EVENTS = {kind.__name__.lower(): kind for kind in events.Event.__args__}
 _ACTIONS = {kind.__name__.lower(): kind for kind in actions.Action.__args__}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
 _NAMES = {kind: name for name, kind in (*_EVENTS.items(), *_ACTIONS.items())}
+_BY_TYPE = ("speeds", "prices")
 _SETTINGS = {each.name for each in fields(Settings)}
 _JOB_DEFAULTS = {each.name: each.default for each in fields(Job)}
+_stated = attrgetter(*_JOB_DEFAULTS)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a fact or a wish carries
     """A value as JSON knows it."""
     match value:
         case Job():
-            stated = {name: getattr(value, name) for name in _JOB_DEFAULTS}
-            return {name: each for name, each in stated.items() if each != _JOB_DEFAULTS[name]}
+            stated = zip(_JOB_DEFAULTS.items(), _stated(value), strict=True)
+            return {name: each for (name, default), each in stated if each != default}
         case Estimate():
             return _plain_estimate(value)
         case float() if value == inf:
@@ -98,7 +101,7 @@ def header_line(header: Header) -> str:
             "settings": asdict(header.settings),
             "nodes": [[node.name, node.gpu_type, node.gpus, node.rack] for node in header.cluster.nodes],
         }
-        | ({"prices": header.cluster.prices} if header.cluster.prices else {})
+        | {name: each for name in _BY_TYPE if (each := getattr(header.cluster, name))}
     )
 
 
@@ -249,12 +252,14 @@ def _known_keys(value: Any) -> Any:  # noqa: ANN401
     return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
 
 
-def _entry(now: float, facts: list[list[Any]], wishes: list[list[Any]], *, last: float) -> Entry:
+def _entry(
+    now: float, facts: list[list[Any]], wishes: list[list[Any]], *, last: float, but: frozenset[str] = frozenset()
+) -> Entry:
     if not last <= now < inf:
         raise ValueError(f"expected a moment not before {last}, got {now}")
     return Entry(
         float(now),
-        tuple(_decoded(_EVENTS, fact) for fact in facts),
+        tuple(_decoded(_EVENTS, fact) for fact in facts if fact[0] not in but),
         tuple(_decoded(_ACTIONS, wish) for wish in wishes),
     )
 
@@ -263,7 +268,7 @@ def _header(document: dict[str, Any]) -> Header:
     settings = document["settings"]
     return Header(
         _text(document["trace"]),
-        Cluster(tuple(_node(*node) for node in document["nodes"]), prices=_prices(document.get("prices", {}))),
+        Cluster(tuple(_node(*node) for node in document["nodes"]), *(_by_type(document.get(each, {})) for each in _BY_TYPE)),
         _text(document["policy"]),
         _text(document["placement"]),
         Settings(
@@ -279,8 +284,8 @@ def _node(name: object, gpu_type: object, gpus: object, rack: object) -> Node:
     return Node(_text(name), _text(gpu_type), gpus, _text(rack))
 
 
-def _prices(value: dict[str, Any]) -> dict[str, float]:
-    return {_text(gpu_type): float(price) for gpu_type, price in value.items()}
+def _by_type(value: dict[str, Any]) -> dict[str, float]:
+    return {_text(gpu_type): float(each) for gpu_type, each in value.items()}
 
 
 def _refused(constant: str) -> float:
@@ -295,9 +300,9 @@ def read_header(line: str) -> Header:
     return _read("a header", lambda: _header(_DECODER.decode(line)))
 
 
-def read_entry(line: str, last: float = -inf) -> Entry:
-    """What `entry_line` wrote, no earlier than `last`; raises JournalError for anything else."""
-    return _read("an instant", lambda: _entry(*_DECODER.decode(line), last=last))
+def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> Entry:
+    """What `entry_line` wrote, no earlier than `last`, `but` for facts of these names; JournalError for anything else."""
+    return _read("an instant", lambda: _entry(*_DECODER.decode(line), last=last, but=but))
 
 
 def read_job(line: str) -> Job:

@@ -48,6 +48,16 @@ class Newcomers(Enum):
     WAIT = auto()
 
 
+class Unlucky(Enum):
+    """What becomes of the claims of jobs for which nothing can be left when it is their turn.
+
+    Where jobs insist on being close together for a while, nobody knows before who gets what; then all of them are made.
+    """
+
+    LEAVE_OUT = auto()
+    CLAIM = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What everybody is to have in a round: the column of each job, -1 for none, and its partner, -1 for none."""
@@ -68,6 +78,7 @@ class Rounds:
     newcomers: Newcomers = Newcomers.FILL
     stream: int = 0
     patience: float = 1.0
+    unlucky: Unlucky = Unlucky.LEAVE_OUT
 
     @property
     def terms(self) -> Terms:
@@ -240,7 +251,27 @@ class Rounds:
             return ()
         best = np.where(standing.covered[jobs], priority[jobs].max(axis=1), inf)
         order = jobs[np.lexsort((jobs, -best))]
+        if self.unlucky is Unlucky.LEAVE_OUT:
+            order = order[_may_get(workload, order, idle)]
         return _claims_anywhere(workload, order, priority[order])
+
+
+def _may_get(workload: Workload, jobs: Ints, idle: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which of these jobs, in the order in which they are served, can get any of the free GPUs.
+
+    Jobs with equal gangs and the same usable types are served alike: once one of them gets nothing, nothing is left for the
+    others. So there are no more of them to look at than their gang goes into what is free.
+    """
+    can_use = workload.speed[jobs].reshape(len(jobs), -1, workload.types).max(axis=1) > 0
+    gang = workload.gang[jobs].astype(np.int64)
+    room = (np.array(idle) // gang[:, None] * can_use).sum(axis=1)
+    kinds = np.column_stack((gang, np.packbits(can_use, axis=1)))
+    together = np.lexsort(kinds.T)
+    begins = np.flatnonzero(np.concatenate(([True], (np.diff(kinds[together], axis=0) != 0).any(axis=1))))
+    before = np.empty(len(jobs), dtype=np.int64)
+    before[together] = np.arange(len(jobs)) - np.repeat(begins, np.diff(begins, append=len(jobs)))
+    reaches: NDArray[np.bool_] = before < room
+    return reaches if workload.divides is None else reaches | workload.divides[jobs]
 
 
 def _claim(workload: Workload, job: int, served: Served) -> Claim:

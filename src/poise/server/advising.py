@@ -1,6 +1,7 @@
 """Why a job stands where it stands: the one dominant reason, the numbers behind it, and what would help."""
 
 from collections import Counter
+from heapq import nsmallest
 
 from poise.core.reasons import Code, Reason
 from poise.core.scheduler import Scheduler
@@ -19,11 +20,21 @@ def reason_of(situation: Situation, record: Record) -> views.Reason:
     """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
     found = situation.scheduler.explain(record.job.id)
     if found.code is Code.RUNNING and record.state is State.STARTING:
-        text = "waits until those who had its GPUs have left" if situation.closing else "its processes are being started"
+        awaits = _awaits_others(situation, record)
+        text = "waits until those who had its GPUs have left" if awaits else "its processes are being started"
         return views.Reason(code="starting", text=text)
     if record.state is State.CHECKPOINTING:
         return views.Reason(code="checkpointing", text="was asked to leave, and writes its checkpoint")
     return _shown(found)
+
+
+def _awaits_others(situation: Situation, record: Record) -> bool:
+    """A run that has lost its GPUs is still there, of the job itself or on GPUs that it has now."""
+    mine = {} if record.current is None else record.current.gpus
+    others = (run for name in situation.closing for run in situation.records[name].open_runs() if run.released is not None)
+    return len(record.open_runs()) > 1 or any(
+        not set(slots).isdisjoint(mine.get(node, ())) for run in others for node, slots in run.gpus.items()
+    )
 
 
 def ended_reason(record: Record) -> views.Reason:
@@ -35,25 +46,30 @@ def ended_reason(record: Record) -> views.Reason:
 def reason_counts(situation: Situation) -> dict[str, int]:
     """Jobs that have not ended by the core's dominant reason; jobs that wait for the same are looked at together."""
     state = situation.scheduler.state
-    counts: Counter[str] = Counter({Code.RUNNING.value: len(situation.running), Code.HELD.value: len(state.away)})
+    away = len(state.away) - sum(map(state.running, state.away))  # some of them are on trial
+    counts: Counter[str] = Counter({Code.RUNNING.value: len(situation.running), Code.HELD.value: away})
     for shape in state.waiting_shapes.values():
         cause = Code.SHARE if shape.is_held else _CODES[shape.classify(state.free, state.placement)]
         counts[cause.value] += shape.waiting
     return dict(counts)
 
 
-def why(situation: Situation, record: Record) -> views.Why:
+def why(situation: Situation, record: Record, now: float) -> views.Why:
     """One reason, the evidence, one next step."""
     if record.finished is not None:
         return views.Why(
-            job=record.job.id, state=record.state, reason=ended_reason(record), evidence=_past(record), advice=_look(record)
+            job=record.job.id,
+            state=record.state,
+            reason=ended_reason(record),
+            evidence=_past(record, now),
+            advice=_look(record),
         )
     reason = reason_of(situation, record)
     return views.Why(
         job=record.job.id,
         state=record.state,
         reason=reason,
-        evidence=(*_past(record), *_contention(situation, record, reason.code)),
+        evidence=(*_past(record, now), *_contention(situation, record, reason.code)),
         advice=_advice(situation, record, reason.code),
     )
 
@@ -62,11 +78,13 @@ def _shown(reason: Reason) -> views.Reason:
     return views.Reason(code=reason.code.value, text=reason.text)
 
 
-def _past(record: Record) -> tuple[str, ...]:
+def _past(record: Record, now: float) -> tuple[str, ...]:
     """What has happened to it so far."""
     said = []
     if record.launches:
-        times = f"{record.launches} run{'s' * (record.launches != 1)}, {record.gpu_seconds:.0f} GPU-seconds received"
+        run = record.current
+        received = record.gpu_seconds + (0.0 if run is None else run.count * (now - run.started))
+        times = f"{record.launches} run{'s' * (record.launches != 1)}, {received:.0f} GPU-seconds received"
         said.append(f"{times}, preempted {record.preemptions} times, {record.lost:.0f} GPU-seconds of work lost")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
@@ -81,17 +99,15 @@ def _contention(situation: Situation, record: Record, code: str) -> tuple[str, .
     if code in {Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
         return ()
     usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
-    holders = [situation.records[name] for name in situation.running]
-    there = [(each, each.current) for each in holders]
-    using = [(each, run) for each, run in there if run is not None and run.gpu_type in usable]
-    using.sort(key=lambda pair: (-pair[1].count, pair[0].job.submitted))
-    named = ", ".join(
-        f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in using[:MOST_HOLDERS]
-    )
-    said = [f"it can use {', '.join(usable)}; {sum(run.count for _, run in using)} of those GPUs are held"]
+    tally = situation.tally
+    holders = (situation.records[name] for name in situation.running)
+    using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
+    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
+    named = ", ".join(f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in most)
+    said = [f"it can use {', '.join(usable)}; {sum(tally.by_type[each] for each in usable)} of those GPUs are held"]
     if named:
         said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
-    mine = sum(run.count for each, run in there if run is not None and each.job.tenant == record.job.tenant)
+    mine = tally.held.by_tenant[record.job.tenant]
     said.append(f"tenant {record.job.tenant} holds {mine} of {situation.header.cluster.gpus} GPUs")
     return tuple(said)
 

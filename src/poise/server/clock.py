@@ -12,16 +12,17 @@ class Clock:
     """Never goes backwards, not even over restarts. `last` is the last moment that the journal knows."""
 
     def __init__(self, last: float, *, wall: Callable[[], float] = time, steady: Callable[[], float] = monotonic) -> None:
-        self._steady = steady
+        self._wall, self._steady = wall, steady
         self._began = steady()
-        at = wall()
-        self._base = max(at, last)
-        self._ahead = self._base - at
+        self._base = max(wall(), last)
 
     def now(self) -> float:
         """This moment."""
         return self._base + self._steady() - self._began
 
-    def moment(self, wall: float, *, earliest: float) -> float:
-        """When something happened that somebody else's clock dates: not before `earliest`, not in the future."""
-        return min(max(wall + self._ahead, earliest), self.now())
+    def moment(self, at: float, *, earliest: float) -> float:
+        """When something happened that the machine's clock dates: not before `earliest`, not in the future.
+
+        What counts is how long ago that is by the same clock: it may have been set since the service was started.
+        """
+        return min(max(self.now() - (self._wall() - at), earliest), self.now())

@@ -1,12 +1,14 @@
 """One endpoint of the API as data: what it takes, what it answers, and which role it needs at least."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
+from inspect import signature
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Path, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
@@ -23,6 +25,7 @@ _ALWAYS = (400, 401, 403, 408, 413, 414, 431, 500, 503)
 """What any endpoint may answer: mostly the guard."""
 
 W = TypeVar("W", bound=Wire)
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Endpoint:
 
     def add_to(self, app: FastAPI) -> None:
         """Make the application answer here. The role is looked at before anything else of the request is."""
-        app.add_api_route(
+        app.router.add_api_route(
             self.path,
             self.handler,
             methods=[self.method],
@@ -51,9 +54,26 @@ class Endpoint:
             response_model=self.answers,
             response_description="Done",
             responses=problems(*self._statuses()),
-            dependencies=[Depends(at_least(self.least))],
+            route_class_override=self._route(),
             openapi_extra=self._body(),
         )
+
+    def _route(self) -> type[APIRoute]:
+        """A handler that takes the request and nothing else is called straight away; FastAPI finds out what others take."""
+        check, handler = at_least(self.least), self.handler
+        is_direct = list(signature(handler).parameters) == ["request"]
+
+        class Checked(APIRoute):
+            def get_route_handler(self) -> Handler:
+                inner: Handler = handler if is_direct else super().get_route_handler()
+
+                async def handle(request: Request) -> Response:
+                    await check(request)
+                    return await inner(request)
+
+                return handle
+
+        return Checked
 
     def _statuses(self) -> tuple[int, ...]:
         taking = (415,) if self.takes else ()
@@ -72,22 +92,26 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": HTTPStatus(status).phrase} for status in sorted(statuses)}
 
 
-async def caller(request: Request) -> Account:
+def caller_of(request: Request) -> Account:
     """Whom the request comes from; the guard has looked at the token."""
     account: Account = request.state.account
     return account
 
 
-Caller = Annotated[Account, Depends(caller)]
+async def _caller(request: Request) -> Account:
+    return caller_of(request)
+
+
+Caller = Annotated[Account, Depends(_caller)]
 NamePart = Annotated[str, Path(pattern=f"^{NAME}$", max_length=64)]
 """A name in a path. It is looked up, and never made part of a file's path."""
 
 
-def at_least(role: Role) -> Callable[[Request], Any]:
+def at_least(role: Role) -> Callable[[Request], Awaitable[None]]:
     """A check that the caller has this role, or one that may do more."""
 
     async def check(request: Request) -> None:
-        account: Account = request.state.account
+        account = caller_of(request)
         if not is_at_least(account, role):
             raise RefusedError(
                 Fault.FORBIDDEN, f"needs the role {role.value}; token {account.name!r} is a {account.role.value}'s"

@@ -5,40 +5,49 @@ crash: what was decided is forgotten, and the state is read back from the store 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import perf_counter
+from typing import NamedTuple
 
 from poise.core.scheduler import Scheduler
-from poise.engine.collector import set_aside
+from poise.engine.collector import set_aside, without_collector
 from poise.engine.journal import Header
-from poise.engine.live import Grip, News, RunEnded, RunOrder, Tell, World
-from poise.model.errors import RequestError
+from poise.engine.live import Grip, News, RunBegan, RunEnded, RunOrder, Tell, World
+from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
 from poise.server.clock import Clock
 from poise.server.instant import Instant
 from poise.server.intake import Intake
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
-from poise.server.opening import opened, renewed
+from poise.server.opening import opened, renewed, restored
 from poise.server.records import Record
 from poise.server.seam import Fault, RefusedError
-from poise.server.situation import Orders, Situation
+from poise.server.situation import Answer, Orders, Situation
 from poise.server.store import Changes, StorageError, Store
-from poise.server.wishes import Adopt, Weigh, Wish, grant, refuse
+from poise.server.wishes import Adopt, Submit, Weigh, Wish, grant, refuse
 from poise.wire.request import Request
 
 MOST_AT_ONCE = 512
-"""Wishes and pieces of news that one commit may hold."""
+"""Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
+SLOW_CHAPTER = 60.0
+"""Seconds of deciding after which it does: so long a restart may take for the same."""
 LONG_CHAPTER = 50_000
 """Entries after which the journal goes on in a new chapter."""
+MANY_ENDED = 100_000
+"""Jobs that have ended in a chapter, after which it does too."""
 RETRY_SECONDS = 1.0
 """Between two looks whether something can be written again."""
 GROWTH = 10_000
 """Jobs more than before at which what there is is taken to stay."""
+LONGEST_WAIT = 3_600.0
+"""Seconds without a look at the clock."""
 LATE = 2.0
 """Seconds after which news counts as belated: it is told to the core as of when it happened."""
+STOPPING = "the service is stopping"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,14 @@ class Parts:
     clock_of: Callable[[float], Clock] = Clock
 
 
+class _Step(NamedTuple):
+    """An instant that the core has been asked about, and that is not kept yet; None: nothing of it has to be."""
+
+    instant: Instant
+    answer: Answer | None
+    changes: Changes | None
+
+
 class Loop:
     """The engine's thread. Everything that changes the situation happens in it, under `lock`."""
 
@@ -66,9 +83,11 @@ class Loop:
         self.trouble: RefusedError | None = RefusedError(Fault.NOT_READY, "the service is starting")
         self._inbox: SimpleQueue[Wish | News | None] = SimpleQueue()
         self._closing = threading.Event()
+        self._over = threading.Event()
         self._started = threading.Event()
         self._failed: BaseException | None = None
         self._losses: dict[str, float] = {}
+        self._deciding = 0.0
         self._aside = 0
         self.clock = parts.clock_of(self.store.last_moment())
         self.began = self.clock.now()
@@ -98,11 +117,13 @@ class Loop:
     def put(self, wish: Wish) -> None:
         """Want something."""
         if self._closing.is_set():
-            refuse(wish, RefusedError(Fault.NOT_READY, "the service is stopping"))
+            refuse(wish, RefusedError(Fault.NOT_READY, STOPPING))
         elif self.trouble is not None:
             refuse(wish, self.trouble)
         else:
             self._inbox.put(wish)
+            if self._over.is_set():  # that was too late for the engine to see it
+                self._refuse(self._drained())
 
     def _run(self) -> None:
         try:
@@ -116,24 +137,39 @@ class Loop:
             self.parts.log.error("engine-stopped", problem=f"{type(error).__name__}: {error}")  # noqa: TRY400
         finally:
             self._started.set()
+            self._over.set()
+            self._refuse(self._drained())
             if hasattr(self, "world"):
                 self.world.close()
             self.store.close()
 
     def open(self) -> None:
         """The situation as the journal has it; and the world, with every run that the journal does not know the end of."""
-        situation, changes, orders = opened(self.parts, self.clock.now())
-        with self.lock:
-            self.situation = situation
-        if changes is not None:
+        began = perf_counter()
+        situation, answer = self._opened()
+        self._deciding = perf_counter() - began
+        if answer is not None:
+            changes = situation.chapter(answer, self.parts.header)
             self.store.commit([changes])
             situation.kept(changes)
+        with self.lock:
+            self.situation = situation
         self._last = self.store.last_moment()
         self.world = self.parts.world_of(self._inbox.put)
         self.world.adopt(self._held_runs(situation))
-        self._carry_out(orders)
+        if answer is not None:
+            self._carry_out(answer.orders)
         self.trouble = None
         self.parts.log.info("ready", jobs=len(situation.records), policy=situation.header.policy, entries=self.store.last)
+
+    def _opened(self) -> tuple[Situation, Answer | None]:
+        """The situation as the journal has it; where this core would not have written it, as the records have it."""
+        with self.store.legible(), without_collector():
+            try:
+                return opened(self.parts, self.clock.now())
+            except ReplayError as error:
+                self.parts.log.error("replay-differs", problem=str(error))  # noqa: TRY400
+                return restored(self.parts, self.clock.now())
 
     def _held_runs(self, situation: Situation) -> list[tuple[RunOrder, Grip]]:
         return [
@@ -145,7 +181,7 @@ class Loop:
     def _order(self, situation: Situation, record: Record, epoch: int) -> RunOrder:
         run = record.run(epoch)
         if run is None:
-            raise StorageError(f"run {epoch} of job {record.job.id} is not known")
+            raise InvariantError(f"run {epoch} of job {record.job.id} is not known")
         request = Request.model_validate_json(self.store.request(record.job.id) or "")
         beside = situation.partner(record.job.id)
         return RunOrder(record.job.id, epoch, situation.parts(run), request, record.job.tenant, record.ran, beside)
@@ -159,38 +195,67 @@ class Loop:
     def _patience(self) -> float | None:
         """Seconds until the core wants to be woken; None: it does not."""
         wake = self.situation.wake
-        return None if wake is None else max(0.0, wake - self.clock.now())
+        return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
 
     def _batch(self, timeout: float | None) -> Iterator[Wish | News]:
         """What has come in, or comes in time."""
-        try:
+        left = MOST_AT_ONCE
+        with suppress(Empty):
             item = self._inbox.get(timeout=timeout)
-            for _ in range(MOST_AT_ONCE - 1):
-                if item is None:
-                    return
+            while item is not None:
                 yield item
+                left -= len(item.submission.jobs) if isinstance(item, Submit) else 1
+                if left <= 0:
+                    return
                 item = self._inbox.get_nowait()
-        except Empty:
-            return
-        if item is not None:
-            yield item
 
     def turn(self, timeout: float | None) -> None:
         """Handle what has come in, or comes in time, and wake the core if it is time for that."""
         batch = list(self._batch(timeout))
-        late = [each for each in batch if isinstance(each, RunEnded) and each.at < self.clock.now() - LATE]
-        for news in sorted(late, key=lambda each: each.at):
-            self._handle([news], self.clock.moment(news.at, earliest=self._last), Belated())
-            self.situation.wake = self.clock.now()  # nothing was decided then, so it has to be now
-        self._wake_up()
-        rest = [each for each in batch if each not in late]
-        if rest:
-            self._handle(rest, self.clock.now())
-        if self._is_long():
-            self._renew(None)
+        wishes = [each for each in batch if isinstance(each, Wish)]
+        try:
+            news = self._catch_up([self._dated(each) for each in batch if isinstance(each, News)])
+            self._wake_up()
+            if news or wishes:
+                self._handle([*news, *wishes], self.clock.now())  # what ended comes first
+            if self._is_long():
+                self._renew(None)
+        except StorageError as error:
+            self._wait_for_room(error, wishes)
+        except Exception as error:
+            self.trouble = RefusedError(Fault.NOT_READY, f"the engine has stopped: {error}")
+            self._refuse(wishes)
+            raise
         if len(self.situation.records) > self._aside + GROWTH:
             self._aside = len(self.situation.records)
             set_aside()
+
+    def _is_long(self) -> bool:
+        """A restart has to decide the whole chapter again, and the core remembers every job of it."""
+        rows = len(self.situation.scheduler.state.rows)
+        is_slow = self._deciding > SLOW_CHAPTER
+        return is_slow or self.store.chapter_length > LONG_CHAPTER or rows - len(self.situation.records) > MANY_ENDED
+
+    def _dated(self, news: News) -> News:
+        """The same news, with the moment as the service has it."""
+        return replace(news, at=self.clock.moment(news.at, earliest=0.0))
+
+    def _catch_up(self, news: list[News]) -> list[News]:
+        """Tell the core, as of when it happened, what has come to be known late; what is left is of now."""
+        since = self.clock.now() - LATE
+        late = [each for each in news if isinstance(each, RunEnded) and each.at < since]
+        if not late:
+            return news
+        runs = {(each.job, each.epoch) for each in late}
+        began = {(each.job, each.epoch): each for each in news if isinstance(each, RunBegan)}
+        steps: list[_Step] = []
+        for each in sorted(late, key=lambda each: each.at):
+            before = began.get((each.job, each.epoch))
+            steps.append(self._take([each] if before is None else [before, each], max(each.at, self._last), Belated()))
+        self._finish(steps)  # after a long break there are many: one commit does for all
+        now, wake = self.clock.now(), self.situation.wake
+        self.situation.wake = now if wake is None else min(wake, now)  # nothing was decided then, so it has to be now
+        return [each for each in news if (each.job, each.epoch) not in runs]
 
     def _wake_up(self) -> None:
         """Wake the core as of the very moment that it named: rounds end then, and not some milliseconds later."""
@@ -199,12 +264,15 @@ class Loop:
             self.situation.wake = None
             self._handle([], max(wake, self._last) if now - wake < LATE else now, Woke())
 
-    def _is_long(self) -> bool:
-        chapter = self.store.chapter()
-        return chapter is not None and self.store.last - chapter[2] > LONG_CHAPTER
-
     def _handle(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> None:
         """One instant. All of it is kept before any of it is done or answered, or none of it is."""
+        step = self._take(batch, now, *first)
+        self._finish([step])
+        for wish in step.instant.chapters:
+            self._renew(wish)
+
+    def _take(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> "_Step":
+        """Ask the core; nothing is kept yet."""
         instant = Instant(self.situation, self.store, self.parts, self._losses, now)
         self._last = now
         with self.lock:
@@ -212,55 +280,78 @@ class Loop:
                 instant.facts.add(fact)
             for item in batch:
                 instant.take(item)
-            changes, orders = self._ask(instant)
-        if changes is not None and not self._commit(changes, batch):
-            return
-        self._carry_out(orders)
-        instant.answer()
-        for wish in instant.chapters:
-            self._renew(wish)
+            answer = self._ask(instant)
+        return _Step(instant, answer, None if answer is None else self.situation.changes(answer))
 
-    def _ask(self, instant: "Instant") -> tuple[Changes | None, Orders]:
+    def _finish(self, steps: "Sequence[_Step]") -> None:
+        """Keep these instants; then do, and answer, what comes of them."""
+        self._commit([step.changes for step in steps if step.changes is not None])
+        for step in steps:
+            if step.answer is not None:
+                self._carry_out(step.answer.orders)
+            step.instant.answer()
+
+    def _ask(self, instant: "Instant") -> Answer | None:
         facts = instant.facts
-        if facts.events:
-            began = perf_counter()
-            changes, orders = self.situation.ask(instant.now, facts)
-            self.parts.metrics.decision(perf_counter() - began)
-            return changes, orders
-        return (self.situation.note(instant.now, facts) if facts.touched else None), Orders()
-
-    def _commit(self, changes: Changes, batch: Sequence[Wish | News]) -> bool:
-        """Keep an instant; if that fails everybody who wanted something is told, and the state is read back."""
+        if not facts.events:
+            return self.situation.note(instant.now, facts) if facts.touched else None
         began = perf_counter()
-        try:
-            self.store.commit([changes])
-        except StorageError as error:
-            self._wait_for_room(error, [each for each in batch if isinstance(each, Wish)])
-            return False
-        self.parts.metrics.committed(perf_counter() - began, int(changes.entry is not None))
+        answer = self.situation.ask(instant.now, facts)
+        took = perf_counter() - began
+        self._deciding += took
+        self.parts.metrics.decision(took)
+        return answer
+
+    def _commit(self, instants: Sequence[Changes]) -> None:
+        """Keep instants; raises StorageError if that is not possible, and then the situation is not to be used again."""
+        if not instants:
+            return
+        began = perf_counter()
+        self.store.commit(instants)
+        self.parts.metrics.committed(perf_counter() - began, sum(each.entry is not None for each in instants))
         with self.lock:
-            self.situation.kept(changes)
-        return True
+            for each in instants:
+                self.situation.kept(each)
 
     def _wait_for_room(self, error: StorageError, wishes: Sequence[Wish]) -> None:
+        """Decide nothing, and refuse everything, until something can be kept; then begin again as after a crash."""
         text = f"nothing can be kept at the moment, so nothing is decided; what runs goes on ({error})"
         self.trouble = RefusedError(Fault.STORAGE, text)
         self.parts.log.error("storage-full", problem=str(error))
-        for wish in (*wishes, *self._drained()):
-            refuse(wish, self.trouble)
-        self.world.close()
+        self._refuse(wishes)
+        self._forget()
         while not self._closing.wait(RETRY_SECONDS):
-            if self.store.has_room():
-                self.open()
+            self._refuse(self._drained())
+            if self.store.has_room() and self._is_open_again():
                 return
+
+    def _forget(self) -> None:
+        """Whoever looks is to see what was kept, not what could not be."""
+        situation, answer = self._opened()
+        if answer is None:
+            with self.lock:
+                self.situation = situation
+
+    def _is_open_again(self) -> bool:
+        try:
+            self.world.close()
+            self.open()
+        except StorageError:
+            return False
+        return True
+
+    def _refuse(self, wishes: Iterable[Wish]) -> None:
+        for wish in wishes:
+            refuse(wish, self.trouble or RefusedError(Fault.NOT_READY, STOPPING))
 
     def _drained(self) -> list[Wish]:
         """Wishes that have come in meanwhile; news is found again in the world itself."""
         wishes: list[Wish] = []
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if isinstance(item, Wish):
-                wishes.append(item)
+        with suppress(Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, Wish):
+                    wishes.append(item)
         return wishes
 
     def _carry_out(self, orders: Orders) -> None:
@@ -281,18 +372,26 @@ class Loop:
 
     def _renew(self, wish: Weigh | Adopt | None) -> None:
         """Go on in a new chapter, under another policy or with another weight."""
-        try:
+        now = self.clock.now()
+        if isinstance(wish, Weigh) and wish.tenant not in self.situation.tally.jobs:  # there is nobody to decide about
             with self.lock:
-                situation, changes, orders = renewed(self.parts, self.situation, self.clock.now(), wish)
-            if not self._commit(changes, [] if wish is None else [wish]):
-                return
+                changes = self.situation.weigh(now, wish.tenant, wish.weight)
+            self._commit([changes])
+            grant(wish.reply, None)
+            return
+        try:
+            with without_collector():
+                situation, answer = renewed(self.parts, self.situation, now, wish, self.lock)
         except RequestError as error:
             if wish is not None:
                 refuse(wish, RefusedError(Fault.WRONG, str(error)))
             return
         with self.lock:
             self.situation = situation
+        self._last = now
+        self._deciding = 0.0
+        self._commit([situation.chapter(answer, self.parts.header)])
         self.parts.log.info("chapter", policy=situation.header.policy, jobs=len(situation.records))
-        self._carry_out(orders)
+        self._carry_out(answer.orders)
         if wish is not None:
             grant(wish.reply, None)

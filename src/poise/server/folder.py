@@ -9,14 +9,18 @@ from poise.model.errors import RequestError
 
 LOCK = "lock"
 SERVER = "server.json"
-"""Where clients of this machine find the server: `{"url", "pid"}`."""
+"""Where clients of this machine find the server: `{"url", "pid", "born"}`, the last its start, as pids are used again."""
 OTHERS = 0o077
 
 
 def open_folder(path: Path) -> Path:
     """Make the directory, 0700, unless it is there; refuse one that somebody else owns or that others may look into."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(path.parents), path):
+            if not each.exists():
+                each.mkdir(
+                    mode=0o700, exist_ok=True
+                )  # whoever may write to a parent could put another directory in its place
         found = path.stat()
     except OSError as error:
         raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None
@@ -24,10 +28,20 @@ def open_folder(path: Path) -> Path:
         raise RequestError(f"--state {path}: belongs to somebody else; tokens and jobs are kept there")
     if found.st_mode & OTHERS:
         mode = stat.S_IMODE(found.st_mode)
-        raise RequestError(f"--state {path}: others may look into it (mode {mode:04o}); run chmod 700 {path}")
+        remedy = f"run chmod 700 {path}" if _is_ours(path) else "name a directory of its own"
+        raise RequestError(f"--state {path}: others may look into it (mode {mode:04o}); {remedy}")
     if not os.access(path, os.W_OK | os.X_OK):
         raise RequestError(f"--state {path}: cannot be written: permission denied")
     return path.resolve()
+
+
+def _is_ours(path: Path) -> bool:
+    """Empty, or a state directory already: nobody should be told to close /etc to others."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    return not names or LOCK in names
 
 
 class FolderLock:

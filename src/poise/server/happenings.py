@@ -48,7 +48,8 @@ def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | 
             why = f"{event.cause}{_codes(note)}"
             return told("failed", "job", event.job, f"run {event.epoch} failed: {why}; it would go on from {event.steps:g}")
         case Stopped():
-            return told("stopped", "job", event.job, f"run {event.epoch} has left; it goes on from {event.steps:g}")
+            how = f": {note['cause']}{_codes(note)}" if note.get("cause") else ""
+            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}; it goes on from {event.steps:g}")
         case _:
             return None
 

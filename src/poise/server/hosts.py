@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from poise.model.errors import RequestError
 
@@ -33,8 +34,16 @@ class Hosts:
 
 
 def _checked(name: str) -> str:
-    bracketed = f"[{name}]" if ":" in name and not name.startswith("[") else name
-    match = _AUTHORITY.fullmatch(bracketed.lower())
-    if match is None or match["name"] != bracketed.lower():
+    bracketed = f"[{_address(name)}]" if ":" in name else name.lower()
+    match = _AUTHORITY.fullmatch(bracketed)
+    if match is None or match["name"] != bracketed:
         raise RequestError(f"--host-name {name!r}: expected the name or address of a host, without a port")
     return match["name"]
+
+
+def _address(name: str) -> str:
+    """What has a colon in it must be an address of IPv6; `beef:8642` is a name with a port."""
+    try:
+        return str(IPv6Address(name.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        return ""

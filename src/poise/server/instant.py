@@ -30,6 +30,8 @@ KILLED = "killed"
 LOST = "node-lost"
 """Of a run that went with its runner, or with the machine. This service runs on that machine, so it is back: nor is that
 a reason to wait, unless no runner could be started at all (a run without replicas)."""
+OVERDUE = "max-duration"
+"""Of a job that has run for as long as it may."""
 
 _FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
     Verb.CANCEL: Cancelled,
@@ -70,6 +72,7 @@ class Instant:
         self._answers: list[Callable[[], None]] = []
         self._keys: dict[tuple[str, str], tuple[str, ...]] = {}
         self._next = 0
+        self._finished: set[str] = set()
 
     def take(self, item: Wish | News) -> None:
         """One wish, or one piece of news."""
@@ -96,8 +99,9 @@ class Instant:
         key = wish.submission.key
         ids = None if key is None else self._taken(key, wish.by.name)
         if ids is None:
-            if len(self._situation.records) + len(wish.submission.jobs) > MOST_QUEUED:
-                text = f"{len(self._situation.records):,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
+            queued = len(self._situation.records) + len(self.facts.arrivals)
+            if queued + len(wish.submission.jobs) > MOST_QUEUED:
+                text = f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
                 refuse(wish, RefusedError(Fault.FULL, text))
                 return
             ids = tuple(self._enter(request, wish.by) for request in wish.submission.jobs)
@@ -123,7 +127,7 @@ class Instant:
         situation = self._situation
         job = job_of(request, str(self._next), self.now, tenant, situation.weight_of(tenant))
         kind, estimate, steps = situation.intake.resolve(job)
-        for estimated in situation.intake.news(kind, estimate):
+        for estimated in situation.intake.news(job, kind, estimate):
             self.facts.add(estimated)
         self.facts.add(Submitted(job, kind, steps), by=by.name)
         if request.hold:
@@ -133,9 +137,9 @@ class Instant:
 
     def _change(self, wish: Change) -> None:
         record = self._situation.records.get(wish.job)
-        if record is None or record.finished is not None:
-            text = f"job {wish.job} has ended already" if record is None else f"job {wish.job} is {record.state} already"
-            refuse(wish, RefusedError(Fault.CONFLICT, text))
+        if record is None or record.finished is not None or wish.job in self._finished:
+            stands = "has ended" if record is None or record.finished is None else f"is {record.state}"
+            refuse(wish, RefusedError(Fault.CONFLICT, f"job {wish.job} {stands} already"))
             return
         self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
         self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
@@ -150,7 +154,8 @@ class Instant:
 
     def _progressed(self, news: RunProgressed) -> None:
         record = self._situation.records.get(news.job)
-        if record is None or not record.runs or record.runs[-1].epoch != news.epoch:
+        run = None if record is None else record.run(news.epoch)
+        if record is None or run is None or run.ended is not None:
             return
         record.steps, record.throughput, record.loss = news.steps, news.throughput, news.loss
         record.total = news.total or record.total
@@ -164,6 +169,7 @@ class Instant:
         run = None if record is None else record.run(news.epoch)
         if record is None or run is None or run.ended is not None:
             return
+        self._losses.pop(news.job, None)
         self._parts.metrics.ended(news.how.value)
         log = self._parts.log
         log.info("run-ended", job=news.job, epoch=news.epoch, how=news.how.value, cause=news.cause, codes=news.codes)
@@ -172,10 +178,11 @@ class Instant:
         record.gone(news, self.now)
         self._situation.watch(record)
         self.facts.touched.add(news.job)
-        if record.finished is not None:
+        if record.finished is not None or news.job in self._finished:
             return
         note: dict[str, object] = {"codes": news.codes, "cause": news.cause}
         if news.how is Ending.FINISHED:
+            self._finished.add(news.job)
             self.facts.add(Finished(news.job, news.epoch), **note)
         elif is_current:
             self._fail(news, record, steps, note)
@@ -189,12 +196,12 @@ class Instant:
         if cause == LOST and news.codes:
             cause = KILLED
         forgiven = next((code for code in map(_shell_code, news.codes) if code in record.forgiven), None)
-        if forgiven is not None:
+        if forgiven is not None and cause != OVERDUE:
             cause = f"exit code {forgiven}, which is retried"
         elif cause != KILLED and verdict(cause) is not Verdict.TRANSIENT:
             record.faults += 1
         most = self._parts.retries if record.on_errors is None else record.on_errors
-        final = record.faults > most or record.failures >= MOST_FAILURES or cause == "max-duration"
+        final = record.faults > most or record.failures >= MOST_FAILURES or cause == OVERDUE
         self.facts.add(Failed(news.job, news.epoch, cause, steps, final=final), **note)
 
     def _work(self, record: Record, steps: float | None) -> float:

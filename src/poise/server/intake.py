@@ -1,16 +1,18 @@
 """From a request to a job of the core: what is believed of its speed, and whether it can ever run here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
 from poise.core.beliefs import Belief, why_impossible
 from poise.model.cluster import Cluster
 from poise.model.errors import PoiseError, UnknownNameError
-from poise.model.event import Estimated
+from poise.model.event import Colocated, Estimated
 from poise.model.job import Job
 from poise.model.speed import Estimate
 from poise.model.topology import Topology
+from poise.policies.catalogue import policy_named
+from poise.policies.packed import shares_gpus
 from poise.server.seam import Fault, RefusedError
 from poise.throughput.speeds import Speeds
 from poise.throughput.table import Throughputs, shipped
@@ -19,19 +21,29 @@ from poise.wire.request import Preemption, Request
 UNKNOWN = "default"
 """Prefix of names that jobs get which have none."""
 
+MOST_KINDS = 2_000
+"""Kinds of jobs that are remembered."""
+
 
 class Intake:
     """Knows the cluster and what is believed of speeds; says once of each kind of job what that is.
 
-    check   raises PoiseError for a request that this machine cannot run
+    check    raises PoiseError for a request that this machine cannot run
+    policy   one that puts two jobs on the same GPUs is told what kinds of jobs do to each other there
     """
 
-    def __init__(self, cluster: Cluster, check: Callable[[Request], None], table: Throughputs | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, check: Callable[[Request], None], policy: str, table: Throughputs | None = None
+    ) -> None:
         self._cluster = cluster
         self._topology = Topology(cluster)
-        self._speeds = Speeds(table or shipped(), cluster)
+        self._table = table or shipped()
+        self._speeds = Speeds(self._table, cluster)
         self._check = check
+        self._pairs = shares_gpus(policy_named(policy))
         self._told: set[str] = set()
+        self._measured: dict[str, Job] = {}
+        """Of the kinds that it was told of, those that something is known of beside others: a job of each."""
         self._possible: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
 
     def admit(self, request: Request) -> None:
@@ -51,31 +63,50 @@ class Intake:
     def _impossible(self, job: Job) -> str | None:
         kind, estimate, _ = self.resolve(job)
         key = (kind, job.gpus, job.gpu_types)
-        if key not in self._possible:
+        known = self._possible  # other threads may be here too
+        if key not in known:
+            if len(known) >= MOST_KINDS:  # people make up names of models as they like
+                known = self._possible = {}
+                self._speeds = Speeds(self._table, self._cluster)
             reserved = [0] * len(self._topology.types)
-            self._possible[key] = why_impossible(job, Belief(0, estimate), self._topology, reserved)
-        return self._possible[key]
+            known[key] = why_impossible(job, Belief(0, estimate), self._topology, reserved)
+        return known[key]
 
     def resolve(self, job: Job) -> tuple[str, Estimate, float]:
         """Kind, believed speed and work of a job; work of unknown length is endless.
 
         Steps alone say nothing of a job's length if nobody knows how fast its model trains.
         """
-        if job.duration is None and (job.steps is None or not self._speeds.knows(job)):
-            kind, estimate, _ = self._speeds.resolve(replace(job, steps=None, duration=1.0))
-            return kind, estimate, inf
-        return self._speeds.resolve(job)
+        kind, estimate, steps = self._speeds.resolve(self._timed(job))
+        return kind, estimate, inf if self._is_endless(job) else steps
 
-    def news(self, kind: str, estimate: Estimate) -> list[Estimated]:
+    def _is_endless(self, job: Job) -> bool:
+        return job.duration is None and (job.steps is None or not self._speeds.knows(job))
+
+    def _timed(self, job: Job) -> Job:
+        """The job as one whose speed can be told."""
+        return replace(job, steps=None, duration=1.0) if self._is_endless(job) else job
+
+    def news(self, job: Job, kind: str, estimate: Estimate) -> list[Estimated | Colocated]:
         """What the core has to be told before the first job of a kind."""
         if kind in self._told:
             return []
-        self._told.add(kind)
-        return [Estimated(kind, estimate)]
+        self.told(job, kind)
+        return [Estimated(kind, estimate), *(self._beside(kind) if kind in self._measured else ())]
 
-    def told(self, kind: str) -> None:
-        """The core knows this kind from the journal."""
+    def _beside(self, kind: str) -> Iterator[Colocated]:
+        """What is believed of a new kind beside each that the core knows."""
+        job = self._measured[kind]
+        for other, known in self._measured.items():
+            rates = self._speeds.pair(job, known) if known.gpus == job.gpus else ()
+            if any(mine > 0 and others > 0 for mine, others in rates):
+                yield Colocated(kind, other, rates)
+
+    def told(self, job: Job, kind: str) -> None:
+        """The core knows this kind, and a job of it, from the journal."""
         self._told.add(kind)
+        if self._pairs and self._speeds.knows(job):
+            self._measured.setdefault(kind, self._timed(job))
 
 
 def job_of(request: Request, job: str, now: float, tenant: str, weight: float) -> Job:

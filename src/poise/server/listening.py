@@ -3,20 +3,24 @@
 import ipaddress
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import ssl
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
 from poise.server.folder import SERVER, replace_file
 from poise.server.logs import Level, Logbook, forward
@@ -24,8 +28,14 @@ from poise.server.logs import Level, Logbook, forward
 DEFAULT_PORT = 8642
 BACKLOG = 512
 MOST_CONNECTIONS = 1_000
+SPARE_FILES = 256
+"""Files that connections leave to the rest of the service: the store, logs, runs that are being started."""
+FILES_A_RUN = 4
+_LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(:(?P<port>[0-9]{1,5}))?")
 HEAD_SECONDS = 10.0
 """For a connection to bring the whole head of a request."""
+READ_SECONDS = 30.0
+"""For a client to take what it is sent; less than the guard gives a request, so that this comes first."""
 IDLE_SECONDS = 15
 """For a connection to come up with another request."""
 STOP_SECONDS = 10
@@ -44,13 +54,12 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> "Address":
         """`127.0.0.1:8642`, `[::1]:8642`, `name:8642`, or without a port."""
-        host, colon, port = text.rpartition(":")
-        if not colon or (text.startswith("[") and text.endswith("]")):
-            host, port = text, str(DEFAULT_PORT)
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
-            raise RequestError(f"--listen {text!r}: expected HOST:PORT, e.g. 127.0.0.1:{DEFAULT_PORT}")
-        return cls(host, int(port))
+        match = _LISTEN.fullmatch(text)
+        if match is None or int(match["port"] or DEFAULT_PORT) > 65_535 or match["host"].isdecimal():
+            raise RequestError(
+                f"--listen {text!r}: expected HOST:PORT, e.g. 127.0.0.1:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
+            )
+        return cls(match["host"].strip("[]"), int(match["port"] or DEFAULT_PORT))
 
     @property
     def is_loopback(self) -> bool:
@@ -90,13 +99,44 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-def bind(address: Address) -> socket.socket:
+class Reception(socket.socket):
+    """Takes a connection only while enough files are left to the rest of the service, whoever comes and however often.
+
+    The kernel gives out the lowest number that is free, so that of a connection says how many files are open. Without this
+    a flood of connections, which needs no token, would keep runs from being started.
+    """
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; BlockingIOError, as if nobody had come, where it would be one too many."""
+        link, address = super().accept()
+        if link.fileno() < _most_files() - SPARE_FILES:
+            return link, address
+        link.close()
+        raise BlockingIOError
+
+
+def _most_files() -> int:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if most != resource.RLIM_INFINITY else 1 << 30
+
+
+def ask_for_files(runs: int) -> None:
+    """Have room for all connections and so many runs, as far as this user may."""
+    wanted = MOST_CONNECTIONS + SPARE_FILES + FILES_A_RUN * runs
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _most_files() < wanted:
+        granted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        with suppress(ValueError, OSError):  # some systems have a bound of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (granted, most))
+
+
+def bind(address: Address) -> Reception:
     """A socket that listens nowhere yet; raises RequestError in one line where that cannot be."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise RequestError(f"--listen {address}: {error.strerror or error}") from None
+        bound = Reception(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise RequestError(f"--listen {address}: {getattr(error, 'strerror', None) or error}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(place)
@@ -114,13 +154,18 @@ def url_of(address: Address, bound: socket.socket, scheme: str) -> str:
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 over one connection, with bounds that uvicorn does not have: on connections, and on the time a head takes."""
+    """HTTP/1.1 over one connection, with bounds that uvicorn does not have: on connections, and on the time that a head and
+
+    the reading of an answer take.
+    """
 
     _due: TimerHandle | None = None
+    _unread: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Hang up at once if there are too many."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1, low=0)  # so that we hear of it whenever something is not taken at once
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
         else:
@@ -134,10 +179,25 @@ class Connection(H11Protocol):
         else:
             self._forget_head()
 
+    def pause_writing(self) -> None:
+        """The client does not read. It has to, in time: an answer that nobody takes would keep its connection for ever."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read everything."""
+        self._forget_unread()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._forget_head()
+        self._forget_unread()
         super().connection_lost(exc)
+
+    def _should_upgrade(self) -> bool:
+        """HTTP/1.1 it is, and nothing else; uvicorn would tell the log what to install."""
+        return False
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets a problem too."""
@@ -155,6 +215,11 @@ class Connection(H11Protocol):
         if self._due is not None:
             self._due.cancel()
             self._due = None
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
 
 class Listener(uvicorn.Server):
@@ -192,6 +257,7 @@ def config_of(app: FastAPI, certificate: Certificate | None, log: Logbook) -> uv
     return uvicorn.Config(
         app,
         http=Connection,
+        loop="asyncio",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -211,7 +277,8 @@ def config_of(app: FastAPI, certificate: Certificate | None, log: Logbook) -> uv
 def announced(folder: Path, url: str) -> Iterator[None]:
     """Clients of this machine find the server as long as it is there."""
     path = folder / SERVER
-    replace_file(path, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    me = {"pid": os.getpid(), "born": start_of(os.getpid())}
+    replace_file(path, json.dumps({"url": url, **me}) + "\n")
     try:
         yield
     finally:

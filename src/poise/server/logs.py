@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from threading import Lock
@@ -78,7 +79,7 @@ class Logbook:
 
 def _as_json(moment: str, level: str, event: str, values: dict[str, object]) -> str:
     document = {"time": moment, "level": level, "event": event} | {key: _kept(value) for key, value in values.items()}
-    return json.dumps(document, default=str)
+    return json.dumps(document, allow_nan=False)
 
 
 def _as_text(moment: str, level: str, event: str, values: dict[str, object]) -> str:
@@ -90,17 +91,24 @@ _LINES = {LogFormat.JSON: _as_json, LogFormat.TEXT: _as_text}
 
 
 def _kept(value: object) -> object:
-    """A plain value; text of reasonable length."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
+    """What JSON can say, as it is; anything else as text. Of reasonable length."""
+    if not isinstance(value, str):
+        with suppress(TypeError, ValueError):
+            if len(_json(value)) <= LONGEST:
+                return value
     text = str(value)
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
+def _json(value: object) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
 def _word(value: object) -> str:
     """Quoted where it would not be one word on one line."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if text and all(char.isprintable() and char not in ' "=' for char in text) else json.dumps(text)
+    text = value if isinstance(value, str) else _json(value)
+    quoting = ' "=' if isinstance(value, str) else " "
+    return text if text and all(char.isprintable() and char not in quoting for char in text) else json.dumps(text)
 
 
 class Forwarding(logging.Handler):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,13 +11,16 @@ from poise.engine.journal import Header, read_entry, read_header, read_job
 from poise.engine.live import Grip
 from poise.engine.replay import replay
 from poise.model.action import WakeAt
-from poise.model.event import Carried, Estimated, Woke
+from poise.model.errors import JournalError
+from poise.model.event import Belated, Carried, Submitted, Woke
 from poise.model.journal import Entry
 from poise.server.intake import Intake
 from poise.server.records import Record
-from poise.server.situation import Books, Orders, Situation
-from poise.server.store import Changes, Store
+from poise.server.situation import Answer, Books, Facts, Situation
+from poise.server.store import JobRowText, Store
 from poise.server.wishes import Adopt, Weigh
+
+_NOBODY_LOOKS = nullcontext()
 
 
 class Makers(Protocol):
@@ -39,7 +43,7 @@ class Makers(Protocol):
         """What is believed of new jobs."""
 
 
-def opened(makers: Makers, now: float) -> tuple[Situation, Changes | None, Orders]:
+def opened(makers: Makers, now: float) -> tuple[Situation, Answer | None]:
     """The situation as the store has it. If the service was started with something else last time, a new chapter is begun.
 
     So what was changed while it ran holds until it is started in another way.
@@ -48,55 +52,92 @@ def opened(makers: Makers, now: float) -> tuple[Situation, Changes | None, Order
     last = store.chapter()
     if last is None:
         situation = Situation(makers.header, makers.scheduler_of(makers.header), makers.intake_of(makers.header))
-        changes, orders = situation.begin(now, carried=(), estimates=(), asked=makers.header)
-        return situation, changes, orders
-    header = read_header(last[0])
-    situation = Situation(header, makers.scheduler_of(header), makers.intake_of(header))
+        return situation, situation.ask(now, Facts())
+    situation = _recorded(makers, last[0])
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
-    situation.records = {row.id: Record.read(read_job(row.job), row.record) for row in store.unended()}
+    if read_header(last[1]) == makers.header:
+        return situation, None
+    return _carried_over(makers, situation, makers.header, now)
+
+
+def restored(makers: Makers, now: float) -> tuple[Situation, Answer]:
+    """The situation as the records have it, in a new chapter: for a journal that this core would not have written.
+
+    A Poise that decides in another way than the one before it finds such a journal. What only the core knew is lost: how
+    far jobs have come that do not report it.
+    """
+    last = makers.store.chapter()
+    if last is None:
+        raise JournalError("there is nothing to begin with")
+    situation = _recorded(makers, last[0])
+    header = situation.header if read_header(last[1]) == makers.header else makers.header
+    return _carried_over(makers, situation, header, now)
+
+
+def _recorded(makers: Makers, header_line: str) -> Situation:
+    """All that the store knows but the core's state."""
+    header, store = read_header(header_line), makers.store
+    situation = Situation(header, makers.scheduler_of(header), makers.intake_of(header))
+    situation.records = {row.id: _read(row) for row in store.unended()}
     situation.books = {name: Books(*books) for name, books in store.tenants().items()}
     situation.ended = Counter(store.ended())
     held = (record for record in situation.records.values() if record.current is not None)
     situation.running = {record.job.id: None for record in sorted(held, key=lambda record: record.since)}
     for record in situation.records.values():
         situation.watch(record)
-    if read_header(last[1]) == makers.header:
-        return situation, None, Orders()
-    return _carried_over(makers, situation, makers.header, now)
+    situation.count(situation.records)
+    return situation
+
+
+def _read(row: JobRowText) -> Record:
+    try:
+        return Record.read(read_job(row.job), row.record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise JournalError(f"job {row.id}: what is kept of it makes no sense: {error!r:.100}") from error
 
 
 def _watched(situation: Situation, entries: Iterable[Entry]) -> Iterable[Entry]:
     """Entries on their way to the core: what kinds of jobs it has been told of, and when it wants to be woken."""
     for entry in entries:
         for event in entry.events:
-            if isinstance(event, Estimated):
-                situation.intake.told(event.kind)
+            if isinstance(event, Submitted | Carried):
+                situation.intake.told(event.job, event.kind)
             elif isinstance(event, Woke):
                 situation.wake = None
         for action in entry.actions:
             if isinstance(action, WakeAt):
                 situation.wake = action.time
+        if any(isinstance(event, Belated) for event in entry.events):
+            situation.wake = entry.now  # nothing was decided then
         yield entry
 
 
-def renewed(makers: Makers, before: Situation, now: float, wish: Weigh | Adopt | None) -> tuple[Situation, Changes, Orders]:
-    """A new chapter, under another policy or with another weight of a tenant; raises RequestError for what is none."""
+def renewed(
+    makers: Makers, before: Situation, now: float, wish: Weigh | Adopt | None, lock: AbstractContextManager[object]
+) -> tuple[Situation, Answer]:
+    """A new chapter, under another policy or with another weight of a tenant; raises RequestError for what is none.
+
+    lock   held while the records change; until then others may look at the situation as it was before
+    """
     header = replace(before.header, policy=wish.policy) if isinstance(wish, Adopt) else before.header
+    with lock:
+        reweighed = before.reweigh(wish.tenant, wish.weight) if isinstance(wish, Weigh) else {}
+    situation, answer = _carried_over(makers, before, header, now, lock)
+    answer.facts.reweighed = reweighed
     if isinstance(wish, Weigh):
-        before.reweigh(wish.tenant, wish.weight)
-    situation, changes, orders = _carried_over(makers, before, header, now)
-    if isinstance(wish, Weigh):
-        books = situation.books[wish.tenant]
-        changes.tenants[wish.tenant] = (books.weight, books.gpu_seconds, books.preemptions)
-    return situation, changes, orders
+        answer.tenants.add(wish.tenant)
+    return situation, answer
 
 
-def _carried_over(makers: Makers, before: Situation, header: Header, now: float) -> tuple[Situation, Changes, Orders]:
+def _carried_over(
+    makers: Makers, before: Situation, header: Header, now: float, lock: AbstractContextManager[object] = _NOBODY_LOOKS
+) -> tuple[Situation, Answer]:
     """Everybody stands where they stood. A run on GPUs that are not there any more has to leave."""
     situation = Situation(header, makers.scheduler_of(header), makers.intake_of(header))
     situation.records, situation.books = before.records, before.books
-    situation.running, situation.closing, situation.ended = before.running, before.closing, before.ended
-    estimates: list[Estimated] = []
+    situation.running, situation.closing = before.running, before.closing
+    situation.ended, situation.tally = before.ended, before.tally
+    facts = Facts()
     carried: list[Carried] = []
     for record in situation.records.values():
         if record.finished is not None:
@@ -105,8 +146,9 @@ def _carried_over(makers: Makers, before: Situation, header: Header, now: float)
         if run is not None and not situation.holding(run):
             run.grip, run.cause = Grip.LEAVE, "its GPUs are not part of the cluster any more"
             situation.withdraw(record, now)
+            facts.touched.add(record.job.id)
         told, fact = situation.carried(record, record.job, before.scheduler)
-        estimates += told
+        facts.events += told
         carried.append(fact)
-    changes, orders = situation.begin(now, carried=carried, estimates=estimates, asked=makers.header)
-    return situation, changes, orders
+    facts.events += carried
+    return situation, situation.begin(now, facts, lock)

@@ -1,31 +1,27 @@
 """The engine as the API sees it: wishes go into the loop, answers are read off the situation and the store."""
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from functools import lru_cache
-from itertools import islice
 from typing import TypeVar
 
 from poise import __version__
-from poise.engine.journal import read_entry, read_header, read_job
-from poise.model.cluster import Cluster
+from poise.engine.journal import read_job
 from poise.server.advising import ended_reason, reason_counts, reason_of, why
 from poise.server.engine import Loop
-from poise.server.happenings import happenings, jobs_named
+from poise.server.lining import Wanted, page_of, places_of
 from poise.server.records import Record
 from poise.server.seam import Fault, RefusedError
-from poise.server.store import JobRowText, Reader
-from poise.server.surveying import held_by_tenant, nodes, share_of, shares
+from poise.server.store import Ended, JobRowText, Named, Reader
+from poise.server.surveying import nodes, shares
+from poise.server.telling import Telling
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh
 from poise.wire.request import Request, Submission
 from poise.wire.views import (
     Account,
     Done,
     Events,
-    Happening,
     JobDetail,
     JobRow,
     Log,
@@ -40,9 +36,6 @@ from poise.wire.views import (
 )
 
 Answer = TypeVar("Answer")
-
-MOST_ENTRIES = 5_000
-"""Entries of the journal that one question about events looks at."""
 
 
 class LiveEngine:
@@ -112,51 +105,26 @@ class LiveEngine:
         """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
         wants_ended = any(state.is_final for state in states)
         with self._loop.lock:
-            records = self._loop.situation.records
-            counts = Counter(record.state.value for record in records.values()) + self._loop.situation.ended
-            rows, total = self._unended(states, tenant, app, limit, offset)
+            counts = self._loop.situation.tally.states + self._loop.situation.ended
+            situation = self._loop.situation
+            page = page_of(situation, Wanted(states, tenant, app), limit=limit, offset=offset)
+            rows = [self._row(situation.records[name], page.places.get(name)) for name in page.names]
+            total = page.total
         if wants_ended:
-            reader = self._reader()
-            ended = reader.ended(tenant=tenant, app=app, limit=limit, offset=max(0, offset - total))
-            past = [self._ended_row(each) for each in map(_read, ended) if each.state in states]
-            total += reader.ended_count(tenant=tenant, app=app)
-            rows = [*rows, *past][:limit]
+            reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app)
+            found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - total))
+            rows += [self._ended_row(_read(each)) for each in found]
+            total += reader.ended_count(wanted)
         return Queue(jobs=tuple(rows), total=total, counts=dict(counts))
 
-    def _unended(
-        self, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int
-    ) -> tuple[list[JobRow], int]:
-        """A page of the jobs that have not ended; those that hold GPUs come first."""
-        situation = self._loop.situation
-        held = held_by_tenant(self._loop.situation)
-        if not states and tenant is None and app is None:
-            names = [*situation.running, *situation.scheduler.in_line(limit + offset)]
-            others = (name for name in situation.records if name not in situation.running)
-            names = list(dict.fromkeys([*names, *islice(others, limit + offset)])) if len(names) < limit + offset else names
-            first = len(situation.running) - offset + 1
-            page, total = names[offset : offset + limit], len(situation.records)
-        else:
-            match = [
-                name
-                for name, each in situation.records.items()
-                if (not states or each.state in states) and tenant in (None, each.job.tenant) and app in (None, each.job.app)
-            ]
-            match.sort(key=lambda name: name not in situation.running)
-            first, page, total = 0, match[offset : offset + limit], len(match)
-        rows = []
-        for place, name in enumerate(page):
-            record = situation.records[name]
-            waits = first and record.current is None and record.finished is None and not record.held
-            rows.append(self._row(record, place - first + 2 if waits else None, held))
-        return rows, total
-
-    def _row(self, record: Record, position: int | None, held: Counter[str]) -> JobRow:
+    def _row(self, record: Record, position: int | None) -> JobRow:
         situation = self._loop.situation
         now, run = self._loop.clock.now(), record.current
         reason = ended_reason(record) if record.finished is not None else reason_of(situation, record)
         spent = 0.0 if record.finished is not None else now - record.since
         ran, waited = (0.0, spent) if run is None else (spent, 0.0)
-        return _row(record, reason, position, share_of(held, record.job.tenant), ran=ran, waited=waited)
+        share = situation.tally.held.share(record.job.tenant)
+        return _row(record, reason, position, share, ran=ran, waited=waited)
 
     @staticmethod
     def _ended_row(record: Record) -> JobRow:
@@ -166,21 +134,26 @@ class LiveEngine:
         """Everything about a job, its request included."""
         with self._loop.lock:
             record, request = self._record(job)
-            held = held_by_tenant(self._loop.situation)
-            row = self._row(record, None, held) if job in self._loop.situation.records else self._ended_row(record)
-            return _detail(record, row, request)
+            situation = self._loop.situation
+            if job not in situation.records:
+                return _detail(record, self._ended_row(record), request)
+            place = places_of(situation).get(job) if record.current is None else None
+            return _detail(record, self._row(record, place), request)
 
     def why(self, job: str) -> Why:
         """The one dominant reason."""
+        record = self._loop.situation.records.get(job) or self._record(job)[0]
         with self._loop.lock:
-            record, _ = self._record(job)
-            return why(self._loop.situation, record)
+            return why(self._loop.situation, record, self._loop.clock.now())
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
         """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
         record, _ = self._record(job)
         ended = record.finished is not None and not record.open_runs()
-        found = self._loop.world.log(job, replica, offset, limit)
+        try:
+            found = self._loop.world.log(job, replica, offset, limit)
+        except OSError as error:
+            raise RefusedError(Fault.NOT_READY, f"the log of job {job} cannot be read at the moment: {error}") from error
         text = found.text.decode("utf-8", "replace")
         return Log(text=text, offset=found.offset, next=found.next, ended=ended and not text)
 
@@ -196,20 +169,10 @@ class LiveEngine:
 
     def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
         """What happened after that number of the journal (negative: the last so many)."""
-        reader = self._reader()
-        start = max(0, reader.last() + after) if after < 0 else after
         if job is not None:
             self.owner(job)
-        found: list[Happening] = []
-        following = start
-        for number, document, notes in reader.entries(after=start, limit=min(limit, MOST_ENTRIES), job=job, tenant=tenant):
-            entry = read_entry(document)
-            told = happenings(number, entry, notes, _cluster(reader.header_at(number)), reader.tenants_of(jobs_named(entry)))
-            found += (each for each in told if job in (None, each.job) and tenant in (None, each.tenant))
-            following = number
-            if len(found) >= limit:
-                break
-        return Events(events=tuple(found), next=following)
+        telling = Telling(self._reader(), Named(job, tenant))
+        return telling.latest(min(-after, limit)) if after < 0 else telling.after(after, limit)
 
     def reasons(self) -> dict[str, int]:
         """How many jobs that have not ended have which reason."""
@@ -241,11 +204,6 @@ class LiveEngine:
         return reader
 
 
-@lru_cache(maxsize=16)
-def _cluster(header: str) -> Cluster:
-    return read_header(header).cluster
-
-
 def _read(row: JobRowText) -> Record:
     return Record.read(read_job(row.job), row.record)
 
@@ -263,7 +221,8 @@ def _row(record: Record, reason: Reason, position: int | None, share: float | No
 
 def _detail(record: Record, row: JobRow, request: str) -> JobDetail:
     return JobDetail(
-        job=row, preemptions=record.preemptions, failures=record.failures, gpu_seconds=record.gpu_seconds,
+        job=row, preemptions=record.preemptions, failures=record.failures,
+        gpu_seconds=record.gpu_seconds + row.gpus * (row.ran - record.ran),
         lost_gpu_seconds=record.lost, steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
         throughput=record.throughput, loss=record.loss, cause=record.cause,
         runs=tuple(run.view() for run in record.runs), request=Request.model_validate_json(request),
@@ -275,11 +234,11 @@ def _then(granted: "Future[None]", answer: Callable[[], Answer]) -> "Future[Answ
     reply: Future[Answer] = Future()
 
     def done(_: object) -> None:
-        error = granted.exception()
         with suppress(InvalidStateError):
-            if error is None:
+            try:
+                granted.result()
                 reply.set_result(answer())
-            else:
+            except Exception as error:
                 reply.set_exception(error)
 
     granted.add_done_callback(done)

@@ -5,7 +5,8 @@ may be gone a little later (`ended`); whoever gets the GPUs next waits for that.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from poise.engine.live import Grip, RunEnded
@@ -16,6 +17,8 @@ from poise.wire.views import Flag, Run, State
 
 MOST_RUNS = 50
 """Runs of a job that are kept one by one; totals count all."""
+SIGNALS = ("TERM", "KILL")
+"""How a run was made to leave that did not by itself."""
 
 
 @dataclass(slots=True)
@@ -143,9 +146,10 @@ class Record:
         if run is None or run.ended is not None:
             return
         run.ended, run.how, run.codes = now, news.how.value, news.codes
-        run.cause = run.cause or news.cause
-        run.kept = news.steps
-        if news.steps is not None:
+        said = f"ended by {news.cause}" if news.cause in SIGNALS else news.cause
+        run.cause = "; ".join(text for text in (run.cause, said) if text) or None
+        if news.steps is not None and run.began is not None:  # otherwise it did nothing that could be kept or lost
+            run.kept = news.steps
             self._count_lost(run, news.steps)
         self.restate()
 
@@ -193,9 +197,9 @@ class Record:
 
     def text(self) -> str:
         """As JSON, without the job."""
-        document = {name: getattr(self, name) for name in _KEPT}
-        document["runs"] = [asdict(run) for run in self.runs]
-        return json.dumps(document, separators=(",", ":"))
+        document = dict(zip(_KEPT, _kept_of(self), strict=True))
+        document["runs"] = [dict(zip(_OF_RUN, _run_of(run), strict=True)) for run in self.runs]
+        return _encode(document)
 
     @staticmethod
     def read(job: Job, text: str) -> "Record":
@@ -209,7 +213,10 @@ class Record:
         return Record(job=job, **document)
 
 
-_KEPT = tuple(name for name in Record.__dataclass_fields__ if name not in {"job", "runs"})
+_KEPT = tuple(each.name for each in fields(Record) if each.name not in {"job", "runs"})
+_OF_RUN = tuple(each.name for each in fields(RunRecord))
+_kept_of, _run_of = attrgetter(*_KEPT), attrgetter(*_OF_RUN)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _run(gpus: dict[str, list[int]], codes: list[int | None], grip: str, **rest: Any) -> RunRecord:  # noqa: ANN401

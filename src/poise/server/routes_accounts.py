@@ -7,7 +7,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from poise.server.accounts import Accounts
-from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of
+from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, caller_of
 from poise.server.logs import Logbook
 from poise.wire.views import Account, MadeToken, NewToken, Role
 from poise.wire.views import Accounts as Listing
@@ -29,16 +29,17 @@ class Tokens:
             Endpoint("DELETE", "/v1/tokens/{name}", Role.ADMIN, self.revoke_token, Account, faults=(404, 409)),
         )
 
-    async def me(self, by: Caller) -> Response:
+    async def me(self, request: Request) -> Response:
         """Say whom the token stands for."""
-        return answer(by)
+        return answer(caller_of(request))
 
     def tokens(self) -> Response:
         """List all tokens, without the tokens."""
         return answer(Listing(accounts=self._accounts.all()))
 
-    async def make_token(self, by: Caller, request: Request) -> Response:
+    async def make_token(self, request: Request) -> Response:
         """Make a token. This answer is the only place where it is shown."""
+        by = caller_of(request)
         wanted = await body_of(request, NewToken)
         made = await run_in_threadpool(self._accounts.make, wanted)
         self._log.info("token-made", name=wanted.name, tenant=wanted.tenant, role=wanted.role.value, by=by.name)

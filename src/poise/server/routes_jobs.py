@@ -2,17 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import Field
-from starlette.concurrency import run_in_threadpool
 
 from poise.server.accounts import is_at_least
-from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, check_owner, is_owner
+from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, caller_of, check_owner, is_owner
 from poise.server.seam import Engine, Fault, RefusedError
 from poise.wire.request import Name, Submission, Wire
 from poise.wire.views import Account, Done, JobDetail, Log, Queue, Role, State, Submitted, Why
@@ -24,6 +24,8 @@ FARTHEST = 1 << 53
 """The largest number that every reader of JSON can hold."""
 
 W = TypeVar("W", bound=Wire)
+
+_UTTERING = ThreadPoolExecutor(16, "wishes")
 
 
 class QueueQuery(Wire):
@@ -47,10 +49,38 @@ class LogQuery(Wire):
 async def granted(wish: "Callable[[], Future[W]]", status: int = HTTPStatus.OK) -> Response:
     """What a wish came to, once it is in the journal. A caller that gives up does not take the wish back.
 
-    To utter it may take a moment (a file is looked for, a lock is waited for), which the loop must not.
+    To utter it may take a moment (a file is looked for, a lock is waited for), which the loop must not: a thread does it,
+    and the loop hears of it once, when the wish is granted or refused.
     """
-    future = asyncio.wrap_future(await run_in_threadpool(wish))
-    return answer(await asyncio.shield(future), status)
+    loop = asyncio.get_running_loop()
+    reply: asyncio.Future[W] = loop.create_future()
+
+    def tell(settle: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle)
+
+    def utter() -> None:
+        try:
+            wish().add_done_callback(lambda done: tell(lambda: _settle(reply, done)))
+        except Exception as error:
+            refusal = error
+            tell(lambda: None if reply.done() else reply.set_exception(refusal))
+
+    _UTTERING.submit(utter)
+    return answer(await reply, status)
+
+
+def _settle(reply: "asyncio.Future[W]", done: "Future[W]") -> None:
+    """Hand the answer on, unless whoever asked has given up."""
+    if reply.done():
+        return
+    error = done.exception()
+    if error is None:
+        reply.set_result(done.result())
+    elif isinstance(error, RefusedError):  # one error may be the answer to many: raised itself, it would hold on to them all
+        reply.set_exception(RefusedError(error.fault, str(error)))
+    else:
+        reply.set_exception(error)
 
 
 class Jobs:
@@ -73,8 +103,9 @@ class Jobs:
             Endpoint("POST", f"{one}/release", Role.USER, self.release, Done, faults=(404, 409)),
         )
 
-    async def submit(self, by: Caller, request: Request) -> Response:
+    async def submit(self, request: Request) -> Response:
         """Submit jobs, all or none."""
+        by = caller_of(request)
         submission = await body_of(request, Submission)
         _check_tenants(by, submission)
         return await granted(lambda: self._engine.submit(by, submission), HTTPStatus.CREATED)

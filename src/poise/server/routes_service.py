@@ -6,7 +6,7 @@ from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of
+from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, caller_of
 from poise.server.metrics import CONTENT_TYPE, Metrics
 from poise.server.routes_jobs import FARTHEST, MOST_ROWS, granted
 from poise.server.seam import Engine
@@ -63,8 +63,9 @@ class Whole:
         """Say which policy decides."""
         return answer(PolicyName(policy=self._engine.service().policy))
 
-    async def set_policy(self, by: Caller, request: Request) -> Response:
+    async def set_policy(self, request: Request) -> Response:
         """Go on under another policy."""
+        by = caller_of(request)
         wanted = await body_of(request, PolicyName)
         return await granted(lambda: self._engine.set_policy(by, wanted.policy))
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,9 +15,12 @@ from poise.server.accounts import Accounts
 from poise.server.api import Conditions, create_app
 from poise.server.folder import FolderLock, open_folder
 from poise.server.hosts import Hosts
-from poise.server.listening import Address, Certificate, Listener, announced, bind, config_of, url_of
+from poise.server.listening import Address, Certificate, Listener, announced, ask_for_files, bind, config_of, url_of
 from poise.server.setup import Setup
 from poise.server.starting import open_engine
+
+TURN_SECONDS = 0.001
+"""That a thread may go on while others wait: requests are answered while the engine decides."""
 
 
 class AdminToken(StrEnum):
@@ -79,6 +83,7 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
     with ExitStack() as stack:
         state = open_folder(setup.state)
         stack.callback(FolderLock(state).release)
+        ask_for_files(setup.cluster.gpus)
         bound = stack.enter_context(bind(door.address))
         accounts = Accounts(state)
         is_first = _token(accounts, door.admin)
@@ -88,6 +93,7 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
         stack.callback(engine.close)
         app = create_app(engine, accounts, Conditions(hosts, metrics=setup.metrics, log=setup.log))
         url = door.url(bound)
+        sys.setswitchinterval(TURN_SECONDS)
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
         running = Running(url, os.getpid(), state, accounts.admin_file, is_first)

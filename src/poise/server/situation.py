@@ -7,6 +7,7 @@ committed and what the world is then to be told. It does no input or output.
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +17,13 @@ from poise.engine.live import Grip, Notice, Part
 from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, WakeAt, Why
 from poise.model.cluster import Holding, gpu_count, merged
 from poise.model.errors import InvariantError
-from poise.model.event import Cancelled, Carried, Estimated, Event, Failed, Finished, Held, Released, Submitted
+from poise.model.event import Cancelled, Carried, Colocated, Estimated, Event, Failed, Finished, Held, Released, Submitted
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.server.intake import Intake
 from poise.server.records import Record, RunRecord, places
 from poise.server.store import Changes, JobRowText
+from poise.server.tally import Tally
 from poise.wire.views import Flag, State
 
 _FLAGS = {
@@ -71,12 +73,31 @@ class Facts:
     touched: set[str] = field(default_factory=set)
     """Jobs whose records changed without the core's knowing."""
     keys: list[tuple[str, str, str]] = field(default_factory=list)
+    reweighed: dict[str, str] = field(default_factory=dict)
+    """Jobs that are not as they were submitted any more, as they are to be kept."""
 
     def add(self, event: Event, **note: object) -> None:
         """One more fact, with what else there is to say of it."""
         if note:
             self.notes[len(self.events)] = note
         self.events.append(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an instant: all that has to be kept, and what the world is then to be told.
+
+    actions   wishes of the core; None: it was not asked
+    """
+
+    now: float
+    facts: Facts
+    actions: tuple[Action, ...] | None
+    orders: Orders
+    concerned: set[str]
+    """Jobs that facts or wishes are about; not those that were only carried into a new chapter."""
+    tenants: set[str]
+    """Whose books have changed."""
 
 
 class Situation:
@@ -94,54 +115,75 @@ class Situation:
         """Jobs that have ended, by their final state."""
         self.closing: dict[str, None] = {}
         """Jobs with processes on GPUs that the core has taken back."""
+        self.tally = Tally()
         self.wake: float | None = None
+        self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
 
     def weight_of(self, tenant: str) -> float:
         """What the weights of a tenant's jobs are multiplied by."""
         books = self.books.get(tenant)
         return 1.0 if books is None else books.weight
 
-    def ask(self, now: float, facts: Facts) -> tuple[Changes, Orders]:
+    def ask(self, now: float, facts: Facts) -> Answer:
         """Put the facts of an instant to the core, and carry all of it into the records."""
         for record, _ in facts.arrivals:
             self.records[record.job.id] = record
-        actions = self.scheduler.handle(now, facts.events)
-        changes = Changes(now, entry_line(Entry(now, tuple(facts.events), actions)), keys=facts.keys)
-        changes.notes = json.dumps(facts.notes, separators=(",", ":")) if facts.notes else None
-        orders = Orders()
-        concerned = {name for each in (*facts.events, *actions) if (name := _job_of(each)) is not None}
-        changes.mentions = concerned
-        tenants: set[str] = set()
+        return self._carry(now, facts, self.scheduler.handle(now, facts.events))
+
+    def _carry(self, now: float, facts: Facts, actions: tuple[Action, ...]) -> Answer:
+        happened = (each for each in facts.events if not isinstance(each, Carried))
+        concerned = {name for each in (*happened, *actions) if (name := _job_of(each)) is not None}
+        answer = Answer(now, facts, actions, Orders(), concerned, set())
         for event in facts.events:
-            self._happened(event, now, orders, tenants)
+            self._happened(event, now, answer.orders, answer.tenants)
         for action in actions:
-            self._wished(action, now, orders, tenants)
+            self._wished(action, now, answer.orders, answer.tenants)
+        self.count(record.job.id for record, _ in facts.arrivals)
+        self.count(concerned | facts.touched)
+        return answer
+
+    def count(self, jobs: Iterable[str]) -> None:
+        """The records of these jobs may have changed."""
+        for name in jobs:
+            if (record := self.records.get(name)) is not None:
+                self.tally.count(record)
+
+    def changes(self, answer: Answer) -> Changes:
+        """What is to be committed of an instant. Changes nothing, so that others may look meanwhile."""
+        facts = answer.facts
+        changes = Changes(answer.now, keys=facts.keys)
         new = {record.job.id for record, _ in facts.arrivals}
         changes.jobs = [self._row(record, request) for record, request in facts.arrivals]
-        self._keep(changes, (concerned | facts.touched) - new)
-        changes.tenants = {name: (each.weight, each.gpu_seconds, each.preemptions) for name, each in self._books(tenants)}
-        return changes, orders
-
-    def note(self, now: float, facts: Facts) -> Changes:
-        """Keep what changed in the records where nothing concerns the core."""
-        changes = Changes(now, keys=facts.keys)
-        self._keep(changes, facts.touched)
+        if answer.actions is not None:
+            changes.entry = entry_line(Entry(answer.now, tuple(facts.events), answer.actions))
+            changes.notes = json.dumps(facts.notes, separators=(",", ":")) if facts.notes else None
+            changes.mentions = answer.concerned
+        self._keep(changes, (answer.concerned | facts.touched) - new)
+        changes.reweighed = facts.reweighed
+        changes.tenants = self._books(answer.tenants)
         return changes
 
-    def begin(
-        self, now: float, *, carried: Iterable[Carried], estimates: Iterable[Estimated], asked: Header
-    ) -> tuple[Changes, Orders]:
+    def note(self, now: float, facts: Facts) -> Answer:
+        """Nothing of an instant concerns the core; but records have changed."""
+        self.count(facts.touched)
+        return Answer(now, facts, None, Orders(), set(), set())
+
+    def begin(self, now: float, facts: Facts, lock: AbstractContextManager[object]) -> Answer:
         """The first instant of a chapter: everybody is as they were, and the core decides from there.
 
-        asked   what the service was started with
+        lock   held while the records change, which others may be looking at; nobody has seen this core yet
         """
-        facts = Facts(events=[*estimates, *carried])
-        changes, orders = self.ask(now, facts)
-        changes.chapter = header_line(self.header), header_line(asked)
-        changes.mentions -= {each.job.id for each in facts.events if isinstance(each, Carried)}
-        return changes, orders
+        actions = self.scheduler.handle(now, facts.events)
+        with lock:
+            return self._carry(now, facts, actions)
 
-    def carried(self, record: Record, job: Job, before: Scheduler | None) -> tuple[list[Estimated], Carried]:
+    def chapter(self, answer: Answer, asked: Header) -> Changes:
+        """What is to be committed of the first instant of a chapter; `asked`: what the service was started with."""
+        changes = self.changes(answer)
+        changes.chapter = header_line(self.header), header_line(asked)
+        return changes
+
+    def carried(self, record: Record, job: Job, before: Scheduler | None) -> tuple[list[Estimated | Colocated], Carried]:
         """A job as it stands, for a new core; `before` is the one that knew it until now."""
         kind, estimate, steps = self.intake.resolve(job)
         done, failures = 0.0, record.failures
@@ -152,15 +194,14 @@ class Situation:
         gpus = self.holding(run) if run is not None else ()
         since = run.started if run is not None else record.since
         fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held)
-        return self.intake.news(kind, estimate), fact
+        return self.intake.news(job, kind, estimate), fact
 
     def holding(self, run: RunRecord) -> Holding:
         """A run's GPUs as the core names them; empty if some of them are not there (any more)."""
-        nodes = {node.name: index for index, node in enumerate(self.header.cluster.nodes)}
-        sizes = {node.name: node.gpus for node in self.header.cluster.nodes}
-        if any(name not in nodes or slots[-1] >= sizes[name] for name, slots in run.gpus.items()):
+        nodes = self._nodes
+        if any(name not in nodes or slots[-1] >= nodes[name][1].gpus for name, slots in run.gpus.items()):
             return ()
-        return merged((nodes[name], sum(1 << slot for slot in slots)) for name, slots in run.gpus.items())
+        return merged((nodes[name][0], sum(1 << slot for slot in slots)) for name, slots in run.gpus.items())
 
     def partner(self, job: str) -> str | None:
         """The job that shares GPUs with this one, if one does."""
@@ -170,8 +211,10 @@ class Situation:
 
     def parts(self, run: RunRecord) -> tuple[Part, ...]:
         """A run's GPUs as the world names them."""
-        types = {node.name: node.gpu_type for node in self.header.cluster.nodes}
-        return tuple(Part(name, types.get(name, run.gpu_type), slots) for name, slots in run.gpus.items())
+        there = self._nodes
+        return tuple(
+            Part(name, there[name][1].gpu_type if name in there else run.gpu_type, slots) for name, slots in run.gpus.items()
+        )
 
     def _happened(self, event: Event, now: float, orders: Orders, tenants: set[str]) -> None:
         name = _job_of(event)
@@ -188,7 +231,7 @@ class Situation:
                 self._release(record, now, tenants)
             case Held() | Released():
                 record.held = isinstance(event, Held)
-            case Submitted() | Carried():
+            case Submitted():
                 tenants.add(record.job.tenant)
             case _:
                 pass
@@ -276,8 +319,9 @@ class Situation:
     def _account(self, tenant: str) -> Books:
         return self.books.setdefault(tenant, Books())
 
-    def _books(self, tenants: set[str]) -> list[tuple[str, Books]]:
-        return [(name, self._account(name)) for name in sorted(tenants)]
+    def _books(self, tenants: set[str]) -> dict[str, tuple[float, float, int]]:
+        books = ((name, self._account(name)) for name in sorted(tenants))
+        return {name: (each.weight, each.gpu_seconds, each.preemptions) for name, each in books}
 
     def _keep(self, changes: Changes, jobs: Iterable[str]) -> None:
         """Records as they are now; a job has ended for good once all its processes are gone."""
@@ -285,7 +329,7 @@ class Situation:
             record = self.records.get(name)
             if record is None:
                 continue
-            changes.records[name] = (self._ended(record), job_line(record.job), record.text())
+            changes.records[name] = (self._ended(record), record.text())
 
     def _ended(self, record: Record) -> float | None:
         """When a job ended, once all its processes are gone too."""
@@ -294,21 +338,31 @@ class Situation:
     def kept(self, changes: Changes) -> None:
         """These changes are in the store: jobs that have ended are found there from now on, and no more here."""
         rows = ((row.id, row.ended) for row in changes.jobs)
-        for name, ended in (*rows, *((name, ended) for name, (ended, _, _) in changes.records.items())):
+        for name, ended in (*rows, *((name, ended) for name, (ended, _) in changes.records.items())):
             if ended is not None and name in self.records:
                 self.ended[self.records.pop(name).state.value] += 1
+                self.tally.forget(name)
 
     def _row(self, record: Record, request: str) -> JobRowText:
         """A new job. It may have been launched, or refused, in the very instant of its arrival."""
         job = record.job
         return JobRowText(job.id, job.tenant, job.app, self._ended(record), job_line(job), request, record.text())
 
-    def reweigh(self, tenant: str, weight: float) -> None:
-        """From now on a tenant's jobs weigh so much more or less; the core learns of it in the next chapter."""
+    def weigh(self, now: float, tenant: str, weight: float) -> Changes:
+        """A tenant that has no jobs gets another weight: the core need not know."""
         self._account(tenant).weight = weight
-        for record in self.records.values():
-            if record.job.tenant == tenant:
-                record.job = replace(record.job, weight=record.weight * weight)
+        return Changes(now, tenants=self._books({tenant}))
+
+    def reweigh(self, tenant: str, weight: float) -> dict[str, str]:
+        """From now on a tenant's jobs weigh so much more or less; the core learns of it in the next chapter.
+
+        Returns the jobs as they are to be kept, by id.
+        """
+        self._account(tenant).weight = weight
+        mine = [record for record in self.records.values() if record.job.tenant == tenant]
+        for record in mine:
+            record.job = replace(record.job, weight=record.weight * weight)
+        return {record.job.id: job_line(record.job) for record in mine}
 
 
 def _job_of(thing: Event | Action) -> str | None:

@@ -30,7 +30,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         store=Store(setup.state),
         header=header,
         scheduler_of=core_of,
-        intake_of=lambda each: Intake(each.cluster, check),
+        intake_of=lambda each: Intake(each.cluster, check, each.policy),
         world_of=world_of,
         log=setup.log,
         metrics=setup.metrics,

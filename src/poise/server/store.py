@@ -13,7 +13,9 @@ Everything that a decision changes is committed at once, before any of it is car
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,12 @@ from poise.model.errors import InvariantError, JournalError, PoiseError
 FILE = "journal.db"
 VERSION = 1
 BUSY_SECONDS = 10.0
+ROWS_AT_ONCE = 128
+"""Rows that one statement writes."""
+STATEMENTS = 512
+"""That are kept ready: one for each number of rows."""
+LARGEST_LOG = 64 << 20
+"""Bytes that the write-ahead log keeps once it has been carried over."""
 
 _SCHEMA = """
 CREATE TABLE chapters (number INTEGER PRIMARY KEY, first INTEGER NOT NULL, header TEXT NOT NULL, asked TEXT NOT NULL);
@@ -31,6 +39,8 @@ CREATE TABLE jobs (
     job TEXT NOT NULL, request TEXT NOT NULL, record TEXT NOT NULL
 );
 CREATE INDEX jobs_by_end ON jobs (ended);
+CREATE INDEX jobs_by_tenant ON jobs (tenant);
+CREATE INDEX jobs_by_state ON jobs (json_extract(record, '$.state'), ended) WHERE ended IS NOT NULL;
 CREATE TABLE mentions (job TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (job, entry)) WITHOUT ROWID;
 CREATE TABLE submissions (
     key TEXT NOT NULL, account TEXT NOT NULL, jobs TEXT NOT NULL, PRIMARY KEY (key, account)
@@ -41,7 +51,12 @@ CREATE TABLE tenants (
 """
 
 
+_STANDS = """UPDATE jobs SET ended = given.column2, record = given.column3
+FROM (VALUES {}) AS given WHERE jobs.id = given.column1"""
+_REWEIGHED = "UPDATE jobs SET job = given.column2 FROM (VALUES {}) AS given WHERE jobs.id = given.column1"
 _TENANTS = "SELECT name, weight, gpu_seconds, preemptions FROM tenants"
+_ENTRIES = "SELECT number, document, notes FROM entries"
+_STATE = "json_extract(record, '$.state')"
 _JOBS = "SELECT id, tenant, app, ended, job, request, record FROM jobs"
 
 
@@ -71,8 +86,10 @@ class Changes:
     chapter: tuple[str, str] | None = None
     """If a chapter begins here: its header, and the one that the service was started with."""
     jobs: list[JobRowText] = field(default_factory=list)
-    records: dict[str, tuple[float | None, str, str]] = field(default_factory=dict)
-    """By job: moment of its end or None, the job, its record."""
+    records: dict[str, tuple[float | None, str]] = field(default_factory=dict)
+    """By job: moment of its end or None, its record."""
+    reweighed: dict[str, str] = field(default_factory=dict)
+    """Jobs that are not as they were submitted any more."""
     mentions: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
     """(key, account, ids of the jobs as JSON) of submissions."""
@@ -85,28 +102,46 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
-        self._create()
-        self._db = self._connect()
-        self.last = self._db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0]
+        with self.legible():
+            self._create()
+            self._db = self._connect()
+            self._look()
+
+    @contextmanager
+    def legible(self) -> Iterator[None]:
+        """Whatever is wrong with the file is said in one line, as a JournalError."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: cannot be used: {error}") from error
+
+    def _look(self) -> None:
+        """What is in the store is what counts, whatever was thought to be."""
+        self.last = int(self._db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0])
+        self._first = int(self._db.execute("SELECT coalesce(max(first), 0) FROM chapters").fetchone()[0])
+
+    @property
+    def chapter_length(self) -> int:
+        """Entries of the last chapter."""
+        return self.last + 1 - self._first
 
     def _create(self) -> None:
         """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights."""
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        try:
-            with self._connect() as db:
-                version = db.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0:
-                    db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-                elif version != VERSION:
-                    raise JournalError(f"{self.path}: written in version {version}; this Poise reads version {VERSION}")
-            db.close()
-        except sqlite3.Error as error:
-            raise _trouble(self.path, error) from error
+        with closing(self._connect()) as db:
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            elif version != VERSION:
+                raise JournalError(f"{self.path}: written in version {version}; this Poise reads version {VERSION}")
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS
+        )
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA journal_size_limit = {LARGEST_LOG}")
         return db
 
     def commit(self, changes: Sequence[Changes]) -> None:
@@ -123,12 +158,14 @@ class Store:
             raise InvariantError(f"{self.path}: {error}") from error
         except sqlite3.Error as error:
             self._roll_back()
-            raise _trouble(self.path, error) from error
+            raise StorageError(f"{self.path}: cannot be written: {error}") from error
         self.last = last
+        self._first = last if any(each.chapter is not None for each in changes) else self._first
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
 
     def _write(self, number: int, changes: Changes) -> None:
         db = self._db
@@ -136,26 +173,20 @@ class Store:
             db.execute("INSERT INTO chapters (first, header, asked) VALUES (?, ?, ?)", (number, *changes.chapter))
         if changes.entry is not None:
             db.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, changes.now, changes.entry, changes.notes))
-        db.executemany(
-            "INSERT INTO jobs (id, tenant, app, ended, job, request, record) VALUES (?, ?, ?, ?, ?, ?, ?)", changes.jobs
-        )
-        db.executemany(
-            "UPDATE jobs SET ended = ?, job = ?, record = ? WHERE id = ?",
-            ((*texts, job) for job, texts in changes.records.items()),
-        )
-        db.executemany("INSERT OR IGNORE INTO mentions VALUES (?, ?)", ((job, number) for job in changes.mentions))
-        db.executemany("INSERT INTO submissions VALUES (?, ?, ?)", changes.keys)
-        db.executemany(
-            "INSERT OR REPLACE INTO tenants VALUES (?, ?, ?, ?)", ((name, *books) for name, books in changes.tenants.items())
-        )
+        _each(db, "INSERT INTO jobs (id, tenant, app, ended, job, request, record) VALUES {}", changes.jobs)
+        _each(db, _STANDS, ((job, *state) for job, state in changes.records.items()))
+        _each(db, _REWEIGHED, changes.reweighed.items())
+        _each(db, "INSERT OR IGNORE INTO mentions VALUES {}", ((job, number) for job in sorted(changes.mentions)))
+        _each(db, "INSERT INTO submissions VALUES {}", changes.keys)
+        _each(db, "INSERT OR REPLACE INTO tenants VALUES {}", ((name, *books) for name, books in changes.tenants.items()))
 
     def has_room(self) -> bool:
-        """Something can be written now."""
+        """Something can be written now. It is tried: what is rolled back would never have reached the disk."""
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("CREATE TABLE room (filler BLOB)")
+            self._db.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB)")
             self._db.execute("INSERT INTO room VALUES (zeroblob(65536))")
-            self._db.execute("ROLLBACK")
+            self._db.execute("DROP TABLE room")
+            self._look()
         except sqlite3.Error:
             self._roll_back()
             return False
@@ -179,7 +210,8 @@ class Store:
 
     def last_moment(self) -> float:
         """The latest moment that the journal knows; 0 if it is empty."""
-        row = self._db.execute("SELECT now FROM entries WHERE number = ?", (self.last,)).fetchone()
+        with self.legible():
+            row = self._db.execute("SELECT now FROM entries WHERE number = ?", (self.last,)).fetchone()
         return 0.0 if row is None else float(row[0])
 
     def unended(self) -> Iterator[JobRowText]:
@@ -192,7 +224,7 @@ class Store:
 
     def ended(self) -> dict[str, int]:
         """How many jobs have ended, by their final state."""
-        query = "SELECT json_extract(record, '$.state'), count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
+        query = f"SELECT {_STATE}, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
         return dict(self._db.execute(query))
 
     def job_count(self) -> int:
@@ -230,36 +262,38 @@ class Reader:
         row = self._db.execute(f"{_JOBS} WHERE id = ?", (job,)).fetchone()
         return None if row is None else JobRowText(*row)
 
-    def ended(self, *, tenant: str | None, app: str | None, limit: int, offset: int) -> list[JobRowText]:
+    def ended(self, wanted: "Ended", *, limit: int, offset: int) -> list[JobRowText]:
         """Jobs that have ended, the latest first."""
-        where, values = _filters(tenant, app)
+        where, values = wanted.condition()
         rows = self._db.execute(
-            f"{_JOBS} WHERE ended IS NOT NULL{where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?",
-            (*values, limit, offset),
+            f"{_JOBS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
         )
         return [JobRowText(*row) for row in rows]
 
-    def ended_count(self, *, tenant: str | None, app: str | None) -> int:
+    def ended_count(self, wanted: "Ended") -> int:
         """How many have."""
-        where, values = _filters(tenant, app)
-        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE ended IS NOT NULL{where}", values).fetchone()[0])
+        where, values = wanted.condition()
+        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE {where}", values).fetchone()[0])
 
-    def entries(self, *, after: int, limit: int, job: str | None, tenant: str | None) -> list[tuple[int, str, str | None]]:
-        """(number, document, notes) of entries after a number, that name a job or a job of a tenant if one is given."""
-        query = "SELECT number, document, notes FROM entries WHERE number > ?"
-        values: list[object] = [after]
-        if job is not None:
-            query += " AND number IN (SELECT entry FROM mentions WHERE job = ?)"
-            values.append(job)
-        elif tenant is not None:
-            query += " AND number IN (SELECT entry FROM mentions JOIN jobs ON mentions.job = jobs.id WHERE jobs.tenant = ?)"
-            values.append(tenant)
-        return list(self._db.execute(f"{query} ORDER BY number LIMIT ?", (*values, limit)))
+    def entries(self, named: "Named", *, after: int, limit: int) -> list["Written"]:
+        """Entries after a number, in order."""
+        where, values = named.condition("> ?", after)
+        rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number LIMIT ?", (*values, limit))
+        return [Written(*row) for row in rows]
 
-    def header_at(self, number: int) -> str:
-        """Header of the chapter that an entry belongs to."""
-        query = "SELECT header FROM chapters WHERE first <= ? ORDER BY number DESC LIMIT 1"
-        return str(self._db.execute(query, (number,)).fetchone()[0])
+    def entries_back(self, named: "Named", *, until: int, limit: int) -> list["Written"]:
+        """Entries up to a number, the last one first."""
+        where, values = named.condition("<= ?", until)
+        rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number DESC LIMIT ?", (*values, limit))
+        return [Written(*row) for row in rows]
+
+    def chapters(self) -> list[int]:
+        """Numbers of the first entries of all chapters."""
+        return [first for (first,) in self._db.execute("SELECT first FROM chapters ORDER BY number")]
+
+    def header_at(self, first: int) -> str:
+        """Header of the chapter that begins with an entry."""
+        return str(self._db.execute("SELECT header FROM chapters WHERE first = ?", (first,)).fetchone()[0])
 
     def last(self) -> int:
         """Number of the last entry."""
@@ -275,12 +309,51 @@ class Reader:
         return found
 
 
-def _filters(tenant: str | None, app: str | None) -> tuple[str, tuple[str, ...]]:
-    """Conditions, without any text that came from outside, and their values."""
-    given = {"tenant": tenant, "app": app}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return "".join(f" AND {name} = ?" for name in chosen), tuple(chosen.values())
+class Written(NamedTuple):
+    """An entry of the journal; `notes`: who, and what else is said."""
+
+    number: int
+    document: str
+    notes: str | None
 
 
-def _trouble(path: Path, error: sqlite3.Error) -> StorageError:
-    return StorageError(f"{path}: cannot be written: {error}")
+class Named(NamedTuple):
+    """Entries that name a job, or a job of a tenant; None: any."""
+
+    job: str | None = None
+    tenant: str | None = None
+
+    def condition(self, beyond: str, number: int) -> tuple[str, tuple[str | int, ...]]:
+        """Conditions, without any text that came from outside, and their values; `beyond`: how numbers are compared."""
+        if self.job is not None:
+            mentions = f"SELECT entry FROM mentions WHERE job = ? AND entry {beyond}"
+            return f"number IN ({mentions})", (self.job, number)
+        if self.tenant is not None:
+            mine = "SELECT id FROM jobs WHERE tenant = ?"
+            return f"number IN (SELECT entry FROM mentions WHERE job IN ({mine}) AND entry {beyond})", (self.tenant, number)
+        return f"number {beyond}", (number,)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Which of the jobs that have ended: in one of these states; a tenant's, an app's."""
+
+    states: tuple[str, ...]
+    tenant: str | None = None
+    app: str | None = None
+
+    def condition(self) -> tuple[str, tuple[str, ...]]:
+        """Conditions, without any text that came from outside, and their values."""
+        given = {"tenant": self.tenant, "app": self.app}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        among = ", ".join("?" * len(self.states))
+        conditions = ("ended IS NOT NULL", f"{_STATE} IN ({among})", *(f"{name} = ?" for name in chosen))
+        return " AND ".join(conditions), (*self.states, *chosen.values())
+
+
+def _each(db: sqlite3.Connection, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Do it for all rows, many at once: other threads run during each statement, and this one then waits for its turn."""
+    left = iter(rows)
+    while chunk := tuple(islice(left, ROWS_AT_ONCE)):
+        row = f"({', '.join('?' * len(chunk[0]))})"
+        db.execute(statement.format(", ".join([row] * len(chunk))), tuple(chain.from_iterable(chunk)))

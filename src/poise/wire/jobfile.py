@@ -15,7 +15,20 @@ from typing import Any
 from poise.model.errors import RequestError, Where
 from poise.wire.jobfile_draft import Draft, Source, Variant, array_of, sweep_of
 from poise.wire.jobfile_tree import MOST_BYTES, Items, Keys, Scalar, Tree, check_keys, parse_tree, refusal
-from poise.wire.jobfile_values import gang, items, keys, number, scalar, seconds, size, text, truth, whole, whole_seconds
+from poise.wire.jobfile_values import (
+    folder,
+    gang,
+    items,
+    keys,
+    number,
+    scalar,
+    seconds,
+    size,
+    text,
+    truth,
+    whole,
+    whole_seconds,
+)
 from poise.wire.jobfile_words import Word, literal_words, parse_words
 from poise.wire.request import Request
 
@@ -58,8 +71,8 @@ def read_job_file(source: Path | str) -> tuple[Request, ...]:
 def read_draft(source: Path | str) -> Draft:
     """What a job file says, before options are laid over it. A relative `cwd` begins at the file's folder."""
     if isinstance(source, str):
-        return _draft(parse_tree(source, "job"), "job", Path.cwd())
-    return _draft(parse_tree(read_text(source), str(source)), str(source), source.absolute().parent)
+        return _draft(parse_tree(source, "job"), "job", Path())
+    return _draft(parse_tree(read_text(source), str(source)), str(source), source.parent)
 
 
 def read_text(path: Path) -> str:
@@ -77,7 +90,7 @@ def read_text(path: Path) -> str:
         raise RequestError(f"{path}: not UTF-8 text") from None
 
 
-def _draft(tree: Tree, file: str, folder: Path) -> Draft:
+def _draft(tree: Tree, file: str, base: Path) -> Draft:
     if not isinstance(tree, Keys):
         raise refusal(Where(file, tree.line), "expected keys such as `run` and `gpus`; that is no job file")
     check_keys(tree, KEYS, Where(file))
@@ -91,7 +104,7 @@ def _draft(tree: Tree, file: str, folder: Path) -> Draft:
         elif key == "gpus":
             fields |= _gpus(value, places[key])
         elif key == "cwd":
-            fields[key] = str(folder / Path(text(value, places[key])).expanduser())
+            fields[key] = folder(value, places[key], base)
     commands = {key: _command(tree.entries[key], places[key]) for key in ("run", "setup") if key in tree.entries}
     env = _env(tree.entries["env"], places["env"]) if "env" in tree.entries else {}
     source = Source(file, {**tree.lines, **_inner_lines(tree)})

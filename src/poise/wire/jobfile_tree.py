@@ -18,6 +18,7 @@ MOST_DEPTH = 8
 
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "value")}
 _NULL = "tag:yaml.org,2002:null"
+_LISTS = {"tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def parse_tree(text: str, file: str) -> Tree:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
-        raise refusal(Where(file, line), f"not YAML: {error.problem or error.context}") from None
+        problem = error.problem or ""
+        whole = f"{error.context or ''} {problem}" if problem.startswith("but ") or not problem else problem
+        raise refusal(Where(file, line), f"not YAML: {whole.strip()}") from None
     except yaml.YAMLError as error:
         raise refusal(Where(file), f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -98,6 +101,8 @@ class _Walk:
             raise refusal(Where(self._file, line), "nested too deeply; that is no job file")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, line)
+        if node.tag not in _LISTS:
+            raise refusal(Where(self._file, line), f"the tag {node.tag!r} has no meaning here")
         if isinstance(node, yaml.MappingNode):
             return self._keys(node, line, depth)
         return Items(tuple(self.tree(each, depth + 1) for each in node.value), line)

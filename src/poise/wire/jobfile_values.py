@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from poise.model.errors import Where
+from poise.model.errors import RequestError, Where
 from poise.model.units import parse_seconds
 from poise.wire.jobfile_tree import Items, Keys, Scalar, Tree, refusal
 
@@ -48,6 +49,35 @@ def parse_bytes(text: str) -> int:
     unit = (match[2] or "B").upper()
     base = 1024.0 if "I" in unit else 1000.0
     return round(float(match[1]) * base ** _POWERS.get(unit[0], 0))
+
+
+def here() -> Path:
+    """The current folder."""
+    try:
+        return Path.cwd()
+    except OSError:
+        raise RequestError("the current folder is not there any more; go to another one") from None
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root; a relative one begins at the current folder."""
+    return path if path.is_absolute() else here() / path
+
+
+def parse_folder(text: str, base: Path) -> str:
+    """A path that begins at `base`, unless it begins at the root or at a home (`~`, `~ann`); ValueError: no such home."""
+    try:
+        return str(absolute(base / Path(text).expanduser()))
+    except RuntimeError:
+        raise ValueError(f"nobody's home is known as {text[:40]!r}") from None
+
+
+def folder(tree: Tree, where: Where, base: Path) -> str:
+    """An absolute path."""
+    try:
+        return parse_folder(text(tree, where), base)
+    except ValueError as error:
+        raise refusal(where, str(error)) from None
 
 
 def scalar(tree: Tree, where: Where) -> Scalar:

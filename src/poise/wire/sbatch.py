@@ -14,6 +14,7 @@ from poise.model.errors import RequestError, Where
 from poise.wire.jobfile import read_text
 from poise.wire.jobfile_draft import ARRAY_COUNT, ARRAY_INDEX, Draft, Source, Variant, clean_name
 from poise.wire.jobfile_tree import refusal
+from poise.wire.jobfile_values import absolute, here, parse_folder
 from poise.wire.jobfile_words import literal_words
 from poise.wire.request import MOST_JOBS
 
@@ -78,8 +79,8 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     reading = _Reading(str(path), said)
     name, gpus = clean_name(reading.value("job-name") or path.name), reading.gpus()
     fields = {"name": name, **gpus, **reading.fields()}
-    env = {**reading.exported(environ), "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": str(Path.cwd())}
-    command = (*_interpreter(script, path), str(path.absolute()), *arguments)
+    env = {**reading.exported(environ), "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": str(here())}
+    command = (*_interpreter(script, path), str(absolute(path)), *arguments)
     notes = (*reading.notes(script), *(() if gpus else ("it asks for no GPU; it gets 1, the least there is",)))
     return Draft(
         literal_words(command),
@@ -150,7 +151,7 @@ class _Reading:
         if self.value("time") and (seconds := self._time()):
             fields["max_duration"] = seconds
         if folder := self.value("chdir"):
-            fields["cwd"] = str(Path.cwd() / Path(folder).expanduser())
+            fields["cwd"] = self._folder(folder)
         if tenant := self.value("account"):
             fields["tenant"] = tenant
         if "hold" in self._said:
@@ -214,6 +215,12 @@ class _Reading:
             yield f"it uses {name}, which is not set here"
         for name in sorted(set(_SRUN.findall(script))):
             yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one a GPU)"
+
+    def _folder(self, text: str) -> str:
+        try:
+            return parse_folder(text, Path())
+        except ValueError as error:
+            raise self.error("chdir", str(error)) from None
 
     def _is_requeued(self) -> bool:
         """The later of the two counts."""

@@ -34,7 +34,7 @@ from poise.backends.local.orders import Devices, LocalSettings, free_port, leavi
 from poise.backends.local.processes import belongs, boot, kill_where, marks, opened, start_of
 from poise.backends.local.records import EXIT, LEASE, NO_STORAGE, ORDER, PROGRESS, RUNNER, Fields, now
 from poise.backends.local.spawning import reap, spawn
-from poise.engine.live import Grip, Notice, RunBegan, RunOrder, Tell
+from poise.engine.live import Ending, Grip, Notice, RunBegan, RunOrder, Tell
 
 RUN_DIR = b"POISE_RUN_DIR"
 LOOK_SECONDS = 0.02
@@ -185,7 +185,7 @@ class Runs:
     # From its beginning
 
     def _unbegun(self, run: LocalRun) -> None:
-        if run.must_end or run.order is None:
+        if run.must_end or run.order is None or self._has_finished(*run.key):
             self._over(run, unbegun_fields())
             return
         blockers = self.table.blockers(run)
@@ -195,6 +195,12 @@ class Runs:
         run.phase, run.awaited = Phase.WAITING, {each.key for each in blockers}
         for each in blockers:
             each.waiters.append(run)
+
+    def _has_finished(self, job: str, epoch: int) -> bool:
+        """The job's run before this one did all its work on its way out: nothing is left to be done."""
+        before = [each for each in self._folders.epochs(job) if each < epoch]
+        fields = self._folders.get(job, before[-1], EXIT) if before else None
+        return fields is not None and fields.get("how") == Ending.FINISHED.value
 
     def _start(self, run: LocalRun, order: RunOrder) -> None:
         most = order.request.max_duration

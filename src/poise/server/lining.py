@@ -1,0 +1,76 @@
+"""The queue, a page at a time: jobs that hold GPUs, then those that wait, as they stand in line, then those held back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from poise.server.records import Record
+from poise.server.situation import Situation
+from poise.wire.views import State
+
+IN_LINE = 2_000
+"""Waiting jobs whose place in line is looked at; those behind them come in order of submission, whoever asks for so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs: in one of these states (none: in any), a tenant's, an app's."""
+
+    states: frozenset[State]
+    tenant: str | None
+    app: str | None
+
+    @property
+    def is_everything(self) -> bool:
+        """All of them."""
+        return not self.states and self.tenant is None and self.app is None
+
+    def among(self, situation: Situation) -> list[str]:
+        """Those jobs, in order of submission."""
+        records = situation.records
+        names = records if self.tenant is None else situation.tally.jobs.get(self.tenant, ())
+        return [name for name in names if self._has(records[name])]
+
+    def _has(self, record: Record) -> bool:
+        return (not self.states or record.state in self.states) and self.app in (None, record.job.app)
+
+
+class Page(NamedTuple):
+    """Some jobs, the places in line of those that are among the first, and how many there are on all pages."""
+
+    names: list[str]
+    places: dict[str, int]
+    total: int
+
+
+def page_of(situation: Situation, wanted: Wanted, *, limit: int, offset: int) -> Page:
+    """Jobs that have not ended, or whose processes are not all gone."""
+    most = min(limit + offset, IN_LINE) if wanted.is_everything else IN_LINE
+    places = places_of(situation, most)
+    if wanted.is_everything:
+        names, total = _everybody(situation, places), len(situation.records)
+    else:
+        match = wanted.among(situation)
+        names, total = _sorted(situation, match, places), len(match)
+    return Page(list(islice(names, offset, offset + limit)), places, total)
+
+
+def places_of(situation: Situation, most: int = IN_LINE) -> dict[str, int]:
+    """The first jobs in line: each with its place, from 1."""
+    return {name: place for place, name in enumerate(situation.scheduler.in_line(most), 1)}
+
+
+def _everybody(situation: Situation, places: dict[str, int]) -> Iterator[str]:
+    yield from situation.running
+    yield from places
+    yield from (name for name in situation.records if name not in places and name not in situation.running)
+
+
+def _sorted(situation: Situation, match: list[str], places: dict[str, int]) -> Iterator[str]:
+    """A few are put in order by themselves; many are found on the way through all."""
+    if len(match) > IN_LINE:
+        return filter(set(match).__contains__, _everybody(situation, places))
+    running = filter(set(match).__contains__, situation.running)
+    waiting = situation.scheduler.lined_up(match)
+    return iter(dict.fromkeys((*running, *waiting, *match)))

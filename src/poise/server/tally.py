@@ -1,0 +1,95 @@
+"""How many jobs are in which state, and who holds how many GPUs: kept up to date, so that nobody has to count all jobs."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poise.server.records import Record
+
+
+class _Standing(NamedTuple):
+    """What is counted of a job."""
+
+    state: str
+    tenant: str
+    gpu_type: str | None
+    gpus: int
+    waits: bool
+
+    @staticmethod
+    def of(record: Record) -> "_Standing":
+        run = record.current
+        waits = run is None and record.finished is None
+        gpu_type, gpus = (None, 0) if run is None else (run.gpu_type, run.count)
+        return _Standing(record.state.value, record.job.tenant, gpu_type, gpus, waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """GPUs that are held now."""
+
+    total: int
+    by_tenant: Counter[str]
+
+    def share(self, tenant: str) -> float | None:
+        """A tenant's part of all that are held; None if none are."""
+        return self.by_tenant[tenant] / self.total if self.total else None
+
+
+class Tally:
+    """Counts jobs that have not ended, or whose processes are not all gone."""
+
+    def __init__(self) -> None:
+        self.states: Counter[str] = Counter()
+        self.waiting: Counter[str] = Counter()
+        """Jobs that wait, by tenant."""
+        self.by_type: Counter[str] = Counter()
+        """GPUs that are held, by type."""
+        self.jobs: dict[str, dict[str, None]] = {}
+        """Jobs of each tenant that has any, in the order in which they came."""
+        self._held: Counter[str] = Counter()
+        self._known: dict[str, _Standing] = {}
+
+    @property
+    def held(self) -> Held:
+        """GPUs that are held now."""
+        return Held(self.by_type.total(), self._held)
+
+    def count(self, record: Record) -> None:
+        """Count a job as it stands now, and no more as it stood before."""
+        job, now = record.job.id, _Standing.of(record)
+        before = self._known.get(job)
+        if before == now:
+            return
+        if before is None:
+            self.jobs.setdefault(now.tenant, {})[job] = None
+        else:
+            self._add(before, -1)
+        self._known[job] = now
+        self._add(now, 1)
+
+    def forget(self, job: str) -> None:
+        """A job is gone."""
+        before = self._known.pop(job, None)
+        if before is None:
+            return
+        self._add(before, -1)
+        mine = self.jobs[before.tenant]
+        del mine[job]
+        if not mine:
+            del self.jobs[before.tenant]
+
+    def _add(self, standing: _Standing, sign: int) -> None:
+        _change(self.states, standing.state, sign)
+        if standing.waits:
+            _change(self.waiting, standing.tenant, sign)
+        if standing.gpu_type is not None:
+            _change(self.by_type, standing.gpu_type, sign * standing.gpus)
+            _change(self._held, standing.tenant, sign * standing.gpus)
+
+
+def _change(counter: Counter[str], key: str, by: int) -> None:
+    """What there is none of is not kept."""
+    counter[key] += by
+    if not counter[key]:
+        del counter[key]

@@ -1,0 +1,184 @@
+"""Server, runners and replicas are killed with SIGKILL at random moments while 50 jobs run: nothing is lost or done twice.
+
+POISE_CRASH_KILLS and POISE_CRASH_SEED say how often, and which random numbers:
+
+    POISE_CRASH_KILLS=600 POISE_CRASH_SEED=7 python -m pytest -s tests/e2e/test_crashes.py
+"""
+
+import hashlib
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from time import monotonic, sleep
+
+import pytest
+from tests.e2e.service import PATIENCE, Kind, Service, ended, until
+
+from poise.analysis.history import History
+from poise.client import Client
+from poise.engine.journal import read_entry, read_header
+from poise.engine.replay import replay
+from poise.model.cluster import bits
+from poise.server.cores import core_of
+from poise.server.store import Store
+from poise.wire.views import JobDetail, State
+
+JOBS = 50
+KILLS = int(os.environ.get("POISE_CRASH_KILLS", "200"))
+SEED = int(os.environ.get("POISE_CRASH_SEED", "1"))
+STEPS, SECONDS = 120 * KILLS // 200, 0.025
+"""Of a job: the more kills, the longer, so that there is always something to kill."""
+FIRST, LAST = 12, 20
+"""Jobs that are submitted before the first kill, and kills after the last submission: jobs run all the time."""
+PAUSE = 0.3
+"""Most seconds between two kills."""
+SERVER = "server"
+
+
+def chain(seed: str) -> str:
+    """What examples/live/count_steps.py prints when nothing interrupts it."""
+    hashed = hashlib.sha256(seed.encode()).hexdigest()
+    for step in range(STEPS):
+        hashed = hashlib.sha256(f"{hashed} {step}".encode()).hexdigest()
+    return hashed
+
+
+class Havoc:
+    """Kills, and counts what it killed."""
+
+    def __init__(self, service: Service, seed: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._service = service
+        self._random = random.Random(seed)
+
+    def rage(self, kills: int) -> None:
+        """So many kills. Now and then the server is killed before it answers; else it would seldom get that far."""
+        deadline = monotonic() + PATIENCE + kills
+        while self.counts.total() < kills:
+            assert monotonic() < deadline, f"nothing was left to kill: {self.counts}"
+            kind = self._random.choices([SERVER, Kind.RUNNER, Kind.REPLICA], [2, 6, 9])[0]
+            if isinstance(kind, Kind):
+                self._kill_one(kind)
+            elif self._service.is_ready() or self._random.random() < 0.3:
+                self._service.kill()
+                self.counts[SERVER] += 1
+                self._service.start()
+            sleep(self._random.uniform(0.0, PAUSE))
+
+    def _kill_one(self, kind: Kind) -> None:
+        found = [each for each in self._service.processes() if each.kind is kind]
+        if found and self._random.choice(found).kill():
+            self.counts[kind.value] += 1
+
+
+def submit_all(service: Service, client: Client, havoc: Havoc) -> dict[str, str]:
+    """All jobs, each with a submission of its own, spread over the kills; the seed by job."""
+    seeds = {}
+    for number in range(JOBS):
+        due = max(0, number - FIRST) * (KILLS - LAST) // (JOBS - FIRST)
+        until(lambda due=due: havoc.counts.total() >= due, "the kills have stopped", PATIENCE + KILLS)  # type: ignore[misc]
+        job = client.submit(
+            command=service.counting(STEPS, SECONDS, f"seed-{number}"),
+            name=f"count-{number}",
+            gpus=2 if number % 4 == 0 else 1,
+            checkpoint={"every": 0.2, "deadline": 20.0},
+        )
+        seeds[job.id] = f"seed-{number}"
+    return seeds
+
+
+def check_work(client: Client, seeds: dict[str, str]) -> dict[str, JobDetail]:
+    """Every job has done every step once: the hash says so, and so do its runs, each of which begins where one ended."""
+    details = {}
+    for job, seed in seeds.items():
+        detail = details[job] = ended(client, job)
+        printed = {line for line in client.log(job).splitlines() if len(line) == 64 and " " not in line}
+        assert printed == {chain(seed)}, f"job {job}"
+        kept = [run.kept for run in detail.runs if run.kept is not None]
+        assert kept == sorted(kept), detail
+        assert kept[-1] == detail.steps == STEPS
+        check_runs(detail)
+    return details
+
+
+def check_runs(detail: JobDetail) -> None:
+    """Steps that runs kept lie side by side, without a gap and without an overlap."""
+    reached = 0.0
+    for run in detail.runs:
+        assert run.begun == reached, detail
+        reached = reached if run.kept is None else run.kept
+    assert sum((run.kept or run.begun) - run.begun for run in detail.runs) == STEPS
+    assert [run.epoch for run in detail.runs] == list(range(1, len(detail.runs) + 1))
+
+
+def check_journal(service: Service, details: dict[str, JobDetail]) -> None:
+    """Charged once and for what was held; no job and no GPU held twice at a time; the core decides the same again."""
+    store = Store(service.state)
+    try:
+        chapters = store.chapters()
+        ends = [first for _, first in chapters[1:]] + [None]
+        for (header, first), end in zip(chapters, ends, strict=True):
+            replay(core_of(read_header(header)), map(read_entry, store.entries(first, end)))
+        entries = [read_entry(document) for document in store.entries(1)]
+        books = store.tenants()
+    finally:
+        store.close()
+    history = History.of(entries, read_header(chapters[0][0]).cluster)
+    charged = {job: detail.gpu_seconds for job, detail in details.items()}
+    assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in details})
+    assert sum(seconds for _, seconds, _ in books.values()) == pytest.approx(sum(charged.values()))
+    assert set(history.jobs) == set(details)
+    moments = [entry.now for entry in entries]
+    assert moments == sorted(moments)
+    check_disjoint(history)
+
+
+def check_disjoint(history: History) -> None:
+    """Neither a job nor a GPU has two stints at a time."""
+    spans: dict[object, list[tuple[float, float]]] = {}
+    for stint in history.stints:
+        gpus = [(node, bit) for node, mask in stint.gpus for bit in bits(mask)]
+        for each in (stint.job, *gpus):
+            spans.setdefault(each, []).append((stint.start, stint.end))
+    for holder, found in spans.items():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(found))), (holder, found)
+
+
+def check_quiet(service: Service) -> None:
+    """Nothing is left, nobody met another, and no server complained."""
+    until(lambda: not service.processes(), f"left behind: {service.processes()}")
+    assert service.violations == ""
+    assert "Traceback" not in service.log
+    assert '"level": "error"' not in service.log
+
+
+@pytest.mark.slow
+def test_processes_killed_at_random_lose_nothing_and_do_nothing_twice(a_service: Callable[..., Service]) -> None:
+    service = a_service("--cluster", "v100:4,k80:4", "--round", "2s", "--log-format", "json")
+    began = monotonic()
+    client = service.up()
+    havoc = Havoc(service, SEED)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            submitting = pool.submit(submit_all, service, service.client(), havoc)
+            until(service.processes, "no job has begun")
+            havoc.rage(KILLS)
+            seeds = submitting.result()
+        raged = monotonic() - began
+        details = check_work(client, seeds)
+        page = client.queue(states=list(State), limit=500)
+        assert (page.total, {row.id for row in page.jobs}) == (JOBS, set(seeds))
+        check_quiet(service)
+        service.kill()
+        check_journal(service, details)
+    except BaseException as error:
+        error.add_note(f"POISE_CRASH_SEED={SEED} POISE_CRASH_KILLS={KILLS}; killed {dict(havoc.counts)}; {service.state}")
+        raise
+    print(  # noqa: T201 - the figures of docs/explanation/surviving-crashes.md
+        f"\n{havoc.counts.total()} kills {dict(havoc.counts)} in {raged:.0f} s of {monotonic() - began:.0f} s;"
+        f" {sum(len(detail.runs) for detail in details.values())} runs,"
+        f" {sum(detail.preemptions for detail in details.values())} preemptions"
+    )

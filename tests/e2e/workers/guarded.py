@@ -1,0 +1,25 @@
+"""Runs a script while it holds the locks of its job and of its GPUs: `python guarded.py FOLDER SCRIPT [WORD]...`.
+
+Whoever finds one taken writes that down in FOLDER/violations: two runs of a job, or two jobs on a GPU, were there at once.
+"""
+
+import fcntl
+import os
+import runpy
+import sys
+
+folder, script = sys.argv[1:3]
+run = os.environ["POISE_RUN"]
+names = [f"job-{os.environ['POISE_JOB']}", *(f"gpu-{each}" for each in os.environ["CUDA_VISIBLE_DEVICES"].split(","))]
+for name in names:
+    handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with open(os.path.join(folder, "violations"), "a", encoding="utf-8") as file:
+            file.write(f"run {run} found {name} taken by run {os.pread(handle, 100, 0).decode()}\n")
+        sys.exit(99)
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, run.encode(), 0)
+sys.argv[:] = sys.argv[2:]
+runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,121 @@
+"""What has to hold of a live service at any time, and of its books once all jobs have ended."""
+
+import pytest
+from tests.machine import Service
+
+from poise.analysis.history import History
+from poise.engine.journal import read_entry, read_header
+from poise.engine.live import Ending
+from poise.engine.replay import replay
+from poise.model.job import Status
+from poise.server.cores import core_of
+from poise.server.records import Record, places
+from poise.server.tally import Tally
+from poise.wire.views import JobRow, State
+
+
+def check_standing(service: Service) -> None:
+    """Core, records, tallies and processes say the same of every job."""
+    situation = service.loop.situation
+    for record in situation.records.values():
+        if record.finished is None:
+            _check_core(service, record)
+            _check_state(service, record)
+    columns = situation.scheduler.state.columns
+    for job, status in zip(columns.ids, columns.status, strict=False):
+        record_of = situation.records.get(job)
+        assert Status(status).is_final == (record_of is None or record_of.finished is not None), job
+    _check_counts(service)
+
+
+def _check_core(service: Service, record: Record) -> None:
+    situation, job = service.loop.situation, record.job.id
+    state, run = situation.scheduler.state, record.current
+    row = state.rows[job]
+    assert state.running(row) == (run is not None) == (job in situation.running), job
+    assert (row in state.on_hold) == record.held, job
+    assert state.columns.failures[row] == record.failures, job
+    assert state.columns.epoch[row] == (record.runs[-1].epoch if record.runs else 0), job
+    if run is not None:
+        assert places(situation.header.cluster, state.of(row)) == run.gpus, job
+
+
+def _check_state(service: Service, record: Record) -> None:
+    now, job = service.loop.clock.now(), record.job.id
+    assert record.waited + record.ran + now - record.since == pytest.approx(now - record.job.submitted), job
+    is_alive = any(each == job for each, _ in service.machine.alive)
+    match record.state:
+        case State.RUNNING | State.CHECKPOINTING:
+            assert is_alive, job
+        case State.PENDING | State.PAUSED:
+            assert not is_alive, job
+            assert bool(record.runs) == (record.state is State.PAUSED), job
+        case _:
+            assert record.state is State.STARTING, job
+    assert (record.current is not None) == (record.state in {State.STARTING, State.RUNNING}), job
+
+
+def _check_counts(service: Service) -> None:
+    situation = service.loop.situation
+    anew = Tally()
+    for record in situation.records.values():
+        anew.count(record)
+    kept = situation.tally
+    assert (anew.states, anew.waiting, anew.by_type) == (kept.states, kept.waiting, kept.by_type)
+    held = {(node, slot) for job in situation.running for node, slot in _gpus(situation.records[job])}
+    assert len(held) + sum(situation.scheduler.state.free.idle) == situation.header.cluster.gpus
+    unended = [record for record in situation.records.values() if record.finished is None]
+    assert sum(service.engine.reasons().values()) == len(unended)
+    assert all(service.engine.why(job).reason.text for job in situation.records)
+    assert sorted(row.id for row in paged(service)) == sorted(situation.records)
+
+
+def _gpus(record: Record) -> set[tuple[str, int]]:
+    run = record.current
+    return set() if run is None else {(node, slot) for node, slots in run.gpus.items() for slot in slots}
+
+
+def paged(service: Service, states: frozenset[State] = frozenset(), limit: int = 3, **which: str) -> list[JobRow]:
+    """All pages of the queue, one after the other."""
+    rows: list[JobRow] = []
+    given = {"tenant": None, "app": None} | which
+    while True:
+        page = service.engine.queue(states=states, limit=limit, offset=len(rows), **given)
+        assert len(page.jobs) <= limit
+        if not page.jobs:
+            assert len(rows) == page.total
+            return rows
+        rows += page.jobs
+
+
+def finish_all(service: Service) -> None:
+    """Every run that may go on does all its work, until all jobs have ended."""
+    for _ in range(100):
+        for job, epoch in sorted(service.machine.alive):
+            leaves = (job, epoch) in service.machine.leaving
+            service.machine.end(job, Ending.YIELDED if leaves else Ending.FINISHED)
+        service.pass_time(10)
+        if not service.loop.situation.records:
+            return
+    raise AssertionError("some job never ends")
+
+
+def check_books(service: Service, jobs: list[str]) -> None:
+    """All jobs have ended: the journal replays, and every account of it says the same."""
+    store = service.loop.store
+    chapters = store.chapters()
+    ends = [first for _, first in chapters[1:]] + [None]
+    for (header, first), end in zip(chapters, ends, strict=True):
+        replay(core_of(read_header(header)), map(read_entry, store.entries(first, end)))
+    history = History.of(map(read_entry, store.entries(1)), service.loop.situation.header.cluster)
+    details = {job: service.engine.show(job) for job in jobs}
+    charged = {job: each.gpu_seconds for job, each in details.items()}
+    assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in jobs})
+    assert sum(each.gpu_seconds for each in service.engine.shares().tenants) == pytest.approx(sum(charged.values()))
+    for job, each in details.items():
+        life = (each.job.finished or 0.0) - each.job.submitted
+        assert each.job.waited + each.job.ran == pytest.approx(life), job
+        assert (history.jobs[job].status is Status.FINISHED) == (each.job.state is State.SUCCEEDED), job
+        assert each.job.state is not State.SUCCEEDED or job in service.machine.finished, job
+        assert each.lost_gpu_seconds <= each.gpu_seconds + 1e-9, job
+    assert sorted(row.id for row in paged(service, frozenset(State), 7)) == sorted(jobs)

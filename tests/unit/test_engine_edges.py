@@ -1,0 +1,300 @@
+"""The live engine at its edges: late and simultaneous news, storage that fails, jobs that come in numbers, odd stores."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, BOB, CrashError, LingeringWorld, Service, a_request
+from tests.machine_laws import check_books, check_standing, finish_all
+
+from poise.engine.journal import read_entry
+from poise.engine.live import Ending, RunProgressed
+from poise.model.event import Belated, Colocated, Estimated
+from poise.server import engine as engine_module
+from poise.server import instant as instant_module
+from poise.server.intake import MOST_KINDS
+from poise.server.seam import RefusedError
+from poise.wire.request import Submission
+from poise.wire.views import State
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Service:
+    """Runs take their time to leave."""
+    return Service(tmp_path, world=LingeringWorld)
+
+
+# News that crosses with decisions
+
+
+def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Service) -> None:
+    jobs = slow.submit(a_request(gpus=2, checkpoint={"deadline": 600}), a_request(gpus=2))
+    first = jobs[0]
+    while slow.loop.situation.records[first].launches < 3:
+        slow.pass_time(10)
+        assert slow.machine.now < 2_000
+    assert list(slow.machine.alive) == [(first, 1)]  # it still writes its checkpoint
+    slow.machine.end(first, Ending.FINISHED)
+    slow.settle()
+    check_standing(slow)
+    assert slow.engine.show(first).job.state is State.SUCCEEDED
+    finish_all(slow)
+    check_books(slow, jobs)
+
+
+def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(slow: Service) -> None:
+    first, _ = slow.submit(a_request(gpus=2, steps=100, duration=100), a_request(gpus=2, steps=100, duration=100))
+    while slow.loop.situation.records[first].launches < 3:
+        slow.pass_time(10)
+    state = slow.loop.situation.scheduler.state
+    slow.machine.end(first, Ending.YIELDED, steps=42.0)
+    slow.settle()
+    assert state.columns.steps_done[state.rows[first]] == 42
+    assert slow.engine.show(first).runs[-1].begun == 42
+
+
+@pytest.mark.parametrize("verb", ["hold", "cancel"])
+@pytest.mark.parametrize("how", [Ending.FINISHED, Ending.FAILED])
+def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Service, verb: str, how: Ending) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    service.machine.now += 5
+    reply = getattr(service.engine, verb)(ALICE, job)
+    service.machine.end(job, how, cause="traceback-from-crash", code=1)
+    service.settle()
+    check_standing(service)
+    detail = service.engine.show(job)
+    if how is Ending.FINISHED:
+        assert detail.job.state is State.SUCCEEDED
+        with pytest.raises(RefusedError, match=f"job {job} has ended already"):
+            reply.result(0)
+    else:
+        assert detail.failures == 1
+        assert reply.result(0).state is (State.PAUSED if verb == "hold" else State.CANCELLED)
+        if verb == "hold":
+            service.engine.release(ALICE, job)
+    finish_all(service)
+    check_books(service, [job])
+
+
+def test_a_crash_between_late_news_and_the_decision_after_it_delays_nobody(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo")
+    first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.loop.world.close()
+    service.machine.end(first, Ending.FINISHED)
+    service.machine.now += 100
+    service.restart()
+    service.crash_at = 1  # just after the news was kept
+    with pytest.raises(CrashError):
+        service.loop.turn(0.0)
+    last = read_entry(list(service.loop.store.entries(1))[-1])
+    assert isinstance(last.events[0], Belated)
+    service.restart()
+    service.settle()
+    assert [job for job, _ in service.machine.alive] == [second]
+
+
+def test_news_from_before_a_chapter_is_not_told_as_of_before_it(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    service.machine.now += 100
+    reply = service.engine.set_weight(ALICE, "alice", 2.0)
+    service.machine.end(job, Ending.FINISHED)
+    late = service.machine.ended[job, 1]
+    service.machine.tell = lambda _news: None
+    service.loop.turn(0.0)  # the news of it is on its way
+    reply.result(0)
+    service.machine.now += 50
+    service.loop._inbox.put(late)
+    service.settle()
+    moments = [read_entry(document).now for document in service.loop.store.entries(1)]
+    assert moments == sorted(moments)
+    assert service.engine.show(job).job.state is State.SUCCEEDED
+
+
+def test_a_clock_that_is_set_back_or_forward_changes_no_charge(service: Service) -> None:
+    jobs = []
+    for error in (0.0, -5_000.0, 90_000.0):
+        service.machine.error = error
+        [job] = service.submit(a_request(gpus=2))
+        service.pass_time(7)
+        service.machine.end(job, Ending.FINISHED)
+        service.settle()
+        assert service.engine.show(job).gpu_seconds == pytest.approx(14)
+        jobs.append(job)
+    events = (event for document in service.loop.store.entries(1) for event in read_entry(document).events)
+    assert not any(isinstance(event, Belated) for event in events)
+    check_books(service, jobs)
+
+
+def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service) -> None:
+    service.loop.situation.wake = 1e300
+    assert service.loop._patience() == engine_module.LONGEST_WAIT
+
+
+# What was done, kept and lost
+
+
+def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:
+    first, _ = slow.submit(a_request(gpus=2), a_request(gpus=2))
+    machine = slow.machine
+    machine.tell(RunProgressed(first, 1, machine.wall, 50.0, 100.0, 30.0, None, None))
+    while slow.loop.situation.records[first].launches < 3:
+        slow.pass_time(10)
+    detail = slow.engine.show(first)
+    assert [run.how for run in detail.runs] == [None, "yielded", None]
+    assert (detail.steps, detail.lost_gpu_seconds) == (50.0, 0.0)
+    machine.tell(RunProgressed(first, 1, machine.wall, 60.0, 100.0, 30.0, None, None))  # on its way out
+    slow.settle()
+    assert slow.engine.show(first).steps == 60
+    slow.machine.end(first, Ending.YIELDED, steps=40.0)
+    slow.settle()
+    run = slow.engine.show(first).runs[0]
+    assert run.lost == pytest.approx(2 * 10 * 20 / 60)  # two GPUs for ten seconds, of which a third was not saved
+
+
+def test_what_a_running_job_has_received_counts_until_now(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    service.pass_time(7)
+    assert service.engine.show(job).gpu_seconds == pytest.approx(14)
+    assert "14 GPU-seconds received" in service.engine.why(job).evidence[0]
+
+
+def test_a_job_that_has_run_for_as_long_as_it_may_is_not_forgiven_by_its_exit_code(service: Service) -> None:
+    [job] = service.submit(a_request(max_duration=60, retry={"exit_codes": [143]}))
+    service.machine.end(job, Ending.FAILED, cause="max-duration", code=-15)
+    service.settle()
+    detail = service.engine.show(job)
+    assert (detail.job.state, [flag.value for flag in detail.job.flags]) == (State.FAILED, ["TIMEOUT"])
+
+
+def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="v100:2", policy="fifo", world=LingeringWorld)
+    first, second, third = service.submit(a_request(), a_request(), a_request())
+    service.wish(lambda engine: engine.hold(ALICE, first))
+    assert service.engine.why(third).reason.text == "waits until those who had its GPUs have left"
+    service.machine.end(second, Ending.FINISHED)
+    service.settle()
+    [fourth] = service.submit(a_request())
+    assert service.engine.show(fourth).job.state is State.RUNNING
+    assert service.engine.show(third).job.state is State.STARTING
+
+
+# Many jobs, and many kinds of them
+
+
+def test_jobs_that_are_queued_in_one_instant_are_counted_together(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instant_module, "MOST_QUEUED", 5)
+    replies = [service.engine.submit(ALICE, Submission(jobs=(a_request(),) * 2)) for _ in range(3)]
+    service.settle()
+    assert [reply.exception(0) is None for reply in replies] == [True, True, False]
+    with pytest.raises(RefusedError, match="4 jobs are queued, of at most 5"):
+        replies[2].result(0)
+
+
+def test_an_instant_holds_no_more_jobs_than_one_large_submission_has(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "MOST_AT_ONCE", 4)
+    for size in (3, 3, 5, 1, 1):
+        service.engine.submit(ALICE, Submission(jobs=(a_request(),) * size))
+    sizes = []
+    while not service.loop.is_idle:
+        before = len(service.loop.situation.records)
+        service.loop.turn(0.0)
+        sizes.append(len(service.loop.situation.records) - before)
+    assert sizes == [6, 5, 2]
+
+
+@pytest.mark.parametrize("limit", ["LONG_CHAPTER", "MANY_ENDED"])
+def test_a_long_chapter_is_followed_by_another_and_nobody_notices(
+    service: Service, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(engine_module, limit, 5)
+    jobs = []
+    for _ in range(12):
+        jobs += service.submit(a_request(), a_request(), by=BOB)
+        service.pass_time(10)
+        for job, _ in sorted(service.machine.alive)[:1]:
+            service.machine.end(job, Ending.FINISHED)
+        service.settle()
+        check_standing(service)
+    assert len(service.loop.store.chapters()) > 2
+    finish_all(service)
+    check_books(service, jobs)
+
+
+def test_names_of_models_that_people_make_up_are_not_all_remembered(service: Service) -> None:
+    intake = service.loop.situation.intake
+    for number in range(MOST_KINDS + 10):
+        intake.admit(a_request(model=f"made-up-{number}"))
+    assert len(intake._possible) <= MOST_KINDS
+    assert len(intake._speeds._kinds) <= MOST_KINDS + 10
+    with pytest.raises(RefusedError, match="needs 3 GPUs"):
+        intake.admit(a_request(model="made-up-1", gpus=3))
+
+
+# Policies that put two jobs on the same GPUs
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Service, list[str]]:
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1", world=LingeringWorld)
+    known = {"model": "ResNet-18", "batch_size": 128, "duration": 1e4}
+    jobs = service.submit(a_request(**known), a_request(**known | {"model": "LM", "batch_size": 80}))
+    for _ in range(5):
+        service.pass_time(10)
+        for job, _ in sorted(service.machine.leaving):
+            service.machine.end(job, Ending.YIELDED)
+        service.settle()
+    return service, jobs
+
+
+def test_jobs_that_gain_by_it_share_their_gpus(pair: tuple[Service, list[str]]) -> None:
+    service, jobs = pair
+    assert sorted(job for job, _ in service.machine.alive) == jobs
+    assert any(order.beside for order in service.machine.alive.values())
+    assert any(isinstance(event, Colocated) for event in read_entry(next(service.loop.store.entries(2))).events)
+    service.restart()
+    service.settle()
+    assert sorted(job for job, _ in service.machine.alive) == jobs
+    check_standing(service)
+
+
+def test_a_policy_that_shares_no_gpus_takes_over_from_one_that_does(pair: tuple[Service, list[str]]) -> None:
+    service, jobs = pair
+    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    check_standing(service)
+    assert len(service.loop.situation.running) == 1
+    assert len(service.machine.leaving) == 1
+    finish_all(service)
+    check_books(service, jobs)
+
+
+def test_what_is_told_of_a_kind_is_told_once_and_in_every_chapter(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.submit(a_request(), a_request(), a_request(gpus=2))
+    service.restart()
+    service.submit(a_request())
+    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    told = [
+        [event.kind for event in read_entry(document).events if isinstance(event, Estimated)]
+        for document in service.loop.store.entries(1)
+    ]
+    assert [kinds for kinds in told if kinds] == [["-/x1", "-/x2"], ["-/x1", "-/x2"]]
+
+
+def test_the_weight_of_a_tenant_without_jobs_takes_no_chapter(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min", cluster="v100:1")
+    mine = service.submit(a_request(duration=1e6))[0]
+    service.wish(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
+    assert len(service.loop.store.chapters()) == 1
+    service.restart()
+    assert {each.tenant: each.weight for each in service.engine.shares().tenants} == {"alice": 1.0, "bob": 3.0}
+    theirs = service.submit(a_request(duration=1e6), by=BOB)[0]
+    for _ in range(200):
+        service.pass_time(10)
+    ran = [service.engine.show(job).job.ran for job in (mine, theirs)]
+    assert ran[1] / sum(ran) == pytest.approx(0.75, abs=0.05)

@@ -1,0 +1,159 @@
+"""What people read of a live service: pages of the queue, places in line, what happened."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, BOB, Service, a_request
+from tests.machine_laws import paged
+
+from poise.engine.live import Ending
+from poise.server import lining as lining_module
+from poise.server import telling as telling_module
+from poise.server.seam import RefusedError
+from poise.wire.views import Events, Happening, Queue, State
+
+EVERY = frozenset(State)
+OVER = frozenset(state for state in State if state.is_final)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path, policy="srtf", cluster="v100:2")
+
+
+def queue(service: Service, states: frozenset[State] = frozenset(), **which: object) -> Queue:
+    given = {"tenant": None, "app": None, "limit": 100, "offset": 0} | which
+    return service.engine.queue(states=states, **given)  # type: ignore[arg-type]
+
+
+def events(service: Service, after: int = 0, **which: object) -> Events:
+    return service.engine.events(after=after, **({"job": None, "tenant": None, "limit": 100} | which))  # type: ignore[arg-type]
+
+
+def end(service: Service, job: str, how: Ending = Ending.FINISHED) -> None:
+    service.machine.end(job, how, cause="import-error" if how is Ending.FAILED else None, code=1)
+    service.settle()
+
+
+# The queue
+
+
+def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service: Service) -> None:
+    jobs = []
+    for number in range(9):
+        [job] = service.submit(a_request(app="odd" if number % 2 else None), by=BOB if number % 3 else ALICE)
+        end(service, job, Ending.FAILED if number % 2 else Ending.FINISHED)
+        service.pass_time(1)
+        jobs.append(job)
+    latest = jobs[::-1]
+    assert [row.id for row in paged(service, OVER, limit=2)] == latest
+    assert [row.id for row in paged(service, frozenset({State.FAILED}), limit=2)] == latest[1::2]
+    assert [row.id for row in paged(service, frozenset({State.SUCCEEDED}), limit=2)] == latest[::2]
+    assert [row.id for row in paged(service, frozenset({State.SUCCEEDED}), tenant="alice")] == ["7", "1"]
+    assert paged(service, frozenset({State.FAILED}), app="none") == []
+    assert len(paged(service, frozenset({State.FAILED}), app="odd", tenant="bob")) == 3
+    assert paged(service, frozenset({State.CANCELLED})) == []
+    assert queue(service).counts == {"SUCCEEDED": 5, "FAILED": 4}
+
+
+def test_the_queue_goes_from_those_that_run_to_those_that_have_ended(service: Service) -> None:
+    [over] = service.submit(a_request())
+    end(service, over)
+    waits = service.submit(*[a_request(duration=100.0 + number) for number in range(6)])[2:]
+    held = service.submit(a_request(hold=True))
+    rows = paged(service, EVERY, limit=2)
+    assert [row.state.value for row in rows] == ["RUNNING"] * 2 + ["PENDING"] * 5 + ["SUCCEEDED"]
+    assert [row.id for row in rows] == ["2", "3", *waits, *held, over]
+
+
+def test_every_page_says_who_stands_where_in_line(service: Service) -> None:
+    """Shortest first: who came last stands first."""
+    jobs = service.submit(*[a_request(gpus=2, duration=1_000.0 - number) for number in range(7)], a_request(hold=True))
+    for limit in (1, 2, 3, 50):
+        rows = paged(service, limit=limit)
+        assert [row.id for row in rows] == [jobs[6], *jobs[5::-1], jobs[7]]
+        assert [row.position for row in rows] == [None, 1, 2, 3, 4, 5, 6, None]
+    for row in rows:
+        assert service.engine.show(row.id).job.position == row.position
+
+
+@pytest.mark.parametrize("most", [2_000, 3])
+def test_what_is_asked_for_stands_in_the_same_order_as_all(
+    service: Service, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        by, app = (BOB, "one") if number % 2 else (ALICE, "two")
+        service.submit(a_request(gpus=2, duration=1_000.0 - number, app=app), by=by)
+    everybody = paged(service)
+    bobs = [row.id for row in everybody if row.tenant == "bob"]
+    pending = [row.id for row in everybody if row.state is State.PENDING]
+    monkeypatch.setattr(lining_module, "IN_LINE", most)
+    assert [row.id for row in paged(service, tenant="bob", limit=2)] == [row.id for row in paged(service, app="one")]
+    assert sorted(row.id for row in paged(service, tenant="bob")) == sorted(bobs)
+    if most > 10:
+        assert [row.id for row in paged(service, tenant="bob", limit=2)] == bobs
+        assert [row.id for row in paged(service, frozenset({State.PENDING}))] == pending
+        assert [row.position for row in paged(service, tenant="bob")] == [None, 2, 4, 6, 8]
+    else:  # further back in line nobody is counted
+        assert [row.position for row in paged(service)] == [None, 1, 2, 3, *[None] * 6]
+        assert sorted(row.id for row in paged(service, frozenset({State.PENDING}))) == sorted(pending)
+
+
+# What happened
+
+
+def told(found: Events) -> list[tuple[str | None, str]]:
+    return [(each.job, each.kind) for each in found.events]
+
+
+def follow(service: Service, start: int, **which: object) -> list[Happening]:
+    """All parts, one after the other, as one who follows reads them."""
+    found: list[Happening] = []
+    while True:
+        part = events(service, start, limit=1, **which)
+        if part.next == start:
+            return found
+        found += part.events
+        start = part.next
+
+
+def test_the_last_things_that_happened_are_found_behind_instants_in_which_nothing_did(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="las")
+    jobs = service.submit(*[a_request() for _ in range(3)])
+    service.wish(lambda engine: engine.cancel(ALICE, jobs[2]))
+    for _ in range(30):
+        service.submit(a_request(), key="the-same-key")
+        service.wish(lambda engine: engine.release(ALICE, jobs[0]))
+    assert told(events(service, -2, job=jobs[2])) == [(jobs[2], "submitted"), (jobs[2], "cancelled")]
+    last = events(service, -1, tenant="alice")
+    assert (len(last.events), last.next) == (1, service.loop.store.last)
+    assert len(events(service, -1_000, limit=1_000).events) == len(follow(service, 0))
+    assert told(events(service, -1_000, limit=3)) == told(events(service, -3))
+
+
+def test_who_follows_misses_nothing_and_comes_to_the_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling_module, "PART", 2)
+    monkeypatch.setattr(telling_module, "MOST_ENTRIES", 4)
+    for number in range(12):
+        [job] = service.submit(a_request(), by=BOB if number % 4 == 3 else ALICE)
+        end(service, job)
+    everything = follow(service, 0)
+    assert len(everything) == 36
+    bobs = follow(service, 0, tenant="bob")
+    assert [each.job for each in bobs] == [each.job for each in everything if each.tenant == "bob"]
+    assert [each.kind for each in follow(service, 0, job="5")] == ["submitted", "launched", "finished"]
+    last = service.loop.store.last
+    assert events(service, last, job="5").next == last
+    assert events(service, 5, tenant="nobody").next == last
+    assert events(service, last + 7).next == last + 7
+    with pytest.raises(RefusedError, match="there is no job '99'"):
+        events(service, 0, job="99")
+
+
+def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
+    service.submit(*[a_request() for _ in range(4)])
+    before = told(events(service))
+    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
+    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    assert told(events(service)) == before
+    assert told(events(service, -100)) == before

@@ -1,0 +1,213 @@
+"""The live engine and its store: what happens when nothing can be kept, and what becomes of odd stores."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.machine import ALICE, Service, a_request
+from tests.machine_laws import check_books, check_standing, finish_all
+
+from poise.engine.live import Ending
+from poise.model.errors import InvariantError, JournalError
+from poise.server.engine import Loop
+from poise.server.reading import LiveEngine
+from poise.server.seam import RefusedError
+from poise.server.store import FILE, StorageError, Store
+from poise.wire.request import Submission
+from poise.wire.views import State
+
+LONG = 60.0
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+def failing(service: Service, times: int) -> Callable[[], int]:
+    """Make the next commits fail; how many are left to."""
+    store, commit = service.loop.store, service.loop.store.commit
+    left = [times]
+
+    def full(changes: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise StorageError("journal.db: cannot be written: database or disk is full")
+        commit(changes)
+
+    store.commit = full  # type: ignore[method-assign]
+    service.loop._closing.wait = lambda _timeout=None: False  # type: ignore[assignment, method-assign]
+    return lambda: left[0]
+
+
+def test_a_chapter_that_cannot_be_kept_is_none(service: Service) -> None:
+    jobs = service.submit(a_request(gpus=2), a_request())
+    failing(service, 1)
+    reply = service.engine.set_policy(ALICE, "fifo")
+    service.settle()
+    with pytest.raises(RefusedError, match="disk is full"):
+        reply.result(0)
+    assert service.engine.service().policy == "las"
+    failing(service, 1)
+    weight = service.engine.set_weight(ALICE, "alice", 5.0)
+    service.settle()
+    with pytest.raises(RefusedError, match="disk is full"):
+        weight.result(0)
+    assert [each.weight for each in service.engine.shares().tenants] == [1.0]
+    check_standing(service)
+    finish_all(service)
+    check_books(service, jobs)
+
+
+def test_a_service_that_is_stopped_while_nothing_can_be_kept_keeps_nothing_wrong(service: Service) -> None:
+    """What could not be kept is forgotten, also if there is room again before the last of it has been handled."""
+    [job] = service.submit(a_request(gpus=2))
+    service.machine.now += 5
+    failing(service, 1)
+    service.loop._closing.wait = lambda _timeout=None: True  # type: ignore[assignment, method-assign]
+    entries = service.loop.store.last
+    service.machine.end(job, Ending.FINISHED)
+    service.machine.now += 50  # so that it is handled by itself, before the rest
+    reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
+    service.loop.turn(0.0)
+    with pytest.raises(RefusedError, match="disk is full"):
+        reply.result(0)
+    assert service.loop.store.last == entries
+    assert service.engine.show(job).job.state is State.RUNNING  # as far as anybody can know
+    service.restart()
+    service.settle()
+    assert service.engine.show(job).gpu_seconds == pytest.approx(10)
+    check_books(service, [job])
+
+
+def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    [job] = service.submit(a_request())
+    left, begin = failing(service, 1), service.loop.open
+    tries = []
+
+    def begin_again() -> None:
+        tries.append(left())
+        if len(tries) < 3:
+            raise StorageError("journal.db: cannot be written: database or disk is full")
+        begin()
+
+    monkeypatch.setattr(service.loop, "open", begin_again)
+    reply = service.engine.hold(ALICE, job)
+    service.settle()
+    assert len(tries) == 3
+    assert isinstance(reply.exception(0), RefusedError)
+    assert service.engine.service().ready
+    assert service.engine.show(job).job.state is State.RUNNING
+
+
+def test_an_ambiguous_commit_is_looked_up_and_not_guessed(tmp_path: Path) -> None:
+    """A disk may refuse after everything was written; what is in the store then counts."""
+    service = Service(tmp_path)
+    store, commit = service.loop.store, service.loop.store.commit
+
+    def late(changes: Any) -> None:
+        last = store.last
+        commit(changes)
+        store.last = last
+        store.commit = commit  # type: ignore[method-assign]
+        raise StorageError("journal.db: cannot be written: disk I/O error")
+
+    store.commit = late  # type: ignore[method-assign]
+    service.loop._closing.wait = lambda _timeout=None: False  # type: ignore[assignment, method-assign]
+    submission = Submission(jobs=(a_request(),), key="the-same-key")
+    reply = service.engine.submit(ALICE, submission)
+    service.settle()
+    assert isinstance(reply.exception(0), RefusedError)
+    again = service.engine.submit(ALICE, submission)
+    service.settle()
+    assert again.result(0).jobs == ("1",)
+    assert list(service.machine.alive) == [("1", 1)]
+
+
+def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise InvariantError("a bug")
+
+    loop = Loop(service.loop.parts)
+    engine = LiveEngine(loop)
+    engine.start()
+    [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
+    monkeypatch.setattr(loop.situation.scheduler, "handle", broken)
+    for _ in range(2):  # as it dies, and later
+        with pytest.raises(RefusedError, match="the engine has stopped: a bug"):
+            engine.hold(ALICE, job).result(LONG)
+    loop._thread.join(LONG)
+    assert isinstance(engine.failed, InvariantError)
+    assert engine.show(job).job.state is State.RUNNING
+    engine.close()
+
+
+def test_wishes_are_answered_when_the_engine_stops(service: Service) -> None:
+    loop = Loop(service.loop.parts)
+    engine = LiveEngine(loop)
+    engine.start()
+    [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
+    engine.close()
+    with pytest.raises(RefusedError, match="the service is stopping"):
+        engine.hold(ALICE, job).result(LONG)
+    loop._closing.clear()  # somebody who had looked just before
+    with pytest.raises(RefusedError, match="the service is stopping"):
+        engine.hold(ALICE, job).result(LONG)
+    assert engine.failed is None
+
+
+def test_a_store_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"this is no database, however long it may be" * 100)
+    with pytest.raises(JournalError, match=r"journal\.db: cannot be used: file is not a database"):
+        Store(tmp_path)
+
+
+def test_a_store_with_damaged_pages_is_refused_in_one_line(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.submit(*[a_request(name=f"n{number}") for number in range(200)])
+    service.loop.store.close()
+    size = (tmp_path / FILE).stat().st_size
+    with (tmp_path / FILE).open("r+b") as file:
+        file.seek(2 * 4096)
+        file.write(os.urandom(size - 4 * 4096))
+    with pytest.raises(JournalError, match=r"journal\.db: cannot be used: "):
+        service.start()
+
+
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    db = sqlite3.connect(tmp_path / FILE)
+    db.execute("PRAGMA user_version = 7")
+    db.close()
+    with pytest.raises(JournalError, match="written in version 7; this Poise reads version 1"):
+        Store(tmp_path)
+
+
+def test_a_journal_that_this_core_would_not_have_written_is_gone_on_with(service: Service) -> None:
+    """As after an upgrade to a Poise that decides in another way: jobs go on where they are, in a new chapter."""
+    jobs = service.submit(a_request(gpus=2), a_request(gpus=2), a_request(hold=True))
+    service.pass_time(10)
+    before = {job: service.engine.show(job).job.state for job in jobs}
+    alive = list(service.machine.alive)
+    db = sqlite3.connect(service.loop.store.path)
+    db.execute('UPDATE entries SET document = replace(document, \'"launch","1",1\', \'"launch","1",7\') WHERE number = 2')
+    db.commit()
+    db.close()
+    service.restart()
+    service.settle()
+    assert {job: service.engine.show(job).job.state for job in jobs} == before
+    assert list(service.machine.alive) == alive
+    assert len(service.loop.store.chapters()) == 2
+    check_standing(service)
+
+
+def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="rtx9999:2")
+    [job] = service.submit(a_request(gpus=2))
+    service.restart()
+    service.settle()
+    assert service.engine.show(job).job.state is State.RUNNING
+    assert len(service.loop.store.chapters()) == 1
