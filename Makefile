@@ -51,6 +51,7 @@ bench: $(READY)  ## speed: of the simulator, of allocations, and until a large r
 	$(BIN)/python -m tests.bench.markets
 	$(BIN)/python -m tests.bench.divided
 	$(BIN)/python -m tests.bench.report
+	$(BIN)/python -m tests.bench.live
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' > constraints.txt

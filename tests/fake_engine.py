@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from json import dumps, loads
 from pathlib import Path
@@ -43,6 +43,8 @@ from poise.wire.views import (
 LOG = "epoch 1\nepoch 2\n"
 NOW = 1_700_000_000.0
 T = TypeVar("T")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -271,13 +273,19 @@ class Reply:
         return self.status, problem.code, problem.detail
 
 
+def awaited(work: Coroutine[Any, Any, Result]) -> Result:
+    """What comes of it, in a thread of its own: other tests may have left a loop running in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
 def calls(app: FastAPI, requests: Iterable[Call]) -> list[Reply]:
     """Requests one after the other, without a network."""
 
     async def run() -> list[Reply]:
         return [await _call(app, each) for each in requests]
 
-    return asyncio.run(run())
+    return awaited(run())
 
 
 async def _call(app: FastAPI, request: Call) -> Reply:

@@ -156,7 +156,7 @@ def together(work: Callable[[int], None], threads: int) -> None:
 
 
 def submit(service: Service, jobs: int, senders: int) -> list[float]:
-    """Submit so many jobs, one a request, as fast as they are taken; moments of the answers, seconds from the first one on."""
+    """Submit so many jobs, one a request, as fast as they are taken; moments of the answers, seconds from the first on."""
     lines = [service.line() for _ in range(senders)]
     draw = random.Random(0)
     requests = [lines[0].request("POST", "/v1/jobs", a_job(draw, number)) for number in range(jobs)]

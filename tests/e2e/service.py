@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -190,10 +189,3 @@ def ended(client: Client, job: str, patience: float = PATIENCE) -> JobDetail:
     assert detail.job.state is State.SUCCEEDED, detail
     until(lambda: all(run.how is not None for run in client.show(job).runs), f"runs of {job} are still there")
     return client.show(job)
-
-
-def stop_all(processes: Sequence[Process], number: signal.Signals = signal.SIGSTOP) -> None:
-    """A signal to each of them."""
-    for each in processes:
-        with suppress(ProcessLookupError):
-            os.kill(each.pid, number)

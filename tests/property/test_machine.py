@@ -236,8 +236,10 @@ class HostileWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.book.running)
     @rule(number=which, off=st.sampled_from((-1, 1, 5)))
     def news_of_other_runs_arrives(self, number: int, off: int) -> None:
-        """Of a run that is over, or of one that never was."""
+        """Of a run that is over, or of one that never was; one that has not said that it stopped might yet have finished."""
         name, epoch = self.some_run(number)
+        if (name, epoch + off) in self.book.stopping:
+            return
         self.tell(Finished(name, epoch + off), Failed(name, epoch + off, "died", 0.0))
         assert name in self.book.running or self.scheduler.explain(name).code in WAITING
 

@@ -1,12 +1,11 @@
 """What stands before every path: Host, Origin, bounds on everything, headers of every answer, no traceback for a client."""
 
-import asyncio
 import io
 import json
 from pathlib import Path
 
 import pytest
-from tests.fake_engine import Api, Call, Reply, an_api, calls
+from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
 from poise.model.errors import RequestError
 from poise.server.api import Conditions
@@ -59,8 +58,8 @@ def test_request_without_a_host_or_with_two_is_refused(api: Api) -> None:
         await api.app(scope, receive, send)
         return found[0]
 
-    assert asyncio.run(status([])) == 403
-    assert asyncio.run(status([b"localhost", b"localhost"])) == 403
+    assert awaited(status([])) == 403
+    assert awaited(status([b"localhost", b"localhost"])) == 403
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -189,5 +188,5 @@ def test_websocket_is_closed_unheard(api: Api) -> None:
 
         await api.app({"type": "websocket", "path": "/v1/jobs", "headers": []}, receive, send)
 
-    asyncio.run(knock())
+    awaited(knock())
     assert said == [{"type": "websocket.close", "code": 1008}]

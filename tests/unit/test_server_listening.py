@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.fake_engine import an_api
+from tests.fake_engine import an_api, awaited
 
 from poise.server import listening
 from poise.server.api import Conditions
@@ -36,7 +36,7 @@ def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]]) -> None:
         server = Listener(config_of(api.app, None, log), ready.set, lambda: over[0])
         await asyncio.gather(server._serve([bound]), client())
 
-    asyncio.run(run())
+    awaited(run())
 
 
 async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,7 +3,7 @@
 import click
 
 from poise.cli.live_asking import clock, connected, document, echo_json, json_option
-from poise.cli.live_rows import NONE
+from poise.cli.live_rows import NONE, counted
 from poise.cli.tables import show_table
 from poise.client import Client
 from poise.model.errors import RequestError
@@ -68,7 +68,7 @@ def _list(found: Accounts, *, as_json: bool) -> None:
         echo_json(document(found))
         return
     rows = ((each.name, each.tenant, each.role.value, _until(each.expires)) for each in found.accounts)
-    show_table(Table(("NAME", "TENANT", "ROLE", "EXPIRES"), tuple(rows), names=4), f"{len(found.accounts):,} tokens")
+    show_table(Table(("NAME", "TENANT", "ROLE", "EXPIRES"), tuple(rows), names=4), counted(len(found.accounts), "token"))
 
 
 def _until(expires: float | None) -> str:

@@ -1,10 +1,12 @@
 """How a planner's plans are asked for and carried out, each as a whole; `answering.py` says what the scheduler expects."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from poise.core.candidates import PlanCandidates
 from poise.core.granting import Clearing, Desk, grant
@@ -13,16 +15,29 @@ from poise.core.ties import Tie
 from poise.core.waiting import Shape
 from poise.model.plan import Claim, Grain, Plan, Planner, Preemption, Stops
 
+Thinking = Callable[[], AbstractContextManager[object]]
+"""Entered while a plan is made: nothing of the state changes meanwhile, so that others may look at it."""
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A planner that may know without a picture of all jobs, which costs time where there are many, that nothing changes."""
+
+    def rest(self, now: float, origin: float, memory: Any, *, may_fill: bool) -> Plan | None:  # noqa: ANN401
+        """The plan that changes nothing; None: a whole one has to be made. `may_fill`: GPUs are free and somebody waits."""
+
 
 class PlannerAnswering:
     """Freezes a snapshot and asks for a whole plan at each decision."""
 
     drifts = False
 
-    def __init__(self, planner: Planner, state: State, clear: Clearing | None) -> None:
+    def __init__(self, planner: Planner, state: State, clear: Clearing | None, thinking: Thinking) -> None:
+        self._thinking = thinking
         self._planner = planner
         self._clear = clear
         self._state = state
+        self._resting = planner if isinstance(planner, Resting) else None
         self._memory: Any = planner.start()
         self._wake = inf
         self._plan: Plan | None = None
@@ -54,8 +69,7 @@ class PlannerAnswering:
     def decide(self, now: float, desk: Desk, allowed: Preemption) -> None:
         """Plan, stop what the plan leaves out, then grant its claims in order."""
         state = self._state
-        plan, self._memory = self._planner.plan(state.snapshot(now), self._memory)
-        self._plan = plan
+        plan = self._plan = self._planned(now)
         self._wake = plan.wake
         desk.notes = plan.notes
         tasks = [claim for claim in plan.claims if claim.grain is Grain.TASK]
@@ -87,6 +101,22 @@ class PlannerAnswering:
             desk.mixes |= {claim.row: claim.mix for claim in more if claim.mix is not None}
             holds = desk.holders(state.ledger.rows())
             grant(PlanCandidates(further, Preemption.NEVER, holds, shape), desk, state)
+
+    def _planned(self, now: float) -> Plan:
+        plan = self._at_rest(now)
+        if plan is None:
+            snapshot = self._state.snapshot(now)
+            with self._thinking():
+                plan, self._memory = self._planner.plan(snapshot, self._memory)
+        return plan
+
+    def _at_rest(self, now: float) -> Plan | None:
+        """A plan that changes nothing, if the planner can tell that there is no other."""
+        state = self._state
+        if self._resting is None or state.origin is None:
+            return None
+        may_fill = bool(state.waiting_shapes) and any(state.free.idle)
+        return self._resting.rest(now, state.origin, self._memory, may_fill=may_fill)
 
     @staticmethod
     def _start_tasks(claim: Claim, desk: Desk) -> None:

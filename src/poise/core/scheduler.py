@@ -5,6 +5,7 @@ and carry it into the tables · say what changed, preemptions before the launche
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from math import inf
 from typing import assert_never
@@ -17,7 +18,7 @@ from poise.core.enacting import Enacting
 from poise.core.granting import Clearing, Desk
 from poise.core.moving import clear
 from poise.core.patience import Patience
-from poise.core.planning import PlannerAnswering
+from poise.core.planning import PlannerAnswering, Thinking
 from poise.core.reasons import Reason, explain
 from poise.core.settings import Cadence, Retry, Settings
 from poise.core.state import State
@@ -58,6 +59,7 @@ class Scheduler:
     """A deterministic machine: the same facts in the same order give the same wishes.
 
     decisions   how many decisions it has taken
+    thinking    entered while a plan is made, which may take a while: the state does not change meanwhile
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, placement: Placement, settings: Settings) -> None:
@@ -65,6 +67,7 @@ class Scheduler:
         self.settings = settings
         self.state = State(cluster, placement, settings)
         self.decisions = 0
+        self.thinking: Thinking = nullcontext
         answer = policy.answer
         if not isinstance(answer, Order | Planner):
             raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
@@ -72,7 +75,7 @@ class Scheduler:
         self._answering: Answering = (
             OrderAnswering(answer, self.state, self._clearing())
             if isinstance(answer, Order)
-            else PlannerAnswering(answer, self.state, self._clearing())
+            else PlannerAnswering(answer, self.state, self._clearing(), lambda: self.thinking())
         )
         self._enacting = Enacting(self.state, self._answering, settings.minimum_run)
         self._absence = Absence(self.state, self._answering, settings)

@@ -92,10 +92,10 @@ class Rounds:
     def plan(self, snapshot: Snapshot, memory: Standing | None) -> tuple[Plan, Standing]:
         """At the end of a round by shares; inside one, only GPUs that are free are given out."""
         now, origin = snapshot.now, snapshot.origin
+        rest = self.rest(now, origin, memory, may_fill=snapshot.is_contended and any(snapshot.idle))
+        if rest is not None and memory is not None:
+            return rest, memory
         at_end = is_end(origin, now, self.round)
-        may_fill = snapshot.is_contended and any(snapshot.idle)
-        if memory is not None and not at_end and not memory.is_urgent and not may_fill:
-            return Plan((), Unfitting.SKIPPED, Preemption.NEVER, end_after(origin, now, self.round), ()), memory
         workload = snapshot.workload
         standing = Standing.blank(workload, origin, self.allocator.start()) if memory is None else aligned(memory, workload)
         remarks: tuple[str, ...] = ()
@@ -109,6 +109,12 @@ class Rounds:
         else:
             plan = self._filled(standing, workload, snapshot.idle)
         return replace(plan, notes=tuple(map(Remark, remarks))), standing
+
+    def rest(self, now: float, origin: float, memory: Standing | None, *, may_fill: bool) -> Plan | None:
+        """A plan that changes nothing, where no other is possible: inside a round, if there is nothing to give out."""
+        if memory is None or may_fill or memory.is_urgent or is_end(origin, now, self.round):
+            return None
+        return Plan((), Unfitting.SKIPPED, Preemption.NEVER, end_after(origin, now, self.round), ())
 
     def _may_compute(self, standing: Standing, now: float) -> bool:
         """The first shares, computed when few jobs were known, may be replaced at once."""

@@ -6,7 +6,7 @@ crash: what was decided is forgotten, and the state is read back from the store 
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -16,7 +16,7 @@ from poise.core.scheduler import Scheduler
 from poise.engine.collector import set_aside, without_collector
 from poise.engine.journal import Header
 from poise.engine.live import Grip, News, RunBegan, RunEnded, RunOrder, Tell, World
-from poise.model.errors import InvariantError, ReplayError, RequestError
+from poise.model.errors import ReplayError, RequestError
 from poise.model.event import Belated, Woke
 from poise.server.clock import Clock
 from poise.server.instant import Instant
@@ -24,7 +24,7 @@ from poise.server.intake import Intake
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
 from poise.server.opening import opened, renewed, restored
-from poise.server.records import Record
+from poise.server.records import Record, RunRecord
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
 from poise.server.store import Changes, StorageError, Store
@@ -152,8 +152,7 @@ class Loop:
             changes = situation.chapter(answer, self.parts.header)
             self.store.commit([changes])
             situation.kept(changes)
-        with self.lock:
-            self.situation = situation
+        self._look_at(situation)
         self._last = self.store.last_moment()
         self.world = self.parts.world_of(self._inbox.put)
         self.world.adopt(self._held_runs(situation))
@@ -161,6 +160,20 @@ class Loop:
             self._carry_out(answer.orders)
         self.trouble = None
         self.parts.log.info("ready", jobs=len(situation.records), policy=situation.header.policy, entries=self.store.last)
+
+    def _look_at(self, situation: Situation) -> None:
+        """From now on this is how things are. While the core thinks about a plan, others may look."""
+        with self.lock:
+            self.situation = situation
+        situation.scheduler.thinking = self._unlocked
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self.lock.release()
+        try:
+            yield
+        finally:
+            self.lock.acquire()
 
     def _opened(self) -> tuple[Situation, Answer | None]:
         """The situation as the journal has it; where this core would not have written it, as the records have it."""
@@ -172,19 +185,17 @@ class Loop:
                 return restored(self.parts, self.clock.now())
 
     def _held_runs(self, situation: Situation) -> list[tuple[RunOrder, Grip]]:
-        return [
-            (self._order(situation, record, run.epoch), run.grip)
-            for record in situation.records.values()
-            for run in record.open_runs()
-        ]
+        runs = [(record, run) for record in situation.records.values() for run in record.open_runs()]
+        return list(zip(self._orders(situation, runs), (run.grip for _, run in runs), strict=True))
 
-    def _order(self, situation: Situation, record: Record, epoch: int) -> RunOrder:
-        run = record.run(epoch)
-        if run is None:
-            raise InvariantError(f"run {epoch} of job {record.job.id} is not known")
-        request = Request.model_validate_json(self.store.request(record.job.id) or "")
-        beside = situation.partner(record.job.id)
-        return RunOrder(record.job.id, epoch, situation.parts(run), request, record.job.tenant, record.ran, beside)
+    def _orders(self, situation: Situation, runs: Sequence[tuple[Record, RunRecord]]) -> Iterator[RunOrder]:
+        """What the world has to know of these runs."""
+        requests = self.store.requests([record.job.id for record, _ in runs])
+        for record, run in runs:
+            job = record.job
+            request = Request.model_validate_json(requests[job.id])
+            beside = situation.partner(job.id)
+            yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.ran, beside)
 
     @property
     def is_idle(self) -> bool:
@@ -329,8 +340,7 @@ class Loop:
         """Whoever looks is to see what was kept, not what could not be."""
         situation, answer = self._opened()
         if answer is None:
-            with self.lock:
-                self.situation = situation
+            self._look_at(situation)
 
     def _is_open_again(self) -> bool:
         try:
@@ -362,13 +372,13 @@ class Loop:
             self.world.leave(job, epoch, notice)
         for job, epoch, reason in orders.kills:
             self.world.kill(job, epoch, reason)
-        for job, run in orders.launches:
-            record = self.situation.records[job]
+        runs = [(self.situation.records[job], run) for job, run in orders.launches]
+        for (record, run), order in zip(runs, self._orders(self.situation, runs), strict=True):
             if record.launches == 1:
                 self.parts.metrics.waited(record.waited)
             self.parts.metrics.launched()
-            self.parts.log.info("launch", job=job, epoch=run.epoch, gpus=run.gpus)
-            self.world.launch(self._order(self.situation, record, run.epoch))
+            self.parts.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
+            self.world.launch(order)
 
     def _renew(self, wish: Weigh | Adopt | None) -> None:
         """Go on in a new chapter, under another policy or with another weight."""
@@ -386,8 +396,7 @@ class Loop:
             if wish is not None:
                 refuse(wish, RefusedError(Fault.WRONG, str(error)))
             return
-        with self.lock:
-            self.situation = situation
+        self._look_at(situation)
         self._last = now
         self._deciding = 0.0
         self._commit([situation.chapter(answer, self.parts.header)])

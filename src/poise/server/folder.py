@@ -17,10 +17,8 @@ def open_folder(path: Path) -> Path:
     """Make the directory, 0700, unless it is there; refuse one that somebody else owns or that others may look into."""
     try:
         for each in (*reversed(path.parents), path):
-            if not each.exists():
-                each.mkdir(
-                    mode=0o700, exist_ok=True
-                )  # whoever may write to a parent could put another directory in its place
+            if not each.exists():  # parents too: whoever may write there could put another directory in its place
+                each.mkdir(mode=0o700, exist_ok=True)
         found = path.stat()
     except OSError as error:
         raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None

@@ -154,10 +154,7 @@ def url_of(address: Address, bound: socket.socket, scheme: str) -> str:
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 over one connection, with bounds that uvicorn does not have: on connections, and on the time that a head and
-
-    the reading of an answer take.
-    """
+    """HTTP/1.1 over one connection, with bounds that uvicorn lacks: on connections, and on the time of heads and reading."""
 
     _due: TimerHandle | None = None
     _unread: TimerHandle | None = None

@@ -237,10 +237,14 @@ class Store:
         row = self._db.execute(query, (key, account)).fetchone()
         return None if row is None else str(row[0])
 
-    def request(self, job: str) -> str | None:
-        """A job's request as it was submitted."""
-        row = self._db.execute("SELECT request FROM jobs WHERE id = ?", (job,)).fetchone()
-        return None if row is None else str(row[0])
+    def requests(self, jobs: Sequence[str]) -> dict[str, str]:
+        """What was submitted, by job."""
+        found: dict[str, str] = {}
+        for first in range(0, len(jobs), ROWS_AT_ONCE):
+            some = jobs[first : first + ROWS_AT_ONCE]
+            query = f"SELECT id, request FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
+            found.update(self._db.execute(query, some).fetchall())
+        return found
 
     def reader(self) -> "Reader":
         """For another thread."""
