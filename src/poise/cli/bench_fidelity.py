@@ -28,7 +28,7 @@ POLICIES = ("fifo", "las", "max-min")
 @click.option(
     "--jobs", type=click.IntRange(1, 500), default=30, show_default=True, help="Real processes, one after the other."
 )
-@click.option("--cluster", default="v100:4,p100:4", show_default=True, metavar="SPEC", help="Virtual GPUs.")
+@click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs.")
 @click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round.")
 @click.option(
     "--load",
