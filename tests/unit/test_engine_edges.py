@@ -298,3 +298,17 @@ def test_the_weight_of_a_tenant_without_jobs_takes_no_chapter(tmp_path: Path) ->
         service.pass_time(10)
     ran = [service.engine.show(job).job.ran for job in (mine, theirs)]
     assert ran[1] / sum(ran) == pytest.approx(0.75, abs=0.05)
+
+
+def test_what_a_job_had_before_its_gpus_were_taken_away_is_in_its_tenant_s_books(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="v100:4")
+    jobs = service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.machine.now += 10
+    service.cluster = "v100:2"
+    service.restart()
+    service.restart()
+    service.settle()
+    check_standing(service)
+    assert service.engine.shares().tenants[0].gpu_seconds == pytest.approx(40)
+    finish_all(service)
+    check_books(service, jobs)

@@ -145,8 +145,7 @@ def _carried_over(
         run = record.current
         if run is not None and not situation.holding(run):
             run.grip, run.cause = Grip.LEAVE, "its GPUs are not part of the cluster any more"
-            situation.withdraw(record, now)
-            facts.touched.add(record.job.id)
+            situation.withdraw(record, now, facts)
         told, fact = situation.carried(record, record.job, before.scheduler)
         facts.events += told
         carried.append(fact)

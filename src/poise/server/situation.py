@@ -72,6 +72,8 @@ class Facts:
     notes: dict[int, dict[str, Any]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     """Jobs whose records changed without the core's knowing."""
+    charged: set[str] = field(default_factory=set)
+    """Tenants whose books did."""
     keys: list[tuple[str, str, str]] = field(default_factory=list)
     reweighed: dict[str, str] = field(default_factory=dict)
     """Jobs that are not as they were submitted any more, as they are to be kept."""
@@ -160,7 +162,7 @@ class Situation:
             changes.mentions = answer.concerned
         self._keep(changes, (answer.concerned | facts.touched) - new)
         changes.reweighed = facts.reweighed
-        changes.tenants = self._books(answer.tenants)
+        changes.tenants = self._books(answer.tenants | facts.charged)
         return changes
 
     def note(self, now: float, facts: Facts) -> Answer:
@@ -312,9 +314,10 @@ class Situation:
         else:
             self.closing.pop(record.job.id, None)
 
-    def withdraw(self, record: Record, now: float) -> None:
+    def withdraw(self, record: Record, now: float, facts: Facts) -> None:
         """A run loses its GPUs before the core is told of it."""
-        self._release(record, now, set())
+        self._release(record, now, facts.charged)
+        facts.touched.add(record.job.id)
 
     def _account(self, tenant: str) -> Books:
         return self.books.setdefault(tenant, Books())
