@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from types import ModuleType
 
@@ -80,11 +81,9 @@ def gpu_type(name: str) -> str:
 
 def _nvml() -> ModuleType:
     try:
-        import pynvml  # type: ignore[import-untyped, unused-ignore]  # optional, and of use only where there is a driver
+        return import_module("pynvml")  # by name: it is optional, and of use only where there is a driver
     except ImportError:
         raise RequestError(f"GPUs cannot be looked for without the package nvidia-ml-py; install it, or {REMEDY}") from None
-    library: ModuleType = pynvml
-    return library
 
 
 def _devices(nvml: ModuleType) -> list[tuple[str, str]]:
