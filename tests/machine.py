@@ -11,7 +11,7 @@ from typing import Any
 
 from poise.core.settings import Settings
 from poise.engine.journal import Header
-from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, Tell
+from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, RunProgressed, Tell
 from poise.model.cluster import parse_cluster
 from poise.server.clock import Clock
 from poise.server.cores import core_of, known, live
@@ -37,6 +37,7 @@ class Machine:
     """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice.
 
     leaving   runs that were asked to leave, where they take their time (`LingeringWorld`)
+    unaware   jobs whose runs report nothing of themselves
     waiting   runs that wait until those are gone who are on their GPUs, or the run of their job before them
     """
 
@@ -48,6 +49,7 @@ class Machine:
     alive: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     ended: dict[tuple[str, int], RunEnded] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
+    unaware: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
     tell: Tell = lambda _news: None
 
@@ -68,7 +70,19 @@ class Machine:
 
     def _begin(self, order: RunOrder) -> None:
         self.alive[order.job, order.epoch] = order
-        self.tell(RunBegan(order.job, order.epoch, self.wall))
+        self.say_begun(order.job, order.epoch)
+
+    def say_begun(self, job: str, epoch: int) -> None:
+        """Its processes are there, and unless it knows nothing of Poise it can leave when asked to."""
+        self.tell(RunBegan(job, epoch, self.wall))
+        if job not in self.unaware:
+            steps = self.steps.get(job, 0.0)
+            self.report(job, steps=steps, checkpoint=steps, throughput=1.0)
+
+    def report(self, job: str, *, steps: float, checkpoint: float | None, throughput: float | None) -> None:
+        """The job's run says how far it is."""
+        epoch = next(epoch for name, epoch in self.alive if name == job)
+        self.tell(RunProgressed(job, epoch, self.wall, steps, None, checkpoint, throughput, None))
 
     def begin_waiting(self) -> None:
         """Those who can begin do."""
@@ -122,7 +136,7 @@ class PretendWorld:
             if key in machine.ended:
                 machine.tell(machine.ended[key])
             elif key in machine.alive and grip is Grip.RUN:
-                machine.tell(RunBegan(*key, machine.wall))
+                machine.say_begun(*key)
             elif key in machine.alive:
                 machine.end(order.job, Ending.YIELDED)
             elif grip is not Grip.RUN:
@@ -168,7 +182,7 @@ class LingeringWorld(PretendWorld):
             if key in machine.ended:
                 machine.tell(machine.ended[key])
             elif key in machine.alive:
-                machine.tell(RunBegan(*key, machine.wall))
+                machine.say_begun(*key)
                 machine.leaving |= set() if grip is Grip.RUN else {key}
             elif grip is not Grip.RUN:
                 machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, None, None, ()))

@@ -35,6 +35,7 @@ from poise.model.action import (
 )
 from poise.model.cluster import Cluster, Node, Slots
 from poise.model.event import (
+    Attached,
     Belated,
     Cancelled,
     Carried,
@@ -54,7 +55,7 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job
+from poise.model.job import Job, Yields
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
 from poise.model.tasks import Tasks
@@ -87,7 +88,7 @@ given_jobs = st.builds(
     maybe | counts,
     maybe | names,
     amounts,
-    st.booleans(),
+    st.sampled_from(Yields),
 )
 rates = st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple)
 resized = st.lists(st.tuples(counts, rates), max_size=2).map(tuple)
@@ -112,7 +113,9 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
         numbers,
         holdings,
         st.booleans(),
+        maybe | numbers,
     ),
+    Attached: st.builds(Attached, names, counts),
     Finished: st.builds(Finished, names, counts),
     Failed: st.builds(Failed, names, counts, names, amounts, st.booleans()),
     Stopped: st.builds(Stopped, names, counts, amounts),

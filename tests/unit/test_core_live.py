@@ -9,8 +9,21 @@ from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
 from poise.model.action import Action, Launch, Preempt, Why
 from poise.model.cluster import Slots, parse_cluster
-from poise.model.event import Belated, Carried, Estimated, Event, Failed, Finished, Held, Released, Stopped, Submitted
-from poise.model.job import Job
+from poise.model.event import (
+    Attached,
+    Belated,
+    Carried,
+    Estimated,
+    Event,
+    Failed,
+    Finished,
+    Held,
+    Released,
+    Stopped,
+    Submitted,
+    Woke,
+)
+from poise.model.job import Job, Yields
 from poise.model.speed import Estimate
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named
@@ -119,10 +132,42 @@ def test_a_steadfast_job_keeps_its_gpus_until_it_ends(policy: str) -> None:
     settings = Settings(round=10.0)
     chosen = planned(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
-    core.handle(0.0, [KNOWN, a_job("a", 1e6, steadfast=True)])
+    core.handle(0.0, [KNOWN, a_job("a", 1e6, yields=Yields.NEVER)])
     assert names(core.handle(1.0, [a_job("b", 1.0)])) == []
     assert all(names(core.handle(now, [])) == [] for now in (10.0, 20.0, 30.0, 40.0))
     assert names(core.handle(50.0, [Finished("a", 1)])) == [("Launch", "b")]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "max-min"])
+@pytest.mark.parametrize("minimum_run", [0.0, 15.0])
+def test_a_job_that_yields_once_attached_is_preempted_from_then_on(policy: str, minimum_run: float) -> None:
+    settings = Settings(round=10.0, minimum_run=minimum_run)
+    chosen = planned(policy_named(policy), settings)
+    core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
+    core.handle(0.0, [KNOWN, a_job("a", 1e6, yields=Yields.ATTACHED)])
+    core.handle(1.0, [a_job("b", 1.0, yields=Yields.ATTACHED)])
+    assert all(names(core.handle(now, [])) == [] for now in (10.0, 20.0, 30.0))
+    core.handle(31.0, [Attached("a", 2)])  # of a run that is not there
+    assert names(core.handle(40.0, [])) == []
+    happened = [(41.0, names(core.handle(41.0, [Attached("a", 1)])))]
+    happened += [(now, names(core.handle(now, [Woke()]))) for now in (50.0, 56.0, 60.0, 70.0)]
+    acts = [(now, each) for now, each in happened if each]
+    assert acts[0][1] == [("Preempt", "a"), ("Launch", "b")]
+    assert 41.0 + minimum_run <= acts[0][0] <= 60.0
+
+
+@pytest.mark.parametrize(("attached", "moment"), [(None, None), (5.0, 15.0), (12.0, 22.0)])
+def test_a_run_of_an_earlier_journal_is_protected_from_when_it_attached(
+    attached: float | None, moment: float | None
+) -> None:
+    core = Scheduler(
+        parse_cluster("gpu:2"), policy_named("srtf"), placement_named("consolidate"), Settings(minimum_run=10.0)
+    )
+    job = Job("a", 0.0, 2, yields=Yields.ATTACHED)
+    fact = Carried(job, "k", 100.0, 1, 0.0, 0.0, 0, 1.0, (Slots(0, 0b11),), held=False, attached=attached)
+    core.handle(12.5, [KNOWN, fact, a_job("b", 1.0)])
+    preempted = [now for now in range(13, 60) if ("Preempt", "a") in names(core.handle(now, [Woke()]))]
+    assert preempted[:1] == ([] if moment is None else [moment])
 
 
 def test_runs_that_take_their_time_to_leave_are_all_still_heard_of() -> None:

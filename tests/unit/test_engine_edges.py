@@ -13,7 +13,7 @@ from poise.server import engine as engine_module
 from poise.server import instant as instant_module
 from poise.server.intake import MOST_KINDS
 from poise.server.seam import RefusedError
-from poise.wire.request import Submission
+from poise.wire.request import Request, Submission
 from poise.wire.views import State
 
 
@@ -28,15 +28,26 @@ def slow(tmp_path: Path) -> Service:
     return Service(tmp_path, world=LingeringWorld)
 
 
+def two_that_restart(**more: object) -> tuple[Request, Request]:
+    """Jobs that may be preempted before they have begun."""
+    given = {"gpus": 2, "preemption": "restart", "checkpoint": {"deadline": 600}} | more
+    return a_request(**given), a_request(**given)
+
+
+def until_launched_again(slow: Service, job: str) -> None:
+    """Its first run is still leaving, its second one never began, and its third one waits."""
+    while slow.loop.situation.records[job].launches < 3:
+        slow.pass_time(10)
+        assert slow.machine.now < 2_000
+
+
 # News that crosses with decisions
 
 
 def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Service) -> None:
-    jobs = slow.submit(a_request(gpus=2, checkpoint={"deadline": 600}), a_request(gpus=2))
+    jobs = slow.submit(*two_that_restart())
     first = jobs[0]
-    while slow.loop.situation.records[first].launches < 3:
-        slow.pass_time(10)
-        assert slow.machine.now < 2_000
+    until_launched_again(slow, first)
     assert list(slow.machine.alive) == [(first, 1)]  # it still writes its checkpoint
     slow.machine.end(first, Ending.FINISHED)
     slow.settle()
@@ -47,9 +58,8 @@ def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Ser
 
 
 def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(slow: Service) -> None:
-    first, _ = slow.submit(a_request(gpus=2, steps=100, duration=100), a_request(gpus=2, steps=100, duration=100))
-    while slow.loop.situation.records[first].launches < 3:
-        slow.pass_time(10)
+    first, _ = slow.submit(*two_that_restart(steps=100, duration=100))
+    until_launched_again(slow, first)
     state = slow.loop.situation.scheduler.state
     slow.machine.end(first, Ending.YIELDED, steps=42.0)
     slow.settle()
@@ -138,11 +148,10 @@ def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service
 
 
 def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:
-    first, _ = slow.submit(a_request(gpus=2), a_request(gpus=2))
+    first, _ = slow.submit(*two_that_restart())
     machine = slow.machine
     machine.tell(RunProgressed(first, 1, machine.wall, 50.0, 100.0, 30.0, None, None))
-    while slow.loop.situation.records[first].launches < 3:
-        slow.pass_time(10)
+    until_launched_again(slow, first)
     detail = slow.engine.show(first)
     assert [run.how for run in detail.runs] == [None, "yielded", None]
     assert (detail.steps, detail.lost_gpu_seconds) == (50.0, 0.0)
@@ -205,7 +214,7 @@ def test_an_instant_holds_no_more_jobs_than_one_large_submission_has(
         before = len(service.loop.situation.records)
         service.loop.turn(0.0)
         sizes.append(len(service.loop.situation.records) - before)
-    assert sizes == [6, 5, 2]
+    assert [each for each in sizes if each] == [6, 5, 2]
 
 
 @pytest.mark.parametrize("limit", ["LONG_CHAPTER", "MANY_ENDED"])

@@ -45,7 +45,7 @@ _OPTIONS = (
     click.option(
         "--preemption",
         type=click.Choice([each.value for each in Preemption]),
-        help="At the end of a lease: a checkpoint (scripts with poise.worker), a restart, or never.  [default: checkpoint]",
+        help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]",
     ),
     click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints that nobody asked for."),
     click.option("--deadline", metavar="TIME", help="Time to write a checkpoint.  [default: 60]"),

@@ -33,6 +33,8 @@ class Carrying:
             state.free.take(event.gpus)
             state.start(row, event.gpus, event.since)
             self._enacting.protect(row, event.since)
+            if event.attached is not None:
+                self._enacting.attached(row, event.attached)
             self._answering.started(row, event.since)
         elif event.held:
             self._absence.hold(row, now)

@@ -8,7 +8,7 @@ from poise.core.granting import Desk
 from poise.core.state import State
 from poise.model.action import Action, Cancel, Compute, Launch, Preempt, Why
 from poise.model.cluster import gpu_count
-from poise.model.job import Status
+from poise.model.job import Status, Yields
 
 
 class Enacting:
@@ -62,11 +62,18 @@ class Enacting:
         return Preempt(columns.ids[row], columns.epoch[row], why, beneficiary)
 
     def protect(self, row: int, since: float) -> None:
-        """A job that runs since then is not to be preempted for a while, or at all."""
-        if row in self._state.steadfast:
+        """A job that runs since then is not to be preempted for a while; or before it has attached; or at all."""
+        if row in self._state.yields:
             self._state.protected[row] = inf
         elif self._minimum_run:
             self._state.protected[row] = since + self._minimum_run
+
+    def attached(self, row: int, since: float) -> float:
+        """The job's run is attached since then; returns the first moment at which it may be preempted."""
+        state = self._state
+        if state.yields.get(row) is Yields.ATTACHED:
+            state.protected[row] = since + self._minimum_run
+        return state.protected.get(row, since)
 
     def _launch(self, row: int, desk: Desk) -> Launch:
         state, columns, now = self._state, self._state.columns, desk.now

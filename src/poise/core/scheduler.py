@@ -26,6 +26,7 @@ from poise.model.action import Abandon, Action, Reject, WakeAt
 from poise.model.cluster import Cluster
 from poise.model.errors import InvariantError
 from poise.model.event import (
+    Attached,
     Belated,
     Cancelled,
     Carried,
@@ -152,7 +153,7 @@ class Scheduler:
                 self._stopped(event, now)
             case Failed():
                 self._failed(event, now)
-            case Computed() | Synchronised():
+            case Attached() | Computed() | Synchronised():
                 self._advanced(event, now)
             case Cancelled() | Held() | Released():
                 self._wanted(event, now)
@@ -249,10 +250,13 @@ class Scheduler:
         elif running and event.epoch == last:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
-    def _advanced(self, event: Computed | Synchronised, now: float) -> None:
-        """Tasks are done; or a whole round is, and the tasks of the next one are ready."""
+    def _advanced(self, event: Attached | Computed | Synchronised, now: float) -> None:
+        """A run can be preempted; or tasks are done; or a whole round is, and the tasks of the next one are ready."""
         row = self._running_row(event.job, event.epoch)
         if row is None:
+            return
+        if isinstance(event, Attached):
+            self._spared_until = min(self._spared_until, self._enacting.attached(row, now))
             return
         if isinstance(event, Computed):
             computed(self.state, row, event.gpus, now)

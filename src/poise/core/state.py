@@ -18,7 +18,7 @@ from poise.model.columns import JobColumns, JobView, Snapshot
 from poise.model.errors import InvariantError
 from poise.model.event import Colocated
 from poise.model.floor import Floor
-from poise.model.job import Job, Status
+from poise.model.job import Job, Status, Yields
 from poise.model.plan import Claim
 from poise.model.speed import Estimate, Locality
 from poise.model.topology import Topology
@@ -52,7 +52,8 @@ class State:
         self.waiting_shapes: dict[int, Shape] = {}
         self.protected: dict[int, float] = {}
         self.leaving = Leaving()
-        self.steadfast: set[int] = set()
+        self.yields: dict[int, Yields] = {}
+        """When runs of a job may be preempted, unless at any time."""
         """Jobs that keep what they hold until they end."""
         self.on_hold: set[int] = set()
         """Jobs that are away until their owners release them."""
@@ -100,8 +101,8 @@ class State:
         self.rows[job.id] = row
         self.active[row] = None
         self._belief_of.append(belief)
-        if job.steadfast:
-            self.steadfast.add(row)
+        if job.yields is not Yields.ANY_TIME:
+            self.yields[row] = job.yields
         if belief.tasks is not None:
             self.columns.divide(row, belief.tasks)
             self.dividing += 1
@@ -347,7 +348,7 @@ class State:
         self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
         self.leaving.forget(row)
-        self.steadfast.discard(row)
+        self.yields.pop(row, None)
         self.on_hold.discard(row)
         self.active.pop(row, None)
         self.away.pop(row, None)

@@ -22,7 +22,7 @@ from poise.model import event as events
 from poise.model.action import Waited, Why
 from poise.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
 from poise.model.errors import JournalError, RequestError
-from poise.model.job import Job
+from poise.model.job import Job, Yields
 from poise.model.journal import Entry
 from poise.model.speed import Estimate, Rates
 from poise.model.tasks import Tasks
@@ -223,12 +223,13 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     Holding: _holding,
     Waited: _waited,
     Why: Why,
+    Yields: Yields,
 }
 """How a value of a type is read; raises TypeError or ValueError for what is none."""
 _JOB = {name: _READERS[kind] for name, kind in get_type_hints(Job).items()}
 _FIELD_READERS = {kind: [_READERS[each] for each in get_type_hints(kind).values()] for kind in _FIELDS} | {
     events.Submitted: [_job, _text, _or_inf],
-    events.Carried: [_job, _text, _or_inf, _whole, _number, _number, _whole, _number, _holding, _flag],
+    events.Carried: [_job, _text, _or_inf, _whole, _number, _number, _whole, _number, _holding, _flag, _maybe(_number)],
     events.NodeLost: [_place],
     events.NodeReturned: [_place],
     actions.WakeAt: [_or_inf],

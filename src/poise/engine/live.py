@@ -75,7 +75,12 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class RunProgressed:
-    """What a run reports of itself. `steps` done in all, `checkpoint`: steps that would survive now; None: not known."""
+    """What a run reports of itself. A run that has reported a checkpoint and a throughput is one that leaves when asked to.
+
+    steps        done in all
+    checkpoint   steps that would survive now; None: it saves nothing
+    throughput   steps a second; None: it has not done a step yet
+    """
 
     job: str
     epoch: int

@@ -50,6 +50,7 @@ class Carried:
     since      start of the current run; or since when it waits
     gpus       what it holds; empty: it waits
     held       its owner holds it back
+    attached   since when its current run is attached; None: it is not
     """
 
     job: Job
@@ -62,6 +63,15 @@ class Carried:
     since: float
     gpus: Holding
     held: bool
+    attached: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A run has done a step, and can save what it does: from now on it leaves when it is asked to, and loses little."""
+
+    job: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,7 @@ Event = (
     | Colocated
     | Submitted
     | Carried
+    | Attached
     | Finished
     | Failed
     | Stopped

@@ -1,7 +1,7 @@
 """What is submitted."""
 
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 
 class Status(IntEnum):
@@ -20,6 +20,14 @@ class Status(IntEnum):
         return self >= Status.FINISHED
 
 
+class Yields(StrEnum):
+    """When a run of a job may be preempted: at any time; once it has attached, so that little is lost; never."""
+
+    ANY_TIME = "any-time"
+    ATTACHED = "attached"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A training job as its owner describes it.
@@ -31,7 +39,7 @@ class Job:
     deadline        seconds on the trace's clock
     micro_batches   tasks that a step divides into; given, any GPUs will do, and `gpus` is what `duration` refers to
     sync            seconds that putting the tasks of a step together takes, of those that a step takes in all
-    steadfast       once it runs it is not to be preempted
+    yields          when a run of it may be preempted
     """
 
     id: str
@@ -52,4 +60,4 @@ class Job:
     micro_batches: int | None = None
     name: str | None = None
     sync: float = 0.0
-    steadfast: bool = False
+    yields: Yields = Yields.ANY_TIME

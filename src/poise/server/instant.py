@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
-from poise.model.event import Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
+from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
 from poise.model.failures import Verdict, verdict
 from poise.server.intake import job_of
 from poise.server.logs import Logbook
@@ -160,6 +160,10 @@ class Instant:
         record.steps, record.throughput, record.loss = news.steps, news.throughput, news.loss
         record.total = news.total or record.total
         record.checkpoint = news.checkpoint if news.checkpoint is not None else record.checkpoint
+        if run.attached is None and record.can_leave(run, news):
+            run.attached = self.now
+            self.facts.touched.add(news.job)
+            self.facts.add(Attached(news.job, news.epoch))
         if news.loss is not None and self.now - self._losses.get(news.job, -LOSS_EVERY) >= LOSS_EVERY:
             self._losses[news.job] = self.now
             self.facts.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))

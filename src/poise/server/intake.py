@@ -8,7 +8,7 @@ from poise.core.beliefs import Belief, why_impossible
 from poise.model.cluster import Cluster
 from poise.model.errors import PoiseError, UnknownNameError
 from poise.model.event import Colocated, Estimated
-from poise.model.job import Job
+from poise.model.job import Job, Yields
 from poise.model.speed import Estimate
 from poise.model.topology import Topology
 from poise.policies.catalogue import policy_named
@@ -23,6 +23,12 @@ UNKNOWN = "default"
 
 MOST_KINDS = 2_000
 """Kinds of jobs that are remembered."""
+
+_YIELDS = {
+    Preemption.CHECKPOINT: Yields.ATTACHED,
+    Preemption.RESTART: Yields.ANY_TIME,
+    Preemption.NEVER: Yields.NEVER,
+}
 
 
 class Intake:
@@ -128,5 +134,5 @@ def job_of(request: Request, job: str, now: float, tenant: str, weight: float) -
         max_gpus=request.max_gpus,
         micro_batches=request.micro_batches,
         name=request.name,
-        steadfast=request.preemption is Preemption.NEVER,
+        yields=_YIELDS[request.preemption],
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from poise.engine.live import Grip, RunEnded
+from poise.engine.live import Grip, RunEnded, RunProgressed
 from poise.model.cluster import Cluster, Holding, bits
 from poise.model.job import Job
 from poise.wire.request import Preemption, Request
@@ -26,6 +26,7 @@ class RunRecord:
     """One run. Moments; None until they come.
 
     began      its processes were all there
+    attached   it had done a step, and could save what it does
     released   the core took its GPUs back
     ended      its processes were gone
     grip       what is wanted of it
@@ -38,6 +39,7 @@ class RunRecord:
     gpu_type: str
     begun: float
     began: float | None = None
+    attached: float | None = None
     released: float | None = None
     ended: float | None = None
     how: str | None = None
@@ -63,6 +65,7 @@ class Record:
     faults      failed runs that count against its retries;  failures: all of them
     since       when it last began to wait, or to run
     steps       done as it last reported;  total: of how many;  checkpoint: steps that would survive
+    unsaved     the last run that was asked to leave kept nothing of what it did
     cause       why it failed or was cancelled, once it has
     """
 
@@ -89,6 +92,7 @@ class Record:
     steps: float = 0.0
     total: float | None = None
     checkpoint: float | None = None
+    unsaved: bool = False
     throughput: float | None = None
     loss: float | None = None
     cause: str | None = None
@@ -140,6 +144,13 @@ class Record:
         self.since = now
         self.restate()
 
+    def can_leave(self, run: RunRecord, news: RunProgressed) -> bool:
+        """The run has done a step and can save what it does; after one that could not, it has to have done so."""
+        has_stepped = news.throughput is not None or news.steps > run.begun
+        if not has_stepped or news.checkpoint is None:
+            return False
+        return not self.unsaved or news.checkpoint > run.begun
+
     def gone(self, news: RunEnded, now: float) -> None:
         """The processes of a run are gone: what it kept, and what of its work is lost."""
         run = self.run(news.epoch)
@@ -150,6 +161,8 @@ class Record:
         run.cause = "; ".join(text for text in (run.cause, said) if text) or None
         if news.steps is not None and run.began is not None:  # otherwise it did nothing that could be kept or lost
             run.kept = news.steps
+            if run.grip is Grip.LEAVE and run.attached is not None:
+                self.unsaved = news.steps <= run.begun
             self._count_lost(run, news.steps)
         self.restate()
 

@@ -195,7 +195,7 @@ class Situation:
         epoch = record.runs[-1].epoch if record.runs else 0
         gpus = self.holding(run) if run is not None else ()
         since = run.started if run is not None else record.since
-        fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held)
+        fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, _attached(run))
         return self.intake.news(job, kind, estimate), fact
 
     def holding(self, run: RunRecord) -> Holding:
@@ -366,6 +366,10 @@ class Situation:
         for record in mine:
             record.job = replace(record.job, weight=record.weight * weight)
         return {record.job.id: job_line(record.job) for record in mine}
+
+
+def _attached(run: RunRecord | None) -> float | None:
+    return None if run is None else run.attached
 
 
 def _job_of(thing: Event | Action) -> str | None:

@@ -40,7 +40,8 @@ Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 class Preemption(StrEnum):
     """What may be done to a run before its job has ended.
 
-    CHECKPOINT   it is asked for a checkpoint at the end of its lease and goes on from there (scripts that use poise.worker)
+    CHECKPOINT   it is asked for a checkpoint at the end of its lease and goes on from there (scripts that use poise.worker);
+                 a run that has not said that it can (any other script) keeps its GPUs until it does
     RESTART      it gets TERM at the end of its lease, and is started again: it finds its own checkpoints, or begins anew
     NEVER        it keeps its GPUs until it ends
     """

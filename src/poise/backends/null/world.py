@@ -14,7 +14,7 @@ from time import (
     time,  # noqa: TID251 - news carries the moment at which things happened
 )
 
-from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, Tell
+from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, RunProgressed, Tell
 from poise.wire.request import Request
 
 
@@ -57,6 +57,7 @@ class NullWorld:
             run = _NullRun(order, self._clock(), self._done.get(order.job, 0.0))
             self._runs[order.job] = run
             self._tell(RunBegan(order.job, order.epoch, time()))
+            self._report(run)
             end = run.since + _seconds(order.request) - run.done
             if end < inf:
                 heappush(self._ends, (end, order.job, order.epoch))
@@ -103,6 +104,13 @@ class NullWorld:
         steps = self._seconds_done(run) * _steps_a_second(order.request)
         codes = (0,) if how is Ending.FINISHED else ()
         self._tell(RunEnded(order.job, order.epoch, time(), how, steps, None, codes))
+
+    def _report(self, run: _NullRun) -> None:
+        """It can leave at any time: nothing of it is ever lost."""
+        speed = _steps_a_second(run.order.request)
+        steps, total = run.done * speed, run.order.request.steps
+        order = run.order
+        self._tell(RunProgressed(order.job, order.epoch, time(), steps, total, steps, speed, None))
 
     def _work(self) -> None:
         with self._changed:
