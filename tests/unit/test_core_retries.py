@@ -64,7 +64,7 @@ def test_a_job_that_backs_off_leaves_its_gpus_to_others_and_says_why_it_waits() 
     assert story.starts["other"] == 10
     reason = story.scheduler.explain("a")
     assert reason.code is Code.HELD
-    assert reason.text == "is tried again later, after 1 failed runs"
+    assert reason.text == "is tried again later, after 1 failed run"
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "tiresias", "max-min", "stride"])

@@ -6,6 +6,7 @@ from heapq import nsmallest
 from poise.core.reasons import Code, Reason
 from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
+from poise.model.units import counted
 from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
@@ -84,14 +85,19 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
     if record.launches:
         run = record.current
         received = record.gpu_seconds + (0.0 if run is None else run.count * (now - run.started))
-        times = f"{record.launches} run{'s' * (record.launches != 1)}, {received:.0f} GPU-seconds received"
-        said.append(f"{times}, preempted {record.preemptions} times, {record.lost:.0f} GPU-seconds of work lost")
+        times = f"{counted(record.launches, 'run')}, {_gpu_seconds(received)} received"
+        preempted = f"preempted {counted(record.preemptions, 'time')}"
+        said.append(f"{times}, {preempted}, {_gpu_seconds(record.lost)} of work lost")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
-        said.append(f"{record.failures} failed runs" + (f"; the last: {last.cause}" if last is not None else ""))
+        said.append(counted(record.failures, "failed run") + (f"; the last: {last.cause}" if last is not None else ""))
     if record.runs and record.runs[-1].cause and record.state in {State.PAUSED, State.CHECKPOINTING}:
         said.append(f"last run: {record.runs[-1].cause}")
     return tuple(said)
+
+
+def _gpu_seconds(amount: float) -> str:
+    return counted(round(amount), "GPU-second")
 
 
 def _contention(situation: Situation, record: Record, code: str) -> tuple[str, ...]:
@@ -104,11 +110,12 @@ def _contention(situation: Situation, record: Record, code: str) -> tuple[str, .
     using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
     named = ", ".join(f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in most)
-    said = [f"it can use {', '.join(usable)}; {sum(tally.by_type[each] for each in usable)} of those GPUs are held"]
+    held = sum(tally.by_type[each] for each in usable)
+    said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
         said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
     mine = tally.held.by_tenant[record.job.tenant]
-    said.append(f"tenant {record.job.tenant} holds {mine} of {situation.header.cluster.gpus} GPUs")
+    said.append(f"tenant {record.job.tenant} holds {mine} of {counted(situation.header.cluster.gpus, 'GPU')}")
     return tuple(said)
 
 
@@ -130,10 +137,10 @@ def _smaller(scheduler: Scheduler, record: Record) -> str:
     free = dict(zip(state.topology.types, state.free.idle, strict=True))
     other = [name for name, idle in free.items() if job.gpu_types and name not in job.gpu_types and idle >= job.gpus]
     if other:
-        return f"allow {' or '.join(other)} as well: {job.gpus} are free there now"
+        return f"allow {' or '.join(other)} as well: enough GPUs are free there now"
     most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
     if 0 < most < job.gpus:
-        return f"with {most} GPU{'s' * (most != 1)} it could start now"
+        return f"with {counted(most, 'GPU')} it could start now"
     return "nothing to do: it starts when enough GPUs come free"
 
 
