@@ -124,6 +124,32 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("how", "cause", "says"),
+    [
+        (Ending.FAILED, "network-error", "failed: network-error"),
+        (Ending.YIELDED, None, "left without being asked to"),
+    ],
+)
+def test_a_job_that_backs_off_says_until_when_and_what_for(
+    service: Service, how: Ending, cause: str | None, says: str
+) -> None:
+    [job] = service.submit(a_request())
+    service.machine.end(job, how, cause=cause, code=1)
+    service.settle()
+    for wait, left in [(0, "1m00s"), (20, "40s"), (39, "1s")]:
+        service.pass_time(wait)
+        why = service.engine.why(job)
+        assert why.reason.code == "held-back"
+        assert why.reason.text == f"is tried again in {left} at the earliest, as its last run {says}"
+        assert why.advice == f"poise logs {job}"
+        assert service.engine.show(job).job.reason == why.reason
+    service.wish(lambda engine: engine.hold(ALICE, job))
+    assert service.engine.why(job).reason.text == "is held back by its owner"
+    service.wish(lambda engine: engine.release(ALICE, job))
+    assert service.engine.show(job).job.state is State.RUNNING
+
+
 # What happened
 
 

@@ -6,7 +6,8 @@ from heapq import nsmallest
 from poise.core.reasons import Code, Reason
 from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
-from poise.model.units import counted
+from poise.engine.live import Ending
+from poise.model.units import counted, format_seconds
 from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
@@ -17,7 +18,7 @@ MOST_HOLDERS = 3
 """Jobs that are named as holding what another one waits for."""
 
 
-def reason_of(situation: Situation, record: Record) -> views.Reason:
+def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
     """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
     found = situation.scheduler.explain(record.job.id)
     if found.code is Code.RUNNING and record.state is State.STARTING:
@@ -26,7 +27,15 @@ def reason_of(situation: Situation, record: Record) -> views.Reason:
         return views.Reason(code="starting", text=text)
     if record.state is State.CHECKPOINTING:
         return views.Reason(code="checkpointing", text="was asked to leave, and writes its checkpoint")
-    return _shown(found)
+    until = situation.scheduler.backs_off_until(record.job.id)
+    return _shown(found if until is None else Reason(found.code, _tried_again(record, until - now)))
+
+
+def _tried_again(record: Record, seconds: float) -> str:
+    """Of a job that backs off: when it comes back, and what for."""
+    last = record.runs[-1]
+    ended = "left without being asked to" if last.how == Ending.YIELDED else f"failed: {last.cause}"
+    return f"is tried again in {format_seconds(max(seconds, 0.0))} at the earliest, as its last run {ended}"
 
 
 def _awaits_others(situation: Situation, record: Record) -> bool:
@@ -65,7 +74,7 @@ def why(situation: Situation, record: Record, now: float) -> views.Why:
             evidence=_past(record, now),
             advice=_look(record),
         )
-    reason = reason_of(situation, record)
+    reason = reason_of(situation, record, now)
     return views.Why(
         job=record.job.id,
         state=record.state,
@@ -124,6 +133,8 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     job = record.job
     if code == Code.HELD and record.held:
         return f"poise release {job.id}"
+    if situation.scheduler.backs_off_until(job.id) is not None:
+        return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
         return _smaller(situation.scheduler, record)
     if code in {Code.ORDER, Code.SHARE}:
@@ -145,4 +156,8 @@ def _smaller(scheduler: Scheduler, record: Record) -> str:
 
 
 def _look(record: Record) -> str | None:
-    return f"poise logs {record.job.id}" if record.state is State.FAILED else None
+    return _read_logs(record) if record.state is State.FAILED else None
+
+
+def _read_logs(record: Record) -> str:
+    return f"poise logs {record.job.id}"
