@@ -138,11 +138,18 @@ class Instant:
     def _change(self, wish: Change) -> None:
         record = self._situation.records.get(wish.job)
         if record is None or record.finished is not None or wish.job in self._finished:
-            stands = "has ended" if record is None or record.finished is None else f"is {record.state}"
-            refuse(wish, RefusedError(Fault.CONFLICT, f"job {wish.job} {stands} already"))
+            self._change_ended(wish, self._store.final_state(wish.job) if record is None else record.state)
             return
         self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
         self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
+
+    def _change_ended(self, wish: Change, state: str) -> None:
+        """Of a job that has ended nothing can be wanted but what is so: one that was cancelled may be cancelled again."""
+        if wish.verb is Verb.CANCEL and state == views.State.CANCELLED:
+            self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=views.State.CANCELLED)))
+            return
+        stands = f"is {state}" if views.State(state).is_final else "has ended"
+        refuse(wish, RefusedError(Fault.CONFLICT, f"job {wish.job} {stands} already"))
 
     def _began(self, news: RunBegan) -> None:
         record = self._situation.records.get(news.job)

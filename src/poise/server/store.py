@@ -227,6 +227,10 @@ class Store:
         query = f"SELECT {_STATE}, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
         return dict(self._db.execute(query))
 
+    def final_state(self, job: str) -> str:
+        """What became of a job that has ended."""
+        return str(self._db.execute(f"SELECT {_STATE} FROM jobs WHERE id = ?", (job,)).fetchone()[0])
+
     def job_count(self) -> int:
         """Jobs ever submitted."""
         return int(self._db.execute("SELECT coalesce(max(number), 0) FROM jobs").fetchone()[0])
