@@ -41,7 +41,7 @@ _FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
 
 
 class Surroundings(Protocol):
-    """What else an instant needs: where to say what happened, and how many failures are forgiven."""
+    """What else an instant needs: where to say what happened, how many failures are forgiven, which ids are free."""
 
     @property
     def log(self) -> Logbook:
@@ -54,6 +54,10 @@ class Surroundings(Protocol):
     @property
     def retries(self) -> int:
         """Failed runs that are forgiven a job that does not say."""
+
+    @property
+    def taken(self) -> int:
+        """New jobs get ids above this one."""
 
 
 class Instant:
@@ -121,7 +125,7 @@ class Instant:
     def _enter(self, request: Request, by: views.Account) -> str:
         """A new job."""
         if not self._next:
-            self._next = self._store.job_count()
+            self._next = max(self._store.last_id(), self._parts.taken)
         self._next += 1
         tenant = request.tenant or by.tenant
         situation = self._situation
