@@ -193,6 +193,8 @@ class FakeEngine:
 
     def _put(self, by: Account, job: str, state: State) -> "Future[Done]":
         kept = self._of(job)
+        if kept.state is state is State.CANCELLED:
+            return _done(Done(job=job, state=state))
         if kept.state.is_final:
             raise RefusedError(Fault.CONFLICT, f"job {job} has ended")
         self.jobs[job] = Kept(kept.tenant, kept.request, state)

@@ -6,10 +6,21 @@ from prometheus_client.metrics_core import Metric
 from tests.docs_runner import ROOT
 from tests.fake_engine import FakeEngine
 
+from poise.backends.local.folders import KEPT_RUNS
 from poise.core.reasons import Code
 from poise.model.action import Why
 from poise.model.failures import CATEGORIES, Verdict
+from poise.server import guard, listening
+from poise.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
+from poise.server.guard import Bounds
+from poise.server.instant import MOST_QUEUED
+from poise.server.lining import IN_LINE
 from poise.server.metrics import Metrics
+from poise.server.records import MOST_RUNS
+from poise.server.routes_jobs import MOST_ROWS
+from poise.server.telling import MOST_ENTRIES
+from poise.wire import request
+from poise.worker.checkpoints import KEPT
 
 _OF_SAMPLES = {"le"}
 """Labels that every histogram has."""
@@ -48,6 +59,39 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
     rows = [row for row in _rows(_page("reference", "live-metrics.md")) if row[0].startswith("`poise_")]
     assert len(rows) == len(there)
     assert {(row[0].strip("`"), row[1], frozenset(re.findall(r"`(\w+)`", row[2]))) for row in rows} == there
+
+
+def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
+    found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
+    rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
+    bounds = Bounds()
+    for of, values in {
+        "connections at once": (listening.MOST_CONNECTIONS, listening.BACKLOG, listening.SPARE_FILES, listening.FILES_A_RUN),
+        "the time of a head": (listening.HEAD_SECONDS, listening.MOST_HEAD >> 10),
+        "the time between two requests of a connection": (listening.IDLE_SECONDS,),
+        "requests under way at once": (bounds.requests,),
+        "the time of a request": (bounds.seconds,),
+        "the time for a client to take what it is sent": (listening.READ_SECONDS,),
+        "requests under way when the service stops": (listening.STOP_SECONDS,),
+        "what is read of a body that is too large": (guard.MOST_DRAINED >> 20, guard.DRAIN_SECONDS),
+        "the body of a request": (bounds.body >> 20,),
+        "its headers": (bounds.headers, bounds.header_bytes >> 10, bounds.path, bounds.query),
+        "a token": (LONGEST_TOKEN,),
+        "tokens": (MOST_ACCOUNTS,),
+        "jobs of a submission": (request.MOST_JOBS,),
+        "jobs that have not ended": (MOST_QUEUED,),
+        "arguments of a command": (request.MOST_ARGUMENTS, request.MOST_COMMAND),
+        "variables of a job's environment": (request.MOST_VARIABLES, request.MOST_ENVIRONMENT),
+        "a working directory": (request.MOST_PATH,),
+        "GPUs of a job": (request.MOST_GPUS,),
+        "waiting jobs whose place in line (`position`": (IN_LINE,),
+        "things that happened in an answer to `GET /v1/events`": (MOST_ROWS, MOST_ENTRIES),
+        "jobs in an answer to `GET /v1/jobs`": (MOST_ROWS,),
+        "runs of a job that `poise show` lists one by one": (MOST_RUNS,),
+        "checkpoints of a job on disk": (KEPT, KEPT_RUNS),
+    }.items():
+        for value in values:
+            assert re.search(rf"(?<![\d,]){value:,.0f}(?![\d,]*\d)", rows[of]), (of, value)
 
 
 def test_causes_of_failure_are_in_the_troubleshooting_with_what_comes_of_them() -> None:

@@ -258,7 +258,8 @@ def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:
     said = poise("cancel", "job-0", "nobody", "job-1")
     assert (said.code, said.out) == (2, "job-0 CANCELLED\njob-1 CANCELLED\n")
     assert said.err.startswith("poise: nobody: there is no job 'nobody'")
-    said = poise("cancel", "job-0", "job-1", "--json")
+    assert poise("cancel", "job-0").out == "job-0 CANCELLED\n"
+    said = poise("hold", "job-0", "job-1", "--json")
     assert [each["error"] for each in json.loads(said.out)] == ["job job-0 has ended", "job job-1 has ended"]
 
 

@@ -46,6 +46,22 @@ def test_waiting_is_clocked_anew_after_each_run() -> None:
     assert waited(story, "long") == [(0, 0, 0), (0, 0, 10)]
 
 
+def test_a_job_that_waits_for_one_gpu_does_not_say_gpus() -> None:
+    jobs = [
+        a_job("runs", gpus=3, seconds=30),
+        a_job("head", at=5, gpus=4),
+        a_job("small", at=10),
+        a_job("other", at=10, gpus=2),
+    ]
+    story = simulate(jobs, "fifo", until=20)
+    assert story.scheduler.explain("small").text == (
+        "needs 1 GPU and would fit (free now: 1 gpu), but jobs ahead of it come first"
+    )
+    assert story.scheduler.explain("other").text == "needs 2 GPUs at once; free now: 1 gpu"
+    full = simulate([a_job("runs", gpus=4, seconds=30), a_job("waits", at=5)], "fifo", until=20)
+    assert full.scheduler.explain("waits").text == "needs 1 GPU at once; free now: 0 gpu"
+
+
 def test_a_job_says_where_it_runs_and_how_it_ended() -> None:
     jobs = [a_job("here", gpus=2, seconds=30), a_job("huge", gpus=5)]
     story = simulate(jobs, until=10)

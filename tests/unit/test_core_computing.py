@@ -123,7 +123,7 @@ def test_tasks_of_a_job_that_holds_a_lease_are_refused() -> None:
     plans = {0.0: a_plan(Claim(0, mix=(1, 0))), 1.0: a_task(1, 0)}
     scheduler, actions = begun(plans)
     assert [type(wish) for wish in actions[:1]] == [Launch]
-    with pytest.raises(InvariantError, match="to compute 1 tasks"):
+    with pytest.raises(InvariantError, match="to compute 1 task,"):
         scheduler.handle(1.0, [NodeReturned(0)])
 
 

@@ -11,7 +11,7 @@ from poise.core.reasons import Code
 from poise.core.settings import Retry, Settings
 from poise.model.action import Launch
 from poise.model.errors import RequestError
-from poise.model.event import Cancelled, Failed, Woke
+from poise.model.event import Cancelled, Failed, Held, Released, Woke
 from poise.model.job import Status
 from poise.traces.schema import FailedAttempt, TraceJob
 
@@ -64,7 +64,9 @@ def test_a_job_that_backs_off_leaves_its_gpus_to_others_and_says_why_it_waits() 
     assert story.starts["other"] == 10
     reason = story.scheduler.explain("a")
     assert reason.code is Code.HELD
-    assert reason.text == "is tried again later, after 1 failed runs"
+    assert reason.text == "is tried again later, after 1 failed run"
+    assert story.scheduler.backs_off_until("a") == 70
+    assert story.scheduler.backs_off_until("other") is None
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "tiresias", "max-min", "stride"])
@@ -98,6 +100,19 @@ def test_a_job_cancelled_while_it_backs_off_is_not_tried_again() -> None:
     scheduler.handle(30.0, [Cancelled("a")])
     assert scheduler.handle(70.0, [Woke()]) == ()
     assert scheduler.explain("a").code is Code.CANCELLED
+
+
+def test_a_job_that_its_owner_did_not_let_wait_backs_off_in_full_after_its_next_failure() -> None:
+    scheduler = simulate([dying((10, "network-error"))], settings=BY_CAUSE, until=20).scheduler
+    scheduler.handle(30.0, [Held("a")])
+    assert scheduler.backs_off_until("a") is None
+    assert [type(each) for each in scheduler.handle(31.0, [Released("a")])][:1] == [Launch]
+    scheduler.handle(40.0, [Failed("a", 2, "network-error", 0.0)])
+    assert scheduler.backs_off_until("a") == 160
+    for moment in (70.0, 159.0):
+        assert not any(isinstance(each, Launch) for each in scheduler.handle(moment, [Woke()]))
+    assert any(isinstance(each, Launch) for each in scheduler.handle(160.0, [Woke()]))
+    assert scheduler.backs_off_until("a") is None
 
 
 @pytest.mark.parametrize("backoff", [-1.0, float("inf"), float("nan")])

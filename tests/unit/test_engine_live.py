@@ -1,15 +1,16 @@
 """The live engine, with a pretend machine under it: what is decided, kept, told, and read back."""
 
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, LingeringWorld, Service, a_request
+from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
 from poise.engine.journal import read_entry, read_header
 from poise.engine.live import Ending
 from poise.engine.replay import replay
 from poise.server.cores import core_of
-from poise.server.seam import RefusedError
+from poise.server.seam import Fault, RefusedError
 from poise.wire.views import Flag, State
 
 
@@ -82,8 +83,38 @@ def test_cancelling_ends_the_processes_and_gives_the_gpus_to_the_next(service: S
     service.wish(lambda engine: engine.cancel(ALICE, first))
     assert [job for job, _ in service.machine.alive] == [second]
     assert states(service) == {first: "CANCELLED", second: "RUNNING"}
-    with pytest.raises(RefusedError, match="has ended already"):
-        service.wish(lambda engine: engine.cancel(ALICE, first))
+
+
+@pytest.mark.parametrize("world", [PretendWorld, LingeringWorld])
+def test_a_wish_sent_twice_is_granted_twice_and_done_once(tmp_path: Path, world: type[PretendWorld]) -> None:
+    """A client that gets no answer sends it again: before the engine has looked at it, or after it was done."""
+    service = Service(tmp_path, world=world)
+    [job] = service.submit(a_request(preemption="never"))
+    for verb in ("hold", "release", "cancel"):
+        wishes = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
+        service.settle()
+        answers = [*(each.result(0) for each in wishes), service.wish(methodcaller(verb, ALICE, job))]
+        assert [answer.job for answer in answers] == [job] * 3
+        assert (Flag.HELD in service.engine.show(job).job.flags) == (verb == "hold")
+    assert {answer.state for answer in answers} == {State.CANCELLED}
+    assert [each.kind for each in service.engine.events(after=0, job=job, tenant=None, limit=100).events][-1] == "cancelled"
+    last = service.loop.store.last
+    service.restart()
+    assert service.wish(lambda engine: engine.cancel(ALICE, job)).state is State.CANCELLED
+    assert service.loop.store.last == last
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+def test_of_a_job_that_has_ended_nothing_else_can_be_wanted(service: Service, verb: str) -> None:
+    done, broken, withdrawn = service.submit(a_request(), a_request(retry={"on_errors": 0}), a_request())
+    service.machine.end(done, Ending.FINISHED)
+    service.machine.end(broken, Ending.FAILED, cause="traceback-from-crash", code=1)
+    service.settle()
+    service.wish(lambda engine: engine.cancel(ALICE, withdrawn))
+    for job, state in [(done, "SUCCEEDED"), (broken, "FAILED"), *([(withdrawn, "CANCELLED")] if verb != "cancel" else [])]:
+        with pytest.raises(RefusedError, match=f"^job {job} is {state} already$") as refused:
+            service.wish(methodcaller(verb, ALICE, job))
+        assert refused.value.fault is Fault.CONFLICT
 
 
 def test_a_steadfast_job_is_never_preempted(service: Service) -> None:

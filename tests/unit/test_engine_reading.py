@@ -99,6 +99,57 @@ def test_what_is_asked_for_stands_in_the_same_order_as_all(
         assert sorted(row.id for row in paged(service, frozenset({State.PENDING}))) == sorted(pending)
 
 
+# Why
+
+
+def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="srtf", cluster="v100:1")
+    [long] = service.submit(a_request(duration=1_000.0))
+    service.pass_time(1)
+    assert service.engine.why(long).evidence == (
+        "1 run, 1 GPU-second received, preempted 0 times, 0 GPU-seconds of work lost",
+    )
+    service.machine.end(long, Ending.FAILED, cause="traceback-from-crash", code=1)
+    service.settle()
+    [short] = service.submit(a_request(duration=100.0))
+    service.pass_time(10)
+    assert service.engine.why(long).evidence == (
+        "2 runs, 1 GPU-second received, preempted 1 time, 0 GPU-seconds of work lost",
+        "1 failed run; the last: traceback-from-crash",
+        f"last run: preempted (outranked): job {short} ({short}, tenant alice) stands before it under the policy in force; "
+        "it comes back by itself",
+        "it can use v100; held of those: 1 GPU",
+        f"held by job {short} (tenant alice, 1 v100)",
+        "tenant alice holds 1 of 1 GPU",
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "says"),
+    [
+        (Ending.FAILED, "network-error", "failed: network-error"),
+        (Ending.YIELDED, None, "left without being asked to"),
+    ],
+)
+def test_a_job_that_backs_off_says_until_when_and_what_for(
+    service: Service, how: Ending, cause: str | None, says: str
+) -> None:
+    [job] = service.submit(a_request())
+    service.machine.end(job, how, cause=cause, code=1)
+    service.settle()
+    for wait, left in [(0, "1m00s"), (20, "40s"), (39, "1s")]:
+        service.pass_time(wait)
+        why = service.engine.why(job)
+        assert why.reason.code == "held-back"
+        assert why.reason.text == f"is tried again in {left} at the earliest, as its last run {says}"
+        assert why.advice == f"poise logs {job}"
+        assert service.engine.show(job).job.reason == why.reason
+    service.wish(lambda engine: engine.hold(ALICE, job))
+    assert service.engine.why(job).reason.text == "is held back by its owner"
+    service.wish(lambda engine: engine.release(ALICE, job))
+    assert service.engine.show(job).job.state is State.RUNNING
+
+
 # What happened
 
 

@@ -126,7 +126,7 @@ def test_disk_that_is_full_costs_lines_and_says_so(logs: Logs, monkeypatch: pyte
         writer.write(b"lost\n")
         writer.write(b"lost too\n")
     writer.write(b"after\n")
-    assert logs.read(0)[0] == "before\n\n--- 14 bytes lost: they could not be written ---\nafter\n"
+    assert logs.read(0)[0] == "before\n\n--- could not be written: 14 bytes ---\nafter\n"
     assert bytes(writer.tail) == b"before\nlost\nlost too\nafter\n"
     writer.close()
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from poise.model.units import format_seconds, parse_seconds
+from poise.model.units import counted, format_seconds, parse_seconds
 
 GOOD = {
     "0": 0,
@@ -64,3 +64,7 @@ def test_the_two_largest_units_are_shown(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [math.inf, math.nan])
 def test_what_does_not_end_is_never(seconds: float) -> None:
     assert format_seconds(seconds) == "never"
+
+
+def test_one_thing_is_no_several() -> None:
+    assert [counted(number, "GPU") for number in (0, 1, 2, 2_000)] == ["0 GPUs", "1 GPU", "2 GPUs", "2,000 GPUs"]

@@ -8,6 +8,7 @@ import click
 from poise.bench import Draw, Figures, measured, settled
 from poise.cli.bench_fidelity import fidelity
 from poise.cli.progress import Bar
+from poise.model.units import counted
 from poise.policies.catalogue import policy_named
 
 MOST_JOBS, MOST_TYPES = 1_000_000, 64
@@ -86,7 +87,7 @@ def document(spec: str, draw: Draw, figures: Figures) -> dict[str, object]:
 
 def line(spec: str, draw: Draw, figures: Figures) -> str:
     """The result for a person."""
-    where = f"{figures.gpus:,} GPUs of {figures.types} type{'s' if figures.types > 1 else ''}"
+    where = f"{counted(draw.jobs, 'job')} on {counted(figures.gpus, 'GPU')} of {counted(figures.types, 'type')}"
     aim = f"; objective {figures.objective:.6g}" if isfinite(figures.objective) else ""
     aim += f", none below {figures.bound:.6g} is possible" if isfinite(figures.bound) else ""
-    return f"{spec}: {draw.jobs:,} jobs on {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}"
+    return f"{spec}: {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}"

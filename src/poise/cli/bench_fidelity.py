@@ -12,6 +12,7 @@ from poise.cli.tables import show_table
 from poise.fidelity.comparing import Comparison, compared
 from poise.fidelity.living import Conditions
 from poise.fidelity.workload import drawn
+from poise.model.units import counted
 from poise.policies.catalogue import policy_named
 from poise.report.page import Table
 
@@ -68,7 +69,7 @@ def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: A
         setup = {"cluster": str(cluster), "jobs": jobs, "round": length, "load": options["load"], "seed": options["seed"]}
         click.echo(json.dumps(setup | {"tolerance": options["tolerance"], "policies": [*map(_document, found)]}))
     else:
-        show_table(_table(found), f"{jobs} jobs on {cluster}, rounds of {length:g} s")
+        show_table(_table(found), f"{counted(jobs, 'job')} on {cluster}, rounds of {length:g} s")
     return int(any(each.worst > options["tolerance"] for each in found))
 
 

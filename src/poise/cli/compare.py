@@ -20,6 +20,7 @@ from poise.cli.sweep import MOST_SEEDS, Sweep, parse_loads, sweep
 from poise.cli.sweep_state import Start
 from poise.cli.tables import show_notes, show_table
 from poise.model.errors import RequestError
+from poise.model.units import counted
 from poise.report.comparison import Run, comparison_page, table
 from poise.traces.schema import Trace
 
@@ -98,7 +99,9 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
     else:
         show_table(table(summaries), title)
     if html is not None:
-        html.write_text(comparison_page(title, f"{len(request.trace.jobs):,} jobs of {title}.", runs), encoding="utf-8")
+        html.write_text(
+            comparison_page(title, f"{counted(len(request.trace.jobs), 'job')} of {title}.", runs), encoding="utf-8"
+        )
         if not request.as_json:
             click.echo(f"report: {html}")
     return conclude(runs, names)
@@ -107,7 +110,7 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
 def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
     rejected = max((summary.rejected for summary in summaries), default=0)
     if rejected:
-        yield f"{rejected:,} jobs can never run here and were rejected; `poise simulate` says why"
+        yield f"jobs that can never run here were rejected, {rejected:,} of them; `poise simulate` says why"
     unfinished = max((summary.unfinished for summary in summaries if not summary.partial), default=0)
     if unfinished:
         yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"

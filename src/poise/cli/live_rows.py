@@ -33,11 +33,6 @@ def span(seconds: float | None) -> str:
     return NONE if seconds is None else amount(seconds, "seconds")
 
 
-def counted(number: int, word: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
 def _cells(row: JobRow) -> tuple[str, ...]:
     return (
         NONE if row.position is None else f"{row.position:,}",
@@ -124,7 +119,7 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("throughput", None if detail.throughput is None else f"{amount(detail.throughput, 'plain')} steps/s"),
         ("loss", None if detail.loss is None else amount(detail.loss, "plain")),
         ("GPU-hours", amount(detail.gpu_seconds / 3600, "plain")),
-        ("lost", f"{amount(detail.lost_gpu_seconds / 3600, 'plain')} GPU-hours" if detail.lost_gpu_seconds else None),
+        ("lost GPU-hours", amount(detail.lost_gpu_seconds / 3600, "plain") if detail.lost_gpu_seconds else None),
         ("preemptions", f"{detail.preemptions:,}" if detail.preemptions else None),
         ("failures", f"{detail.failures:,}" if detail.failures else None),
         ("cause", detail.cause),

@@ -1,9 +1,10 @@
 """The live half of `poise shares`."""
 
 from poise.cli.live_asking import connected, document, echo_json
-from poise.cli.live_rows import counted, shares_table
+from poise.cli.live_rows import shares_table
 from poise.cli.tables import show_table
 from poise.model.errors import RequestError
+from poise.model.units import counted
 
 
 def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:

@@ -3,8 +3,9 @@
 import click
 
 from poise.cli.live_asking import connected, document, echo_json, json_option
-from poise.cli.live_rows import counted, nodes_table
+from poise.cli.live_rows import nodes_table
 from poise.cli.tables import show_table
+from poise.model.units import counted
 
 EPILOG = """\b
 Example:

@@ -10,10 +10,11 @@ import click
 import yaml
 
 from poise.cli.live_asking import connected, document, echo_json, patiently_connected, until_stopped
-from poise.cli.live_rows import counted, queue_table, wide_table
+from poise.cli.live_rows import queue_table, wide_table
 from poise.cli.tables import show_table
 from poise.client import Client
 from poise.model.errors import RequestError, UnknownNameError
+from poise.model.units import counted
 from poise.wire.views import JobRow, Queue, State
 
 PAGE = 1_000

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from poise.assembly import replay_journal
+from poise.model.units import counted
 
 EPILOG = """\b
 Example:
@@ -31,6 +32,6 @@ def replay(journal: Path, as_json: bool) -> None:
         click.echo(json.dumps({"journal": str(journal), "policy": header.policy, **counts, "exact": True}))
     else:
         click.echo(
-            f"{journal}: {header.policy}: all {replayed.actions:,} actions of {replayed.events:,} events "
-            f"at {replayed.instants:,} instants came out the same"
+            f"{journal}: {header.policy}: all {counted(replayed.actions, 'action')} of {counted(replayed.events, 'event')} "
+            f"at {counted(replayed.instants, 'instant')} came out the same"
         )

@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 
 from poise.analysis.summary import Summary
 from poise.cli.tables import console, show_notes
+from poise.model.units import counted
 from poise.report.comparison import cell
 
 _ROWS = (
@@ -56,14 +57,16 @@ def show_summary(summary: Summary) -> None:
 def show_unfinished(summary: Summary, *, quiet: bool) -> None:
     """Jobs that had not ended when the run did, and so are in no mean."""
     if summary.unfinished and not summary.partial:
-        show_notes([f"{summary.unfinished:,} jobs had not ended when the run did; means leave them out"], quiet=quiet)
+        show_notes(
+            [f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out"], quiet=quiet
+        )
 
 
 def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> None:
     """Which jobs can never run here, and why; the first few of them."""
     notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
     if len(rejections) > SHOWN:
-        notes.append(f"and {len(rejections) - SHOWN:,} more were rejected; --per-job lists them")
+        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
     show_notes(notes, quiet=quiet)
 
 
@@ -71,5 +74,5 @@ def show_remarks(remarks: Sequence[tuple[float, str]], *, quiet: bool) -> None:
     """What the policy had to say of its decisions; the first few of them."""
     notes = [f"at {moment:g} s: {text}" for moment, text in remarks[:SHOWN]]
     if len(remarks) > SHOWN:
-        notes.append(f"and {len(remarks) - SHOWN:,} more remarks; --out DIR writes them into the journal")
+        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
     show_notes(notes, quiet=quiet)

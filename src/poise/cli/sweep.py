@@ -18,6 +18,7 @@ from poise.cli.sweep_runs import Source, loaded, reseeded, run_cells
 from poise.cli.sweep_state import NotASweepError, Start, State, default_place, digest_of, opened
 from poise.cli.tables import show_notes, show_table
 from poise.model.errors import RequestError
+from poise.model.units import counted
 from poise.report.sweeping import LEGEND, sweep_page, sweep_table
 from poise.traces.synthetic import SYNTHETIC
 
@@ -166,7 +167,7 @@ def _notes_after(rows: Sequence[Average]) -> Iterator[str]:
 
 def _show(rows: Sequence[Average], request: Request, grid: Grid, html: Path | None) -> None:
     title = f"{request.trace.name} on {request.experiment.cluster}"
-    count = f"{len(grid.seeds):,} seeds" if len(grid.seeds) > 1 else "1 seed"
+    count = counted(len(grid.seeds), "seed")
     if request.as_json:
         click.echo(json.dumps([row.document() for row in rows], allow_nan=False))
     else:
@@ -176,7 +177,7 @@ def _show(rows: Sequence[Average], request: Request, grid: Grid, html: Path | No
     if html is not None:
         runs = sum(len(row.runs) for row in rows)
         partial = f" The sweep was interrupted: {runs:,} of its {len(grid):,} runs are in here." if runs < len(grid) else ""
-        intro = f"{len(request.trace.jobs):,} jobs of {title}: means over {count}.{partial}"
+        intro = f"{counted(len(request.trace.jobs), 'job')} of {title}: means over {count}.{partial}"
         html.write_text(sweep_page(title, intro, rows), encoding="utf-8")
         if not request.as_json:
             click.echo(f"report: {html}")

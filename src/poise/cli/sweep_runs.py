@@ -19,6 +19,7 @@ from poise.cli.cores import spread, workers_for
 from poise.cli.options import Request, request_of
 from poise.cli.progress import Watch, watching
 from poise.model.errors import RequestError, SolveError
+from poise.model.units import counted
 from poise.traces.fields import whole
 from poise.traces.schema import Trace
 from poise.traces.sources import STANDARD_INPUT
@@ -83,7 +84,7 @@ def reseeded(trace: str, later: int) -> str:
     kept = [part for part in parts if not part.startswith(_SEED)]
     moved = whole(own, "seed", 0, _LARGEST_SEED) + later
     if moved > _LARGEST_SEED:
-        raise RequestError(f"{SYNTHETIC}seed: expected room for {later:,} more seeds, got {own}")
+        raise RequestError(f"{SYNTHETIC}seed: expected room for {counted(later, 'more seed')}, got {own}")
     return SYNTHETIC + ",".join([*kept, f"{_SEED}{moved}"])
 
 

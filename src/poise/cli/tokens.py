@@ -3,10 +3,11 @@
 import click
 
 from poise.cli.live_asking import clock, connected, document, echo_json, json_option
-from poise.cli.live_rows import NONE, counted
+from poise.cli.live_rows import NONE
 from poise.cli.tables import show_table
 from poise.client import Client
 from poise.model.errors import RequestError
+from poise.model.units import counted
 from poise.report.page import Table
 from poise.wire.views import Accounts, Role
 

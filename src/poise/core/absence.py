@@ -21,6 +21,8 @@ class Absence:
         self._answering = answering
         self._settings = settings
         self._returning: list[tuple[float, int]] = []
+        self._until: dict[int, float] = {}
+        """When a job that backs off comes back; whatever else stands in the list above is out of date."""
 
     def admit(self, row: int, now: float) -> bool:
         """A job has arrived; says whether it is to be tried out first."""
@@ -40,16 +42,19 @@ class Absence:
         state.leave(row, now)
         self._answering.ended(row, now)
         delay = self._settings.backoff * 2 ** min(state.columns.failures[row] - 1, MOST_DOUBLINGS)
+        self._until[row] = now + delay
         heappush(self._returning, (now + delay, row))
+
+    def until(self, row: int) -> float | None:
+        """The moment before which a job that backs off is not tried again; None: it does not back off."""
+        return self._until.get(row)
 
     def hold(self, row: int, now: float) -> list[Action]:
         """The owner wants the job not to run; it is preempted if it does."""
         state, columns = self._state, self._state.columns
         ran = state.running(row)
         if row in state.away:
-            if state.pool.tries(row):
-                state.end_trial(row, now)
-            state.pool.drop(row)
+            self.end(row, now)
         else:
             self._answering.catch_up(now)
             if ran:
@@ -77,7 +82,8 @@ class Absence:
         state.pool.add(row, state.shape_of[row].types)
 
     def end(self, row: int, now: float) -> None:
-        """A job comes to its end while it is away."""
+        """What a job is away for is over: it comes to its end, or is held."""
+        self._until.pop(row, None)
         if self._state.pool.tries(row):
             self._state.end_trial(row, now)
         self._state.pool.drop(row)
@@ -87,7 +93,10 @@ class Absence:
         state, actions = self._state, list[Action]()
         back = []
         while self._returning and self._returning[0][0] <= now:
-            back.append(heappop(self._returning)[1])
+            moment, row = heappop(self._returning)
+            if self._until.get(row) == moment:
+                del self._until[row]
+                back.append(row)
         for row in state.pool.passed(now):
             state.end_trial(row, now)
             state.leaving.add(row, state.columns.epoch[row])

@@ -9,6 +9,7 @@ from poise.model.job import Job
 from poise.model.speed import Estimate, Locality, Rates
 from poise.model.tasks import Mix
 from poise.model.topology import Topology
+from poise.model.units import counted
 
 
 class Belief:
@@ -83,11 +84,12 @@ def why_impossible(job: Job, belief: Belief, topology: Topology, reserved: list[
     usable = [index for index in allowed if index in belief.types]
     if not usable:
         names = ", ".join(topology.types[index] for index in allowed)
-        return f"cannot run as model {job.model!r} on {names} with {job.gpus} GPUs (throughput 0)"
+        return f"cannot run as model {job.model!r} on {names} with {counted(job.gpus, 'GPU')} (throughput 0)"
     totals = [total - kept for total, kept in zip(topology.totals, reserved, strict=True)]
     most = max(usable, key=totals.__getitem__)
     if belief.tasks is not None and totals[most] > 0:
         return None  # any GPU will do
     if job.gpus > totals[most]:
-        return f"needs {job.gpus} GPUs of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
+        gang = counted(job.gpus, "GPU")
+        return f"needs {gang} of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
     return None

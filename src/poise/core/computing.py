@@ -10,6 +10,7 @@ from poise.model.errors import InvariantError
 from poise.model.job import Status
 from poise.model.speed import Locality
 from poise.model.tasks import Tasks
+from poise.model.units import counted
 
 
 def compute(state: State, row: int, holding: Holding, now: float) -> Waited:
@@ -25,7 +26,7 @@ def compute(state: State, row: int, holding: Holding, now: float) -> Waited:
         state.protected[row] = inf
     gpus = gpu_count(holding)
     if state.protected.get(row) != inf or columns.ready[row] < gpus:
-        raise InvariantError(f"job in row {row} is to compute {gpus} tasks, and has {columns.ready[row]} ready")
+        raise InvariantError(f"job in row {row} is to compute {counted(gpus, 'task')}, and has {columns.ready[row]} ready")
     state.ledger.extend(row, holding, _tasks(state, row).types)
     columns.ready[row] -= gpus
     _change(state, row, gpus, now)

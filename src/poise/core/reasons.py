@@ -7,6 +7,7 @@ from poise.core.state import State
 from poise.core.waiting import Cause
 from poise.model.cluster import Holding
 from poise.model.job import Status
+from poise.model.units import counted
 
 
 class Code(StrEnum):
@@ -58,7 +59,7 @@ def explain(state: State, row: int) -> Reason:
 def _describe(state: State, holding: Holding) -> str:
     nodes = state.topology.cluster.nodes
     counts = ((slots.mask.bit_count(), nodes[slots.node].name) for slots in holding)
-    return ", ".join(f"{gpus} GPU{'s' * (gpus != 1)} of {node}" for gpus, node in counts)
+    return ", ".join(f"{counted(gpus, 'GPU')} of {node}" for gpus, node in counts)
 
 
 def _waiting(state: State, row: int) -> Reason:
@@ -70,14 +71,15 @@ def _waiting(state: State, row: int) -> Reason:
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
     if shape.tasks is not None:
         return _waiting_for_any(shape.classify(state.free, state.placement), free)
+    gang = counted(shape.gang, "GPU")
     match shape.classify(state.free, state.placement):
         case Cause.CAPACITY:
-            return Reason(Code.CAPACITY, f"needs {shape.gang} GPUs at once; free now: {free}")
+            return Reason(Code.CAPACITY, f"needs {gang} at once; free now: {free}")
         case Cause.FRAGMENTATION:
-            want = f"needs {shape.gang} GPUs on as few nodes as possible"
+            want = f"needs {gang} on as few nodes as possible"
             return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
         case Cause.ORDER:
-            return Reason(Code.ORDER, f"{shape.gang} GPUs are free ({free}), but jobs ahead of it come first")
+            return Reason(Code.ORDER, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")
 
 
 def _waiting_for_any(cause: Cause, free: str) -> Reason:
@@ -92,4 +94,4 @@ def _held(state: State, row: int) -> str:
         return "is held back by its owner"
     if state.pool.waits(row):
         return "waits for a short trial on one GPU before it competes for its gang"
-    return f"is tried again later, after {state.columns.failures[row]} failed runs"
+    return f"is tried again later, after {counted(state.columns.failures[row], 'failed run')}"

@@ -132,6 +132,10 @@ class Scheduler:
         """Why the job runs, waits or has ended; for a job that was submitted."""
         return explain(self.state, self.state.rows[job])
 
+    def backs_off_until(self, job: str) -> float | None:
+        """The moment before which a job is not tried again after a failure; None: it does not back off."""
+        return self._absence.until(self.state.rows[job])
+
     def in_line(self, most: int) -> list[str]:
         """The first waiting jobs as they stand in line: by rank if the policy is an order, by submission if it plans."""
         return [self.state.columns.ids[row] for row in self._answering.line(most)]

@@ -11,6 +11,7 @@ from math import inf
 from poise.model.cluster import Holding, Slots
 from poise.model.errors import RequestError
 from poise.model.topology import Topology
+from poise.model.units import counted
 
 
 class Pool:
@@ -21,7 +22,9 @@ class Pool:
 
     def __init__(self, topology: Topology, gpus: int, seconds: float) -> None:
         if gpus >= sum(topology.totals):
-            raise RequestError(f"a validation pool of {gpus} GPUs leaves none of {sum(topology.totals)} for the jobs")
+            raise RequestError(
+                f"a validation pool of {counted(gpus, 'GPU')} leaves none of {sum(topology.totals)} for the jobs"
+            )
         self._type_of = topology.type_of
         self._seconds = seconds
         self._free = list(_last_slots(topology, gpus))

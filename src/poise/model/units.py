@@ -1,4 +1,4 @@
-"""Durations for people (`3h12m`) and for machines (seconds)."""
+"""Durations for people (`3h12m`) and for machines (seconds), and things that are counted."""
 
 import math
 import re
@@ -36,3 +36,8 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}h{minute:02d}m"
     return f"{minutes}m{second:02d}s"
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing whose plural ends in s: `1 GPU`, `2,000 GPUs`."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"

@@ -6,6 +6,8 @@ from heapq import nsmallest
 from poise.core.reasons import Code, Reason
 from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
+from poise.engine.live import Ending
+from poise.model.units import counted, format_seconds
 from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
@@ -16,7 +18,7 @@ MOST_HOLDERS = 3
 """Jobs that are named as holding what another one waits for."""
 
 
-def reason_of(situation: Situation, record: Record) -> views.Reason:
+def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
     """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
     found = situation.scheduler.explain(record.job.id)
     if found.code is Code.RUNNING and record.state is State.STARTING:
@@ -25,7 +27,15 @@ def reason_of(situation: Situation, record: Record) -> views.Reason:
         return views.Reason(code="starting", text=text)
     if record.state is State.CHECKPOINTING:
         return views.Reason(code="checkpointing", text="was asked to leave, and writes its checkpoint")
-    return _shown(found)
+    until = situation.scheduler.backs_off_until(record.job.id)
+    return _shown(found if until is None else Reason(found.code, _tried_again(record, until - now)))
+
+
+def _tried_again(record: Record, seconds: float) -> str:
+    """Of a job that backs off: when it comes back, and what for."""
+    last = record.runs[-1]
+    ended = "left without being asked to" if last.how == Ending.YIELDED else f"failed: {last.cause}"
+    return f"is tried again in {format_seconds(max(seconds, 0.0))} at the earliest, as its last run {ended}"
 
 
 def _awaits_others(situation: Situation, record: Record) -> bool:
@@ -64,7 +74,7 @@ def why(situation: Situation, record: Record, now: float) -> views.Why:
             evidence=_past(record, now),
             advice=_look(record),
         )
-    reason = reason_of(situation, record)
+    reason = reason_of(situation, record, now)
     return views.Why(
         job=record.job.id,
         state=record.state,
@@ -84,14 +94,19 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
     if record.launches:
         run = record.current
         received = record.gpu_seconds + (0.0 if run is None else run.count * (now - run.started))
-        times = f"{record.launches} run{'s' * (record.launches != 1)}, {received:.0f} GPU-seconds received"
-        said.append(f"{times}, preempted {record.preemptions} times, {record.lost:.0f} GPU-seconds of work lost")
+        times = f"{counted(record.launches, 'run')}, {_gpu_seconds(received)} received"
+        preempted = f"preempted {counted(record.preemptions, 'time')}"
+        said.append(f"{times}, {preempted}, {_gpu_seconds(record.lost)} of work lost")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
-        said.append(f"{record.failures} failed runs" + (f"; the last: {last.cause}" if last is not None else ""))
+        said.append(counted(record.failures, "failed run") + (f"; the last: {last.cause}" if last is not None else ""))
     if record.runs and record.runs[-1].cause and record.state in {State.PAUSED, State.CHECKPOINTING}:
         said.append(f"last run: {record.runs[-1].cause}")
     return tuple(said)
+
+
+def _gpu_seconds(amount: float) -> str:
+    return counted(round(amount), "GPU-second")
 
 
 def _contention(situation: Situation, record: Record, code: str) -> tuple[str, ...]:
@@ -104,11 +119,12 @@ def _contention(situation: Situation, record: Record, code: str) -> tuple[str, .
     using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
     named = ", ".join(f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in most)
-    said = [f"it can use {', '.join(usable)}; {sum(tally.by_type[each] for each in usable)} of those GPUs are held"]
+    held = sum(tally.by_type[each] for each in usable)
+    said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
         said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
     mine = tally.held.by_tenant[record.job.tenant]
-    said.append(f"tenant {record.job.tenant} holds {mine} of {situation.header.cluster.gpus} GPUs")
+    said.append(f"tenant {record.job.tenant} holds {mine} of {counted(situation.header.cluster.gpus, 'GPU')}")
     return tuple(said)
 
 
@@ -117,6 +133,8 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     job = record.job
     if code == Code.HELD and record.held:
         return f"poise release {job.id}"
+    if situation.scheduler.backs_off_until(job.id) is not None:
+        return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
         return _smaller(situation.scheduler, record)
     if code in {Code.ORDER, Code.SHARE}:
@@ -130,12 +148,16 @@ def _smaller(scheduler: Scheduler, record: Record) -> str:
     free = dict(zip(state.topology.types, state.free.idle, strict=True))
     other = [name for name, idle in free.items() if job.gpu_types and name not in job.gpu_types and idle >= job.gpus]
     if other:
-        return f"allow {' or '.join(other)} as well: {job.gpus} are free there now"
+        return f"allow {' or '.join(other)} as well: enough GPUs are free there now"
     most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
     if 0 < most < job.gpus:
-        return f"with {most} GPU{'s' * (most != 1)} it could start now"
+        return f"with {counted(most, 'GPU')} it could start now"
     return "nothing to do: it starts when enough GPUs come free"
 
 
 def _look(record: Record) -> str | None:
-    return f"poise logs {record.job.id}" if record.state is State.FAILED else None
+    return _read_logs(record) if record.state is State.FAILED else None
+
+
+def _read_logs(record: Record) -> str:
+    return f"poise logs {record.job.id}"

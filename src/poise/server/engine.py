@@ -62,6 +62,8 @@ class Parts:
     log: Logbook
     metrics: Metrics
     retries: int
+    taken: int = 0
+    """Ids of new jobs are above this one, whatever the store knows."""
     clock_of: Callable[[float], Clock] = Clock
 
 

@@ -8,6 +8,7 @@ from poise.model.cluster import Cluster
 from poise.model.event import Cancelled, Carried, Event, Failed, Finished, Held, Released, Stopped, Submitted
 from poise.model.job import Job
 from poise.model.journal import Entry
+from poise.model.units import counted
 from poise.server.records import places
 from poise.wire.views import Happening
 
@@ -35,7 +36,7 @@ def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | 
     match event:
         case Submitted():
             job = event.job
-            return told("submitted", by, job.id, f"submitted, for {job.gpus} GPU{'s' * (job.gpus != 1)}")
+            return told("submitted", by, job.id, f"submitted, for {counted(job.gpus, 'GPU')}")
         case Cancelled():
             return told("cancelled", by, event.job, "cancelled")
         case Held():

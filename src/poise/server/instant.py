@@ -41,7 +41,7 @@ _FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
 
 
 class Surroundings(Protocol):
-    """What else an instant needs: where to say what happened, and how many failures are forgiven."""
+    """What else an instant needs: where to say what happened, how many failures are forgiven, which ids are free."""
 
     @property
     def log(self) -> Logbook:
@@ -54,6 +54,10 @@ class Surroundings(Protocol):
     @property
     def retries(self) -> int:
         """Failed runs that are forgiven a job that does not say."""
+
+    @property
+    def taken(self) -> int:
+        """New jobs get ids above this one."""
 
 
 class Instant:
@@ -121,7 +125,7 @@ class Instant:
     def _enter(self, request: Request, by: views.Account) -> str:
         """A new job."""
         if not self._next:
-            self._next = self._store.job_count()
+            self._next = max(self._store.last_id(), self._parts.taken)
         self._next += 1
         tenant = request.tenant or by.tenant
         situation = self._situation
@@ -138,11 +142,18 @@ class Instant:
     def _change(self, wish: Change) -> None:
         record = self._situation.records.get(wish.job)
         if record is None or record.finished is not None or wish.job in self._finished:
-            stands = "has ended" if record is None or record.finished is None else f"is {record.state}"
-            refuse(wish, RefusedError(Fault.CONFLICT, f"job {wish.job} {stands} already"))
+            self._change_ended(wish, self._store.final_state(wish.job) if record is None else record.state)
             return
         self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
         self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
+
+    def _change_ended(self, wish: Change, state: str) -> None:
+        """Of a job that has ended nothing can be wanted but what is so: one that was cancelled may be cancelled again."""
+        if wish.verb is Verb.CANCEL and state == views.State.CANCELLED:
+            self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=views.State.CANCELLED)))
+            return
+        stands = f"is {state}" if views.State(state).is_final else "has ended"
+        refuse(wish, RefusedError(Fault.CONFLICT, f"job {wish.job} {stands} already"))
 
     def _began(self, news: RunBegan) -> None:
         record = self._situation.records.get(news.job)

@@ -10,7 +10,10 @@ from poise.server.situation import Situation
 from poise.wire.views import State
 
 IN_LINE = 2_000
-"""Waiting jobs whose place in line is looked at; those behind them come in order of submission, whoever asks for so many."""
+"""Waiting jobs whose place in line is looked at; those behind them come in order of submission, whoever asks for so many.
+
+To find the place of any one of 50,000 takes 10 to 20 ms under an order, during which nothing is decided.
+"""
 
 
 @dataclass(frozen=True, slots=True)

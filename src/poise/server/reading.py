@@ -120,7 +120,7 @@ class LiveEngine:
     def _row(self, record: Record, position: int | None) -> JobRow:
         situation = self._loop.situation
         now, run = self._loop.clock.now(), record.current
-        reason = ended_reason(record) if record.finished is not None else reason_of(situation, record)
+        reason = ended_reason(record) if record.finished is not None else reason_of(situation, record, now)
         spent = 0.0 if record.finished is not None else now - record.since
         ran, waited = (0.0, spent) if run is None else (spent, 0.0)
         share = situation.tally.held.share(record.job.tenant)

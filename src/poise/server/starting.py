@@ -1,6 +1,7 @@
 """How a live service is put together: the core, the store, the world and the engine."""
 
 from poise.backends.local.checking import checked
+from poise.backends.local.folders import highest_number
 from poise.backends.local.world import LocalWorld
 from poise.backends.null.world import NullWorld
 from poise.engine.journal import Header
@@ -26,8 +27,12 @@ def open_engine(setup: Setup) -> LiveEngine:
             return NullWorld(tell)
         return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
 
+    store, taken = Store(setup.state), highest_number(setup.state)
+    if taken > store.last_id():
+        # The journal was restored beside newer directories: whoever got such an id would find another job's checkpoints.
+        setup.log.warning("jobs-not-in-journal", last=store.last_id(), highest=taken, next=taken + 1)
     parts = Parts(
-        store=Store(setup.state),
+        store=store,
         header=header,
         scheduler_of=core_of,
         intake_of=lambda each: Intake(each.cluster, check, each.policy),
@@ -35,6 +40,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         log=setup.log,
         metrics=setup.metrics,
         retries=setup.settings.retries,
+        taken=taken,
     )
     return LiveEngine(Loop(parts))
 

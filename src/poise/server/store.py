@@ -227,9 +227,15 @@ class Store:
         query = f"SELECT {_STATE}, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
         return dict(self._db.execute(query))
 
-    def job_count(self) -> int:
-        """Jobs ever submitted."""
-        return int(self._db.execute("SELECT coalesce(max(number), 0) FROM jobs").fetchone()[0])
+    def final_state(self, job: str) -> str:
+        """What became of a job that has ended."""
+        return str(self._db.execute(f"SELECT {_STATE} FROM jobs WHERE id = ?", (job,)).fetchone()[0])
+
+    def last_id(self) -> int:
+        """The id of the last job that was submitted, which is a number; 0: none was."""
+        with self.legible():
+            row = self._db.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT 1").fetchone()
+        return 0 if row is None else int(row[0])
 
     def taken(self, key: str, account: str) -> str | None:
         """Job ids (JSON) of a submission that was taken under this key, which is its account's own."""

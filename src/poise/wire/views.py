@@ -57,7 +57,7 @@ class Why(Wire):
 class JobRow(Wire):
     """A line of the queue.
 
-    position     place among waiting jobs, from 1; None if it does not wait
+    position     place among waiting jobs, from 1; None if it does not wait, or further back than places are counted
     gpus         GPUs it holds; `wanted`: GPUs it asked for
     gpu_type     type that it runs on; None if it does not run
     waited, ran  seconds in all, until now

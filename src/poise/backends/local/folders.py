@@ -13,9 +13,11 @@ from poise.backends.local.records import LOCK, Fields, get, is_there, now, put, 
 from poise.model.errors import RequestError
 from poise.worker.checkpoints import Checkpoints
 
+JOBS = "jobs"
 KEPT_RUNS = 3
 """Directories of runs that are kept of a job, the latest ones."""
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def token(job: str) -> str:
@@ -25,11 +27,17 @@ def token(job: str) -> str:
     return job
 
 
+def highest_number(state: Path) -> int:
+    """The highest number under which something of a job is kept in a state directory; 0: nothing is."""
+    folder = state / JOBS
+    return max(map(int, filter(_NUMBER.fullmatch, os.listdir(folder))), default=0) if folder.exists() else 0
+
+
 class Folders:
     """Directories of jobs and runs. Everything is made for its owner alone."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state.resolve() / "jobs"
+        self._path = state.resolve() / JOBS
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.handle = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
 

@@ -71,7 +71,7 @@ class LogFile:
             if self._size and self._size + len(data) > self._most:
                 self._rotate()
             if self._lost:
-                self._write_all(f"\n--- {self._lost} bytes lost: they could not be written ---\n".encode())
+                self._write_all(f"\n--- could not be written: {self._lost} byte{'s' * (self._lost != 1)} ---\n".encode())
                 self._lost = 0
             self._write_all(data)
         except OSError:
