@@ -122,7 +122,7 @@ class Situation:
         self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
 
     def weight_of(self, tenant: str) -> float:
-        """What the weights of a tenant's jobs are multiplied by."""
+        """Of a tenant among tenants; the weights of its jobs are multiplied by it too."""
         books = self.books.get(tenant)
         return 1.0 if books is None else books.weight
 
