@@ -89,6 +89,7 @@ given_jobs = st.builds(
     maybe | names,
     amounts,
     st.sampled_from(Yields),
+    amounts,
 )
 rates = st.lists(st.tuples(amounts, amounts, amounts), max_size=3).map(tuple)
 resized = st.lists(st.tuples(counts, rates), max_size=2).map(tuple)

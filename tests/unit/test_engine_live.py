@@ -278,6 +278,53 @@ def test_a_larger_weight_is_a_larger_share(tmp_path: Path) -> None:
     assert got[0] / sum(got) == pytest.approx(0.75, abs=0.05)
 
 
+@pytest.mark.parametrize("policy", ["hierarchical", "gandiva-fair", "gandiva-fair:tickets=alice:2/bob:2", "max-min"])
+def test_a_tenant_s_weight_counts_once_and_from_the_moment_at_which_it_is_set(policy: str, tmp_path: Path) -> None:
+    """Each has four jobs and half of the four GPUs; then alice weighs three times as much."""
+    service = Service(tmp_path, policy=policy, cluster="v100:4")
+    for by in (ALICE, BOB):
+        service.submit(*[a_request(duration=1e6) for _ in range(4)], by=by)
+    assert received(service, 100) == pytest.approx(0.5, abs=0.05)
+    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    assert received(service, 40) == pytest.approx(0.75, abs=0.05)
+    service.restart()
+    assert received(service, 200) == pytest.approx(0.75, abs=0.05)
+    service.submit(*[a_request(duration=1e6) for _ in range(4)])  # they bring the weight along
+    alice = 0.75 if policy != "max-min" else 24 / 28
+    assert received(service, 200) == pytest.approx(alice, abs=0.05)
+    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 1.0))
+    assert received(service, 200) == pytest.approx(0.5 if policy != "max-min" else 2 / 3, abs=0.05)
+    assert replays(service) == 3
+
+
+def test_the_weight_of_a_tenant_without_jobs_counts_as_soon_as_it_has_some(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="philly", cluster="v100:4")
+    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    service.submit(*[a_request() for _ in range(4)], by=BOB)
+    assert held(service) == {"bob": 4}
+    service.submit(*[a_request() for _ in range(4)])
+    assert held(service) == {"alice": 3, "bob": 1}
+    service.wish(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
+    assert held(service) == {"alice": 2, "bob": 2}
+
+
+def held(service: Service) -> dict[str, int]:
+    return {each.tenant: each.gpus for each in service.engine.shares().tenants if each.gpus}
+
+
+def received(service: Service, rounds: int) -> float:
+    """What alice gets of all that is received."""
+
+    def so_far() -> dict[str, float]:
+        return {each.tenant: each.gpu_seconds for each in service.engine.shares().tenants}
+
+    before = so_far()
+    for _ in range(rounds):
+        service.pass_time(10)
+    got = {tenant: seconds - before.get(tenant, 0.0) for tenant, seconds in so_far().items()}
+    return got["alice"] / sum(got.values())
+
+
 def test_a_smaller_cluster_after_a_restart_makes_those_leave_who_have_no_place_any_more(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:8")
     jobs = service.submit(a_request(gpus=4), a_request(gpus=4))
@@ -322,12 +369,17 @@ def test_every_chapter_of_the_journal_replays_to_the_same_wishes(service: Servic
         service.pass_time(7)
         if step == 5:
             service.wish(lambda engine: engine.set_policy(ALICE, "max-min"))
+    assert replays(service) == 2
+
+
+def replays(service: Service) -> int:
+    """How many chapters the journal has; all of them replay."""
     chapters = service.loop.store.chapters()
-    assert len(chapters) == 2
     ends = [first for _, first in chapters[1:]] + [None]
     for (header, first), end in zip(chapters, ends, strict=True):
         replayed = replay(core_of(read_header(header)), map(read_entry, service.loop.store.entries(first, end)))
         assert replayed.instants
+    return len(chapters)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.builders import a_job, simulate
 from tests.shell import poise
 
 from poise.core.settings import Cadence, Retry, Settings
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter, job_line, read_job
 from poise.engine.loop import run
 from poise.engine.replay import replay
 from poise.model.action import Abandon, Compute, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
@@ -154,6 +154,15 @@ def test_tasks_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
     assert text.splitlines(keepends=True)[1] == DIVIDED_TEXT
     [found] = reader(tmp_path, text).entries()
     assert repr(found) == repr(DIVIDED)
+
+
+def test_the_weight_of_a_tenant_is_written_where_it_is_not_one() -> None:
+    line = '{"id":"a","submitted":0.0,"gpus":2,"tenant":"t","weight":6.0,"tenant_weight":3.0}'
+    job = Job("a", 0.0, 2, tenant="t", weight=6.0, tenant_weight=3.0)
+    assert job_line(job) == line
+    assert read_job(line) == job
+    assert "tenant_weight" not in job_line(replace(job, tenant_weight=1.0))
+    assert read_job(line.replace(',"tenant_weight":3.0', "")).tenant_weight == 1.0
 
 
 def test_an_estimate_of_more_than_there_is_to_say_is_refused(tmp_path: Path) -> None:

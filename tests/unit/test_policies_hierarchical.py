@@ -6,7 +6,7 @@ from math import isnan
 
 import numpy as np
 import pytest
-from tests.workloads import a_workload, overdrawn, throughput
+from tests.workloads import a_workload, drawn, overdrawn, throughput
 
 from poise.model.arrays import Floats
 from poise.model.workload import Workload
@@ -57,6 +57,14 @@ def test_a_tenant_that_is_not_listed_weighs_one() -> None:
     )
 
 
+def test_a_tenant_s_own_weight_is_multiplied_by_the_listed_one() -> None:
+    weighted = replace(five_jobs(), tenant_weight=np.array([3.0, 2.0]))
+    for listed, together in (((1.0,), (3, 2)), ((2, 3), (6, 6)), ((1, 3), (1, 2))):
+        assert levels(Hierarchical(weights=listed), weighted) == pytest.approx(
+            levels(Hierarchical(weights=together), five_jobs()), abs=1e-9
+        )
+
+
 def test_a_tenant_without_jobs_takes_no_part() -> None:
     workload = of_tenants(a_workload([[1]] * 2, [1]), (0, 2))
     assert levels(Hierarchical(weights=(1, 50, 3)), workload) == pytest.approx([1 / 4, 3 / 4], abs=1e-6)
@@ -78,6 +86,12 @@ def test_a_job_that_can_run_nowhere_gets_nothing_and_takes_nothing() -> None:
     workload = of_tenants(a_workload([[1], [0], [1]], [1]), (0, 0, 1))
     got, _ = Hierarchical().allocate(workload, None)
     assert got.share[:, 0] == pytest.approx([1 / 2, 0, 1 / 2], abs=1e-6)
+
+
+def test_rounding_that_leaves_the_solver_without_numbers_is_noticed() -> None:
+    workload = of_tenants(drawn(165, 15, 2), (3, 2, 2, 3, 0, 3, 3, 3, 1, 0, 1, 0, 1, 3, 3))
+    got, _ = Hierarchical().allocate(workload, None)
+    assert np.isfinite(got.share).all()
 
 
 def test_no_jobs_no_shares() -> None:

@@ -122,11 +122,12 @@ def test_nobody_is_woken_while_nobody_waits_or_nothing_is_free() -> None:
 # Quotas
 
 
-def test_quotas_are_given_or_an_equal_part_of_the_rest() -> None:
+def test_quotas_are_given_or_a_part_of_the_rest_by_weight() -> None:
     roll = Roll((8.0, float("nan"), float("nan")), 3)
-    assert roll.quotas(20, 8.0) == [8, 6, 6]
-    assert roll.quotas(6, 8.0) == [8, 0, 0]
-    assert Roll((float("nan"),) * 4, 4).quotas(16, 0.0) == [4, 4, 4, 4]
+    assert roll.quotas(20, 8.0, [1, 1, 1]) == [8, 6, 6]
+    assert roll.quotas(20, 8.0, [5, 1, 3]) == [8, 3, 9]
+    assert roll.quotas(6, 8.0, [1, 1, 1]) == [8, 0, 0]
+    assert Roll((float("nan"),) * 4, 4).quotas(16, 0.0, [1] * 4) == [4, 4, 4, 4]
     assert equal_or_per_tenant("equal") == ()
     assert equal_or_per_tenant("prod:64/dev:16") == (("prod", 64.0), ("dev", 16.0))
 
@@ -248,7 +249,8 @@ class Watched(Philly):
 
     def plan(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         roll = Roll().called(snapshot.columns, self.quotas)
-        everybody = roll.quotas(snapshot.gpus, sum(quota for _, quota in self.quotas))
+        weights = snapshot.columns.tenant_weights
+        everybody = roll.quotas(snapshot.gpus, sum(quota for _, quota in self.quotas), weights)
         before = VirtualClusters(snapshot, everybody)
         over, use = before.over(), 1 - sum(snapshot.idle) / snapshot.gpus
         plan, memory = super().plan(snapshot, memory)
@@ -285,9 +287,8 @@ def test_above_ninety_percent_no_job_within_its_quota_waits_for_gpus_of_jobs_ove
             return
         snapshot = state.snapshot(entry.now)
         roll = Roll().called(state.columns, equal_or_per_tenant(quota))
-        everybody = VirtualClusters(
-            snapshot, roll.quotas(snapshot.gpus, sum(each for _, each in equal_or_per_tenant(quota)))
-        )
+        listed = sum(each for _, each in equal_or_per_tenant(quota))
+        everybody = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, listed, state.columns.tenant_weights))
         if sum(snapshot.idle) > 0.1 * snapshot.gpus:
             return
         sketch = Sketch(snapshot.floor)

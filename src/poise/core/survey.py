@@ -102,6 +102,7 @@ class Survey:
             known_beside=self._known_beside(speed.shape[1]),
             divides=divides if has_divisible else None,
             part=_part(snapshot, speed, held) if has_divisible else None,
+            tenant_weight=np.array(columns.tenant_weights),
         )
 
     def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:

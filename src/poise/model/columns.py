@@ -37,6 +37,7 @@ class JobColumns:
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
+    tenant_weights  by index of the tenant, as last heard of
     app             row of the first job of its app; a job that names none is an app of its own
     least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
     tasks           that a round of it divides into, 0 if it does not;  ready: those of the current round yet to be started
@@ -46,6 +47,7 @@ class JobColumns:
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.tenants: list[str] = []
+        self.tenant_weights: list[float] = []
         self.apps: list[str | None] = []
         self.submitted = array("d")
         self.gang = array("q")
@@ -92,7 +94,8 @@ class JobColumns:
         self.waiting_since[row] = now
         self.deadline[row] = math.inf if job.deadline is None else job.deadline
         self.kind[row] = kind
-        self.tenant[row] = self._tenants.setdefault(job.tenant, len(self._tenants))
+        self.tenant[row] = tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
+        self.tenant_weights[tenant : tenant + 1] = [job.tenant_weight]
         self.app[row] = row if job.app is None else self._apps.setdefault(job.app, row)
         self.apps.append(job.app)
         self.least[row] = job.min_gpus or job.gpus

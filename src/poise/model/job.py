@@ -35,6 +35,8 @@ class Job:
     gpus            the gang: GPUs needed at once, all or nothing
     steps           declared work, in the steps of the throughput table; None if the owner does not know
     duration        seconds on the table's reference GPU type, packed; used where `steps` is not given
+    weight          its own among all jobs, times its tenant's
+    tenant_weight   its tenant's among tenants, as of the moment at which this is said; what is said last counts
     gpu_types       types it may run on; empty means any
     deadline        seconds on the trace's clock
     micro_batches   tasks that a step divides into; given, any GPUs will do, and `gpus` is what `duration` refers to
@@ -61,3 +63,4 @@ class Job:
     name: str | None = None
     sync: float = 0.0
     yields: Yields = Yields.ANY_TIME
+    tenant_weight: float = 1.0

@@ -33,6 +33,7 @@ class Workload:
     known_beside the same, whether the policy shares GPUs or not; None if nothing is known of pairs
     divides      jobs whose rounds divide: a part of the gang, or a mix of types, will do; None if there are none
     part         speed now ÷ speed of the whole gang on the column held, of those jobs; None likewise
+    tenant_weight  weight of each tenant, by index; None if all weigh 1
     """
 
     now: float
@@ -54,6 +55,7 @@ class Workload:
     known_beside: Floats | None = None
     divides: Bools | None = None
     part: Floats | None = None
+    tenant_weight: Floats | None = None
 
     @property
     def jobs(self) -> int:

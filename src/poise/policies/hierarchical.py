@@ -6,8 +6,8 @@
         fifo    its earliest job takes everything until it can rise no further, then the next one
     until no job can have more (water-filling, ALGORITHMS §2.3)
 
-W is 1 unless `weights` says otherwise, in order of the tenants' first submission. `solve/filling.py` is the method: a few
-programs whatever the number of jobs.
+W is the tenant's weight times what `weights` says, in order of the tenants' first submission; both are 1 where nothing is
+said. `solve/filling.py` is the method: a few programs whatever the number of jobs.
 """
 
 from dataclasses import dataclass
@@ -43,4 +43,6 @@ class Hierarchical:
     def _group(self, workload: Workload, tenant: int) -> Group:
         members = np.flatnonzero(workload.tenant == tenant)
         weight = self.weights[tenant] if tenant < len(self.weights) else 1.0
+        if workload.tenant_weight is not None:
+            weight *= float(workload.tenant_weight[tenant])
         return Group(weight, members, workload.weight[members], self.inside)

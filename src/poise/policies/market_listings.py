@@ -131,7 +131,7 @@ MARKETS: tuple[Listing, ...] = (
             Parameter(
                 "quotas",
                 "equal",
-                "GPUs of tenants, e.g. prod:64/dev:16; tenants not named share the rest equally, as many as came so far",
+                "GPUs of tenants, e.g. prod:64/dev:16; tenants not named share the rest by weight, as many as came so far",
                 equal_or_per_tenant,
             ),
             Parameter("busy", "0.9", "part of the GPUs in use from which on jobs over quota are preempted", fraction),

@@ -128,6 +128,7 @@ def job_of(request: Request, job: str, now: float, tenant: str, weight: float) -
         model=request.model,
         batch_size=request.batch_size,
         weight=request.weight * weight,
+        tenant_weight=weight,
         priority=request.priority,
         gpu_types=request.gpu_types,
         min_gpus=request.min_gpus,

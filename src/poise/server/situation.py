@@ -122,7 +122,7 @@ class Situation:
         self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
 
     def weight_of(self, tenant: str) -> float:
-        """What the weights of a tenant's jobs are multiplied by."""
+        """Of a tenant among tenants; the weights of its jobs are multiplied by it too."""
         books = self.books.get(tenant)
         return 1.0 if books is None else books.weight
 
@@ -357,14 +357,14 @@ class Situation:
         return Changes(now, tenants=self._books({tenant}))
 
     def reweigh(self, tenant: str, weight: float) -> dict[str, str]:
-        """From now on a tenant's jobs weigh so much more or less; the core learns of it in the next chapter.
+        """From now on a tenant, and all its jobs, weigh so much more or less; the core learns of it in the next chapter.
 
         Returns the jobs as they are to be kept, by id.
         """
         self._account(tenant).weight = weight
         mine = [record for record in self.records.values() if record.job.tenant == tenant]
         for record in mine:
-            record.job = replace(record.job, weight=record.weight * weight)
+            record.job = replace(record.job, weight=record.weight * weight, tenant_weight=weight)
         return {record.job.id: job_line(record.job) for record in mine}
 
 

@@ -183,8 +183,8 @@ class _Method:
         """Nearer to the centre, as far as that costs nothing."""
         self.at = best
         for _ in range(CENTRING):
-            if not self._recentre(1.0) or max(self._gap(), self._missed(0.0)) > 10.0 * GOOD:
-                break
+            if not self._recentre(1.0) or not np.maximum(self._gap(), self._missed(0.0)) <= 10.0 * GOOD:
+                break  # also if rounding has left no numbers
             best = self.at
         return best
 

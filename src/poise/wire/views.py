@@ -166,7 +166,7 @@ class Nodes(Wire):
 
 
 class TenantShare(Wire):
-    """weight: what its jobs' weights are multiplied by; entitled: its part of all weights of tenants that have jobs; held:
+    """weight: its own, and a factor of its jobs'; entitled: its part of all weights of tenants that have jobs; held:
 
     its part of the GPUs that are held now; gpu_seconds: what it has received since the service began to keep books.
     """

@@ -37,7 +37,7 @@ STIFFNESS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The parameters: tickets of tenants (1 if not named), seconds of a quantum, and so on.
+    """The parameters: tickets of tenants (1 if not named) for each 1 of their weights, seconds of a quantum, and so on.
 
     rest   seconds between two moves of a job;  cost: seconds of its running time that a move is taken to cost
     """
@@ -113,8 +113,8 @@ class Slicing:
 
     @cached_property
     def _entitled(self) -> Entitlements:
-        stated = dict(self._rules.tickets)
-        tickets = {tenant: stated.get(name, 1.0) for tenant, name in self._names.items()}
+        stated, weights = dict(self._rules.tickets), self._snapshot.columns.tenant_weights
+        tickets = {tenant: stated.get(name, 1.0) * weights[tenant] for tenant, name in self._names.items()}
         seen = self._seen if self._rules.profile is Profiling.RUNNING else None
         return entitle(self._crowd, tickets, self._rules.trade, seen)
 

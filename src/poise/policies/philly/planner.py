@@ -283,7 +283,7 @@ class Queue:
 class Philly:
     """Quotas, borrowing, and tries that relax.
 
-    quotas    GPUs of some tenants; all others share equally what these leave of the live GPUs, as many as were met so far
+    quotas    GPUs of some tenants; all others, as many as were met so far, share by weight what these leave of the live ones
     busy      cluster use from which on jobs over quota make way, from 0 to 1
     window    how long a try lasts, and backoff how long none follows, s
     rack      failed tries after which a rack is close enough;  any: after which anything is
@@ -305,7 +305,8 @@ class Philly:
         if not snapshot.is_contended:
             return QUIET, Memory(memory.roll, NOBODY, frozenset()) if memory.since or memory.held else memory
         roll = memory.roll.called(snapshot.columns, self.quotas)
-        clusters = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, sum(quota for _, quota in self.quotas)))
+        listed = sum(quota for _, quota in self.quotas)
+        clusters = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, listed, snapshot.columns.tenant_weights))
         is_busy = sum(snapshot.idle) <= (1 - self.busy) * snapshot.gpus + SLACK
         draft = Draft(snapshot, clusters, clusters.over() if is_busy else [])
         queue = Queue(snapshot, clusters, memory)

@@ -33,10 +33,11 @@ class Roll:
                 given.append(known.get(columns.tenants[row], nan))
         return Roll(tuple(given), len(columns.ids))
 
-    def quotas(self, gpus: int, listed: float) -> list[float]:
-        """Everybody's quota: those without one share equally what the listed ones, added up, leave of the GPUs."""
-        rest = max(gpus - listed, 0.0) / max(sum(map(isnan, self.given)), 1)
-        return [rest if isnan(each) else each for each in self.given]
+    def quotas(self, gpus: int, listed: float, weights: Sequence[float]) -> list[float]:
+        """Everybody's quota: those without one share by weight what the listed ones, added up, leave of the GPUs."""
+        sharing = sum(weight for weight, each in zip(weights, self.given, strict=True) if isnan(each))
+        rest = max(gpus - listed, 0.0) / (sharing or 1.0)
+        return [rest * weight if isnan(each) else each for weight, each in zip(weights, self.given, strict=True)]
 
 
 class VirtualClusters:
