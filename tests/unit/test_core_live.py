@@ -1,4 +1,4 @@
-"""What the core takes in from live services: holds, jobs of an earlier journal, news that comes late, steadfast jobs."""
+"""What the core takes in from live services: holds, jobs of an earlier journal, news that comes late, jobs that do not yield."""
 
 from collections.abc import Sequence
 
@@ -128,7 +128,7 @@ def test_nothing_is_decided_for_an_instant_that_was_learnt_of_late() -> None:
 
 
 @pytest.mark.parametrize("policy", ["srtf", "las", "max-min"])
-def test_a_steadfast_job_keeps_its_gpus_until_it_ends(policy: str) -> None:
+def test_a_job_that_never_yields_keeps_its_gpus_until_it_ends(policy: str) -> None:
     settings = Settings(round=10.0)
     chosen = planned(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)

@@ -117,7 +117,7 @@ def test_of_a_job_that_has_ended_nothing_else_can_be_wanted(service: Service, ve
         assert refused.value.fault is Fault.CONFLICT
 
 
-def test_a_steadfast_job_is_never_preempted(service: Service) -> None:
+def test_a_job_that_never_yields_is_not_preempted(service: Service) -> None:
     first, second = service.submit(a_request(gpus=2, preemption="never"), a_request(gpus=2))
     for _ in range(10):
         service.pass_time(10)
