@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from poise.backends.local.orders import LocalSettings
 from poise.backends.local.world import LocalWorld
-from poise.engine.live import Grip, News, Notice, Part, RunBegan, RunEnded, RunOrder, RunProgressed
+from poise.engine.live import Broken, Grip, News, Notice, Part, RunBegan, RunEnded, RunOrder, RunProgressed
 from poise.model.cluster import parse_cluster
 from poise.wire.request import Request
 
@@ -75,7 +75,8 @@ class Stage:
         self.news: list[News] = []
         self._arrived = Condition()
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: News | Broken) -> None:
+        assert not isinstance(news, Broken), news.problem
         with self._arrived:
             self.news.append(news)
             self._arrived.notify_all()

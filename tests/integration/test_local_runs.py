@@ -1,5 +1,6 @@
 """Runs of real processes: how they begin, what they see, and how they fail."""
 
+import errno
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import WAITS, LocalStage, a_request, an_order, python
+from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 
 from poise.engine.live import Ending, Part, RunBegan, RunEnded
 from poise.model.errors import RequestError
@@ -250,3 +251,39 @@ def test_setup_that_hangs_is_ended_with_its_lease(stage: LocalStage) -> None:
     stage.says("1", "hanging")
     stage.world.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+
+
+ODD_FILES = """
+import os, sys, time
+path = os.environ["POISE_RUN_DIR"] + "/progress.json"
+if sys.argv[1] == "directory":
+    os.mkdir(path)
+elif sys.argv[1] == "pipe":
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+else:
+    os.symlink("/dev/zero", path)
+print("done", flush=True)
+time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
+def test_whatever_a_job_makes_of_its_report_the_world_goes_on(stage: LocalStage, kind: str) -> None:
+    stage.begun("1", (*python(ODD_FILES), kind))
+    stage.says("1", "done")
+    stage.run("2", python("print('hello')"), 1)
+    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+
+
+def test_run_that_cannot_be_watched_does_not_run(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", full)
+        stage.run("1", WAITS)
+        assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    until(lambda: not stage.processes())
+    stage.begun("1", WAITS, epoch=2)

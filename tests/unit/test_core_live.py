@@ -1,4 +1,4 @@
-"""What the core takes in from live services: holds, jobs of an earlier journal, news that comes late, jobs that do not yield."""
+"""What the core takes in from live services: holds, jobs of earlier journals, news that comes late, when jobs yield."""
 
 from collections.abc import Sequence
 

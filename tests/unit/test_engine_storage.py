@@ -15,7 +15,7 @@ from poise.model.errors import InvariantError, JournalError
 from poise.server.engine import Loop
 from poise.server.reading import LiveEngine
 from poise.server.seam import RefusedError
-from poise.server.store import FILE, StorageError, Store
+from poise.server.store import FILE, Changes, StorageError, Store
 from poise.wire.request import Submission
 from poise.wire.views import State
 
@@ -211,3 +211,9 @@ def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) 
     service.settle()
     assert service.engine.show(job).job.state is State.RUNNING
     assert len(service.loop.store.chapters()) == 1
+
+
+def test_an_error_that_no_room_would_heal_is_not_waited_for(service: Service) -> None:
+    [job] = service.submit(a_request())
+    with pytest.raises(InvariantError, match="malformed JSON"):
+        service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, "{")})])

@@ -112,7 +112,8 @@ def test_log_that_does_not_exist_is_empty(logs: Logs) -> None:
 def test_log_that_is_a_link_is_not_followed(logs: Logs, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("token")
     (logs.folder / "0.log").symlink_to(tmp_path / "secret")
-    assert "token" not in logs.read(0)[0]
+    with pytest.raises(OSError, match="symbolic links"):
+        logs.read(0)
 
 
 def test_disk_that_is_full_costs_lines_and_says_so(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +138,12 @@ def test_end_of_the_log_that_is_kept_in_memory_is_bounded(logs: Logs) -> None:
         writer.write(b"x" * 1000)
     assert len(writer.tail) == TAIL
     writer.close()
+
+
+def test_a_log_that_cannot_be_read_is_not_taken_for_none(logs: Logs) -> None:
+    logs.writer().write(b"hello\n")
+    closed = os.dup(logs.jobs)
+    os.close(closed)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        read_log(closed, "1", 0, 0, 10)
+    assert read_log(logs.jobs, "2", 0, 0, 10).text == b""

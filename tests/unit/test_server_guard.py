@@ -1,17 +1,22 @@
 """What stands before every path: Host, Origin, bounds on everything, headers of every answer, no traceback for a client."""
 
+import asyncio
 import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
 from poise.model.errors import RequestError
 from poise.server.api import Conditions
-from poise.server.guard import Bounds
+from poise.server.guard import Bounds, Guard
 from poise.server.hosts import Hosts
 from poise.server.logs import Logbook, LogFormat
+from poise.server.metrics import Metrics
+from poise.wire.views import Account, Role
 
 
 def an_api_with(folder: Path, bounds: Bounds | None = None, hosts: Hosts | None = None) -> tuple[Api, io.StringIO]:
@@ -190,3 +195,28 @@ def test_websocket_is_closed_unheard(api: Api) -> None:
 
     awaited(knock())
     assert said == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_whoever_waits_when_the_server_stops_is_told_to_ask_again() -> None:
+    answers: list[dict[str, object]] = []
+
+    async def forever(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        answers.append(dict(message))
+
+    async def stop() -> None:
+        gate = Mock(bounds=Bounds(), check=Mock(return_value=Account(name="a", tenant="a", role=Role.USER)))
+        guard = Guard(forever, gate=gate, metrics=Metrics(), log=Logbook(io.StringIO()))
+        scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": []}
+        task = asyncio.create_task(guard(scope, receive, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    awaited(stop())
+    assert answers[0]["status"] == 503

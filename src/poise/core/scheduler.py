@@ -85,6 +85,7 @@ class Scheduler:
         self._patience = Patience(insistence, self.state, self._answering) if insistence else None
         self._actions: list[Action] = []
         self._pending = False
+        self._is_half_done = False
         self._is_late = False
         self._spared_until = inf
         self._wake = inf
@@ -333,13 +334,13 @@ class Scheduler:
 
     def _act(self, now: float) -> None:
         if self.settings.cadence is not Cadence.ROUNDS or self._at_boundary(now):
-            happened = self._answering.refresh(now) or self._pending
+            happened = self._answering.refresh(now) or self._pending or self._is_half_done
             if happened or self._answering.is_due(now) or self._has_drifted(now):
                 self._looked = now
                 self._decide(now, Preemption.BY_RANK, spares_unworked=not happened)
         elif self._pending and self.settings.backfill:
             self._decide(now, Preemption.NEVER)
-            self._pending = True
+            self._is_half_done = True  # at the end of the round it is decided with preemption
         elif self._pending:
             self.state.clock_causes(now)
 
@@ -362,7 +363,7 @@ class Scheduler:
 
         otherwise time slices that are no longer than the overhead would leave nobody ever getting anything done.
         """
-        self._pending = False
+        self._pending = self._is_half_done = False
         if self._answering.is_idle():
             self._answering.settle(now)
             return
@@ -400,7 +401,7 @@ class Scheduler:
             if wake < inf:
                 wake = max(wake, now)
                 wake = wake if wake > now and self._at_boundary(wake) else self._boundary_after(wake)
-            if self._pending or self._may_drift():
+            if self._pending or self._is_half_done or self._may_drift():
                 wake = min(wake, self._boundary_after(now))
         elif self.settings.cadence is Cadence.BOTH and self._may_drift():
             wake = min(wake, self._boundary_after(now))

@@ -110,6 +110,13 @@ class RunEnded:
     codes: tuple[int | None, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The world can do nothing any more, by a fault of its own: the last thing that it tells."""
+
+    problem: str
+
+
 News = RunBegan | RunProgressed | RunEnded
 
 
@@ -155,4 +162,4 @@ class World(Protocol):
         """Let go of everything; processes go on."""
 
 
-Tell = Callable[[News], None]
+Tell = Callable[[News | Broken], None]

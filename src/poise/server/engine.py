@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
@@ -15,8 +16,8 @@ from typing import NamedTuple
 from poise.core.scheduler import Scheduler
 from poise.engine.collector import set_aside, without_collector
 from poise.engine.journal import Header
-from poise.engine.live import Grip, News, RunBegan, RunEnded, RunOrder, Tell, World
-from poise.model.errors import ReplayError, RequestError
+from poise.engine.live import Broken, Grip, News, RunBegan, RunEnded, RunOrder, Tell, World
+from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
 from poise.server.clock import Clock
 from poise.server.instant import Instant
@@ -83,13 +84,15 @@ class Loop:
         self.store = parts.store
         self.lock = threading.RLock()
         self.trouble: RefusedError | None = RefusedError(Fault.NOT_READY, "the service is starting")
-        self._inbox: SimpleQueue[Wish | News | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Wish | News | Broken | None] = SimpleQueue()
         self._closing = threading.Event()
         self._over = threading.Event()
         self._started = threading.Event()
         self._failed: BaseException | None = None
         self._losses: dict[str, float] = {}
         self._deciding = 0.0
+        self._busy = inf, -inf
+        """When the last turn began to do something, and when it was done."""
         self._aside = 0
         self.clock = parts.clock_of(self.store.last_moment())
         self.began = self.clock.now()
@@ -210,7 +213,7 @@ class Loop:
         wake = self.situation.wake
         return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
 
-    def _batch(self, timeout: float | None) -> Iterator[Wish | News]:
+    def _batch(self, timeout: float | None) -> Iterator[Wish | News | Broken]:
         """What has come in, or comes in time."""
         left = MOST_AT_ONCE
         with suppress(Empty):
@@ -226,7 +229,9 @@ class Loop:
         """Handle what has come in, or comes in time, and wake the core if it is time for that."""
         batch = list(self._batch(timeout))
         wishes = [each for each in batch if isinstance(each, Wish)]
+        began = self.clock.now()
         try:
+            self._check(batch)
             news = self._catch_up([self._dated(each) for each in batch if isinstance(each, News)])
             self._wake_up()
             if news or wishes:
@@ -242,6 +247,13 @@ class Loop:
         if len(self.situation.records) > self._aside + GROWTH:
             self._aside = len(self.situation.records)
             set_aside()
+        self._busy = began, self.clock.now()
+
+    @staticmethod
+    def _check(batch: "Iterable[Wish | News | Broken]") -> None:
+        for each in batch:
+            if isinstance(each, Broken):
+                raise InvariantError(f"the back end has stopped: {each.problem}")
 
     def _is_long(self) -> bool:
         """A restart has to decide the whole chapter again, and the core remembers every job of it."""
@@ -271,11 +283,16 @@ class Loop:
         return [each for each in news if (each.job, each.epoch) not in runs]
 
     def _wake_up(self) -> None:
-        """Wake the core as of the very moment that it named: rounds end then, and not some milliseconds later."""
+        """Wake the core as of the very moment that it named: rounds end then, and not some milliseconds later.
+
+        Nor later by as long as a plan took that was made meanwhile; but whoever slept through it decides for now.
+        """
         wake, now = self.situation.wake, self.clock.now()
         if wake is not None and wake <= now:
             self.situation.wake = None
-            self._handle([], max(wake, self._last) if now - wake < LATE else now, Woke())
+            began, ended = self._busy
+            as_named = now - wake < LATE or began <= wake <= ended
+            self._handle([], max(wake, self._last) if as_named else now, Woke())
 
     def _handle(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> None:
         """One instant. All of it is kept before any of it is done or answered, or none of it is."""

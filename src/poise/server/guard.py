@@ -204,6 +204,8 @@ class Guard:
             await self._apologise(scope, body, answer, _too_large(self._gate.bounds))
         except TimeoutError:
             await self._apologise(scope, body, answer, NO_ANSWER if body.complete else TOO_SLOW)
+        except asyncio.CancelledError:  # the server stops and waits no longer; the wish may yet be granted, or not
+            await self._apologise(scope, body, answer, NO_ANSWER)
         except ClientDisconnect:
             pass  # nobody is there to be told
         except Exception as error:

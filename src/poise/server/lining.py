@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import NamedTuple
 
 from poise.server.records import Record
@@ -60,8 +60,9 @@ def page_of(situation: Situation, wanted: Wanted, *, limit: int, offset: int) ->
 
 
 def places_of(situation: Situation, most: int = IN_LINE) -> dict[str, int]:
-    """The first jobs in line: each with its place, from 1."""
-    return {name: place for place, name in enumerate(situation.scheduler.in_line(most), 1)}
+    """The first jobs in line: each with its place, from 1. While the core thinks it knows more than the records do."""
+    waiting = (name for name in situation.scheduler.in_line(most) if name in situation.records)
+    return {name: place for place, name in enumerate(filterfalse(situation.running.__contains__, waiting), 1)}
 
 
 def _everybody(situation: Situation, places: dict[str, int]) -> Iterator[str]:

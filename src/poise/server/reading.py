@@ -113,8 +113,10 @@ class LiveEngine:
         if wants_ended:
             reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app)
             found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - total))
-            rows += [self._ended_row(_read(each)) for each in found]
-            total += reader.ended_count(wanted)
+            listed = {row.id for row in rows}  # of these some may have ended since
+            ended = [each for each in found if each.id not in listed]
+            rows += [self._ended_row(_read(each)) for each in ended]
+            total += reader.ended_count(wanted) - (len(found) - len(ended))
         return Queue(jobs=tuple(rows), total=total, counts=dict(counts))
 
     def _row(self, record: Record, position: int | None) -> JobRow:
@@ -142,8 +144,8 @@ class LiveEngine:
 
     def why(self, job: str) -> Why:
         """The one dominant reason."""
-        record = self._loop.situation.records.get(job) or self._record(job)[0]
         with self._loop.lock:
+            record = self._loop.situation.records.get(job) or self._record(job)[0]
             return why(self._loop.situation, record, self._loop.clock.now())
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:

@@ -170,7 +170,7 @@ class Record:
         """GPU-seconds of this run behind its last checkpoint: of what it did, the part that is to be done again."""
         done = max(self.steps, kept) - run.begun
         seconds = (run.released or run.ended or run.started) - (run.began or run.started)
-        run.lost = run.count * max(seconds, 0.0) * (done - (kept - run.begun)) / done if done > 0 else 0.0
+        run.lost = run.count * max(seconds, 0.0) * ((done - (kept - run.begun)) / done) if done > 0 else 0.0
         self.lost += run.lost
         self.steps = self.checkpoint = kept
         for later in self.runs:
@@ -229,7 +229,7 @@ class Record:
 _KEPT = tuple(each.name for each in fields(Record) if each.name not in {"job", "runs"})
 _OF_RUN = tuple(each.name for each in fields(RunRecord))
 _kept_of, _run_of = attrgetter(*_KEPT), attrgetter(*_OF_RUN)
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def _run(gpus: dict[str, list[int]], codes: list[int | None], grip: str, **rest: Any) -> RunRecord:  # noqa: ANN401

@@ -128,9 +128,10 @@ class Situation:
 
     def ask(self, now: float, facts: Facts) -> Answer:
         """Put the facts of an instant to the core, and carry all of it into the records."""
+        actions = self.scheduler.handle(now, facts.events)
         for record, _ in facts.arrivals:
             self.records[record.job.id] = record
-        return self._carry(now, facts, self.scheduler.handle(now, facts.events))
+        return self._carry(now, facts, actions)
 
     def _carry(self, now: float, facts: Facts, actions: tuple[Action, ...]) -> Answer:
         happened = (each for each in facts.events if not isinstance(each, Carried))

@@ -23,6 +23,11 @@ from poise.model.errors import InvariantError, JournalError, PoiseError
 
 FILE = "journal.db"
 VERSION = 1
+_NO_STORAGE = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
+}  # fmt: skip
+"""Errors that pass once there is room again. With any other, to try again would be in vain."""
 BUSY_SECONDS = 10.0
 ROWS_AT_ONCE = 128
 """Rows that one statement writes."""
@@ -153,11 +158,10 @@ class Store:
                 last += each.entry is not None
                 self._write(last, each)
             self._db.execute("COMMIT")
-        except sqlite3.IntegrityError as error:
-            self._roll_back()
-            raise InvariantError(f"{self.path}: {error}") from error
         except sqlite3.Error as error:
             self._roll_back()
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_STORAGE:  # the low byte: what kind, not which
+                raise InvariantError(f"{self.path}: {error}") from error
             raise StorageError(f"{self.path}: cannot be written: {error}") from error
         self.last = last
         self._first = last if any(each.chapter is not None for each in changes) else self._first

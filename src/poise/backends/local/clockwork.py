@@ -16,9 +16,13 @@ Deed = Callable[[], None]
 
 
 class Clockwork:
-    """The thread. Only `ask` and `close` are for others; everything else is called by what it does."""
+    """The thread. Only `ask` and `close` are for others; everything else is called by what it does.
 
-    def __init__(self, name: str) -> None:
+    last_words   called, in the thread, with what it dies of
+    """
+
+    def __init__(self, name: str, last_words: Callable[[BaseException], None]) -> None:
+        self._last_words = last_words
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -75,6 +79,7 @@ class Clockwork:
                 self._turn()
         except BaseException as error:
             self._problem = error
+            self._last_words(error)
             raise
 
     def _turn(self) -> None:

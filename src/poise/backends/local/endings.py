@@ -7,6 +7,7 @@ from typing import NamedTuple
 from poise.backends.local.folders import Folders
 from poise.backends.local.records import PROGRESS, Fields, now
 from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
+from poise.wire.request import MOST_STEPS
 
 LOST = "node-lost"
 """What a run died of whose runner was killed: the machine, or somebody on it, took it away. It is no fault of the job."""
@@ -66,14 +67,20 @@ def number(value: object) -> float | None:
         return None
 
 
+def amount(value: object) -> float | None:
+    """A number of steps that a job can have; None: it is none."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= MOST_STEPS else None
+
+
 def progressed(job: str, epoch: int, fields: Fields | None) -> RunProgressed | None:
     """What a run reports of itself; None: nothing that makes sense."""
-    steps = number((fields or {}).get("steps"))
-    if fields is None or steps is None or steps < 0:
+    steps = amount((fields or {}).get("steps"))
+    if fields is None or steps is None:
         return None
-    at = number(fields.get("at"))
-    total, kept, speed, loss = (number(fields.get(name)) for name in ("total", "checkpoint", "throughput", "loss"))
-    return RunProgressed(job, epoch, now() if at is None else at, steps, total, kept, speed, loss)
+    at, loss = number(fields.get("at")), number(fields.get("loss"))
+    total, kept, speed = (amount(fields.get(name)) for name in ("total", "checkpoint", "throughput"))
+    return RunProgressed(job, epoch, now() if at is None else at, steps, total or None, kept, speed, loss)
 
 
 def ended(folders: Folders, job: str, epoch: int, fields: Fields, grip: Grip) -> RunEnded:

@@ -23,23 +23,23 @@ class _Piece(NamedTuple):
 def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogPart:
     """At most `limit` bytes from `offset` on, in whole characters; a negative offset counts from the end. No log: no text.
 
-    What was deleted is passed over: the answer says where it begins.
+    What was deleted is passed over: the answer says where it begins. OSError: it cannot be read at the moment.
     """
     try:
         folder = os.open(f"{job}/log", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=jobs)
-    except OSError:
+    except FileNotFoundError:
         return LogPart(b"", 0, 0)
     try:
         for _ in range(TRIES):
-            with suppress(OSError):
+            with suppress(FileNotFoundError):
                 return _read(folder, replica, offset, limit)
-        return LogPart(b"", max(0, offset), max(0, offset))
+        raise BlockingIOError(f"{job}/log is being rotated")
     finally:
         os.close(folder)
 
 
 def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
-    """OSError: it was rotated meanwhile."""
+    """FileNotFoundError: it was rotated meanwhile."""
     pieces = _pieces(folder, replica)
     if not pieces:
         return LogPart(b"", 0, 0)

@@ -6,6 +6,7 @@ Imported by the runner too: standard library only, and of that only what starts 
 import fcntl
 import json
 import os
+from stat import S_ISREG
 from time import time  # noqa: TID251 - what crosses process boundaries is in seconds since 1970
 
 TYPE_CHECKING = False  # importing `typing` would take as long as the rest of the runner's start
@@ -59,12 +60,22 @@ def get(folder: int, name: str) -> Fields | None:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return None
-    with open(handle, "rb") as file:
-        try:
-            fields = json.loads(file.read(MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return None
+    try:
+        # Whoever may write there may put anything there: only of a regular file it is known that reading ends.
+        text = _read(handle) if S_ISREG(os.fstat(handle).st_mode) else b""
+        fields = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(handle)
     return fields if isinstance(fields, dict) and fields.get("version") == VERSION else None
+
+
+def _read(handle: int) -> bytes:
+    text = bytearray()
+    while len(text) < MOST_BYTES and (part := os.read(handle, MOST_BYTES - len(text))):
+        text += part
+    return bytes(text)
 
 
 def is_there(folder: int, name: str) -> bool:

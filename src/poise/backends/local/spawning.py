@@ -32,12 +32,22 @@ def spawn(path: Path, environment: dict[str, str]) -> Spawned:
     try:
         # USR1 would kill a runner that does not listen yet: it is held back until the runner does.
         pid = os.posix_spawn(sys.executable, argv, environment, file_actions=files, setsid=True, setsigmask=[signal.SIGUSR1])
-        return Spawned(pid, os.pidfd_open(pid), ready)
+        return Spawned(pid, _opened(pid), ready)
     except BaseException:
         os.close(ready)
         raise
     finally:
         os.close(tell)
+
+
+def _opened(pid: int) -> int:
+    """A handle of a child. One that could not be watched is not left behind: nobody would know that it runs."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def reap(pid: int) -> int | None:

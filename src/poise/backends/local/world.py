@@ -10,7 +10,7 @@ from poise.backends.local.folders import Folders, token
 from poise.backends.local.logs import read_log
 from poise.backends.local.orders import Devices, LocalSettings, inherited
 from poise.backends.local.runs import Runs
-from poise.engine.live import Grip, LogPart, Notice, RunOrder, Tell
+from poise.engine.live import Broken, Grip, LogPart, Notice, RunOrder, Tell
 from poise.model.cluster import Cluster
 from poise.model.errors import InvariantError
 
@@ -39,7 +39,7 @@ class LocalWorld:
         base = inherited(os.environ if environ is None else environ)
         known = {**numbered(cluster), **(devices_of(cluster) if devices is None else devices)}
         self._folders = Folders(state_dir)
-        self._clockwork = Clockwork("local-world")
+        self._clockwork = Clockwork("local-world", lambda error: tell(Broken(repr(error))))
         self._runs = Runs(self._folders, tell, self._clockwork, settings, base, known)
         self._clockwork.ask(self._runs.poll)
         self._is_closed = False

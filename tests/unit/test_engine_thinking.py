@@ -1,0 +1,106 @@
+"""What others see while the core thinks about a plan, and what becomes of moments that pass meanwhile."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, LingeringWorld, Service, a_request
+
+from poise.core.settings import Cadence, Settings
+from poise.engine.journal import read_entry
+from poise.engine.live import Broken, Ending
+from poise.model.errors import InvariantError
+from poise.model.event import Progressed
+from poise.server.seam import RefusedError
+from poise.wire.request import Submission
+
+ROUNDS = Settings(cadence=Cadence.ROUNDS, round=10.0, retries=2)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    """There is always a GPU left, so that every arrival is planned for."""
+    return Service(tmp_path, policy="max-min", cluster="v100:3", settings=ROUNDS, world=LingeringWorld)
+
+
+def while_thinking(service: Service, deed: Callable[[], None]) -> None:
+    """Have something done whenever the core thinks."""
+
+    @contextmanager
+    def thinking() -> Iterator[None]:
+        deed()
+        yield
+
+    service.loop.situation.scheduler.thinking = thinking
+
+
+def listed(service: Service) -> list[str]:
+    page = service.engine.queue(states=frozenset(), tenant=None, app=None, limit=100, offset=0)
+    assert page.total == len(page.jobs) == sum(page.counts.values())
+    return [row.id for row in page.jobs]
+
+
+def test_whoever_looks_meanwhile_sees_jobs_that_were_kept_and_each_once(service: Service) -> None:
+    jobs = service.submit(a_request(gpus=2), a_request(gpus=2), a_request(gpus=2))
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        seen.append(listed(service))
+        assert [service.engine.show(job).job.id for job in seen[-1]] == seen[-1]
+        assert [service.engine.why(job).job for job in seen[-1]] == seen[-1]
+
+    while_thinking(service, look)
+    service.submit(a_request(gpus=2))
+    service.machine.end(jobs[0], Ending.FAILED, cause="killed", code=-9)  # for the core it waits, in the records it runs
+    service.settle()
+    service.pass_time(10)
+    assert len(seen) >= 3
+    assert sorted(seen[0]) == jobs
+    assert all(len(set(each)) == len(each) for each in seen)
+
+
+def test_a_round_that_ends_while_the_core_thinks_ends_when_it_ended(service: Service) -> None:
+    service.submit(a_request(gpus=2), a_request(gpus=2))
+    first = service.machine.now
+    service.pass_time(6)
+
+    def dawdle() -> None:
+        service.machine.now += 8.0
+
+    while_thinking(service, dawdle)
+    service.engine.submit(ALICE, Submission(jobs=(a_request(gpus=2),)))
+    service.loop.turn(0.0)
+    assert service.machine.now > first + 10 + 2
+    while_thinking(service, lambda: None)
+    service.settle()
+    moments = [read_entry(text).now for text in service.loop.store.entries(0)]
+    assert any(now == pytest.approx(moments[0] + 10, abs=1e-9) for now in moments)
+
+
+def test_a_round_that_ends_while_nobody_is_awake_is_decided_for_when_somebody_is(service: Service) -> None:
+    service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.pass_time(6)
+    service.pass_time(60)
+    moments = [read_entry(text).now for text in service.loop.store.entries(0)]
+    assert moments[-1] >= moments[0] + 60
+
+
+def test_news_that_calls_for_no_decision_costs_no_plan(service: Service) -> None:
+    service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.pass_time(3)
+    service.submit(a_request(gpus=2))
+    core = service.loop.situation.scheduler
+    before = core.decisions
+    for moment in range(1, 5):
+        core.handle(core.state.origin + 3 + moment / 10, [Progressed("1", 1, float(moment), 1.0 / moment)])  # type: ignore[operator]
+    assert core.decisions == before
+
+
+def test_a_world_that_breaks_stops_the_engine_and_whoever_waits_is_told(service: Service) -> None:
+    reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
+    service.machine.tell(Broken("ValueError('odd')"))
+    with pytest.raises(InvariantError, match=r"back end has stopped: ValueError\('odd'\)"):
+        service.loop.turn(0.0)
+    with pytest.raises(RefusedError, match="the engine has stopped"):
+        reply.result(0)
