@@ -15,10 +15,11 @@ from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded,
 from poise.model.cluster import parse_cluster
 from poise.server.clock import Clock
 from poise.server.cores import core_of, known, live
-from poise.server.engine import Loop, Parts
+from poise.server.engine import Loop
 from poise.server.intake import Intake
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
+from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
 from poise.server.store import Changes, Store
 from poise.wire.request import Request, Submission

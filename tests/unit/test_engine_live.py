@@ -132,6 +132,10 @@ def test_a_script_that_knows_nothing_of_poise_keeps_its_gpus(service: Service) -
         service.pass_time(10)
     assert service.engine.show(first).preemptions == 0
     assert service.engine.show(second).job.started is None
+    assert (
+        "it is not preempted: it has not reported that it did a step and can save it" in service.engine.why(first).evidence
+    )
+    assert f"held by job {first} (tenant alice, 2 v100, not preempted)" in service.engine.why(second).evidence
 
 
 def test_a_script_that_keeps_its_own_checkpoints_is_restarted(service: Service) -> None:

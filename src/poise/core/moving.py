@@ -5,9 +5,11 @@ them go elsewhere, on GPUs of the same type and as close together. Nobody is sto
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from poise.core.granting import Desk
+from poise.core.granting import Clearing, Desk
+from poise.core.settings import Settings
 from poise.core.state import State
 from poise.core.waiting import Shape
 from poise.model.cluster import Part, Site
@@ -22,6 +24,19 @@ class Mover(NamedTuple):
 
     gpus: int
     row: int
+
+
+def clearing_of(state: State, settings: Settings) -> Clearing | None:
+    """How place is made for gangs that want to be close together, if it is: by jobs that have been in place for a while."""
+    rest = settings.defragment
+
+    def may_move(desk: Desk, row: int) -> bool:
+        until = state.columns.started[row] + rest
+        if until > desk.now:
+            desk.protected_until = min(desk.protected_until, until)  # then the claim is to be looked at again
+        return until <= desk.now and desk.may_preempt(row)
+
+    return (lambda desk, row, shape: clear(desk, row, shape, state, partial(may_move, desk))) if rest else None
 
 
 def clear(desk: Desk, row: int, shape: Shape, state: State, movable: Movable) -> bool:

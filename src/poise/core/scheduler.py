@@ -15,8 +15,8 @@ from poise.core.answering import Answering, OrderAnswering
 from poise.core.carrying import Carrying
 from poise.core.computing import computed
 from poise.core.enacting import Enacting
-from poise.core.granting import Clearing, Desk
-from poise.core.moving import clear
+from poise.core.granting import Desk
+from poise.core.moving import clearing_of
 from poise.core.patience import Patience
 from poise.core.planning import PlannerAnswering, Thinking
 from poise.core.reasons import Reason, explain
@@ -69,14 +69,14 @@ class Scheduler:
         self.state = State(cluster, placement, settings)
         self.decisions = 0
         self.thinking: Thinking = nullcontext
-        answer = policy.answer
+        answer, clearing = policy.answer, clearing_of(self.state, settings)
         if not isinstance(answer, Order | Planner):
             raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
         self._asks = answer.asks if isinstance(answer, Order) else anywhere
         self._answering: Answering = (
-            OrderAnswering(answer, self.state, self._clearing())
+            OrderAnswering(answer, self.state, clearing)
             if isinstance(answer, Order)
-            else PlannerAnswering(answer, self.state, self._clearing(), lambda: self.thinking())
+            else PlannerAnswering(answer, self.state, clearing, lambda: self.thinking())
         )
         self._enacting = Enacting(self.state, self._answering, settings.minimum_run)
         self._absence = Absence(self.state, self._answering, settings)
@@ -115,19 +115,6 @@ class Scheduler:
         self._ask_to_wake(now)
         actions, self._actions = tuple(self._actions), []
         return actions
-
-    def _clearing(self) -> Clearing | None:
-        """How place is made for gangs that want to be close together, if it is."""
-        if not self.settings.defragment:
-            return None
-        return lambda desk, row, shape: clear(desk, row, shape, self.state, partial(self._may_move, desk))
-
-    def _may_move(self, desk: Desk, row: int) -> bool:
-        """The job has been where it is for long enough; if not, the claim is to be looked at again once it has."""
-        until = self.state.columns.started[row] + self.settings.defragment
-        if until > desk.now:
-            desk.protected_until = min(desk.protected_until, until)
-        return until <= desk.now and desk.may_preempt(row)
 
     def explain(self, job: str) -> Reason:
         """Why the job runs, waits or has ended; for a job that was submitted."""

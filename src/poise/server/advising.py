@@ -7,8 +7,9 @@ from poise.core.reasons import Code, Reason
 from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
 from poise.engine.live import Ending
+from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
-from poise.server.records import Record
+from poise.server.records import Record, RunRecord
 from poise.server.situation import Situation
 from poise.wire import views
 from poise.wire.views import State
@@ -79,7 +80,7 @@ def why(situation: Situation, record: Record, now: float) -> views.Why:
         job=record.job.id,
         state=record.state,
         reason=reason,
-        evidence=(*_past(record, now), *_contention(situation, record, reason.code)),
+        evidence=(*_past(record, now), *_contention(situation, record, reason.code, now)),
         advice=_advice(situation, record, reason.code),
     )
 
@@ -105,12 +106,25 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _stays(situation: Situation, record: Record, now: float) -> str | None:
+    """Why a job that holds GPUs keeps them whoever waits; None: it holds none, does not, or has only just started."""
+    run = record.current
+    if run is None or record.job.yields is Yields.ANY_TIME:
+        return None
+    if record.job.yields is Yields.NEVER:
+        return "its owner wants it so"
+    is_new = now - run.started < situation.header.settings.round
+    return None if is_new or run.attached is not None else "it has not reported that it did a step and can save it"
+
+
 def _gpu_seconds(amount: float) -> str:
     return counted(round(amount), "GPU-second")
 
 
-def _contention(situation: Situation, record: Record, code: str) -> tuple[str, ...]:
-    """Who holds what it waits for, and how its tenant stands."""
+def _contention(situation: Situation, record: Record, code: str, now: float) -> tuple[str, ...]:
+    """Who holds what it waits for, and how its tenant stands; of a job that runs, whether it goes on to."""
+    if (stays := _stays(situation, record, now)) is not None:
+        return (f"it is not preempted: {stays}",)
     if code in {Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
         return ()
     usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
@@ -118,7 +132,7 @@ def _contention(situation: Situation, record: Record, code: str) -> tuple[str, .
     holders = (situation.records[name] for name in situation.running)
     using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
-    named = ", ".join(f"job {each.job.id} (tenant {each.job.tenant}, {run.count} {run.gpu_type})" for each, run in most)
+    named = ", ".join(_holder(each, run, _stays(situation, each, now) is not None) for each, run in most)
     held = sum(tally.by_type[each] for each in usable)
     said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
@@ -126,6 +140,10 @@ def _contention(situation: Situation, record: Record, code: str) -> tuple[str, .
     mine = tally.held.by_tenant[record.job.tenant]
     said.append(f"tenant {record.job.tenant} holds {mine} of {counted(situation.header.cluster.gpus, 'GPU')}")
     return tuple(said)
+
+
+def _holder(record: Record, run: RunRecord, stays: bool) -> str:
+    return f"job {record.job.id} (tenant {record.job.tenant}, {run.count} {run.gpu_type}{', not preempted' * stays})"
 
 
 def _advice(situation: Situation, record: Record, code: str) -> str | None:

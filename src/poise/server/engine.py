@@ -5,32 +5,26 @@ crash: what was decided is forgotten, and the state is read back from the store 
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import NamedTuple
 
-from poise.core.scheduler import Scheduler
 from poise.engine.collector import set_aside, without_collector
-from poise.engine.journal import Header
-from poise.engine.live import Broken, Grip, News, RunBegan, RunEnded, RunOrder, Tell, World
+from poise.engine.live import Broken, News, RunBegan, RunEnded, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
-from poise.server.clock import Clock
 from poise.server.instant import Instant
-from poise.server.intake import Intake
-from poise.server.logs import Logbook
-from poise.server.metrics import Metrics
 from poise.server.opening import opened, renewed, restored
-from poise.server.records import Record, RunRecord
+from poise.server.ordering import held_runs, run_orders
+from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
-from poise.server.store import Changes, StorageError, Store
+from poise.server.store import Changes, StorageError
 from poise.server.wishes import Adopt, Submit, Weigh, Wish, grant, refuse
-from poise.wire.request import Request
 
 MOST_AT_ONCE = 512
 """Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
@@ -49,23 +43,6 @@ LONGEST_WAIT = 3_600.0
 LATE = 2.0
 """Seconds after which news counts as belated: it is told to the core as of when it happened."""
 STOPPING = "the service is stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What an engine is put together from. `header`: cluster, policy and settings as they are wanted now."""
-
-    store: Store
-    header: Header
-    scheduler_of: Callable[[Header], Scheduler]
-    intake_of: Callable[[Header], Intake]
-    world_of: Callable[[Tell], World]
-    log: Logbook
-    metrics: Metrics
-    retries: int
-    taken: int = 0
-    """Ids of new jobs are above this one, whatever the store knows."""
-    clock_of: Callable[[float], Clock] = Clock
 
 
 class _Step(NamedTuple):
@@ -160,7 +137,7 @@ class Loop:
         self._look_at(situation)
         self._last = self.store.last_moment()
         self.world = self.parts.world_of(self._inbox.put)
-        self.world.adopt(self._held_runs(situation))
+        self.world.adopt(held_runs(self.store, situation))
         if answer is not None:
             self._carry_out(answer.orders)
         self.trouble = None
@@ -188,19 +165,6 @@ class Loop:
             except ReplayError as error:
                 self.parts.log.error("replay-differs", problem=str(error))  # noqa: TRY400
                 return restored(self.parts, self.clock.now())
-
-    def _held_runs(self, situation: Situation) -> list[tuple[RunOrder, Grip]]:
-        runs = [(record, run) for record in situation.records.values() for run in record.open_runs()]
-        return list(zip(self._orders(situation, runs), (run.grip for _, run in runs), strict=True))
-
-    def _orders(self, situation: Situation, runs: Sequence[tuple[Record, RunRecord]]) -> Iterator[RunOrder]:
-        """What the world has to know of these runs."""
-        requests = self.store.requests([record.job.id for record, _ in runs])
-        for record, run in runs:
-            job = record.job
-            request = Request.model_validate_json(requests[job.id])
-            beside = situation.partner(job.id)
-            yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.ran, beside)
 
     @property
     def is_idle(self) -> bool:
@@ -392,7 +356,7 @@ class Loop:
         for job, epoch, reason in orders.kills:
             self.world.kill(job, epoch, reason)
         runs = [(self.situation.records[job], run) for job, run in orders.launches]
-        for (record, run), order in zip(runs, self._orders(self.situation, runs), strict=True):
+        for (record, run), order in zip(runs, run_orders(self.store, self.situation, runs), strict=True):
             if record.launches == 1:
                 self.parts.metrics.waited(record.waited)
             self.parts.metrics.launched()

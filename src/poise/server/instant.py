@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Callable
-from typing import Protocol
 
 from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
 from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
 from poise.model.failures import Verdict, verdict
 from poise.server.intake import job_of
-from poise.server.logs import Logbook
-from poise.server.metrics import Metrics
+from poise.server.parts import Parts
 from poise.server.records import Record
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Facts, Situation
@@ -40,32 +38,10 @@ _FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
 }
 
 
-class Surroundings(Protocol):
-    """What else an instant needs: where to say what happened, how many failures are forgiven, which ids are free."""
-
-    @property
-    def log(self) -> Logbook:
-        """For people who run the service."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """For machines that watch it."""
-
-    @property
-    def retries(self) -> int:
-        """Failed runs that are forgiven a job that does not say."""
-
-    @property
-    def taken(self) -> int:
-        """New jobs get ids above this one."""
-
-
 class Instant:
     """The facts of one instant in the making, and the answers that are due once they are kept."""
 
-    def __init__(
-        self, situation: Situation, store: Store, parts: Surroundings, losses: dict[str, float], now: float
-    ) -> None:
+    def __init__(self, situation: Situation, store: Store, parts: Parts, losses: dict[str, float], now: float) -> None:
         self.now = now
         self.facts = Facts()
         self.chapters: list[Weigh | Adopt] = []

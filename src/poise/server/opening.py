@@ -1,12 +1,10 @@
 """How a situation comes to be: read back from the store, or carried over into a new chapter of the journal."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
 
-from poise.core.scheduler import Scheduler
 from poise.engine.journal import Header, read_entry, read_header, read_job
 from poise.engine.live import Grip
 from poise.engine.replay import replay
@@ -14,70 +12,50 @@ from poise.model.action import WakeAt
 from poise.model.errors import JournalError
 from poise.model.event import Belated, Carried, Submitted, Woke
 from poise.model.journal import Entry
-from poise.server.intake import Intake
+from poise.server.parts import Parts
 from poise.server.records import Record
 from poise.server.situation import Answer, Books, Facts, Situation
-from poise.server.store import JobRowText, Store
+from poise.server.store import JobRowText
 from poise.server.wishes import Adopt, Weigh
 
 _NOBODY_LOOKS = nullcontext()
 
 
-class Makers(Protocol):
-    """What situations are made with."""
-
-    @property
-    def store(self) -> Store:
-        """The journal."""
-
-    @property
-    def header(self) -> Header:
-        """Cluster, policy and settings as they are wanted."""
-
-    @property
-    def scheduler_of(self) -> Callable[[Header], Scheduler]:
-        """A fresh core."""
-
-    @property
-    def intake_of(self) -> Callable[[Header], Intake]:
-        """What is believed of new jobs."""
-
-
-def opened(makers: Makers, now: float) -> tuple[Situation, Answer | None]:
+def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
     """The situation as the store has it. If the service was started with something else last time, a new chapter is begun.
 
     So what was changed while it ran holds until it is started in another way.
     """
-    store = makers.store
+    store = parts.store
     last = store.chapter()
     if last is None:
-        situation = Situation(makers.header, makers.scheduler_of(makers.header), makers.intake_of(makers.header))
+        situation = Situation(parts.header, parts.scheduler_of(parts.header), parts.intake_of(parts.header))
         return situation, situation.ask(now, Facts())
-    situation = _recorded(makers, last[0])
+    situation = _recorded(parts, last[0])
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
-    if read_header(last[1]) == makers.header:
+    if read_header(last[1]) == parts.header:
         return situation, None
-    return _carried_over(makers, situation, makers.header, now)
+    return _carried_over(parts, situation, parts.header, now)
 
 
-def restored(makers: Makers, now: float) -> tuple[Situation, Answer]:
+def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
     """The situation as the records have it, in a new chapter: for a journal that this core would not have written.
 
     A Poise that decides in another way than the one before it finds such a journal. What only the core knew is lost: how
     far jobs have come that do not report it.
     """
-    last = makers.store.chapter()
+    last = parts.store.chapter()
     if last is None:
         raise JournalError("there is nothing to begin with")
-    situation = _recorded(makers, last[0])
-    header = situation.header if read_header(last[1]) == makers.header else makers.header
-    return _carried_over(makers, situation, header, now)
+    situation = _recorded(parts, last[0])
+    header = situation.header if read_header(last[1]) == parts.header else parts.header
+    return _carried_over(parts, situation, header, now)
 
 
-def _recorded(makers: Makers, header_line: str) -> Situation:
+def _recorded(parts: Parts, header_line: str) -> Situation:
     """All that the store knows but the core's state."""
-    header, store = read_header(header_line), makers.store
-    situation = Situation(header, makers.scheduler_of(header), makers.intake_of(header))
+    header, store = read_header(header_line), parts.store
+    situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
     situation.records = {row.id: _read(row) for row in store.unended()}
     situation.books = {name: Books(*books) for name, books in store.tenants().items()}
     situation.ended = Counter(store.ended())
@@ -113,7 +91,7 @@ def _watched(situation: Situation, entries: Iterable[Entry]) -> Iterable[Entry]:
 
 
 def renewed(
-    makers: Makers, before: Situation, now: float, wish: Weigh | Adopt | None, lock: AbstractContextManager[object]
+    parts: Parts, before: Situation, now: float, wish: Weigh | Adopt | None, lock: AbstractContextManager[object]
 ) -> tuple[Situation, Answer]:
     """A new chapter, under another policy or with another weight of a tenant; raises RequestError for what is none.
 
@@ -122,7 +100,7 @@ def renewed(
     header = replace(before.header, policy=wish.policy) if isinstance(wish, Adopt) else before.header
     with lock:
         reweighed = before.reweigh(wish.tenant, wish.weight) if isinstance(wish, Weigh) else {}
-    situation, answer = _carried_over(makers, before, header, now, lock)
+    situation, answer = _carried_over(parts, before, header, now, lock)
     answer.facts.reweighed = reweighed
     if isinstance(wish, Weigh):
         answer.tenants.add(wish.tenant)
@@ -130,10 +108,10 @@ def renewed(
 
 
 def _carried_over(
-    makers: Makers, before: Situation, header: Header, now: float, lock: AbstractContextManager[object] = _NOBODY_LOOKS
+    parts: Parts, before: Situation, header: Header, now: float, lock: AbstractContextManager[object] = _NOBODY_LOOKS
 ) -> tuple[Situation, Answer]:
     """Everybody stands where they stood. A run on GPUs that are not there any more has to leave."""
-    situation = Situation(header, makers.scheduler_of(header), makers.intake_of(header))
+    situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
     situation.records, situation.books = before.records, before.books
     situation.running, situation.closing = before.running, before.closing
     situation.ended, situation.tally = before.ended, before.tally

@@ -7,8 +7,9 @@ from poise.backends.null.world import NullWorld
 from poise.engine.journal import Header
 from poise.engine.live import Tell, World
 from poise.server.cores import core_of, known, live
-from poise.server.engine import Loop, Parts
+from poise.server.engine import Loop
 from poise.server.intake import Intake
+from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
 from poise.server.setup import Setup, WorldKind
 from poise.server.store import Store
