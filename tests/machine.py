@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from poise.core.settings import Settings
-from poise.engine.journal import Header
+from poise.engine.journal import Header, read_header
 from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, RunProgressed, Tell
 from poise.model.cluster import parse_cluster
 from poise.server.clock import Clock
@@ -217,7 +217,7 @@ class Service:
     """
 
     directory: Path
-    policy: str = "las"
+    policy: str | None = "las"
     cluster: str = "v100:2"
     settings: Settings = field(default_factory=lambda: Settings(round=10.0, retries=2))
     machine: Machine = field(default_factory=Machine)
@@ -231,8 +231,10 @@ class Service:
 
     def start(self) -> None:
         """Come up, over whatever the one before left."""
-        header = Header("live", known(parse_cluster(self.cluster)), self.policy, "consolidate", live(self.settings), 0)
         machine, store = self.machine, CrashingStore(self.directory, self._tick)
+        last = store.chapter()
+        policy = self.policy or ("las" if last is None else read_header(last[0]).policy)
+        header = Header("live", known(parse_cluster(self.cluster)), policy, "consolidate", live(self.settings), 0)
         self.loop = Loop(
             Parts(
                 store=store,
@@ -243,6 +245,7 @@ class Service:
                 log=Logbook(StringIO()),
                 metrics=Metrics(),
                 retries=self.settings.retries,
+                keeps_policy=self.policy is None,
                 clock_of=partial(Clock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )

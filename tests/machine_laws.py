@@ -31,6 +31,10 @@ def check_standing(service: Service) -> None:
 def _check_core(service: Service, record: Record) -> None:
     situation, job = service.loop.situation, record.job.id
     state, run = situation.scheduler.state, record.current
+    if job in situation.stranded:
+        assert job not in state.rows
+        assert run is None
+        return
     row = state.rows[job]
     assert state.running(row) == (run is not None) == (job in situation.running), job
     assert (row in state.on_hold) == record.held, job

@@ -49,7 +49,9 @@ Examples:
     help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]",
 )
 @click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT", help="Port 0: any that is free.")
-@click.option("--policy", default="max-min", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
+@click.option(
+    "--policy", help="NAME, NAME:key=value,..., NAME+COMBINATOR.  [default: the one in force before; at first, max-min]"
+)
 @click.option(
     "--placement", default="consolidate", show_default=True, metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}."
 )
@@ -106,7 +108,8 @@ def _setup(options: dict[str, Any]) -> "Setup":
     from poise.server.logs import Level, Logbook, LogFormat
     from poise.server.setup import Setup, WorldKind
 
-    policy_named(options["policy"])
+    if options["policy"] is not None:
+        policy_named(options["policy"])
     placement_named(options["placement"])
     cluster, devices = _gpus(options["cluster"])
     return Setup(

@@ -21,6 +21,8 @@ MOST_HOLDERS = 3
 
 def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
     """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
+    if (stranded := situation.stranded.get(record.job.id)) is not None:
+        return views.Reason(code=Code.REJECTED.value, text=f"cannot run on the cluster as it is now: {stranded}")
     found = situation.scheduler.explain(record.job.id)
     if found.code is Code.RUNNING and record.state is State.STARTING:
         awaits = _awaits_others(situation, record)
@@ -59,6 +61,7 @@ def reason_counts(situation: Situation) -> dict[str, int]:
     state = situation.scheduler.state
     away = len(state.away) - sum(map(state.running, state.away))  # some of them are on trial
     counts: Counter[str] = Counter({Code.RUNNING.value: len(situation.running), Code.HELD.value: away})
+    counts[Code.REJECTED.value] += len(situation.stranded)
     for shape in state.waiting_shapes.values():
         cause = Code.SHARE if shape.is_held else _CODES[shape.classify(state.free, state.placement)]
         counts[cause.value] += shape.waiting
@@ -125,7 +128,7 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     """Who holds what it waits for, and how its tenant stands; of a job that runs, whether it goes on to."""
     if (stays := _stays(situation, record, now)) is not None:
         return (f"it is not preempted: {stays}",)
-    if code in {Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
+    if code in {Code.REJECTED, Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
         return ()
     usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
     tally = situation.tally
@@ -149,6 +152,8 @@ def _holder(record: Record, run: RunRecord, stays: bool) -> str:
 def _advice(situation: Situation, record: Record, code: str) -> str | None:
     """One next step."""
     job = record.job
+    if code == Code.REJECTED:
+        return f"it runs once the cluster has what it asks for; or poise cancel {job.id}, and submit it anew"
     if code == Code.HELD and record.held:
         return f"poise release {job.id}"
     if situation.scheduler.backs_off_until(job.id) is not None:

@@ -66,6 +66,13 @@ class Intake:
         if problem:
             raise RefusedError(Fault.WRONG, problem)
 
+    def stranded(self, job: Job) -> str | None:
+        """Why a job that was taken when the cluster was another one cannot run on this one; None: it can."""
+        try:
+            return self._impossible(job)
+        except PoiseError as error:
+            return str(error)
+
     def _impossible(self, job: Job) -> str | None:
         kind, estimate, _ = self.resolve(job)
         key = (kind, job.gpus, job.gpu_types)

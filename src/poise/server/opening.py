@@ -33,7 +33,8 @@ def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
         return situation, situation.ask(now, Facts())
     situation = _recorded(parts, last[0])
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
-    if read_header(last[1]) == parts.header:
+    if _is_as_asked(parts, last[1]):
+        situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
         return situation, None
     return _carried_over(parts, situation, parts.header, now)
 
@@ -48,8 +49,24 @@ def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
     if last is None:
         raise JournalError("there is nothing to begin with")
     situation = _recorded(parts, last[0])
-    header = situation.header if read_header(last[1]) == parts.header else parts.header
+    header = situation.header if _is_as_asked(parts, last[1]) else parts.header
     return _carried_over(parts, situation, header, now)
+
+
+def _is_as_asked(parts: Parts, line: str) -> bool:
+    """The service was started in the same way last time. Who names no policy wants the one that is in force."""
+    asked = read_header(line)
+    return parts.header == (replace(asked, policy=parts.header.policy) if parts.keeps_policy else asked)
+
+
+def _unknown(situation: Situation) -> list[str]:
+    """Jobs that have not ended and that the core was not told of."""
+    rows, records = situation.scheduler.state.rows, situation.records
+    return [name for name, record in records.items() if record.finished is None and name not in rows]
+
+
+def _why_stranded(situation: Situation, name: str) -> str:
+    return situation.intake.stranded(situation.records[name].job) or "cannot run as asked"
 
 
 def _recorded(parts: Parts, header_line: str) -> Situation:
@@ -110,7 +127,10 @@ def renewed(
 def _carried_over(
     parts: Parts, before: Situation, header: Header, now: float, lock: AbstractContextManager[object] = _NOBODY_LOOKS
 ) -> tuple[Situation, Answer]:
-    """Everybody stands where they stood. A run on GPUs that are not there any more has to leave."""
+    """Everybody stands where they stood. A run on GPUs that are not there any more has to leave.
+
+    A job that cannot run on such a cluster at all is not put to the core: it waits for another cluster, or for its owner.
+    """
     situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
     situation.records, situation.books = before.records, before.books
     situation.running, situation.closing = before.running, before.closing
@@ -120,10 +140,13 @@ def _carried_over(
     for record in situation.records.values():
         if record.finished is not None:
             continue
-        run = record.current
-        if run is not None and not situation.holding(run):
+        run, stranded = record.current, situation.intake.stranded(record.job)
+        if run is not None and (stranded or not situation.holding(run)):
             run.grip, run.cause = Grip.LEAVE, "its GPUs are not part of the cluster any more"
             situation.withdraw(record, now, facts)
+        if stranded:
+            situation.stranded[record.job.id] = stranded
+            continue
         told, fact = situation.carried(record, record.job, before.scheduler)
         facts.events += told
         carried.append(fact)

@@ -27,4 +27,6 @@ class Parts:
     retries: int
     taken: int = 0
     """Ids of new jobs are above this one, whatever the store knows."""
+    keeps_policy: bool = False
+    """Nobody named a policy: the header has the one that was in force."""
     clock_of: Callable[[float], Clock] = Clock

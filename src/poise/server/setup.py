@@ -10,6 +10,9 @@ from poise.model.cluster import Cluster
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
 
+DEFAULT_POLICY = "max-min"
+"""Of a service that never had another one."""
+
 
 class WorldKind(StrEnum):
     """What runs the jobs: processes of this machine, or nothing at all (for measurements of the service itself)."""
@@ -23,12 +26,13 @@ class Setup:
     """All choices of a live service but how it listens.
 
     state     a directory that is its owner's alone, and that this process has locked
+    policy    None: the one that was in force when the service last ran
     devices   the UUIDs of real GPUs by node and slot; virtual ones have none
     """
 
     state: Path
     cluster: Cluster
-    policy: str
+    policy: str | None
     placement: str
     settings: Settings
     world: WorldKind

@@ -117,6 +117,8 @@ class Situation:
         """Jobs that have ended, by their final state."""
         self.closing: dict[str, None] = {}
         """Jobs with processes on GPUs that the core has taken back."""
+        self.stranded: dict[str, str] = {}
+        """Jobs that cannot run on the cluster as it is, and why: the core does not know of them until it can."""
         self.tally = Tally()
         self.wake: float | None = None
         self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
@@ -291,6 +293,7 @@ class Situation:
         if record.finished is not None:
             return
         self._release(record, now, tenants)
+        self.stranded.pop(record.job.id, None)
         record.end(state, now, cause)
         last = record.runs[-1] if record.runs else None
         flag = _FLAGS.get(last.cause or "") if last is not None and state is State.FAILED else None

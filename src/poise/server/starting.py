@@ -4,14 +4,14 @@ from poise.backends.local.checking import checked
 from poise.backends.local.folders import highest_number
 from poise.backends.local.world import LocalWorld
 from poise.backends.null.world import NullWorld
-from poise.engine.journal import Header
+from poise.engine.journal import Header, read_header
 from poise.engine.live import Tell, World
 from poise.server.cores import core_of, known, live
 from poise.server.engine import Loop
 from poise.server.intake import Intake
 from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
-from poise.server.setup import Setup, WorldKind
+from poise.server.setup import DEFAULT_POLICY, Setup, WorldKind
 from poise.server.store import Store
 from poise.wire.request import Request
 
@@ -19,8 +19,6 @@ from poise.wire.request import Request
 def open_engine(setup: Setup) -> LiveEngine:
     """An engine on the store of this state directory, ready to be started."""
     cluster = known(setup.cluster)
-    header = Header("live", cluster, setup.policy, setup.placement, live(setup.settings), 0)
-    core_of(header)
     check = checked if setup.world is WorldKind.LOCAL else _anything
 
     def world_of(tell: Tell) -> World:
@@ -29,6 +27,10 @@ def open_engine(setup: Setup) -> LiveEngine:
         return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
 
     store, taken = Store(setup.state), highest_number(setup.state)
+    last = store.chapter()
+    policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
+    header = Header("live", cluster, policy, setup.placement, live(setup.settings), 0)
+    core_of(header)
     if taken > store.last_id():
         # The journal was restored beside newer directories: whoever got such an id would find another job's checkpoints.
         setup.log.warning("jobs-not-in-journal", last=store.last_id(), highest=taken, next=taken + 1)
@@ -42,6 +44,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         metrics=setup.metrics,
         retries=setup.settings.retries,
         taken=taken,
+        keeps_policy=setup.policy is None,
     )
     return LiveEngine(Loop(parts))
 

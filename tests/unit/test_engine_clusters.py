@@ -1,0 +1,97 @@
+"""A service that is started again in another way: what becomes of its jobs, and of what was changed while it ran."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, Service, a_request
+from tests.machine_laws import check_books, check_standing, finish_all
+
+from poise.core.settings import Settings
+from poise.engine.journal import read_header
+from poise.engine.live import Ending
+from poise.server.replaying import replay_store
+from poise.server.seam import RefusedError
+from poise.wire.views import State
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path, cluster="v100:2,k80:2")
+
+
+def with_cluster(service: Service, cluster: str) -> None:
+    service.cluster = cluster
+    service.restart()
+    service.settle()
+
+
+def test_a_job_that_the_cluster_cannot_run_any_more_waits_until_it_can(service: Service) -> None:
+    wide = service.submit(a_request(gpus=2, gpu_types=("v100",)))
+    old = service.submit(a_request(gpus=2, gpu_types=("k80",)), a_request(gpus=1, gpu_types=("k80",)))
+    with_cluster(service, "v100:1")
+    [fits] = service.submit(a_request(gpus=1))
+    for _ in range(2):  # as it stands, and after one more restart
+        check_standing(service)
+        states = {job: service.engine.show(job).job.state for job in (*wide, *old, fits)}
+        assert states == {wide[0]: "PAUSED", old[0]: "PAUSED", old[1]: "PENDING", fits: "RUNNING"}
+        why = service.engine.why(old[1])
+        assert (why.reason.code, why.reason.text) == (
+            "rejected",
+            "cannot run on the cluster as it is now: asks for k80; the cluster has v100",
+        )
+        assert "poise cancel" in (why.advice or "")
+        assert "the cluster has at most 1" in service.engine.why(wide[0]).reason.text
+        assert service.engine.reasons()["rejected"] == 3
+        page = service.engine.queue(states=frozenset(), tenant=None, app=None, limit=10, offset=0)
+        assert {row.id for row in page.jobs} == set(states)
+        service.restart()
+        service.settle()
+    with_cluster(service, "v100:2,k80:2")
+    finish_all(service)
+    assert all(service.engine.show(job).job.state is State.SUCCEEDED for job in states)
+    check_books(service, list(states))
+    replay_store(service.loop.store.path)
+
+
+def test_a_stranded_job_can_be_held_and_cancelled(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
+    with_cluster(service, "v100:1")
+    service.wish(lambda engine: engine.hold(ALICE, job))
+    service.wish(lambda engine: engine.release(ALICE, job))
+    service.wish(lambda engine: engine.cancel(ALICE, job))
+    assert service.engine.show(job).job.state is State.CANCELLED
+    assert service.engine.reasons()["rejected"] == 0
+    service.restart()
+    assert service.engine.show(job).job.state is State.CANCELLED
+
+
+def test_a_job_that_the_cluster_cannot_run_is_still_refused_when_it_is_new(service: Service) -> None:
+    with_cluster(service, "v100:1")
+    with pytest.raises(RefusedError, match="the cluster has at most 1"):
+        service.submit(a_request(gpus=2))
+
+
+def test_a_run_that_finishes_though_its_gpus_are_gone_has_finished(service: Service) -> None:
+    [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
+    service.machine.tell = lambda _news: None
+    service.machine.end(job, Ending.FINISHED)  # while the service is away
+    with_cluster(service, "v100:1")
+    assert service.engine.show(job).job.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("named", "round_", "expected"),
+    [(None, 10.0, "fifo"), (None, 20.0, "fifo"), ("las", 10.0, "fifo"), ("las", 20.0, "las"), ("srtf", 10.0, "srtf")],
+)
+def test_a_policy_holds_until_the_service_is_started_with_another(
+    service: Service, named: str | None, round_: float, expected: str
+) -> None:
+    """It was started with `las`; whoever starts it in the same way again gets what is in force."""
+    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.settings = Settings(round=round_, retries=2)
+    service.policy = named
+    service.restart()
+    assert service.engine.service().policy == expected
+    last = service.loop.store.chapter()
+    assert last is not None
+    assert read_header(last[0]).settings.round == round_
