@@ -132,6 +132,7 @@ class Book:
             case Cancel(job):
                 assert job not in self.ended
                 self.running.pop(job, None)
+                self.left.pop(job, None)
                 self.ended.add(job)
             case WakeAt(time):
                 assert time > now

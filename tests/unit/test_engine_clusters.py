@@ -1,10 +1,12 @@
 """A service that is started again in another way: what becomes of its jobs, and of what was changed while it ran."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.machine import ALICE, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
+from tests.shell import poise
 
 from poise.core.settings import Settings
 from poise.engine.journal import read_header
@@ -95,3 +97,14 @@ def test_a_policy_holds_until_the_service_is_started_with_another(
     last = service.loop.store.chapter()
     assert last is not None
     assert read_header(last[0]).settings.round == round_
+
+
+def test_the_journal_of_a_service_can_be_studied(service: Service) -> None:
+    service.submit(a_request(gpus=2), a_request(gpus=2), a_request(gpus=2))
+    service.pass_time(10)
+    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    finish_all(service)
+    for verb, key in (("analyze", "source"), ("shares", "tenants")):
+        said = poise(verb, service.directory, "--json")
+        assert (said.code, said.err) == (0, "")
+        assert key in json.loads(said.out)

@@ -241,7 +241,7 @@ class History:
             return
         life = self.jobs[job.id] = Life(Submitted(job, event.kind, event.steps))
         self.waiting.append((now, 1))
-        life.kept = event.done
+        life.kept, life.epoch = event.done, event.epoch - bool(event.gpus)
         if event.gpus:
             self._action(Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
 

@@ -12,6 +12,7 @@ import click
 
 from poise.analysis.parts import Layout, Part, Value
 from poise.analysis.study import KEYS, covered, study
+from poise.cli.live_journal import as_journal
 from poise.cli.outputs import check_writable
 from poise.cli.simulate import show_knobs
 from poise.cli.tables import console, show_notes, show_table
@@ -57,9 +58,10 @@ def analyze(
 ) -> int:
     """Characterise the jobs of a trace or a journal, as the Philly study did.
 
-    TRACE_OR_JOURNAL is whatever `simulate` takes, or a journal: a file, or the directory that --out wrote. Shown are sizes,
-    statuses, tenants, queueing delay and its causes, starts out of order, locality, attempts and failures, as far as the
-    input covers them. Of a journal that is damaged, cut off or too new, what could be read is shown, with exit code 1.
+    TRACE_OR_JOURNAL is whatever `simulate` takes, or a journal: a file, the directory that --out wrote, or the state of a
+    service (since its policy, shares or cluster last changed). Shown are sizes, statuses, tenants, queueing delay and its
+    causes, starts out of order, locality, attempts and failures, as far as the input covers them. Of a journal that is
+    damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     if source == SYNTHETIC + HELP:
         show_knobs()
@@ -75,9 +77,10 @@ def analyze(
 
 
 def _subject(source: str, trace_format: str, throughputs: str | None) -> Subject:
-    journal = journal_at(source)
-    if journal is not None:
-        return journal_subject(journal)
+    with as_journal(Path(source)) as file:
+        journal = journal_at(str(file))
+        if journal is not None:
+            return replace(journal_subject(journal), name=source)
     table = shipped() if throughputs is None else read_throughputs(throughputs)
     return trace_subject(read_trace(source, format=trace_format), table)
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from poise.analysis.tenants import Books, Tenant
+from poise.cli.live_journal import as_journal
 from poise.cli.live_shares import live_shares
 from poise.cli.tables import show_table
 from poise.engine.journal import Header, JournalReader
@@ -32,19 +33,20 @@ Examples:
 def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int:
     """Show what the tenants of the running service are entitled to, hold and have received.
 
-    Of JOURNAL (a file, or a directory that --out wrote), what they were entitled to, and what they got. Entitlements are
-    counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that is damaged, cut off or
-    too new, what could be read is shown, with exit code 1.
+    Of JOURNAL (a file, a directory that --out wrote, or the state of a service), what they were entitled to, and what they
+    got. Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that
+    is damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     if journal is None:
         return live_shares(weights, as_json=as_json)
     if weights:
         raise RequestError("--set changes the running service; leave JOURNAL out")
-    return _of_journal(journal, as_json=as_json)
+    with as_journal(journal) as file:
+        return _of_journal(journal, file, as_json=as_json)
 
 
-def _of_journal(journal: Path, *, as_json: bool) -> int:
-    reader = JournalReader(journal)
+def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
+    reader = JournalReader(file)
     books = Books(reader.header.cluster)
     problem = reader.feed(books.take)
     books.close()
