@@ -9,7 +9,7 @@ from poise.core.waiting import Cause
 from poise.engine.live import Ending
 from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
-from poise.server.records import Record, RunRecord
+from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
 from poise.wire.views import State
@@ -130,9 +130,9 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
     tally = situation.tally
     holders = (situation.records[name] for name in situation.running)
-    using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
-    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
-    named = ", ".join(_holder(each, run, _stays(situation, each, now) is not None) for each, run in most)
+    using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
+    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
+    named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in most)
     held = sum(tally.by_type[each] for each in usable)
     said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
@@ -142,8 +142,15 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     return tuple(said)
 
 
-def _holder(record: Record, run: RunRecord, stays: bool) -> str:
-    return f"job {record.job.id} (tenant {record.job.tenant}, {run.count} {run.gpu_type}{', not preempted' * stays})"
+def _held_of(record: Record, usable: list[str]) -> dict[str, int]:
+    """GPUs that it holds of those types."""
+    held = {} if record.current is None else record.current.by_type
+    return {gpu_type: count for gpu_type, count in held.items() if gpu_type in usable}
+
+
+def _holder(record: Record, gpus: dict[str, int], stays: bool) -> str:
+    held = " and ".join(f"{count} {gpu_type}" for gpu_type, count in gpus.items())
+    return f"job {record.job.id} (tenant {record.job.tenant}, {held}{', not preempted' * stays})"
 
 
 def _advice(situation: Situation, record: Record, code: str) -> str | None:

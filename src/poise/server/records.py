@@ -30,13 +30,14 @@ class RunRecord:
     released   the core took its GPUs back
     ended      its processes were gone
     grip       what is wanted of it
+    by_type    how many of its GPUs are of which type
     """
 
     epoch: int
     started: float
     gpus: dict[str, tuple[int, ...]]
     count: int
-    gpu_type: str
+    by_type: dict[str, int]
     begun: float
     began: float | None = None
     attached: float | None = None
@@ -48,6 +49,11 @@ class RunRecord:
     kept: float | None = None
     lost: float | None = None
     grip: Grip = Grip.RUN
+
+    @property
+    def gpu_type(self) -> str:
+        """Of its GPUs: `v100`, or `v100+k80` if they are mixed."""
+        return "+".join(self.by_type)
 
     def view(self) -> Run:
         """For people."""
@@ -240,3 +246,12 @@ def _run(gpus: dict[str, list[int]], codes: list[int | None], grip: str, **rest:
 def places(cluster: Cluster, holding: Holding) -> dict[str, tuple[int, ...]]:
     """GPUs by the name of their node: slots, ascending."""
     return {cluster.nodes[node].name: tuple(bit.bit_length() - 1 for bit in bits(mask)) for node, mask in holding}
+
+
+def type_counts(cluster: Cluster, holding: Holding) -> dict[str, int]:
+    """How many GPUs are of which type, in the cluster's order."""
+    counts: dict[str, int] = {}
+    for node, mask in holding:
+        gpu_type = cluster.nodes[node].gpu_type
+        counts[gpu_type] = counts.get(gpu_type, 0) + mask.bit_count()
+    return counts

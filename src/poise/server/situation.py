@@ -21,7 +21,7 @@ from poise.model.event import Cancelled, Carried, Colocated, Estimated, Event, F
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.server.intake import Intake
-from poise.server.records import Record, RunRecord, places
+from poise.server.records import Record, RunRecord, places, type_counts
 from poise.server.store import Changes, JobRowText
 from poise.server.tally import Tally
 from poise.wire.views import Flag, State
@@ -258,9 +258,9 @@ class Situation:
 
     def _launch(self, action: Launch, now: float, orders: Orders) -> None:
         record = self.records[action.job]
-        gpu_type = self.header.cluster.nodes[action.gpus[0].node].gpu_type
         where = places(self.header.cluster, action.gpus)
-        run = RunRecord(action.epoch, now, where, gpu_count(action.gpus), gpu_type, record.checkpoint or 0.0)
+        by_type = type_counts(self.header.cluster, action.gpus)
+        run = RunRecord(action.epoch, now, where, gpu_count(action.gpus), by_type, record.checkpoint or 0.0)
         record.launch(run, now)
         self.running[action.job] = None
         orders.launches.append((action.job, run))

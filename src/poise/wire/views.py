@@ -59,7 +59,7 @@ class JobRow(Wire):
 
     position     place among waiting jobs, from 1; None if it does not wait, or further back than places are counted
     gpus         GPUs it holds; `wanted`: GPUs it asked for
-    gpu_type     type that it runs on; None if it does not run
+    gpu_type     type that it runs on, `v100+k80` if on several; None if it does not run
     waited, ran  seconds in all, until now
     restarts     runs after the first
     eta          seconds until it is expected to end; None: not known
