@@ -206,5 +206,6 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
     before = told(events(service))
     service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
     service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
-    assert told(events(service)) == before
-    assert told(events(service, -100)) == before
+    new = [(None, "weight-changed"), (None, "policy-changed")]
+    assert told(events(service)) == [*before, *new]
+    assert told(events(service, -100)) == [*before, *new]

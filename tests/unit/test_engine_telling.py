@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-from tests.machine import BOB, Service, a_request
+from tests.machine import ALICE, BOB, Service, a_request
+
+from poise.wire.views import Account, Happening, Role
+
+ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
+
+
+def events(service: Service, tenant: str | None = None, job: str | None = None) -> list[Happening]:
+    return list(service.engine.events(after=0, job=job, tenant=tenant, limit=1_000).events)
+
 
 # GPUs of several types
 
@@ -23,3 +32,36 @@ def test_gpus_of_mixed_types_are_counted_by_type(tmp_path: Path) -> None:
         "it can use v100, k80; held of those: 4 GPUs",
         f"held by job {mixed} (tenant alice, 2 v100 and 2 k80)",
     )
+
+
+# Who changed what holds for everybody
+
+
+def test_who_changed_the_policy_is_in_the_journal(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="las")
+    service.submit(a_request())
+    service.wish(lambda engine: engine.set_policy(ROOT, "fifo"))
+    service.policy = "srtf"
+    service.restart()
+    found = [(each.actor, each.tenant, each.text) for each in events(service) if each.kind == "policy-changed"]
+    assert found == [
+        ("root", None, "policy fifo from now on; before: las"),
+        ("service", None, "policy srtf from now on; before: fifo"),
+    ]
+
+
+def test_who_changed_a_weight_is_in_the_journal_whether_the_tenant_has_jobs_or_not(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 2.5))
+    service.submit(a_request(), by=BOB)
+    service.submit(a_request(), by=ALICE)
+    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 0.5))
+    service.restart()
+    for found in (events(service), events(service, tenant="bob")):
+        said = [(each.actor, each.tenant, each.text) for each in found if each.kind == "weight-changed"]
+        assert said == [
+            ("root", "bob", "weighs 2.5 from now on; before: 1"),
+            ("root", "bob", "weighs 0.5 from now on; before: 2.5"),
+        ]
+    assert "weight-changed" not in {each.kind for each in events(service, tenant="alice")}
+    assert {row.tenant: row.weight for row in service.engine.shares().tenants}["bob"] == 0.5

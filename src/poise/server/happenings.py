@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Remark
 from poise.model.cluster import Cluster
@@ -10,6 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
+from poise.server.wishes import WHOLE
 from poise.wire.views import Happening
 
 
@@ -25,7 +27,18 @@ def happenings(
 
     facts = (_fact(event, said.get(place, {}), told) for place, event in enumerate(entry.events))
     wishes = (_wish(action, cluster, told) for action in entry.actions)
-    return [each for each in (*facts, *wishes) if each is not None]
+    of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
+    return [each for each in (of_all, *facts, *wishes) if each is not None]
+
+
+def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
+    """What somebody changed for everybody."""
+    tenant = note.get("tenant")
+    if tenant is None:
+        kind, text = "policy-changed", f"policy {note['policy']} from now on; before: {note['before']}"
+    else:
+        kind, text = "weight-changed", f"weighs {note['weight']:g} from now on; before: {note['before']:g}"
+    return Happening(number=number, time=now, actor=note["by"], kind=kind, job=None, tenant=tenant, text=text)
 
 
 _Told = Callable[[str, str, str | None, str], Happening]
