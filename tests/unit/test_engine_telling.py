@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.machine import ALICE, BOB, Service, a_request
 
+from poise.engine.live import Ending, RunEnded
 from poise.wire.views import Account, Happening, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -11,6 +12,19 @@ ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
 
 def events(service: Service, tenant: str | None = None, job: str | None = None) -> list[Happening]:
     return list(service.engine.events(after=0, job=job, tenant=tenant, limit=1_000).events)
+
+
+def end_untold(
+    service: Service, job: str, how: Ending, cause: str | None = None, codes: tuple[int | None, ...] = (1,)
+) -> None:
+    """The job's run ends, and never said how far it was."""
+    machine = service.machine
+    key = next(each for each in machine.alive if each[0] == job)
+    del machine.alive[key]
+    machine.ended[key] = RunEnded(*key, machine.wall, how, None, cause, codes)
+    machine.tell(machine.ended[key])
+    machine.begin_waiting()
+    service.settle()
 
 
 # GPUs of several types
@@ -65,3 +79,34 @@ def test_who_changed_a_weight_is_in_the_journal_whether_the_tenant_has_jobs_or_n
         ]
     assert "weight-changed" not in {each.kind for each in events(service, tenant="alice")}
     assert {row.tenant: row.weight for row in service.engine.shares().tenants}["bob"] == 0.5
+
+
+# What was lost
+
+
+def test_what_was_lost_is_not_said_where_nobody_knows(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.machine.unaware = {"1"}
+    [job] = service.submit(a_request())
+    service.pass_time(50)
+    assert service.engine.show(job).lost_gpu_seconds == 0.0
+    end_untold(service, job, Ending.FAILED, "node-lost", (-9,))
+    for _ in range(2):
+        assert service.engine.show(job).lost_gpu_seconds is None
+        assert service.engine.why(job).evidence[0] == "2 runs, 50 GPU-seconds received, preempted 0 times"
+        service.restart()
+    service.machine.unaware = set()
+    service.machine.say_begun(job, 2)
+    service.machine.end(job, Ending.FINISHED, steps=10.0)
+    service.settle()
+    assert service.engine.show(job).lost_gpu_seconds is None  # what is known of later runs does not make it known
+
+
+def test_a_run_that_says_nothing_and_does_all_its_work_loses_nothing(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.machine.unaware = {"1"}
+    [job] = service.submit(a_request())
+    service.pass_time(50)
+    end_untold(service, job, Ending.FINISHED, codes=(0,))
+    assert service.engine.show(job).lost_gpu_seconds == 0.0
+    assert service.engine.why(job).evidence[0].endswith("0 GPU-seconds of work lost")

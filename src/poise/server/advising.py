@@ -97,7 +97,8 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
         received = record.gpu_seconds + (0.0 if run is None else run.count * (now - run.started))
         times = f"{counted(record.launches, 'run')}, {_gpu_seconds(received)} received"
         preempted = f"preempted {counted(record.preemptions, 'time')}"
-        said.append(f"{times}, {preempted}, {_gpu_seconds(record.lost)} of work lost")
+        lost = "" if record.lost is None else f", {_gpu_seconds(record.lost)} of work lost"
+        said.append(f"{times}, {preempted}{lost}")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
         said.append(counted(record.failures, "failed run") + (f"; the last: {last.cause}" if last is not None else ""))

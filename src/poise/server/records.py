@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from poise.engine.live import Grip, RunEnded, RunProgressed
+from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
 from poise.model.cluster import Cluster, Holding, bits
 from poise.model.job import Job
 from poise.wire.request import Preemption, Request
@@ -71,6 +71,7 @@ class Record:
     faults      failed runs that count against its retries;  failures: all of them
     since       when it last began to wait, or to run
     steps       done as it last reported;  total: of how many;  checkpoint: steps that would survive
+    lost        GPU-seconds of work that was not kept; None: there was a run of which nobody knows what it did
     unsaved     the last run that was asked to leave kept nothing of what it did
     cause       why it failed or was cancelled, once it has
     """
@@ -91,7 +92,7 @@ class Record:
     waited: float = 0.0
     ran: float = 0.0
     gpu_seconds: float = 0.0
-    lost: float = 0.0
+    lost: float | None = 0.0
     since: float = 0.0
     started: float | None = None
     finished: float | None = None
@@ -170,6 +171,8 @@ class Record:
             if run.grip is Grip.LEAVE and run.attached is not None:
                 self.unsaved = news.steps <= run.begun
             self._count_lost(run, news.steps)
+        elif run.began is not None and news.how is not Ending.FINISHED:
+            self.lost = None
         self.restate()
 
     def _count_lost(self, run: RunRecord, kept: float) -> None:
@@ -177,7 +180,7 @@ class Record:
         done = max(self.steps, kept) - run.begun
         seconds = (run.released or run.ended or run.started) - (run.began or run.started)
         run.lost = run.count * max(seconds, 0.0) * ((done - (kept - run.begun)) / done) if done > 0 else 0.0
-        self.lost += run.lost
+        self.lost = None if self.lost is None else self.lost + run.lost
         self.steps = self.checkpoint = kept
         for later in self.runs:
             if later.epoch > run.epoch:  # it was launched before this one had left, and goes on from here

@@ -109,13 +109,16 @@ class Run(Wire):
 
 
 class JobDetail(Wire):
-    """Everything about a job. `request` is there for its owner and for operators."""
+    """Everything about a job. `request` is there for its owner and for operators.
+
+    lost_gpu_seconds   of work that was done and not kept; None: not known, as a run never reported any steps
+    """
 
     job: JobRow
     preemptions: int
     failures: int
     gpu_seconds: float
-    lost_gpu_seconds: float
+    lost_gpu_seconds: float | None
     steps: float
     total_steps: float | None
     checkpoint_steps: float | None
