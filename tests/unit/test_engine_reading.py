@@ -115,7 +115,7 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
     service.pass_time(10)
     assert service.engine.why(long).evidence == (
         "2 runs, 1 GPU-second received, preempted 1 time, 0 GPU-seconds of work lost",
-        "1 failed run; the last: traceback-from-crash",
+        "1 failed run; the last: traceback-from-crash, exit code 1",
         f"last run: preempted (outranked): job {short} ({short}, tenant alice) stands before it under the policy in force; "
         "it comes back by itself",
         "it can use v100; held of those: 1 GPU",

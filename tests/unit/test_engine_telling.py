@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tests.machine import ALICE, BOB, Service, a_request
+import pytest
+from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
-from poise.engine.live import Ending, RunEnded
+from poise.engine.live import Ending, RunEnded, RunOrder
 from poise.wire.views import Account, Happening, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -25,6 +26,13 @@ def end_untold(
     machine.tell(machine.ended[key])
     machine.begin_waiting()
     service.settle()
+
+
+class Unbegun(PretendWorld):
+    """Runs are launched, and do not get as far as to begin."""
+
+    def launch(self, order: RunOrder) -> None:
+        self._machine.alive[order.job, order.epoch] = order
 
 
 # GPUs of several types
@@ -110,3 +118,74 @@ def test_a_run_that_says_nothing_and_does_all_its_work_loses_nothing(tmp_path: P
     end_untold(service, job, Ending.FINISHED, codes=(0,))
     assert service.engine.show(job).lost_gpu_seconds == 0.0
     assert service.engine.why(job).evidence[0].endswith("0 GPU-seconds of work lost")
+
+
+# How runs ended
+
+
+def said_of(service: Service, job: str, kind: str) -> list[str]:
+    return [each.text for each in events(service, job=job) if each.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("codes", "says"),
+    [((3,), "exit code 3"), ((1, 1, -15), "exit codes 1, -15"), ((0, None), "exit code 0")],
+)
+def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
+    tmp_path: Path, codes: tuple[int | None, ...], says: str
+) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(a_request(retry={"on_errors": 0}))
+    end_untold(service, job, Ending.FAILED, "no-signature", codes)
+    assert said_of(service, job, "failed") == [f"run 1 failed: no-signature ({says})"]
+    assert service.engine.why(job).evidence[1] == f"1 failed run; the last: no-signature, {says}"
+
+
+def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
+    service = Service(tmp_path, world=Unbegun)
+    [job] = service.submit(a_request(setup=("false",)))
+    end_untold(service, job, Ending.FAILED, "no-signature", (None,))
+    assert said_of(service, job, "failed") == [
+        "run 1 failed: no-signature (setup failed); the next one starts its command again"
+    ]
+    assert service.engine.why(job).evidence[1] == "1 failed run; the last: no-signature, setup failed"
+
+
+def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Path) -> None:
+    service = Service(tmp_path, world=Unbegun)
+    [job] = service.submit(a_request())
+    end_untold(service, job, Ending.FAILED, "node-lost", (None,))
+    assert said_of(service, job, "failed") == ["run 1 failed: killed; the next one starts its command again"]
+    assert service.engine.why(job).evidence[1] == "1 failed run; the last: node-lost"
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [(None, "starts its command again"), (0.0, "goes on from step 0"), (1_200_000.0, "goes on from step 1,200,000")],
+)
+def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: float | None, says: str) -> None:
+    """The core counts a job that states its duration in seconds."""
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    [long] = service.submit(a_request(duration=1_000.0))
+    service.submit(a_request(duration=10.0))
+    service.pass_time(20)
+    assert service.machine.leaving == {(long, 1)}
+    if steps is None:
+        end_untold(service, long, Ending.YIELDED, "TERM", (-15,))
+    else:
+        service.machine.end(long, Ending.YIELDED, cause="TERM", steps=steps, code=-15)
+        service.settle()
+    assert said_of(service, long, "stopped") == [f"run 1 has left: TERM (exit code -15); the next one {says}"]
+
+
+def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    [long] = service.submit(a_request(duration=1_000.0))
+    [short] = service.submit(a_request(duration=10.0), by=BOB)
+    service.pass_time(20)
+    text = (
+        f"preempted (outranked): job {short} ({short}, tenant bob) stands before it under the policy in force; "
+        "it comes back by itself"
+    )
+    assert said_of(service, long, "preempted") == [text]
+    assert service.engine.show(long).runs[0].cause == text

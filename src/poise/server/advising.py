@@ -101,7 +101,8 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
         said.append(f"{times}, {preempted}{lost}")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
-        said.append(counted(record.failures, "failed run") + (f"; the last: {last.cause}" if last is not None else ""))
+        how = [] if last is None else [each for each in (last.cause, last.exit) if each]
+        said.append(counted(record.failures, "failed run") + (f"; the last: {', '.join(how)}" if how else ""))
     if record.runs and record.runs[-1].cause and record.state in {State.PAUSED, State.CHECKPOINTING}:
         said.append(f"last run: {record.runs[-1].cause}")
     return tuple(said)

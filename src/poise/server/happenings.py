@@ -11,7 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
-from poise.server.wishes import WHOLE
+from poise.server.wishes import LEAVES, WHOLE
 from poise.wire.views import Happening
 
 
@@ -26,7 +26,7 @@ def happenings(
         return Happening(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
 
     facts = (_fact(event, said.get(place, {}), told) for place, event in enumerate(entry.events))
-    wishes = (_wish(action, cluster, told) for action in entry.actions)
+    wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
     of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
     return [each for each in (of_all, *facts, *wishes) if each is not None]
 
@@ -59,28 +59,33 @@ def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | 
         case Finished():
             return told("finished", "job", event.job, f"run {event.epoch} finished: all work is done")
         case Failed():
-            why = f"{event.cause}{_codes(note)}"
-            return told("failed", "job", event.job, f"run {event.epoch} failed: {why}; it would go on from {event.steps:g}")
+            how = "" if event.cause.startswith("exit code") else _exit(note)
+            next_one = "" if event.final else _next(note)
+            return told("failed", "job", event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
         case Stopped():
-            how = f": {note['cause']}{_codes(note)}" if note.get("cause") else ""
-            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}; it goes on from {event.steps:g}")
+            how = f": {note['cause']}{_exit(note)}" if note.get("cause") else ""
+            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}{_next(note)}")
         case _:
             return None
 
 
-def _codes(note: Mapping[str, object]) -> str:
-    codes = note.get("codes")
-    return f" (exit {', '.join(map(str, codes))})" if isinstance(codes, list) and codes else ""
+def _exit(note: Mapping[str, object]) -> str:
+    return f" ({note['exit']})" if note.get("exit") else ""
 
 
-def _wish(action: Action, cluster: Cluster, told: _Told) -> Happening | None:
+def _next(note: Mapping[str, object]) -> str:
+    """Where the next run begins, in the job's own steps; a command that reported none is known to be started again."""
+    steps = note.get("steps")
+    return f"; the next one {'starts its command again' if steps is None else f'goes on from step {steps:,.10g}'}"
+
+
+def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _Told) -> Happening | None:
     match action:
         case Launch():
             where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
             return told("launched", "policy", action.job, f"run {action.epoch} is launched on {where}")
         case Preempt():
-            whom = "" if action.beneficiary is None else f" for job {action.beneficiary}"
-            return told("preempted", "policy", action.job, f"run {action.epoch} is asked to leave{whom} ({action.why})")
+            return told("preempted", "policy", action.job, leaves.get(action.job, f"preempted ({action.why})"))
         case Reject() | Abandon() | Cancel():
             return told("given-up", "policy", action.job, action.reason)
         case Remark():

@@ -17,6 +17,8 @@ from poise.wire.views import Flag, Run, State
 
 MOST_RUNS = 50
 """Runs of a job that are kept one by one; totals count all."""
+LOST = "node-lost"
+"""Cause of death of a run that went with its runner, or with the machine."""
 SIGNALS = ("TERM", "KILL")
 """How a run was made to leave that did not by itself."""
 
@@ -54,6 +56,15 @@ class RunRecord:
     def gpu_type(self) -> str:
         """Of its GPUs: `v100`, or `v100+k80` if they are mixed."""
         return "+".join(self.by_type)
+
+    @property
+    def exit(self) -> str | None:
+        """How its processes ended, for people; None: that is not known."""
+        codes = [str(code) for code in dict.fromkeys(self.codes) if code is not None]
+        if codes:
+            return f"exit code{'s' * (len(codes) > 1)} {', '.join(codes)}"
+        never_began = self.how == Ending.FAILED and self.codes and self.began is None
+        return "setup failed" if never_began and self.cause != LOST else None
 
     def view(self) -> Run:
         """For people."""

@@ -24,7 +24,7 @@ from poise.server.intake import Intake
 from poise.server.records import Record, RunRecord, places, type_counts
 from poise.server.store import Changes, JobRowText, told_of
 from poise.server.tally import Tally
-from poise.server.wishes import WHOLE, Weigh, weight_note
+from poise.server.wishes import LEAVES, WHOLE, Weigh, weight_note
 from poise.wire.views import Flag, State
 
 _FLAGS = {
@@ -160,7 +160,9 @@ class Situation:
         changes.jobs = [self._row(record, request) for record, request in facts.arrivals]
         if answer.actions is not None:
             changes.entry = entry_line(Entry(answer.now, tuple(facts.events), answer.actions))
-            changes.notes = json.dumps(facts.notes, separators=(",", ":")) if facts.notes else None
+            told = {job: notice.text for job, _, notice in answer.orders.leaves}
+            notes = facts.notes | ({LEAVES: told} if told else {})
+            changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
             changes.mentions = answer.concerned | told_of(facts.notes.get(WHOLE, {}))
         self._keep(changes, (answer.concerned | facts.touched) - new)
         changes.reweighed = facts.reweighed

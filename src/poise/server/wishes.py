@@ -58,7 +58,9 @@ class Adopt:
 
 Wish = Submit | Change | Weigh | Adopt
 WHOLE = -1
-"""Place of a note on an instant as a whole; those on its events have the places of those."""
+"""Place of the note on an instant as a whole; those on its events have the places of those."""
+LEAVES = -2
+"""Place of what the runs were told that are to leave, by job."""
 
 
 def policy_note(by: str, before: str, after: str) -> dict[str, Any]:
