@@ -53,7 +53,7 @@ def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service
     assert paged(service, frozenset({State.FAILED}), app="none") == []
     assert len(paged(service, frozenset({State.FAILED}), app="odd", tenant="bob")) == 3
     assert paged(service, frozenset({State.CANCELLED})) == []
-    assert queue(service).counts == {"SUCCEEDED": 5, "FAILED": 4}
+    assert service.engine.states() == {"SUCCEEDED": 5, "FAILED": 4}
 
 
 def test_the_queue_goes_from_those_that_run_to_those_that_have_ended(service: Service) -> None:

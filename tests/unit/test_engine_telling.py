@@ -6,7 +6,7 @@ import pytest
 from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
 from poise.engine.live import Ending, RunEnded, RunOrder
-from poise.wire.views import Account, Happening, Role
+from poise.wire.views import Account, Happening, Role, State
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
 
@@ -189,3 +189,30 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
     )
     assert said_of(service, long, "preempted") == [text]
     assert service.engine.show(long).runs[0].cause == text
+
+
+# How many there are of those that were asked for
+
+
+def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="v100:2")
+    over = service.submit(a_request(app="one"), a_request(app="two"), by=ALICE)
+    for job in over:
+        service.machine.end(job, Ending.FINISHED)
+        service.settle()
+    service.submit(*[a_request(app="one", hold=True) for _ in range(3)], by=BOB)
+    service.submit(a_request(app="one"), a_request(app="two", gpus=2), by=ALICE)
+
+    def counts(states: frozenset[State] = frozenset(), **which: str) -> dict[str, int]:
+        given = {"tenant": None, "app": None} | which
+        page = service.engine.queue(states=states, **given, limit=1, offset=0)
+        assert page.total == sum(page.counts.values())
+        return page.counts
+
+    assert counts() == {"PENDING": 4, "RUNNING": 1}
+    assert counts(tenant="bob") == {"PENDING": 3}
+    assert counts(app="one") == {"PENDING": 3, "RUNNING": 1}
+    assert counts(frozenset(State)) == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
+    assert counts(frozenset({State.SUCCEEDED, State.RUNNING}), app="one") == {"RUNNING": 1, "SUCCEEDED": 1}
+    assert counts(frozenset({State.SUCCEEDED}), tenant="bob") == {}
+    assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}

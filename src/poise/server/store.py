@@ -12,6 +12,7 @@ Everything that a decision changes is committed at once, before any of it is car
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -284,10 +285,10 @@ class Reader:
         )
         return [JobRowText(*row) for row in rows]
 
-    def ended_count(self, wanted: "Ended") -> int:
-        """How many have."""
+    def ended_counts(self, wanted: "Ended") -> Counter[str]:
+        """How many have, by their final state."""
         where, values = wanted.condition()
-        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE {where}", values).fetchone()[0])
+        return Counter(dict(self._db.execute(f"SELECT {_STATE}, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
 
     def entries(self, named: "Named", *, after: int, limit: int) -> list["Written"]:
         """Entries after a number, in order."""

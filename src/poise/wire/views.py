@@ -130,7 +130,10 @@ class JobDetail(Wire):
 
 
 class Queue(Wire):
-    """Jobs in scheduling order: those that hold GPUs, then those that wait; `total` is how many there are in all."""
+    """Jobs in scheduling order: those that hold GPUs, then those that wait.
+
+    total    how many there are of those that were asked for, on all pages;  counts: the same by state
+    """
 
     jobs: tuple[JobRow, ...]
     total: int
