@@ -6,6 +6,8 @@ import pytest
 from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
 from poise.engine.live import Ending, RunEnded, RunOrder
+from poise.policies.catalogue import POLICIES
+from poise.server.advising import RESIZING
 from poise.wire.views import Account, Happening, Role, State
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -216,3 +218,33 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     assert counts(frozenset({State.SUCCEEDED, State.RUNNING}), app="one") == {"RUNNING": 1, "SUCCEEDED": 1}
     assert counts(frozenset({State.SUCCEEDED}), tenant="bob") == {}
     assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
+
+
+# What would help
+
+
+def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service.submit(a_request(preemption="never"))
+    service.submit(*[a_request(gpus=3, preemption="never")], by=BOB)
+    [job] = service.submit(a_request())
+    why = service.engine.why(job)
+    assert why.reason.code == "tenant-share"
+    assert why.advice == (
+        "it starts when jobs of tenant alice that hold GPUs end, "
+        "or an admin raises its share: poise shares --set alice=WEIGHT"
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_elastic_job_is_told_which_policies_would_let_it_begin_smaller(tmp_path: Path, policy: str) -> None:
+    service = Service(tmp_path, policy=policy, cluster="v100:4")
+    service.submit(a_request(gpus=3, preemption="never", duration=10_000.0))
+    [job] = service.submit(a_request(gpus=2, min_gpus=1, max_gpus=2, duration=1_000.0), by=BOB)
+    for _ in range(3):
+        service.pass_time(600)
+    assert (service.engine.show(job).job.gpus == 1) == (policy in RESIZING)
+    if policy not in RESIZING:
+        assert service.engine.why(job).advice == (
+            f"policy {policy} gives it 2 GPUs or none: submit it with -g 1, or ask an admin for optimus or themis"
+        )

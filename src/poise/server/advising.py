@@ -4,7 +4,6 @@ from collections import Counter
 from heapq import nsmallest
 
 from poise.core.reasons import Code, Reason
-from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
 from poise.engine.live import Ending
 from poise.model.job import Yields
@@ -17,6 +16,8 @@ from poise.wire.views import State
 _CODES = {Cause.ORDER: Code.ORDER, Cause.FRAGMENTATION: Code.FRAGMENTATION, Cause.CAPACITY: Code.CAPACITY}
 MOST_HOLDERS = 3
 """Jobs that are named as holding what another one waits for."""
+RESIZING = ("optimus", "themis")
+"""Policies that let an elastic job begin with fewer GPUs than it would like to have."""
 
 
 def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
@@ -163,23 +164,37 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     if situation.scheduler.backs_off_until(job.id) is not None:
         return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
-        return _smaller(situation.scheduler, record)
-    if code in {Code.ORDER, Code.SHARE}:
+        return _smaller(situation, record)
+    if code == Code.ORDER:
         return "nothing to do: it gets its turn as those ahead of it have had theirs"
+    if code == Code.SHARE:
+        raised = f"or an admin raises its share: poise shares --set {job.tenant}=WEIGHT"
+        return f"it starts when jobs of tenant {job.tenant} that hold GPUs end, {raised}"
     return None
 
 
-def _smaller(scheduler: Scheduler, record: Record) -> str:
+def _smaller(situation: Situation, record: Record) -> str:
     """What would fit right now, if anything would."""
-    state, job = scheduler.state, record.job
+    state, job = situation.scheduler.state, record.job
     free = dict(zip(state.topology.types, state.free.idle, strict=True))
     other = [name for name, idle in free.items() if job.gpu_types and name not in job.gpu_types and idle >= job.gpus]
     if other:
         return f"allow {' or '.join(other)} as well: enough GPUs are free there now"
     most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
+    if job.min_gpus is not None and job.min_gpus <= most < job.gpus:
+        return _elastic(situation.header.policy, job.gpus, most)
     if 0 < most < job.gpus:
         return f"with {counted(most, 'GPU')} it could start now"
     return "nothing to do: it starts when enough GPUs come free"
+
+
+def _elastic(policy: str, gpus: int, most: int) -> str:
+    """Of a job that would do with what is free, and is not given it."""
+    name = policy.split("+")[0].split(":")[0]
+    if name in RESIZING:
+        return f"nothing to do: policy {name} looks for a number of GPUs for it when it plans again"
+    others = " or ".join(RESIZING)
+    return f"policy {name} gives it {counted(gpus, 'GPU')} or none: submit it with -g {most}, or ask an admin for {others}"
 
 
 def _look(record: Record) -> str | None:
