@@ -143,6 +143,16 @@ def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
     assert service.engine.why(job).evidence[1] == f"1 failed run; the last: no-signature, {says}"
 
 
+def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(a_request())
+    end_untold(service, job, Ending.FAILED, "import-error")
+    assert [each.text for each in events(service, job=job)][-2:] == [
+        "run 1 failed: import-error (exit code 1)",
+        "run 1 failed: import-error, which no retry heals",
+    ]
+
+
 def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
     service = Service(tmp_path, world=Unbegun)
     [job] = service.submit(a_request(setup=("false",)))

@@ -1,7 +1,7 @@
 """The journal as sentences: who did what to which job, and why. A view, not a second record."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Remark
@@ -25,7 +25,8 @@ def happenings(
         tenant = None if job is None else tenants.get(job)
         return Happening(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
 
-    facts = (_fact(event, said.get(place, {}), told) for place, event in enumerate(entry.events))
+    over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
+    facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
     wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
     of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
     return [each for each in (of_all, *facts, *wishes) if each is not None]
@@ -44,7 +45,8 @@ def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
 _Told = Callable[[str, str, str | None, str], Happening]
 
 
-def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | None:
+def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told) -> Happening | None:
+    """`over`: jobs that are given up in the same instant."""
     by = str(note.get("by", "its owner"))
     match event:
         case Submitted():
@@ -60,7 +62,7 @@ def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | 
             return told("finished", "job", event.job, f"run {event.epoch} finished: all work is done")
         case Failed():
             how = "" if event.cause.startswith("exit code") else _exit(note)
-            next_one = "" if event.final else _next(note)
+            next_one = "" if event.final or event.job in over else _next(note)
             return told("failed", "job", event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
         case Stopped():
             how = f": {note['cause']}{_exit(note)}" if note.get("cause") else ""
