@@ -56,7 +56,7 @@ def page_of(situation: Situation, wanted: Wanted, *, limit: int, offset: int) ->
         names, counts = _everybody(situation, places), situation.tally.states.copy()
     else:
         match = wanted.among(situation)
-        names, counts = _sorted(situation, match, places), Counter(situation.records[name].state.value for name in match)
+        names, counts = _sorted(situation, match, places), situation.tally.among(match)
     return Page(list(islice(names, offset, offset + limit)), places, counts)
 
 

@@ -1,6 +1,7 @@
 """How many jobs are in which state, and who holds how many GPUs: kept up to date, so that nobody has to count all jobs."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +55,11 @@ class Tally:
     def held(self) -> Held:
         """GPUs that are held now."""
         return Held(self.by_type.total(), self._held)
+
+    def among(self, jobs: Iterable[str]) -> Counter[str]:
+        """How many of these jobs are in which state."""
+        known = self._known
+        return Counter([known[job].state for job in jobs])
 
     def count(self, record: Record) -> None:
         """Count a job as it stands now, and no more as it stood before."""
