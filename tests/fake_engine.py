@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -113,9 +114,7 @@ class FakeEngine:
             and tenant in {None, each.tenant}
             and app in {None, each.request.app}
         }
-        counts: dict[str, int] = {}
-        for each in self.jobs.values():
-            counts[each.state.value] = counts.get(each.state.value, 0) + 1
+        counts = dict(Counter(each.state.value for each in kept.values()))
         names = list(kept)[offset : offset + limit]
         return Queue(jobs=tuple(self._row(job, kept[job]) for job in names), total=len(kept), counts=counts)
 
@@ -160,6 +159,10 @@ class FakeEngine:
         first = max(0, len(self.happened) + after) if after < 0 else after
         found = [each for each in self.happened[first:] if job in {None, each.job} and tenant in {None, each.tenant}][:limit]
         return Events(events=tuple(found), next=found[-1].number if found else first)
+
+    def states(self) -> dict[str, int]:
+        self._may_fail()
+        return dict(Counter(each.state.value for each in self.jobs.values()))
 
     def reasons(self) -> dict[str, int]:
         return {"capacity": len(self.jobs)}

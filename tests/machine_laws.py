@@ -121,5 +121,5 @@ def check_books(service: Service, jobs: list[str]) -> None:
         assert each.job.waited + each.job.ran == pytest.approx(life), job
         assert (history.jobs[job].status is Status.FINISHED) == (each.job.state is State.SUCCEEDED), job
         assert each.job.state is not State.SUCCEEDED or job in service.machine.finished, job
-        assert each.lost_gpu_seconds <= each.gpu_seconds + 1e-9, job
+        assert (each.lost_gpu_seconds or 0.0) <= each.gpu_seconds + 1e-9, job
     assert sorted(row.id for row in paged(service, frozenset(State), 7)) == sorted(jobs)

@@ -57,7 +57,7 @@ def test_a_victim_is_told_who_benefits_and_comes_back_by_itself(service: Service
     for _ in range(3):
         service.pass_time(10)
     told = [each.text for each in service.engine.events(after=0, job=first, tenant=None, limit=50).events]
-    assert any(f"for job {second}" in text for text in told)
+    assert any(f"preempted (outranked): job {second} (newcomer, tenant bob)" in text for text in told)
     assert service.engine.show(first).runs[0].cause == (
         f"preempted (outranked): job {second} (newcomer, tenant bob) stands before it under the policy in force;"
         " it comes back by itself"

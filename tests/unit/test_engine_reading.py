@@ -53,7 +53,7 @@ def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service
     assert paged(service, frozenset({State.FAILED}), app="none") == []
     assert len(paged(service, frozenset({State.FAILED}), app="odd", tenant="bob")) == 3
     assert paged(service, frozenset({State.CANCELLED})) == []
-    assert queue(service).counts == {"SUCCEEDED": 5, "FAILED": 4}
+    assert service.engine.states() == {"SUCCEEDED": 5, "FAILED": 4}
 
 
 def test_the_queue_goes_from_those_that_run_to_those_that_have_ended(service: Service) -> None:
@@ -115,7 +115,7 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
     service.pass_time(10)
     assert service.engine.why(long).evidence == (
         "2 runs, 1 GPU-second received, preempted 1 time, 0 GPU-seconds of work lost",
-        "1 failed run; the last: traceback-from-crash",
+        "1 failed run; the last: traceback-from-crash, exit code 1",
         f"last run: preempted (outranked): job {short} ({short}, tenant alice) stands before it under the policy in force; "
         "it comes back by itself",
         "it can use v100; held of those: 1 GPU",
@@ -206,5 +206,6 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
     before = told(events(service))
     service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
     service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
-    assert told(events(service)) == before
-    assert told(events(service, -100)) == before
+    new = [(None, "weight-changed"), (None, "policy-changed")]
+    assert told(events(service)) == [*before, *new]
+    assert told(events(service, -100)) == [*before, *new]

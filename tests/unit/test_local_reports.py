@@ -49,7 +49,7 @@ def test_no_report_stops_the_service_or_what_it_keeps(tmp_path: Path, field: str
     row = service.loop.store.reader().job(job)
     assert row is not None
     json.loads(row.record, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert isfinite(Record.read(service.engine._record(job)[0].job, row.record).lost)
+    assert isfinite(Record.read(service.engine._record(job)[0].job, row.record).lost or 0.0)
 
 
 def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from collections import Counter
 from heapq import nsmallest
 
 from poise.core.reasons import Code, Reason
-from poise.core.scheduler import Scheduler
 from poise.core.waiting import Cause
 from poise.engine.live import Ending
 from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
-from poise.server.records import Record, RunRecord
+from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
 from poise.wire.views import State
@@ -17,6 +16,8 @@ from poise.wire.views import State
 _CODES = {Cause.ORDER: Code.ORDER, Cause.FRAGMENTATION: Code.FRAGMENTATION, Cause.CAPACITY: Code.CAPACITY}
 MOST_HOLDERS = 3
 """Jobs that are named as holding what another one waits for."""
+RESIZING = ("optimus", "themis")
+"""Policies that let an elastic job begin with fewer GPUs than it would like to have."""
 
 
 def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
@@ -100,10 +101,12 @@ def _past(record: Record, now: float) -> tuple[str, ...]:
         received = record.gpu_seconds + (0.0 if run is None else run.count * (now - run.started))
         times = f"{counted(record.launches, 'run')}, {_gpu_seconds(received)} received"
         preempted = f"preempted {counted(record.preemptions, 'time')}"
-        said.append(f"{times}, {preempted}, {_gpu_seconds(record.lost)} of work lost")
+        lost = "" if record.lost is None else f", {_gpu_seconds(record.lost)} of work lost"
+        said.append(f"{times}, {preempted}{lost}")
     if record.failures:
         last = next((run for run in reversed(record.runs) if run.how == "failed"), None)
-        said.append(counted(record.failures, "failed run") + (f"; the last: {last.cause}" if last is not None else ""))
+        how = [] if last is None else [each for each in (last.cause, last.exit) if each]
+        said.append(counted(record.failures, "failed run") + (f"; the last: {', '.join(how)}" if how else ""))
     if record.runs and record.runs[-1].cause and record.state in {State.PAUSED, State.CHECKPOINTING}:
         said.append(f"last run: {record.runs[-1].cause}")
     return tuple(said)
@@ -133,9 +136,9 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
     tally = situation.tally
     holders = (situation.records[name] for name in situation.running)
-    using = [(each, run) for each in holders if (run := each.current) is not None and run.gpu_type in usable]
-    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-pair[1].count, pair[0].job.submitted))
-    named = ", ".join(_holder(each, run, _stays(situation, each, now) is not None) for each, run in most)
+    using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
+    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
+    named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in most)
     held = sum(tally.by_type[each] for each in usable)
     said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
@@ -145,8 +148,15 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     return tuple(said)
 
 
-def _holder(record: Record, run: RunRecord, stays: bool) -> str:
-    return f"job {record.job.id} (tenant {record.job.tenant}, {run.count} {run.gpu_type}{', not preempted' * stays})"
+def _held_of(record: Record, usable: list[str]) -> dict[str, int]:
+    """GPUs that it holds of those types."""
+    held = {} if record.current is None else record.current.by_type
+    return {gpu_type: count for gpu_type, count in held.items() if gpu_type in usable}
+
+
+def _holder(record: Record, gpus: dict[str, int], stays: bool) -> str:
+    held = " and ".join(f"{count} {gpu_type}" for gpu_type, count in gpus.items())
+    return f"job {record.job.id} (tenant {record.job.tenant}, {held}{', not preempted' * stays})"
 
 
 def _advice(situation: Situation, record: Record, code: str) -> str | None:
@@ -159,23 +169,37 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     if situation.scheduler.backs_off_until(job.id) is not None:
         return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
-        return _smaller(situation.scheduler, record)
-    if code in {Code.ORDER, Code.SHARE}:
+        return _smaller(situation, record)
+    if code == Code.ORDER:
         return "nothing to do: it gets its turn as those ahead of it have had theirs"
+    if code == Code.SHARE:
+        raised = f"or an admin raises its share: poise shares --set {job.tenant}=WEIGHT"
+        return f"it starts when jobs of tenant {job.tenant} that hold GPUs end, {raised}"
     return None
 
 
-def _smaller(scheduler: Scheduler, record: Record) -> str:
+def _smaller(situation: Situation, record: Record) -> str:
     """What would fit right now, if anything would."""
-    state, job = scheduler.state, record.job
+    state, job = situation.scheduler.state, record.job
     free = dict(zip(state.topology.types, state.free.idle, strict=True))
     other = [name for name, idle in free.items() if job.gpu_types and name not in job.gpu_types and idle >= job.gpus]
     if other:
         return f"allow {' or '.join(other)} as well: enough GPUs are free there now"
     most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
+    if job.min_gpus is not None and job.min_gpus <= most < job.gpus:
+        return _elastic(situation.header.policy, job.gpus, most)
     if 0 < most < job.gpus:
         return f"with {counted(most, 'GPU')} it could start now"
     return "nothing to do: it starts when enough GPUs come free"
+
+
+def _elastic(policy: str, gpus: int, most: int) -> str:
+    """Of a job that would do with what is free, and is not given it."""
+    name = policy.split("+")[0].split(":")[0]
+    if name in RESIZING:
+        return f"nothing to do: policy {name} looks for a number of GPUs for it when it plans again"
+    others = " or ".join(RESIZING)
+    return f"policy {name} gives it {counted(gpus, 'GPU')} or none: submit it with -g {most}, or ask an admin for {others}"
 
 
 def _look(record: Record) -> str | None:

@@ -368,8 +368,10 @@ class Loop:
         now = self.clock.now()
         if isinstance(wish, Weigh) and wish.tenant not in self.situation.tally.jobs:  # there is nobody to decide about
             with self.lock:
-                changes = self.situation.weigh(now, wish.tenant, wish.weight)
-            self._commit([changes])
+                answer = self.situation.weigh(now, wish)
+            self._last = now
+            self._commit([self.situation.changes(answer)])
+            self._carry_out(answer.orders)
             grant(wish.reply, None)
             return
         try:

@@ -1,7 +1,8 @@
 """The journal as sentences: who did what to which job, and why. A view, not a second record."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
 
 from poise.model.action import Abandon, Action, Cancel, Launch, Preempt, Reject, Remark
 from poise.model.cluster import Cluster
@@ -10,6 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
+from poise.server.wishes import LEAVES, WHOLE
 from poise.wire.views import Happening
 
 
@@ -23,15 +25,28 @@ def happenings(
         tenant = None if job is None else tenants.get(job)
         return Happening(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
 
-    facts = (_fact(event, said.get(place, {}), told) for place, event in enumerate(entry.events))
-    wishes = (_wish(action, cluster, told) for action in entry.actions)
-    return [each for each in (*facts, *wishes) if each is not None]
+    over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
+    facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
+    wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
+    of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
+    return [each for each in (of_all, *facts, *wishes) if each is not None]
+
+
+def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
+    """What somebody changed for everybody."""
+    tenant = note.get("tenant")
+    if tenant is None:
+        kind, text = "policy-changed", f"policy {note['policy']} from now on; before: {note['before']}"
+    else:
+        kind, text = "weight-changed", f"weighs {note['weight']:g} from now on; before: {note['before']:g}"
+    return Happening(number=number, time=now, actor=note["by"], kind=kind, job=None, tenant=tenant, text=text)
 
 
 _Told = Callable[[str, str, str | None, str], Happening]
 
 
-def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | None:
+def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told) -> Happening | None:
+    """`over`: jobs that are given up in the same instant."""
     by = str(note.get("by", "its owner"))
     match event:
         case Submitted():
@@ -46,28 +61,33 @@ def _fact(event: Event, note: Mapping[str, object], told: _Told) -> Happening | 
         case Finished():
             return told("finished", "job", event.job, f"run {event.epoch} finished: all work is done")
         case Failed():
-            why = f"{event.cause}{_codes(note)}"
-            return told("failed", "job", event.job, f"run {event.epoch} failed: {why}; it would go on from {event.steps:g}")
+            how = "" if event.cause.startswith("exit code") else _exit(note)
+            next_one = "" if event.final or event.job in over else _next(note)
+            return told("failed", "job", event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
         case Stopped():
-            how = f": {note['cause']}{_codes(note)}" if note.get("cause") else ""
-            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}; it goes on from {event.steps:g}")
+            how = f": {note['cause']}{_exit(note)}" if note.get("cause") else ""
+            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}{_next(note)}")
         case _:
             return None
 
 
-def _codes(note: Mapping[str, object]) -> str:
-    codes = note.get("codes")
-    return f" (exit {', '.join(map(str, codes))})" if isinstance(codes, list) and codes else ""
+def _exit(note: Mapping[str, object]) -> str:
+    return f" ({note['exit']})" if note.get("exit") else ""
 
 
-def _wish(action: Action, cluster: Cluster, told: _Told) -> Happening | None:
+def _next(note: Mapping[str, object]) -> str:
+    """Where the next run begins, in the job's own steps; a command that reported none is known to be started again."""
+    steps = note.get("steps")
+    return f"; the next one {'starts its command again' if steps is None else f'goes on from step {steps:,.10g}'}"
+
+
+def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _Told) -> Happening | None:
     match action:
         case Launch():
             where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
             return told("launched", "policy", action.job, f"run {action.epoch} is launched on {where}")
         case Preempt():
-            whom = "" if action.beneficiary is None else f" for job {action.beneficiary}"
-            return told("preempted", "policy", action.job, f"run {action.epoch} is asked to leave{whom} ({action.why})")
+            return told("preempted", "policy", action.job, leaves.get(action.job, f"preempted ({action.why})"))
         case Reject() | Abandon() | Cancel():
             return told("given-up", "policy", action.job, action.reason)
         case Remark():

@@ -8,7 +8,7 @@ from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progr
 from poise.model.failures import Verdict, verdict
 from poise.server.intake import job_of
 from poise.server.parts import Parts
-from poise.server.records import Record
+from poise.server.records import LOST, Record
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Facts, Situation
 from poise.server.store import Store
@@ -24,10 +24,8 @@ LOSS_EVERY = 30.0
 """Seconds between two reports of a job's loss to the core."""
 
 KILLED = "killed"
-"""Cause of death of a run that somebody killed from outside: not its own fault, and no reason to wait."""
-LOST = "node-lost"
-"""Of a run that went with its runner, or with the machine. This service runs on that machine, so it is back: nor is that
-a reason to wait, unless no runner could be started at all (a run without replicas)."""
+"""Cause of death of a run that somebody killed from outside: not its own fault, and no reason to wait. So is what went
+with its runner, unless no runner could be started at all (a run without replicas)."""
 OVERDUE = "max-duration"
 """Of a job that has run for as long as it may."""
 
@@ -171,7 +169,7 @@ class Instant:
         self.facts.touched.add(news.job)
         if record.finished is not None or news.job in self._finished:
             return
-        note: dict[str, object] = {"codes": news.codes, "cause": news.cause}
+        note: dict[str, object] = {"codes": news.codes, "exit": run.exit, "cause": news.cause, "steps": news.steps}
         if news.how is Ending.FINISHED:
             self._finished.add(news.job)
             self.facts.add(Finished(news.job, news.epoch), **note)
@@ -184,7 +182,7 @@ class Instant:
         """A run died by itself; how often that is forgiven depends on whose fault it was."""
         yielded = news.how is Ending.YIELDED
         cause = "job-preempted" if yielded else news.cause or "no-signature"
-        if cause == LOST and news.codes:
+        if cause == LOST and news.codes:  # this service runs on the machine that was lost, so it is back: no reason to wait
             cause = KILLED
         forgiven = next((code for code in map(_shell_code, news.codes) if code in record.forgiven), None)
         if forgiven is not None and cause != OVERDUE:

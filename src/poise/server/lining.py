@@ -1,5 +1,6 @@
 """The queue, a page at a time: jobs that hold GPUs, then those that wait, as they stand in line, then those held back."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import filterfalse, islice
@@ -40,11 +41,11 @@ class Wanted:
 
 
 class Page(NamedTuple):
-    """Some jobs, the places in line of those that are among the first, and how many there are on all pages."""
+    """Some jobs, the places in line of those that are among the first, and how many there are on all pages, by state."""
 
     names: list[str]
     places: dict[str, int]
-    total: int
+    counts: Counter[str]
 
 
 def page_of(situation: Situation, wanted: Wanted, *, limit: int, offset: int) -> Page:
@@ -52,11 +53,11 @@ def page_of(situation: Situation, wanted: Wanted, *, limit: int, offset: int) ->
     most = min(limit + offset, IN_LINE) if wanted.is_everything else IN_LINE
     places = places_of(situation, most)
     if wanted.is_everything:
-        names, total = _everybody(situation, places), len(situation.records)
+        names, counts = _everybody(situation, places), situation.tally.states.copy()
     else:
         match = wanted.among(situation)
-        names, total = _sorted(situation, match, places), len(match)
-    return Page(list(islice(names, offset, offset + limit)), places, total)
+        names, counts = _sorted(situation, match, places), situation.tally.among(match)
+    return Page(list(islice(names, offset, offset + limit)), places, counts)
 
 
 def places_of(situation: Situation, most: int = IN_LINE) -> dict[str, int]:

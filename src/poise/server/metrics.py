@@ -114,7 +114,7 @@ class EngineGauges:
 
     def _jobs(self) -> Metric:
         family = GaugeMetricFamily("poise_jobs", "Jobs by state", labels=("state",))
-        counts = self._engine.queue(states=frozenset(), tenant=None, app=None, limit=1, offset=0).counts
+        counts = self._engine.states()
         for state in State:
             family.add_metric((state.value,), counts.get(state.value, 0))
         return family

@@ -16,7 +16,7 @@ from poise.server.parts import Parts
 from poise.server.records import Record
 from poise.server.situation import Answer, Books, Facts, Situation
 from poise.server.store import JobRowText
-from poise.server.wishes import Adopt, Weigh
+from poise.server.wishes import WHOLE, Adopt, Weigh, policy_note, weight_note
 
 _NOBODY_LOOKS = nullcontext()
 
@@ -116,11 +116,15 @@ def renewed(
     """
     header = replace(before.header, policy=wish.policy) if isinstance(wish, Adopt) else before.header
     with lock:
+        weight = before.weight_of(wish.tenant) if isinstance(wish, Weigh) else 1.0
         reweighed = before.reweigh(wish.tenant, wish.weight) if isinstance(wish, Weigh) else {}
     situation, answer = _carried_over(parts, before, header, now, lock)
     answer.facts.reweighed = reweighed
     if isinstance(wish, Weigh):
         answer.tenants.add(wish.tenant)
+        answer.facts.notes[WHOLE] = weight_note(wish, weight)
+    elif wish is not None:
+        answer.facts.notes[WHOLE] = policy_note(wish.by.name, before.header.policy, header.policy)
     return situation, answer
 
 
@@ -151,4 +155,6 @@ def _carried_over(
         facts.events += told
         carried.append(fact)
     facts.events += carried
+    if header.policy != before.header.policy:
+        facts.notes[WHOLE] = policy_note("service", before.header.policy, header.policy)
     return situation, situation.begin(now, facts, lock)

@@ -1,6 +1,7 @@
 """The engine as the API sees it: wishes go into the loop, answers are read off the situation and the store."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -105,19 +106,19 @@ class LiveEngine:
         """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
         wants_ended = any(state.is_final for state in states)
         with self._loop.lock:
-            counts = self._loop.situation.tally.states + self._loop.situation.ended
             situation = self._loop.situation
             page = page_of(situation, Wanted(states, tenant, app), limit=limit, offset=offset)
             rows = [self._row(situation.records[name], page.places.get(name)) for name in page.names]
-            total = page.total
+        counts, before = page.counts, page.counts.total()
         if wants_ended:
             reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app)
-            found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - total))
+            found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - before))
             listed = {row.id for row in rows}  # of these some may have ended since
-            ended = [each for each in found if each.id not in listed]
-            rows += [self._ended_row(_read(each)) for each in ended]
-            total += reader.ended_count(wanted) - (len(found) - len(ended))
-        return Queue(jobs=tuple(rows), total=total, counts=dict(counts))
+            ended = [_read(each) for each in found]
+            rows += [self._ended_row(each) for each in ended if each.job.id not in listed]
+            counts += reader.ended_counts(wanted)
+            counts -= Counter(each.state.value for each in ended if each.job.id in listed)
+        return Queue(jobs=tuple(rows), total=counts.total(), counts=dict(counts))
 
     def _row(self, record: Record, position: int | None) -> JobRow:
         situation = self._loop.situation
@@ -175,6 +176,11 @@ class LiveEngine:
             self.owner(job)
         telling = Telling(self._reader(), Named(job, tenant))
         return telling.latest(min(-after, limit)) if after < 0 else telling.after(after, limit)
+
+    def states(self) -> dict[str, int]:
+        """How many jobs are in which state, ended ones too."""
+        with self._loop.lock:
+            return dict(self._loop.situation.tally.states + self._loop.situation.ended)
 
     def reasons(self) -> dict[str, int]:
         """How many jobs that have not ended have which reason."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from poise.engine.live import Grip, RunEnded, RunProgressed
+from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
 from poise.model.cluster import Cluster, Holding, bits
 from poise.model.job import Job
 from poise.wire.request import Preemption, Request
@@ -17,6 +17,8 @@ from poise.wire.views import Flag, Run, State
 
 MOST_RUNS = 50
 """Runs of a job that are kept one by one; totals count all."""
+LOST = "node-lost"
+"""Cause of death of a run that went with its runner, or with the machine."""
 SIGNALS = ("TERM", "KILL")
 """How a run was made to leave that did not by itself."""
 
@@ -30,13 +32,14 @@ class RunRecord:
     released   the core took its GPUs back
     ended      its processes were gone
     grip       what is wanted of it
+    by_type    how many of its GPUs are of which type
     """
 
     epoch: int
     started: float
     gpus: dict[str, tuple[int, ...]]
     count: int
-    gpu_type: str
+    by_type: dict[str, int]
     begun: float
     began: float | None = None
     attached: float | None = None
@@ -48,6 +51,20 @@ class RunRecord:
     kept: float | None = None
     lost: float | None = None
     grip: Grip = Grip.RUN
+
+    @property
+    def gpu_type(self) -> str:
+        """Of its GPUs: `v100`, or `v100+k80` if they are mixed."""
+        return "+".join(self.by_type)
+
+    @property
+    def exit(self) -> str | None:
+        """How its processes ended, for people; None: that is not known."""
+        codes = [str(code) for code in dict.fromkeys(self.codes) if code is not None]
+        if codes:
+            return f"exit code{'s' * (len(codes) > 1)} {', '.join(codes)}"
+        never_began = self.how == Ending.FAILED and self.codes and self.began is None
+        return "setup failed" if never_began and self.cause != LOST else None
 
     def view(self) -> Run:
         """For people."""
@@ -65,6 +82,7 @@ class Record:
     faults      failed runs that count against its retries;  failures: all of them
     since       when it last began to wait, or to run
     steps       done as it last reported;  total: of how many;  checkpoint: steps that would survive
+    lost        GPU-seconds of work that was not kept; None: there was a run of which nobody knows what it did
     unsaved     the last run that was asked to leave kept nothing of what it did
     cause       why it failed or was cancelled, once it has
     """
@@ -85,7 +103,7 @@ class Record:
     waited: float = 0.0
     ran: float = 0.0
     gpu_seconds: float = 0.0
-    lost: float = 0.0
+    lost: float | None = 0.0
     since: float = 0.0
     started: float | None = None
     finished: float | None = None
@@ -164,6 +182,8 @@ class Record:
             if run.grip is Grip.LEAVE and run.attached is not None:
                 self.unsaved = news.steps <= run.begun
             self._count_lost(run, news.steps)
+        elif run.began is not None and news.how is not Ending.FINISHED:
+            self.lost = None
         self.restate()
 
     def _count_lost(self, run: RunRecord, kept: float) -> None:
@@ -171,7 +191,7 @@ class Record:
         done = max(self.steps, kept) - run.begun
         seconds = (run.released or run.ended or run.started) - (run.began or run.started)
         run.lost = run.count * max(seconds, 0.0) * ((done - (kept - run.begun)) / done) if done > 0 else 0.0
-        self.lost += run.lost
+        self.lost = None if self.lost is None else self.lost + run.lost
         self.steps = self.checkpoint = kept
         for later in self.runs:
             if later.epoch > run.epoch:  # it was launched before this one had left, and goes on from here
@@ -240,3 +260,12 @@ def _run(gpus: dict[str, list[int]], codes: list[int | None], grip: str, **rest:
 def places(cluster: Cluster, holding: Holding) -> dict[str, tuple[int, ...]]:
     """GPUs by the name of their node: slots, ascending."""
     return {cluster.nodes[node].name: tuple(bit.bit_length() - 1 for bit in bits(mask)) for node, mask in holding}
+
+
+def type_counts(cluster: Cluster, holding: Holding) -> dict[str, int]:
+    """How many GPUs are of which type, in the cluster's order."""
+    counts: dict[str, int] = {}
+    for node, mask in holding:
+        gpu_type = cluster.nodes[node].gpu_type
+        counts[gpu_type] = counts.get(gpu_type, 0) + mask.bit_count()
+    return counts

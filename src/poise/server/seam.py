@@ -78,6 +78,9 @@ class Engine(Protocol):
     def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
         """What happened after that number of the journal (negative: the last so many)."""
 
+    def states(self) -> dict[str, int]:
+        """How many jobs are in which state, ended ones too."""
+
     def reasons(self) -> dict[str, int]:
         """How many jobs that have not ended have which reason."""
 

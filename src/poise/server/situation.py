@@ -21,9 +21,10 @@ from poise.model.event import Cancelled, Carried, Colocated, Estimated, Event, F
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.server.intake import Intake
-from poise.server.records import Record, RunRecord, places
-from poise.server.store import Changes, JobRowText
+from poise.server.records import Record, RunRecord, places, type_counts
+from poise.server.store import Changes, JobRowText, told_of
 from poise.server.tally import Tally
+from poise.server.wishes import LEAVES, WHOLE, Weigh, weight_note
 from poise.wire.views import Flag, State
 
 _FLAGS = {
@@ -161,8 +162,10 @@ class Situation:
         changes.jobs = [self._row(record, request) for record, request in facts.arrivals]
         if answer.actions is not None:
             changes.entry = entry_line(Entry(answer.now, tuple(facts.events), answer.actions))
-            changes.notes = json.dumps(facts.notes, separators=(",", ":")) if facts.notes else None
-            changes.mentions = answer.concerned
+            told = {job: notice.text for job, _, notice in answer.orders.leaves}
+            notes = facts.notes | ({LEAVES: told} if told else {})
+            changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
+            changes.mentions = answer.concerned | told_of(facts.notes.get(WHOLE, {}))
         self._keep(changes, (answer.concerned | facts.touched) - new)
         changes.reweighed = facts.reweighed
         changes.tenants = self._books(answer.tenants | facts.charged)
@@ -260,9 +263,9 @@ class Situation:
 
     def _launch(self, action: Launch, now: float, orders: Orders) -> None:
         record = self.records[action.job]
-        gpu_type = self.header.cluster.nodes[action.gpus[0].node].gpu_type
         where = places(self.header.cluster, action.gpus)
-        run = RunRecord(action.epoch, now, where, gpu_count(action.gpus), gpu_type, record.checkpoint or 0.0)
+        by_type = type_counts(self.header.cluster, action.gpus)
+        run = RunRecord(action.epoch, now, where, gpu_count(action.gpus), by_type, record.checkpoint or 0.0)
         record.launch(run, now)
         self.running[action.job] = None
         orders.launches.append((action.job, run))
@@ -355,10 +358,11 @@ class Situation:
         job = record.job
         return JobRowText(job.id, job.tenant, job.app, self._ended(record), job_line(job), request, record.text())
 
-    def weigh(self, now: float, tenant: str, weight: float) -> Changes:
-        """A tenant that has no jobs gets another weight: the core need not know."""
-        self._account(tenant).weight = weight
-        return Changes(now, tenants=self._books({tenant}))
+    def weigh(self, now: float, wish: Weigh) -> Answer:
+        """A tenant that has no jobs gets another weight: the core need not know, but the journal has it."""
+        note = weight_note(wish, self.weight_of(wish.tenant))
+        self._account(wish.tenant).weight = wish.weight
+        return self.ask(now, Facts(notes={WHOLE: note}, charged={wish.tenant}))
 
     def reweigh(self, tenant: str, weight: float) -> dict[str, str]:
         """From now on a tenant, and all its jobs, weigh so much more or less; the core learns of it in the next chapter.

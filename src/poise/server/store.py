@@ -5,14 +5,15 @@ Everything that a decision changes is committed at once, before any of it is car
     chapters      headers: what the core was put together from, what the service was started with, and the first entry
     entries       the journal: one row an instant, facts and wishes as in a journal file; `notes`: who, and what else is said
     jobs          requests as they were submitted; `record`: where the job stands, as of the last entry
-    mentions      which entries name which job
+    mentions      which entries name which job, or are about a tenant itself
     submissions   keys of submissions that were taken, so that one sent twice is taken once
     tenants       weights, and what they have received
 """
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -284,10 +285,10 @@ class Reader:
         )
         return [JobRowText(*row) for row in rows]
 
-    def ended_count(self, wanted: "Ended") -> int:
-        """How many have."""
+    def ended_counts(self, wanted: "Ended") -> Counter[str]:
+        """How many have, by their final state."""
         where, values = wanted.condition()
-        return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE {where}", values).fetchone()[0])
+        return Counter(dict(self._db.execute(f"SELECT {_STATE}, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
 
     def entries(self, named: "Named", *, after: int, limit: int) -> list["Written"]:
         """Entries after a number, in order."""
@@ -331,8 +332,18 @@ class Written(NamedTuple):
     notes: str | None
 
 
+def told_of(note: Mapping[str, object]) -> set[str]:
+    """What is mentioned by a note on an instant as a whole."""
+    return {_mention(str(note["tenant"]))} if "tenant" in note else set()
+
+
+def _mention(tenant: str) -> str:
+    """How entries are found that are about a tenant itself: ids of jobs are numbers, so this is none."""
+    return f"tenant {tenant}"
+
+
 class Named(NamedTuple):
-    """Entries that name a job, or a job of a tenant; None: any."""
+    """Entries that name a job, or a tenant or a job of it; None: any."""
 
     job: str | None = None
     tenant: str | None = None
@@ -343,8 +354,9 @@ class Named(NamedTuple):
             mentions = f"SELECT entry FROM mentions WHERE job = ? AND entry {beyond}"
             return f"number IN ({mentions})", (self.job, number)
         if self.tenant is not None:
-            mine = "SELECT id FROM jobs WHERE tenant = ?"
-            return f"number IN (SELECT entry FROM mentions WHERE job IN ({mine}) AND entry {beyond})", (self.tenant, number)
+            mine = "SELECT id FROM jobs WHERE tenant = ? UNION ALL SELECT ?"
+            mentions = f"SELECT entry FROM mentions WHERE job IN ({mine}) AND entry {beyond}"
+            return f"number IN ({mentions})", (self.tenant, _mention(self.tenant), number)
         return f"number {beyond}", (number,)
 
 

@@ -1,6 +1,7 @@
 """How many jobs are in which state, and who holds how many GPUs: kept up to date, so that nobody has to count all jobs."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,16 +13,16 @@ class _Standing(NamedTuple):
 
     state: str
     tenant: str
-    gpu_type: str | None
-    gpus: int
+    gpus: tuple[tuple[str, int], ...]
+    """That it holds, by type."""
     waits: bool
 
     @staticmethod
     def of(record: Record) -> "_Standing":
         run = record.current
         waits = run is None and record.finished is None
-        gpu_type, gpus = (None, 0) if run is None else (run.gpu_type, run.count)
-        return _Standing(record.state.value, record.job.tenant, gpu_type, gpus, waits)
+        gpus = () if run is None else tuple(run.by_type.items())
+        return _Standing(record.state.value, record.job.tenant, gpus, waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Tally:
         """GPUs that are held now."""
         return Held(self.by_type.total(), self._held)
 
+    def among(self, jobs: Iterable[str]) -> Counter[str]:
+        """How many of these jobs are in which state."""
+        known = self._known
+        return Counter([known[job].state for job in jobs])
+
     def count(self, record: Record) -> None:
         """Count a job as it stands now, and no more as it stood before."""
         job, now = record.job.id, _Standing.of(record)
@@ -83,9 +89,9 @@ class Tally:
         _change(self.states, standing.state, sign)
         if standing.waits:
             _change(self.waiting, standing.tenant, sign)
-        if standing.gpu_type is not None:
-            _change(self.by_type, standing.gpu_type, sign * standing.gpus)
-            _change(self._held, standing.tenant, sign * standing.gpus)
+        for gpu_type, gpus in standing.gpus:
+            _change(self.by_type, gpu_type, sign * gpus)
+            _change(self._held, standing.tenant, sign * gpus)
 
 
 def _change(counter: Counter[str], key: str, by: int) -> None:

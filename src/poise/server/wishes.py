@@ -57,6 +57,20 @@ class Adopt:
 
 
 Wish = Submit | Change | Weigh | Adopt
+WHOLE = -1
+"""Place of the note on an instant as a whole; those on its events have the places of those."""
+LEAVES = -2
+"""Place of what the runs were told that are to leave, by job."""
+
+
+def policy_note(by: str, before: str, after: str) -> dict[str, Any]:
+    """Who changed the policy, as the journal has it."""
+    return {"by": by, "policy": after, "before": before}
+
+
+def weight_note(wish: Weigh, before: float) -> dict[str, Any]:
+    """Who changed a tenant's weight, as the journal has it."""
+    return {"by": wish.by.name, "tenant": wish.tenant, "weight": wish.weight, "before": before}
 
 
 def grant(reply: "Future[Any]", answer: object) -> None:

@@ -59,7 +59,7 @@ class JobRow(Wire):
 
     position     place among waiting jobs, from 1; None if it does not wait, or further back than places are counted
     gpus         GPUs it holds; `wanted`: GPUs it asked for
-    gpu_type     type that it runs on; None if it does not run
+    gpu_type     type that it runs on, `v100+k80` if on several; None if it does not run
     waited, ran  seconds in all, until now
     restarts     runs after the first
     eta          seconds until it is expected to end; None: not known
@@ -109,13 +109,16 @@ class Run(Wire):
 
 
 class JobDetail(Wire):
-    """Everything about a job. `request` is there for its owner and for operators."""
+    """Everything about a job. `request` is there for its owner and for operators.
+
+    lost_gpu_seconds   of work that was done and not kept; None: not known, as a run never reported any steps
+    """
 
     job: JobRow
     preemptions: int
     failures: int
     gpu_seconds: float
-    lost_gpu_seconds: float
+    lost_gpu_seconds: float | None
     steps: float
     total_steps: float | None
     checkpoint_steps: float | None
@@ -127,7 +130,10 @@ class JobDetail(Wire):
 
 
 class Queue(Wire):
-    """Jobs in scheduling order: those that hold GPUs, then those that wait; `total` is how many there are in all."""
+    """Jobs in scheduling order: those that hold GPUs, then those that wait.
+
+    total    how many there are of those that were asked for, on all pages;  counts: the same by state
+    """
 
     jobs: tuple[JobRow, ...]
     total: int

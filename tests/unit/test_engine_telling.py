@@ -1,0 +1,260 @@
+"""What a live service says of its jobs: every number is right, every sentence is of the job it is about."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
+
+from poise.engine.live import Ending, RunEnded, RunOrder
+from poise.policies.catalogue import POLICIES
+from poise.server.advising import RESIZING
+from poise.wire.views import Account, Happening, Role, State
+
+ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
+
+
+def events(service: Service, tenant: str | None = None, job: str | None = None) -> list[Happening]:
+    return list(service.engine.events(after=0, job=job, tenant=tenant, limit=1_000).events)
+
+
+def end_untold(
+    service: Service, job: str, how: Ending, cause: str | None = None, codes: tuple[int | None, ...] = (1,)
+) -> None:
+    """The job's run ends, and never said how far it was."""
+    machine = service.machine
+    key = next(each for each in machine.alive if each[0] == job)
+    del machine.alive[key]
+    machine.ended[key] = RunEnded(*key, machine.wall, how, None, cause, codes)
+    machine.tell(machine.ended[key])
+    machine.begin_waiting()
+    service.settle()
+
+
+class Unbegun(PretendWorld):
+    """Runs are launched, and do not get as far as to begin."""
+
+    def launch(self, order: RunOrder) -> None:
+        self._machine.alive[order.job, order.epoch] = order
+
+
+# GPUs of several types
+
+
+def test_gpus_of_mixed_types_are_counted_by_type(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="hlas", cluster="v100:2,k80:2")
+    [mixed] = service.submit(a_request(micro_batches=8, replicas="gpu", steps=4, duration=144_000.0))
+    row = service.engine.show(mixed).job
+    assert (row.gpus, row.gpu_type) == (4, "v100+k80")
+    service.restart()
+    assert service.engine.show(mixed).job.gpu_type == "v100+k80"
+    [waits] = service.submit(a_request(gpus=2, gpu_types=("v100",)), by=BOB)
+    assert service.engine.show(waits).job.gpus == 0
+    evidence = service.engine.why(waits).evidence
+    assert evidence[:2] == ("it can use v100; held of those: 2 GPUs", f"held by job {mixed} (tenant alice, 2 v100)")
+    [either] = service.submit(a_request(gpus=2), by=BOB)
+    assert service.engine.why(either).evidence[:2] == (
+        "it can use v100, k80; held of those: 4 GPUs",
+        f"held by job {mixed} (tenant alice, 2 v100 and 2 k80)",
+    )
+
+
+# Who changed what holds for everybody
+
+
+def test_who_changed_the_policy_is_in_the_journal(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="las")
+    service.submit(a_request())
+    service.wish(lambda engine: engine.set_policy(ROOT, "fifo"))
+    service.policy = "srtf"
+    service.restart()
+    found = [(each.actor, each.tenant, each.text) for each in events(service) if each.kind == "policy-changed"]
+    assert found == [
+        ("root", None, "policy fifo from now on; before: las"),
+        ("service", None, "policy srtf from now on; before: fifo"),
+    ]
+
+
+def test_who_changed_a_weight_is_in_the_journal_whether_the_tenant_has_jobs_or_not(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 2.5))
+    service.submit(a_request(), by=BOB)
+    service.submit(a_request(), by=ALICE)
+    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 0.5))
+    service.restart()
+    for found in (events(service), events(service, tenant="bob")):
+        said = [(each.actor, each.tenant, each.text) for each in found if each.kind == "weight-changed"]
+        assert said == [
+            ("root", "bob", "weighs 2.5 from now on; before: 1"),
+            ("root", "bob", "weighs 0.5 from now on; before: 2.5"),
+        ]
+    assert "weight-changed" not in {each.kind for each in events(service, tenant="alice")}
+    assert {row.tenant: row.weight for row in service.engine.shares().tenants}["bob"] == 0.5
+
+
+# What was lost
+
+
+def test_what_was_lost_is_not_said_where_nobody_knows(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.machine.unaware = {"1"}
+    [job] = service.submit(a_request())
+    service.pass_time(50)
+    assert service.engine.show(job).lost_gpu_seconds == 0.0
+    end_untold(service, job, Ending.FAILED, "node-lost", (-9,))
+    for _ in range(2):
+        assert service.engine.show(job).lost_gpu_seconds is None
+        assert service.engine.why(job).evidence[0] == "2 runs, 50 GPU-seconds received, preempted 0 times"
+        service.restart()
+    service.machine.unaware = set()
+    service.machine.say_begun(job, 2)
+    service.machine.end(job, Ending.FINISHED, steps=10.0)
+    service.settle()
+    assert service.engine.show(job).lost_gpu_seconds is None  # what is known of later runs does not make it known
+
+
+def test_a_run_that_says_nothing_and_does_all_its_work_loses_nothing(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    service.machine.unaware = {"1"}
+    [job] = service.submit(a_request())
+    service.pass_time(50)
+    end_untold(service, job, Ending.FINISHED, codes=(0,))
+    assert service.engine.show(job).lost_gpu_seconds == 0.0
+    assert service.engine.why(job).evidence[0].endswith("0 GPU-seconds of work lost")
+
+
+# How runs ended
+
+
+def said_of(service: Service, job: str, kind: str) -> list[str]:
+    return [each.text for each in events(service, job=job) if each.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("codes", "says"),
+    [((3,), "exit code 3"), ((1, 1, -15), "exit codes 1, -15"), ((0, None), "exit code 0")],
+)
+def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
+    tmp_path: Path, codes: tuple[int | None, ...], says: str
+) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(a_request(retry={"on_errors": 0}))
+    end_untold(service, job, Ending.FAILED, "no-signature", codes)
+    assert said_of(service, job, "failed") == [f"run 1 failed: no-signature ({says})"]
+    assert service.engine.why(job).evidence[1] == f"1 failed run; the last: no-signature, {says}"
+
+
+def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(a_request())
+    end_untold(service, job, Ending.FAILED, "import-error")
+    assert [each.text for each in events(service, job=job)][-2:] == [
+        "run 1 failed: import-error (exit code 1)",
+        "run 1 failed: import-error, which no retry heals",
+    ]
+
+
+def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
+    service = Service(tmp_path, world=Unbegun)
+    [job] = service.submit(a_request(setup=("false",)))
+    end_untold(service, job, Ending.FAILED, "no-signature", (None,))
+    assert said_of(service, job, "failed") == [
+        "run 1 failed: no-signature (setup failed); the next one starts its command again"
+    ]
+    assert service.engine.why(job).evidence[1] == "1 failed run; the last: no-signature, setup failed"
+
+
+def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Path) -> None:
+    service = Service(tmp_path, world=Unbegun)
+    [job] = service.submit(a_request())
+    end_untold(service, job, Ending.FAILED, "node-lost", (None,))
+    assert said_of(service, job, "failed") == ["run 1 failed: killed; the next one starts its command again"]
+    assert service.engine.why(job).evidence[1] == "1 failed run; the last: node-lost"
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [(None, "starts its command again"), (0.0, "goes on from step 0"), (1_200_000.0, "goes on from step 1,200,000")],
+)
+def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: float | None, says: str) -> None:
+    """The core counts a job that states its duration in seconds."""
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    [long] = service.submit(a_request(duration=1_000.0))
+    service.submit(a_request(duration=10.0))
+    service.pass_time(20)
+    assert service.machine.leaving == {(long, 1)}
+    if steps is None:
+        end_untold(service, long, Ending.YIELDED, "TERM", (-15,))
+    else:
+        service.machine.end(long, Ending.YIELDED, cause="TERM", steps=steps, code=-15)
+        service.settle()
+    assert said_of(service, long, "stopped") == [f"run 1 has left: TERM (exit code -15); the next one {says}"]
+
+
+def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    [long] = service.submit(a_request(duration=1_000.0))
+    [short] = service.submit(a_request(duration=10.0), by=BOB)
+    service.pass_time(20)
+    text = (
+        f"preempted (outranked): job {short} ({short}, tenant bob) stands before it under the policy in force; "
+        "it comes back by itself"
+    )
+    assert said_of(service, long, "preempted") == [text]
+    assert service.engine.show(long).runs[0].cause == text
+
+
+# How many there are of those that were asked for
+
+
+def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="v100:2")
+    over = service.submit(a_request(app="one"), a_request(app="two"), by=ALICE)
+    for job in over:
+        service.machine.end(job, Ending.FINISHED)
+        service.settle()
+    service.submit(*[a_request(app="one", hold=True) for _ in range(3)], by=BOB)
+    service.submit(a_request(app="one"), a_request(app="two", gpus=2), by=ALICE)
+
+    def counts(states: frozenset[State] = frozenset(), **which: str) -> dict[str, int]:
+        given = {"tenant": None, "app": None} | which
+        page = service.engine.queue(states=states, **given, limit=1, offset=0)
+        assert page.total == sum(page.counts.values())
+        return page.counts
+
+    assert counts() == {"PENDING": 4, "RUNNING": 1}
+    assert counts(tenant="bob") == {"PENDING": 3}
+    assert counts(app="one") == {"PENDING": 3, "RUNNING": 1}
+    assert counts(frozenset(State)) == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
+    assert counts(frozenset({State.SUCCEEDED, State.RUNNING}), app="one") == {"RUNNING": 1, "SUCCEEDED": 1}
+    assert counts(frozenset({State.SUCCEEDED}), tenant="bob") == {}
+    assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
+
+
+# What would help
+
+
+def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service.submit(a_request(preemption="never"))
+    service.submit(*[a_request(gpus=3, preemption="never")], by=BOB)
+    [job] = service.submit(a_request())
+    why = service.engine.why(job)
+    assert why.reason.code == "tenant-share"
+    assert why.advice == (
+        "it starts when jobs of tenant alice that hold GPUs end, "
+        "or an admin raises its share: poise shares --set alice=WEIGHT"
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_elastic_job_is_told_which_policies_would_let_it_begin_smaller(tmp_path: Path, policy: str) -> None:
+    service = Service(tmp_path, policy=policy, cluster="v100:4")
+    service.submit(a_request(gpus=3, preemption="never", duration=10_000.0))
+    [job] = service.submit(a_request(gpus=2, min_gpus=1, max_gpus=2, duration=1_000.0), by=BOB)
+    for _ in range(3):
+        service.pass_time(600)
+    assert (service.engine.show(job).job.gpus == 1) == (policy in RESIZING)
+    if policy not in RESIZING:
+        assert service.engine.why(job).advice == (
+            f"policy {policy} gives it 2 GPUs or none: submit it with -g 1, or ask an admin for optimus or themis"
+        )
