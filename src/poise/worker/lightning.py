@@ -52,8 +52,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         if self._random is not None:
             restore_random(self._random, self._lease.rank)
         self._last = trainer.global_step
-        total = trainer.estimated_stepping_batches
-        self._lease.begin(self._last, int(total) if 0 < total < float("inf") else None)
+        self._lease.begin(self._last, _total(trainer, pl_module))
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # noqa: ANN401  Lightning's
         """Between two optimizer steps: report, save, leave."""
@@ -62,6 +61,8 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
             return
         self._last = step
         wish = self._lease.wish(step)
+        if _is_done(trainer):
+            return
         if wish is Wish.LEAVE:
             self._lease.leave(step, trainer.save_checkpoint)
         elif wish is Wish.CHECKPOINT:
@@ -70,3 +71,18 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
         """All steps are done."""
         self._lease.finish(trainer.global_step, trainer.save_checkpoint)
+
+
+def _total(trainer: Any, module: Any) -> int | None:  # noqa: ANN401  Lightning's
+    """Steps in all, as Lightning counts them. Where the module steps its optimizers itself, nobody knows how often it will."""
+    if not module.automatic_optimization:
+        return None
+    total = trainer.estimated_stepping_batches
+    return int(total) if 0 < total < float("inf") else None
+
+
+def _is_done(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
+    """Whether this was the last batch of all."""
+    if 0 <= trainer.max_steps <= trainer.global_step:
+        return True
+    return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
