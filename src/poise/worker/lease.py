@@ -39,6 +39,10 @@ Use = Callable[[str], object]
 """Takes the path of a checkpoint, and writes or reads it."""
 
 
+_loops: dict[tuple[int, str, int], object] = {}
+"""The lease whose checkpoints are those of a job, by process, run and rank."""
+
+
 class Wish(Enum):
     """What is to be done at a boundary: go on; have a checkpoint written and go on; or have one written and leave."""
 
@@ -106,6 +110,7 @@ class Lease:
         self._tried: int | None = None
         self._last_save = monotonic()
         self._restore: Callable[[], object] = lambda: None
+        self._mark = object()  # not the lease itself: what it saves is to be forgotten with it
 
     @property
     def rank(self) -> int:
@@ -142,6 +147,7 @@ class Lease:
         return self._loop(count)
 
     def _loop(self, total: int) -> Iterator[int]:
+        self._require_only_loop()
         step = self._resumed()
         self.begin(step, total)
         try:
@@ -175,7 +181,8 @@ class Lease:
         return next((self._checkpoints.path(step) for step in self._checkpoints.complete()), None)
 
     def begin(self, step: int, total: int | None) -> None:
-        """The first step of this run begins, with `step` steps done before. total: steps in all, to be shown; None: not known."""
+        """The first step of this run begins, with `step` done before. total: steps in all, to be shown; None: not known."""
+        self._require_only_loop()
         self._first, self._kept = step, step
         if self._checkpoints is not None:
             self._progress.checkpoint = step
@@ -225,6 +232,14 @@ class Lease:
         self.checkpoint(step, save)
         self._progress.write(step)
         self._restore()
+
+    def _require_only_loop(self) -> None:
+        """A second loop would take the checkpoints of the first for its own, and skip its steps."""
+        if self._where.run_dir is None or self._checkpoints is None:
+            return
+        whose = _loops.setdefault((os.getpid(), self._where.run_dir, self.rank), self._mark)
+        if whose is not self._mark:
+            raise WorkerError("a job has one training loop: count all its steps in one, or submit the second as its own job")
 
     def _survives(self) -> str:
         return "nothing is saved by this script" if self._checkpoints is None else f"{self._kept} steps are saved"

@@ -74,7 +74,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
 
 
 def _total(trainer: Any, module: Any) -> int | None:  # noqa: ANN401  Lightning's
-    """Steps in all, as Lightning counts them. Where the module steps its optimizers itself, nobody knows how often it will."""
+    """Steps in all, as Lightning counts them; None: not known, as where the module itself has its optimizers step."""
     if not module.automatic_optimization:
         return None
     total = trainer.estimated_stepping_batches
