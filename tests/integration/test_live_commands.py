@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ def test_a_sweep_is_one_submission_and_its_jobs_share_an_app(api: Api) -> None:
     ]
     assert poise("submit", "--array", "25", "--", "fit").out.count("…") == 1
     assert kept(api, "job-30").env == {"ARRAY_INDEX": "24", "ARRAY_COUNT": "25"}
+
+
+def test_arrays_of_one_script_without_a_name_are_apps_of_their_own(api: Api) -> None:
+    said = [poise("submit", "--array", "2", "--", "python", "fit.py").out for _ in range(2)]
+    first, second = kept(api, "job-2").app, kept(api, "job-4").app
+    assert kept(api, "job-3").app == first != second
+    assert re.fullmatch(r"fit-[0-9a-f]{4}", str(first))
+    assert f"2 jobs of app {first}:" in said[0]
+    assert f"poise queue --app {second}" in said[1]
+    assert poise("cancel", "--app", str(first), "--json").json == [
+        {"job": "job-2", "state": "CANCELLED"},
+        {"job": "job-3", "state": "CANCELLED"},
+    ]
 
 
 def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, tmp_path: Path) -> None:
