@@ -223,6 +223,24 @@ def test_worker_lightning_that_would_begin_anew_is_refused(tmp_path: Path, monke
         LeaseCallback().on_train_start(type("Trainer", (), {"global_step": 0}), None)
 
 
+@pytest.mark.slow
+def test_worker_lightning_says_so_where_its_processes_are_not_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remedy = "submit it with --replicas gpu, and have devices times num_nodes of the Trainer be WORLD_SIZE"
+    for name, value in {"POISE_GPUS": "2", "RANK": "0", "WORLD_SIZE": "2", "POISE_RUN_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    train_with_lightning(max_steps=1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"poise: Lightning trains with a world size of 1, and the job has WORLD_SIZE=2: {remedy}"
+    ]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train_with_lightning(max_steps=1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"poise: the job has 2 GPUs and WORLD_SIZE=1; Lightning starts no processes here: {remedy}"
+    ]
+
+
 def _block_of_the_page(word: str) -> str:
     """The first block of the how-to page that imports from this module."""
     page = (ROOT / "docs" / "how-to" / "make-a-training-script-resumable.md").read_text(encoding="utf-8")
