@@ -211,7 +211,13 @@ class Client:
 
     def set_weight(self, tenant: str, weight: float) -> Shares:
         """Change a tenant's share."""
-        return self._link.send(Shares, "PUT", f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight))
+        return self.set_weights([(tenant, weight)])
+
+    def set_weights(self, weights: Sequence[tuple[str, float]]) -> Shares:
+        """Change shares of tenants, one after the other. What can be seen to be wrong is refused before the first."""
+        wishes = [(f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight)) for tenant, weight in weights]
+        answers = [self._link.send(Shares, "PUT", path, wish) for path, wish in wishes]
+        return answers[-1] if answers else self.shares()
 
     def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> Events:
         """What happened after a number of the journal; negative: the last so many."""
