@@ -275,6 +275,9 @@ def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:
     assert poise("cancel", "job-0").out == "job-0 CANCELLED\n"
     said = poise("hold", "job-0", "job-1", "--json")
     assert [each["error"] for each in json.loads(said.out)] == ["job job-0 has ended", "job job-1 has ended"]
+    said = poise("hold", "job-0", "--json")
+    assert (said.code, said.err) == (2, "poise: job job-0 has ended\n")
+    assert json.loads(said.out) == [{"job": "job-0", "error": "job job-0 has ended"}]
 
 
 def test_nodes_are_shown_with_who_holds_them(api: Api) -> None:
@@ -290,7 +293,8 @@ def test_shares_of_the_service_are_shown_and_set(api: Api, tmp_path: Path) -> No
     assert [(each["tenant"], each["weight"]) for each in found["tenants"]] == [("mine", 2.5), ("theirs", 1.0)]
     assert poise("shares", "--set", "mine").refusal == "--set: expected TENANT=WEIGHT, got 'mine'"
     assert poise("shares", "--set", "mine=x").refusal == "--set: expected mine=WEIGHT, a number, got 'mine=x'"
-    assert poise("shares", "--set", "mine=0").refusal == "weight: expected at least 0.001, got 0.0"
+    assert poise("shares", "--set", "mine=7", "--set", "x=0").refusal == "weight: expected at least 0.001, got 0.0"
+    assert [each["weight"] for each in poise("shares", "--json").json["tenants"]] == [2.5, 1.0]
     assert poise("shares", "--set", "a=1", tmp_path).refusal == "--set changes the running service; leave JOURNAL out"
 
 
