@@ -143,7 +143,8 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
     [
         ([], "give a job file, a script, or a command: poise submit -- python train.py (see poise submit --help)"),
         (["python", "x.py"], "one FILE, or a command after --: poise submit -- python x.py (see poise submit --help)"),
-        (["absent.yaml"], "absent.yaml: there is no such file; a command goes after --: poise submit -- absent.yaml"),
+        (["absent.yaml"], "absent.yaml: there is no such file"),
+        (["absent"], "absent: there is no such file; a command goes after --: poise submit -- absent"),
         (["x.py"], "x.py: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
                    "poise submit -- python x.py"),
         (["job.yaml", "--", "x"], "job.yaml says what to run; leave the command out"),
@@ -152,6 +153,7 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["-g", "0", "--", "x"], "gpus: expected at least 1, got 0"),
         (["--env", "A", "--", "x"], "--env: expected NAME=VALUE, got 'A'"),
         (["--sweep", "A=1", "--sweep", "A=2", "--", "x"], "--sweep: A is there twice; write all its values with commas"),
+        (["--sweep", "A", "--", "x"], "--sweep: expected NAME=V1,V2,..., got 'A'"),
         (["--array", "0", "--", "x"], "--array: expected at least 1 job, got 0"),
         (["--array", "2", "--sweep", "A=1", "--", "x"], "--array and --sweep do not go together; give the index as one more "
                                                         "variable of the sweep"),
@@ -177,6 +179,8 @@ def test_a_wrong_submission_gets_one_line_and_nothing_is_made(words: list[str], 
 def test_a_refusal_of_the_server_is_one_line(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     as_role(api, monkeypatch, "user")
     said = poise("submit", "--tenant", "theirs", "--", "x").refusal
+    assert said == "tenant: token 'user' is of tenant mine, not of theirs"
+    said = poise("submit", "--tenant", "theirs", "--array", "2", "--", "x").refusal
     assert said == "jobs[0].tenant: token 'user' is of tenant mine, not of theirs"
     assert "token" in poise("use", "las").refusal
     assert "theirs" in poise("logs", "job-1").refusal

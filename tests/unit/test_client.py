@@ -198,6 +198,26 @@ def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int
     assert isinstance(caught.value, RequestError)
 
 
+def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = problem(401, "no-token", "a token is needed: Authorization: Bearer TOKEN")
+    client, _ = talking(answer)
+    with pytest.raises(RefusedError, match=r"^the token is not known to http://server:1, or has expired$"):
+        client.queue()
+    monkeypatch.setenv("POISE_STATE", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "poise").mkdir()
+    config = tmp_path / "poise" / "client.toml"
+    config.write_text('url = "http://far:1"\ntoken = "old"\n')
+    for where in (str(config), "POISE_TOKEN"):
+        with Client.from_config() as client:
+            monkeypatch.setattr(client._link._http, "request", lambda *_, **__: answer)
+            with pytest.raises(RefusedError, match=f"^the token in {where} is not known to http://far:1, or has expired$"):
+                client.queue()
+        monkeypatch.setenv("POISE_TOKEN", "older")
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [

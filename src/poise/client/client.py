@@ -86,6 +86,7 @@ class Client:
         client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
         client._link.whereabouts = _Whereabouts(found)
         client._link.waiting = waiting
+        client._link.token_in = found.token_in
         return client
 
     def __enter__(self) -> Self:

@@ -99,7 +99,7 @@ class Draft:
         return self._request(env, fields)
 
     def _own_app(self, env: Mapping[str, str], key: str) -> str:
-        """What an app is called whose owner gave it no name: as its script, or else as its program; and by the submission."""
+        """What an app is called whose owner gave it no name: as its script or program, and by the submission."""
         words = fill(self.command, env)
         script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
         suffix = f"-{key[:KEY_SHOWN]}" if key else ""
