@@ -53,7 +53,9 @@ class JobHandle:
     def logs(self, *, follow: Literal[True], replica: int = 0) -> Iterator[str]: ...
     def logs(self, *, follow: bool = False, replica: int = 0) -> str | Iterator[str]:
         """What a replica has printed; with `follow`, part by part as it prints more, until the job has ended."""
-        return self._client.logs(self.id, follow=follow, replica=replica)
+        if follow:
+            return self._client.logs(self.id, follow=True, replica=replica)
+        return self._client.logs(self.id, replica=replica)
 
     def wait(self, timeout: float | None = None) -> State:
         """The final state, once it is reached; WaitTimeoutError after `timeout` seconds. Look at it: FAILED is final too."""
