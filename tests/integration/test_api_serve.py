@@ -134,7 +134,8 @@ def test_signal_ends_it_in_good_order(number: int, server: Server) -> None:
     said = server.stop(number)
     assert said.code == 0, said
     assert not (server.state / "server.json").exists()
-    assert "stopping" in said.err
+    last = [json.loads(line) for line in said.err.splitlines() if "stopping" in line][-1]
+    assert (last["event"], last["jobs_going_on"]) == ("stopping", 1)
 
 
 def test_tokens_survive_a_restart_and_a_kill(tmp_path: Path) -> None:

@@ -310,6 +310,8 @@ def test_synthetic_help_lists_every_knob() -> None:
     said = poise("simulate", "synthetic:help")
     assert (said.code, said.err) == (0, "")
     assert all(f"{knob.name}={knob.default}" in said.out for knob in KNOBS)
+    for verb in ("simulate", "analyze"):
+        assert [each["name"] for each in poise(verb, "synthetic:help", "--json").json] == [knob.name for knob in KNOBS]
 
 
 CLUSTER_YAML = """

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_sweep_is_one_submission_and_its_jobs_share_an_app(api: Api) -> None:
     assert kept(api, "job-30").env == {"ARRAY_INDEX": "24", "ARRAY_COUNT": "25"}
 
 
+def test_arrays_of_one_script_without_a_name_are_apps_of_their_own(api: Api) -> None:
+    said = [poise("submit", "--array", "2", "--", "python", "fit.py").out for _ in range(2)]
+    first, second = kept(api, "job-2").app, kept(api, "job-4").app
+    assert kept(api, "job-3").app == first != second
+    assert re.fullmatch(r"fit-[0-9a-f]{4}", str(first))
+    assert f"2 jobs of app {first}:" in said[0]
+    assert f"poise queue --app {second}" in said[1]
+    assert poise("cancel", "--app", str(first), "--json").json == [
+        {"job": "job-2", "state": "CANCELLED"},
+        {"job": "job-3", "state": "CANCELLED"},
+    ]
+
+
 def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, tmp_path: Path) -> None:
     (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gres=gpu:k80:2 -p batch\necho $1\n")
     said = poise("submit", "s.sbatch", "--", "a", "b")
@@ -129,7 +143,8 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
     [
         ([], "give a job file, a script, or a command: poise submit -- python train.py (see poise submit --help)"),
         (["python", "x.py"], "one FILE, or a command after --: poise submit -- python x.py (see poise submit --help)"),
-        (["absent.yaml"], "absent.yaml: there is no such file; a command goes after --: poise submit -- absent.yaml"),
+        (["absent.yaml"], "absent.yaml: there is no such file"),
+        (["absent"], "absent: there is no such file; a command goes after --: poise submit -- absent"),
         (["x.py"], "x.py: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
                    "poise submit -- python x.py"),
         (["job.yaml", "--", "x"], "job.yaml says what to run; leave the command out"),
@@ -138,6 +153,7 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["-g", "0", "--", "x"], "gpus: expected at least 1, got 0"),
         (["--env", "A", "--", "x"], "--env: expected NAME=VALUE, got 'A'"),
         (["--sweep", "A=1", "--sweep", "A=2", "--", "x"], "--sweep: A is there twice; write all its values with commas"),
+        (["--sweep", "A", "--", "x"], "--sweep: expected NAME=V1,V2,..., got 'A'"),
         (["--array", "0", "--", "x"], "--array: expected at least 1 job, got 0"),
         (["--array", "2", "--sweep", "A=1", "--", "x"], "--array and --sweep do not go together; give the index as one more "
                                                         "variable of the sweep"),
@@ -163,6 +179,8 @@ def test_a_wrong_submission_gets_one_line_and_nothing_is_made(words: list[str], 
 def test_a_refusal_of_the_server_is_one_line(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     as_role(api, monkeypatch, "user")
     said = poise("submit", "--tenant", "theirs", "--", "x").refusal
+    assert said == "tenant: token 'user' is of tenant mine, not of theirs"
+    said = poise("submit", "--tenant", "theirs", "--array", "2", "--", "x").refusal
     assert said == "jobs[0].tenant: token 'user' is of tenant mine, not of theirs"
     assert "token" in poise("use", "las").refusal
     assert "theirs" in poise("logs", "job-1").refusal
@@ -261,6 +279,9 @@ def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:
     assert poise("cancel", "job-0").out == "job-0 CANCELLED\n"
     said = poise("hold", "job-0", "job-1", "--json")
     assert [each["error"] for each in json.loads(said.out)] == ["job job-0 has ended", "job job-1 has ended"]
+    said = poise("hold", "job-0", "--json")
+    assert (said.code, said.err) == (2, "poise: job job-0 has ended\n")
+    assert json.loads(said.out) == [{"job": "job-0", "error": "job job-0 has ended"}]
 
 
 def test_nodes_are_shown_with_who_holds_them(api: Api) -> None:
@@ -276,7 +297,8 @@ def test_shares_of_the_service_are_shown_and_set(api: Api, tmp_path: Path) -> No
     assert [(each["tenant"], each["weight"]) for each in found["tenants"]] == [("mine", 2.5), ("theirs", 1.0)]
     assert poise("shares", "--set", "mine").refusal == "--set: expected TENANT=WEIGHT, got 'mine'"
     assert poise("shares", "--set", "mine=x").refusal == "--set: expected mine=WEIGHT, a number, got 'mine=x'"
-    assert poise("shares", "--set", "mine=0").refusal == "weight: expected at least 0.001, got 0.0"
+    assert poise("shares", "--set", "mine=7", "--set", "x=0").refusal == "weight: expected at least 0.001, got 0.0"
+    assert [each["weight"] for each in poise("shares", "--json").json["tenants"]] == [2.5, 1.0]
     assert poise("shares", "--set", "a=1", tmp_path).refusal == "--set changes the running service; leave JOURNAL out"
 
 

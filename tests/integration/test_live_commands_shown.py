@@ -128,6 +128,19 @@ def test_show_tells_state_progress_and_runs() -> None:
 
 
 @pytest.mark.usefixtures("_canned")
+def test_show_has_no_numbers_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that reports nothing, and has hardly run."""
+    unaware = {"steps": 0.0, "total_steps": None, "checkpoint_steps": None, "throughput": None, "gpu_seconds": 0.06}
+    for name, value in unaware.items():
+        monkeypatch.setitem(ANSWERS["/v1/jobs/17"], name, value)
+    lines = [" ".join(line.split()) for line in poise("show", "17").out.splitlines()]
+    assert "GPU-hours <0.001" in lines
+    assert not any(line.startswith("steps") for line in lines)
+    monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "checkpoint_steps", 0.0)
+    assert "steps 0" in [" ".join(line.split()) for line in poise("show", "17").out.splitlines()]
+
+
+@pytest.mark.usefixtures("_canned")
 def test_no_letter_of_somebodys_command_is_a_command_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = {"command": ["python", "a\x1b]0;b\x07\x9b2J\u202e\n"], "cwd": "/tmp/\x1b[2J"}
     monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "request", hostile)

@@ -76,6 +76,15 @@ def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(s
     assert {name: seen[2][name] for name in want} == want
 
 
+def test_scripts_of_slurms_know_the_id_of_their_job(stage: LocalStage) -> None:
+    stage.run("7", SHOWS, env={"SLURM_JOB_NAME": "fit"})
+    stage.run("8", SHOWS)
+    stage.wait(RunEnded, "7")
+    stage.wait(RunEnded, "8")
+    assert shown(stage, "7")["env"]["SLURM_JOB_ID"] == "7"
+    assert "SLURM_JOB_ID" not in shown(stage, "8")["env"]
+
+
 def test_real_gpus_go_by_the_names_of_their_devices(stage: LocalStage) -> None:
     stage.world.close()
     stage.open(devices={("v100-0", 1): "GPU-abc", ("v100-0", 3): "GPU-def"})

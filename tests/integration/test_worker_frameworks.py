@@ -1,7 +1,7 @@
 """Trainings with PyTorch, Lightning and the Hugging Face Trainer end with the same weights, interrupted or not."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +93,42 @@ def train_plainly(steps: int = STEPS) -> list[bytes]:
     return _weights(model)
 
 
-def train_with_lightning(steps: int = STEPS) -> list[bytes]:
+def train_with_lightning(made: Callable[[Any], Any] = _lightning_module, **length: int) -> list[bytes]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
         from poise.worker.lightning import LeaseCallback
     from poise.worker.pytorch import Batches
 
-    callback, module = LeaseCallback(), _lightning_module(lightning)
+    callback, module = LeaseCallback(), made(lightning)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[callback], **quiet)
+        length = length or {"max_steps": STEPS}
+        trainer = lightning.Trainer(accelerator="cpu", callbacks=[callback], **length, **quiet)
         trainer.fit(module, Batches(_data(), batch_size=8, seed=3), ckpt_path=callback.newest())
     return _weights(module)
+
+
+def _two_optimizers(lightning: Any) -> Any:
+    """As in an adversarial training: Lightning's steps are those of both, its estimate is in batches."""
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.networks = torch.nn.ModuleList([_network(), _network()])
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, _: int) -> None:
+            for optimizer, network in zip(self.optimizers(), self.networks, strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(torch.nn.functional.mse_loss(network(batch[0]), batch[1]))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.Adam(network.parameters(), lr=0.01) for network in self.networks]
+
+    return Module()
 
 
 def train_with_huggingface(folder: Path, steps: int = STEPS) -> list[bytes]:
@@ -154,6 +176,15 @@ def test_worker_huggingface_ends_with_the_weights_of_an_uninterrupted_run(after:
         assert poise.run(train_with_huggingface, tmp_path / "shared") == want
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [{"max_steps": 20}, {"max_epochs": 2}])
+def test_worker_lightning_with_two_optimizers_leaves_to_the_very_end(length: dict[str, int]) -> None:
+    want = train_with_lightning(_two_optimizers, **length)
+    with preempting(after_steps=[14, 2, 2, 2]) as poise:
+        assert poise.run(train_with_lightning, _two_optimizers, **length) == want
+        assert poise.starts == 4  # of 20 steps; after the last there is nothing to leave for
+
+
 def test_worker_state_refuses_a_checkpoint_of_other_parts(tmp_path: Path) -> None:
     from poise.worker.pytorch import State
 
@@ -190,6 +221,24 @@ def test_worker_lightning_that_would_begin_anew_is_refused(tmp_path: Path, monke
     monkeypatch.setenv("POISE_CHECKPOINT_DIR", str(tmp_path))
     with pytest.raises(WorkerError, match="ckpt_path"):
         LeaseCallback().on_train_start(type("Trainer", (), {"global_step": 0}), None)
+
+
+@pytest.mark.slow
+def test_worker_lightning_says_so_where_its_processes_are_not_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remedy = "submit it with --replicas gpu, and have devices times num_nodes of the Trainer be WORLD_SIZE"
+    for name, value in {"POISE_GPUS": "2", "RANK": "0", "WORLD_SIZE": "2", "POISE_RUN_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    train_with_lightning(max_steps=1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"poise: Lightning trains with a world size of 1, and the job has WORLD_SIZE=2: {remedy}"
+    ]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    train_with_lightning(max_steps=1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"poise: the job has 2 GPUs and WORLD_SIZE=1; Lightning starts no processes here: {remedy}"
+    ]
 
 
 def _block_of_the_page(word: str) -> str:

@@ -198,6 +198,26 @@ def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int
     assert isinstance(caught.value, RequestError)
 
 
+def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = problem(401, "no-token", "a token is needed: Authorization: Bearer TOKEN")
+    client, _ = talking(answer)
+    with pytest.raises(RefusedError, match=r"^the token is not known to http://server:1, or has expired$"):
+        client.queue()
+    monkeypatch.setenv("POISE_STATE", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "poise").mkdir()
+    config = tmp_path / "poise" / "client.toml"
+    config.write_text('url = "http://far:1"\ntoken = "old"\n')
+    for where in (str(config), "POISE_TOKEN"):
+        with Client.from_config() as client:
+            monkeypatch.setattr(client._link._http, "request", lambda *_, **__: answer)
+            with pytest.raises(RefusedError, match=f"^the token in {where} is not known to http://far:1, or has expired$"):
+                client.queue()
+        monkeypatch.setenv("POISE_TOKEN", "older")
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -244,9 +264,28 @@ def test_a_map_is_one_submission_of_an_app() -> None:
     assert desk.bodies[1]["jobs"][0]["env"] == {"LR": "3"}
 
 
+def test_maps_of_one_script_without_a_name_are_apps_of_their_own() -> None:
+    client, desk = talking({"jobs": ["a", "b"]})
+    for _ in range(2):
+        client.map(Request(command=("python", "fit.py", "${LR}")), {"LR": [0.1, 0.01]})
+    for body in desk.bodies:
+        assert {job["app"] for job in body["jobs"]} == {f"fit-{body['key'][:4]}"}
+    assert desk.bodies[0]["key"] != desk.bodies[1]["key"]
+
+
+@pytest.mark.parametrize("cwd", ["data", Path("data"), "~", Path("/data")])
+def test_a_folder_may_be_relative_or_a_path_and_is_sent_from_the_root(cwd: str | Path) -> None:
+    client, desk = talking(SUBMITTED)
+    client.submit(command=["x"], cwd=cwd)
+    assert desk.bodies[0]["jobs"][0]["cwd"] == str(Path.cwd() / Path(cwd).expanduser())
+
+
 def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: client.submit(command="python x.py"), "command: expected a list, got 'python x.py'"
     yield lambda: client.submit(), "command: is missing"
+    yield lambda: client.submit(command=[]), "command: expected at least 1 of them, got 0"
+    yield lambda: client.submit(command=["x"] * 1_001), "command: expected at most 1,000 of them"
+    yield lambda: client.submit(command=["x"], gpu_types=["a"] * 65), "gpu_types: expected at most 64 of them"
     yield lambda: client.submit(command=["x"], gpu=2), "unknown field 'gpu'; did you mean gpus"
     yield (
         lambda: client.submit(command=["x"], checkpoint={"evry": 1}),
@@ -254,6 +293,15 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     )
     yield lambda: client.submit(command=["x"], gpus=0), "gpus: expected at least 1, got 0"
     yield lambda: client.submit(Request(command=("x",)), gpus=2), "give a Request, or the fields of one"
+    yield lambda: client.submit(command=["x"], cwd="~nobody-at-all"), "cwd: nobody's home is known as '~nobody-at-all'"
+    yield lambda: client.submit(command=["x"], cwd=3), "cwd: expected text, got 3"
+    yield (
+        lambda: client.submit("job.yaml"),  # type: ignore[arg-type]
+        "expected a Request, got str; read_job_file(Path(...)) of poise.wire.jobfile reads a job file",
+    )
+    yield lambda: client.submit_all(["job.yaml"]), "expected a Request, got str"  # type: ignore[list-item]
+    yield lambda: client.submit_all([Request(command=("x",))], key="a"), "key: expected"
+    yield lambda: client.map({"command": ["x"]}, [{"A": 1}]), "expected a Request, got dict"  # type: ignore[arg-type]
     yield lambda: client.submit_all([]), "expected 1 to 1,000 jobs in a submission, got 0"
     yield lambda: client.map(Request(command=("x",)), []), "params: expected at least one environment"
     yield lambda: client.map(Request(command=("x",)), {"A": []}), "params: A has no values; e.g. LR: [0.1, 0.01]"
@@ -261,7 +309,7 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: client.map(Request(command=("x",)), [{"POISE_A": 1}]), "env: names that begin with POISE_ are Poise's own"
     yield lambda: client.show("../me"), "job: '../me' is no name of a job"
     yield lambda: client.set_weight("vision", 0), "weight: expected at least 0.001, got 0"
-    yield lambda: client.set_policy(""), "policy: expected"
+    yield lambda: client.use(""), "policy: expected"
     yield lambda: client.make_token("a b", tenant="t"), "name: expected letters"
     yield lambda: client.make_token("a", tenant="t", days=-1), "days: expected more than 0, got -1"
 

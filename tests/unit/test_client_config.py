@@ -56,6 +56,15 @@ def test_the_server_of_this_machine_is_found_by_what_it_left(environ: dict[str, 
     assert find_server({**environ, "POISE_TOKEN": "mine"}) == Address("http://127.0.0.1:8", "mine", process=here)
 
 
+def test_a_server_says_where_its_token_is_from(environ: dict[str, str], tmp_path: Path) -> None:
+    a_config(tmp_path)
+    assert str(find_server(environ).token_in).endswith("/poise/client.toml")
+    a_server(tmp_path)
+    assert find_server(environ).token_in == str(tmp_path / "state/admin.token")
+    assert find_server({**environ, "POISE_TOKEN": "mine"}).token_in == "POISE_TOKEN"
+    assert find_server({**environ, "POISE_TOKEN": "mine", "POISE_URL": "http://x:1"}).token_in == "POISE_TOKEN"
+
+
 def test_others_bring_their_own_token(environ: dict[str, str], tmp_path: Path) -> None:
     a_server(tmp_path)
     (tmp_path / "state/admin.token").unlink()

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, Service, a_request
+from tests.machine import ALICE, BOB, PretendWorld, Service, a_request
 from tests.machine_laws import paged
 
-from poise.engine.live import Ending
+from poise.engine.live import Ending, LogPart
 from poise.server import lining as lining_module
 from poise.server import telling as telling_module
 from poise.server.seam import RefusedError
@@ -209,3 +209,23 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
     new = [(None, "weight-changed"), (None, "policy-changed")]
     assert told(events(service)) == [*before, *new]
     assert told(events(service, -100)) == [*before, *new]
+
+
+# Logs
+
+
+@pytest.mark.parametrize(("replicas", "most"), [("node", 1), ("gpu", 2)])
+def test_the_log_of_a_replica_that_a_job_does_not_have_is_refused(
+    service: Service, monkeypatch: pytest.MonkeyPatch, replicas: str, most: int
+) -> None:
+    [job, waiting] = service.submit(*[a_request(gpus=2, replicas=replicas)] * 2)
+    monkeypatch.setattr(PretendWorld, "log", lambda *_: LogPart(b"", 0, 0))
+    assert service.engine.log(waiting, replica=1, offset=0, limit=10).text == ""
+    for offset in (0, -10):
+        for replica in range(most):
+            assert service.engine.log(job, replica=replica, offset=offset, limit=10).text == ""
+        wanted = f"^job {job} has {most} replicas?; the first is replica 0$"
+        with pytest.raises(RefusedError, match=wanted):
+            service.engine.log(job, replica=most, offset=offset, limit=10)
+    monkeypatch.setattr(PretendWorld, "log", lambda *_: LogPart(b"", 7, 7))  # of a run that is not kept one by one any more
+    assert service.engine.log(job, replica=9, offset=7, limit=10).next == 7

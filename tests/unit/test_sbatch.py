@@ -132,9 +132,9 @@ def test_what_means_nothing_here_is_left_out_with_a_note(tmp_path: Path) -> None
 
 
 def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:
-    body = "# srun is not run\nsrun python x.py ${SLURM_JOB_ID} $SLURM_ARRAY_TASK_ID\n"
+    body = "# srun is not run\nsrun python x.py ${SLURM_JOB_ID} $SLURM_NTASKS\n"
     assert notes(tmp_path, body=body) == [
-        "it uses SLURM_JOB_ID, which is not set here",
+        "it uses SLURM_NTASKS, which is not set here",
         "it runs srun; Poise starts the replicas itself (`replicas: gpu` for one a GPU)",
     ]
     path = script(tmp_path)

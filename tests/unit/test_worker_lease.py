@@ -52,9 +52,16 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.checkpoints = folder / "run", folder / "checkpoint"
+        self._set = monkeypatch.setenv
+        self._set("POISE_CHECKPOINT_DIR", str(self.checkpoints))
+        self._set("POISE_LEASE_VERSION", "1")
+        self.begin()
+
+    def begin(self) -> None:
+        """The next run of the job."""
+        self.folder = self.folder.with_name(f"{self.folder.name}-next")
         self.folder.mkdir()
-        for name, value in {"RUN_DIR": self.folder, "CHECKPOINT_DIR": self.checkpoints, "LEASE_VERSION": 1}.items():
-            monkeypatch.setenv(f"POISE_{name}", str(value))
+        self._set("POISE_RUN_DIR", str(self.folder))
         replace_json(str(self.folder), "lease.json", {"job": "a", "epoch": 1, "ends": None, "cause": None, "text": None})
 
     def end(self) -> None:
@@ -166,6 +173,7 @@ def test_lease_end_in_the_last_step_does_not_keep_the_job_from_finishing(run: Ru
 
 def test_run_that_died_after_the_last_step_trains_no_more(run: Run) -> None:
     assert Training().run(3) == [0, 1, 2]
+    run.begin()
     again = Training()
     assert list(again.attach().steps(3)) == []
     assert again.done == [0, 1, 2]
@@ -256,20 +264,24 @@ def test_run_without_a_checkpoint_that_can_be_loaded_does_not_begin_anew(run: Ru
     assert run.saved() == ["step-2", "step-5"]
 
 
+@pytest.mark.parametrize("first", ["0", "1"])
 def test_checkpoint_that_ranks_cannot_load_ends_the_run_and_the_next_takes_the_one_before(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Ranks that fell back each by itself could begin at different steps."""
+    """Ranks that fell back each by itself could begin at different steps. The other may be told to leave before it loads."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     run.checkpoints.mkdir()
     (run.checkpoints / "step-2").write_text("[0, 1]")
     (run.checkpoints / "step-5").write_text("[0,")
-    for rank in ("1", "0"):
-        monkeypatch.setenv("RANK", rank)
-        with pytest.raises(SystemExit) as left:
-            Training().run(6)
-        assert left.value.code == CHECKPOINT_FAILED
+    monkeypatch.setenv("RANK", first)
+    with pytest.raises(SystemExit) as left:
+        Training().run(6)
+    assert left.value.code == CHECKPOINT_FAILED
+    assert run.says("failure.json")["text"] == (
+        "the checkpoint of 5 steps cannot be loaded; the next run begins with 2 steps"
+    )
     assert run.saved() == ["bad-step-5", "step-2"]
+    run.begin()
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
         assert Training().run(6) == [0, 1, 2, 3, 4, 5]
@@ -361,6 +373,23 @@ def test_lease_is_good_for_one_loop() -> None:
     assert list(lease.steps(2)) == [0, 1]
     with pytest.raises(WorkerError, match="count all steps of the training in one"):
         lease.steps(2)
+
+
+def test_second_loop_of_a_run_is_refused_before_it_takes_the_checkpoints_of_the_first(run: Run) -> None:
+    assert Training().run(3) == [0, 1, 2]
+    second = Training()
+    with pytest.raises(WorkerError, match="a job has one training loop: count all its steps in one, or submit the second"):
+        second.run(5)
+    assert second.done == []
+    assert run.saved() == ["step-3"]
+    with pytest.raises(WorkerError, match="a job has one training loop"):
+        attach().begin(0, 5)  # as Lightning does
+
+
+@pytest.mark.usefixtures("run")
+def test_second_loop_of_a_script_that_saves_nothing_is_done() -> None:
+    for steps in (2, 3):
+        assert list(attach().steps(steps)) == list(range(steps))
 
 
 def test_attach_refuses_what_makes_no_sense() -> None:

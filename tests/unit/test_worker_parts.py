@@ -156,6 +156,21 @@ def test_checkpoint_set_aside_is_kept_until_the_next_one(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["bad-step-1"]
 
 
+def test_checkpoint_set_aside_by_several_processes_is_kept(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").touch()
+    mine, others = Checkpoints(str(tmp_path)), Checkpoints(str(tmp_path))
+    mine.set_aside(2)
+    others.set_aside(2)
+    assert sorted(os.listdir(tmp_path)) == ["bad-step-2", "step-1"]
+    (tmp_path / "bad-step-2").rename(tmp_path / "step-2")
+    (tmp_path / "bad-step-2").mkdir()
+    (tmp_path / "bad-step-2" / "older").touch()
+    mine.set_aside(2)
+    assert os.listdir(tmp_path / "bad-step-2") == ["weights"]
+
+
 def test_watched_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
     watched = Watched(str(tmp_path), "lease.json")
     assert notice_in(watched.fields()) is None
@@ -197,6 +212,14 @@ def test_progress_says_what_the_protocol_has(tmp_path: Path) -> None:
     second = json.loads((tmp_path / "progress.json").read_text())
     assert (second["steps"], second["loss"], second["first"]) == (4, 0.5, first["first"])
     assert second["throughput"] > 0
+
+
+def test_progress_beyond_the_total_has_none(tmp_path: Path) -> None:
+    progress = Progress(str(tmp_path))
+    progress.begin(0, 10)
+    for step, total in ((10, 10), (11, None)):
+        progress.write(step)
+        assert json.loads((tmp_path / "progress.json").read_text())["total"] == total
 
 
 def test_progress_is_reported_at_most_about_twice_a_second(tmp_path: Path) -> None:

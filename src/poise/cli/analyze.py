@@ -64,7 +64,7 @@ def analyze(
     damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     if source == SYNTHETIC + HELP:
-        show_knobs()
+        show_knobs(as_json=as_json)
         return 0
     if part is not None and part not in KEYS:
         raise UnknownNameError("part of the study", part, KEYS)

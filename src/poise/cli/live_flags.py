@@ -92,7 +92,8 @@ def _written(file: str | None, command: tuple[str, ...]) -> Draft:
         return _alone(read_draft(_stdin()), file, command)
     path = Path(file)
     if not path.exists():
-        raise RequestError(f"{file}: there is no such file; a command goes after --: poise submit -- {file}")
+        hint = "" if path.suffix.lower() in (".yaml", ".yml") else f"; a command goes after --: poise submit -- {file}"
+        raise RequestError(f"{file}: there is no such file{hint}")
     if read_text(path).startswith("#!"):
         return read_sbatch(path, command, os.environ)
     if path.suffix.lower() in _JOB_FILES:
@@ -150,7 +151,7 @@ def _seconds(option: str, text: str) -> float:
 
 
 def _variants(options: dict[str, Any]) -> tuple[Variant, ...]:
-    sweeps = [_pair("--sweep", each) for each in options["sweep"]]
+    sweeps = [_pair("--sweep", each, "V1,V2,...") for each in options["sweep"]]
     if options["array"] is not None and sweeps:
         raise RequestError("--array and --sweep do not go together; give the index as one more variable of the sweep")
     twice = next((name for place, (name, _) in enumerate(sweeps) if name in dict(sweeps[:place])), None)
@@ -165,8 +166,8 @@ def _variants(options: dict[str, Any]) -> tuple[Variant, ...]:
         raise RequestError(f"{option}: {error}") from None
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
+def _pair(option: str, text: str, expected: str = "VALUE") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or not name.isascii():
-        raise RequestError(f"{option}: expected NAME=VALUE, got {text[:60]!r}")
+        raise RequestError(f"{option}: expected NAME={expected}, got {text[:60]!r}")
     return name, value

@@ -11,6 +11,7 @@ from poise.wire.views import JobDetail, JobRow, Nodes, Run, Shares
 QUEUE = ("#", "ID", "NAME", "TENANT", "GPUS", "TYPE", "STATE", "REASON", "WAITED", "RAN", "RESTARTS", "ETA", "SHARE")
 WIDE = (*QUEUE, "APP", "ASKED", "SUBMITTED", "FINISHED", "WHY")
 NONE = "–"
+LEAST_HOURS = 0.001
 
 
 def queue_table(rows: tuple[JobRow, ...]) -> Table:
@@ -89,7 +90,7 @@ def shares_table(shares: Shares) -> Table:
             f"{each.gpus:,}",
             f"{each.running:,}",
             f"{each.waiting:,}",
-            amount(each.gpu_seconds / 3600, "plain"),
+            _hours(each.gpu_seconds),
             f"{each.preemptions:,}",
         )
         for each in shares.tenants
@@ -100,9 +101,6 @@ def shares_table(shares: Shares) -> Table:
 def facts(detail: JobDetail) -> list[tuple[str, str]]:
     """What there is to say of a job, with a heading each; what is not known is left out."""
     row = detail.job
-    done = amount(detail.steps, "plain") + (
-        "" if detail.total_steps is None else f" of {amount(detail.total_steps, 'plain')}"
-    )
     found = [
         ("state", state_of(row)),
         ("reason", f"{row.reason.text} ({row.reason.code})"),
@@ -114,12 +112,12 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("finished", None if row.finished is None else clock(row.finished)),
         ("waited", span(row.waited)),
         ("ran", span(row.ran)),
-        ("steps", done),
+        ("steps", _steps(detail)),
         ("checkpoint", None if detail.checkpoint_steps is None else f"at step {amount(detail.checkpoint_steps, 'plain')}"),
         ("throughput", None if detail.throughput is None else f"{amount(detail.throughput, 'plain')} steps/s"),
         ("loss", None if detail.loss is None else amount(detail.loss, "plain")),
-        ("GPU-hours", amount(detail.gpu_seconds / 3600, "plain")),
-        ("lost GPU-hours", amount(detail.lost_gpu_seconds / 3600, "plain") if detail.lost_gpu_seconds else None),
+        ("GPU-hours", _hours(detail.gpu_seconds)),
+        ("lost GPU-hours", _hours(detail.lost_gpu_seconds) if detail.lost_gpu_seconds else None),
         ("preemptions", f"{detail.preemptions:,}" if detail.preemptions else None),
         ("failures", f"{detail.failures:,}" if detail.failures else None),
         ("cause", detail.cause),
@@ -127,6 +125,20 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("folder", None if detail.request is None else detail.request.cwd),
     ]
     return [(heading, plain(text)) for heading, text in found if text is not None]
+
+
+def _hours(seconds: float) -> str:
+    """GPU-hours; what is next to nothing is no number to read."""
+    hours = seconds / 3600
+    return f"<{LEAST_HOURS}" if 0 < hours < LEAST_HOURS else amount(hours, "plain")
+
+
+def _steps(detail: JobDetail) -> str | None:
+    """How far it is; None: it says nothing of that, as a script that knows nothing of Poise."""
+    if detail.total_steps is not None:
+        return f"{amount(detail.steps, 'plain')} of {amount(detail.total_steps, 'plain')}"
+    reports = detail.steps or detail.checkpoint_steps is not None or detail.throughput is not None
+    return amount(detail.steps, "plain") if reports else None
 
 
 def runs_table(runs: tuple[Run, ...]) -> Table:

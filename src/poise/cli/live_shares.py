@@ -11,9 +11,7 @@ def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:
     """Change the weights that are given, then show all tenants."""
     wanted = [_weight(text) for text in weights]
     with connected() as client:
-        for tenant, weight in wanted:
-            client.set_weight(tenant, weight)
-        found = client.shares()
+        found = client.set_weights(wanted)
     if as_json:
         echo_json(document(found))
     else:

@@ -19,11 +19,7 @@ def wish(verb: Verb, jobs: tuple[str, ...], app: str | None, *, as_json: bool) -
         raise RequestError("name a job, several, or an app with --app")
     with connected() as client:
         every = tuple(dict.fromkeys((*jobs, *(() if app is None else _of_app(client, app)))))
-        if len(every) == 1:
-            found = [document(_done(client, verb, every[0]))]
-            code = 0
-        else:
-            found, code = _each(client, verb, every)
+        found, code = _each(client, verb, every)
     if as_json:
         echo_json(found)
     else:
@@ -40,7 +36,7 @@ def _each(client: Client, verb: Verb, jobs: tuple[str, ...]) -> tuple[list[dict[
         try:
             found.append(document(_done(client, verb, job)))
         except PoiseError as error:
-            click.echo(f"poise: {job}: {error}", err=True)
+            click.echo(f"poise: {error}" if len(jobs) == 1 else f"poise: {job}: {error}", err=True)
             found.append({"job": job, "error": str(error)})
             code = max(code, 2 if isinstance(error, RequestError) else 1)
     return found, code

@@ -41,7 +41,7 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     TRACE is a file (plain, .gz, .xz, or a .tar.gz of several), a directory of such, - for stdin, or synthetic:KNOBS.
     """
     if trace == SYNTHETIC + HELP:
-        show_knobs()
+        show_knobs(as_json=options["as_json"])
         return 0
     check_per_job(per_job)
     request = request_of(trace, options, policy)
@@ -79,8 +79,11 @@ def _write(outcome: Outcome, out: Path | None, per_job: Path | None) -> None:
         write_per_job(per_job, outcome)
 
 
-def show_knobs() -> None:
+def show_knobs(*, as_json: bool) -> None:
     """The knobs of the generator."""
+    if as_json:
+        click.echo(json.dumps([knob._asdict() for knob in KNOBS]))
+        return
     click.echo("synthetic:KNOB=VALUE,... draws a trace. Knobs:\n")
     width = max(len(f"{knob.name}={knob.default}") for knob in KNOBS)
     for knob in KNOBS:

@@ -10,7 +10,7 @@ from poise.cli.live_asking import connected, echo_json, json_option
 from poise.cli.live_flags import draft, job_options
 from poise.cli.live_rows import state_of
 from poise.client import Client
-from poise.client.client import placed
+from poise.client.client import new_key, placed
 from poise.model.errors import PoiseError
 from poise.wire.request import Request
 
@@ -62,7 +62,8 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], yes: bool, dry_run: boo
     found = draft(file[0] if file else None, ctx.meta[_COMMAND], options)
     for note in found.notes:
         click.echo(f"note: {note}", err=True)
-    requests = tuple(map(placed, found.requests()))
+    key = new_key()
+    requests = tuple(map(placed, found.requests(key)))
     if dry_run:
         shown = [request.model_dump(mode="json", exclude_defaults=True) for request in requests]
         click.echo(json.dumps(shown if found.variants else shown[0], indent=1))
@@ -70,11 +71,11 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], yes: bool, dry_run: boo
     if len(requests) > MANY and not yes and not as_json and sys.stdin.isatty():
         click.confirm(f"Submit {len(requests):,} jobs?", default=True, abort=True, err=True)
     with connected() as client:
-        _submit(client, requests, as_json=as_json)
+        _submit(client, requests, key, as_json=as_json)
 
 
-def _submit(client: Client, requests: tuple[Request, ...], *, as_json: bool) -> None:
-    jobs = [handle.id for handle in client.submit_all(requests)]
+def _submit(client: Client, requests: tuple[Request, ...], key: str, *, as_json: bool) -> None:
+    jobs = [handle.id for handle in client.submit_all(requests, key=key)]
     if as_json:
         echo_json({"jobs": jobs})
         return

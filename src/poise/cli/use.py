@@ -20,7 +20,7 @@ def use(policy: str, as_json: bool) -> None:
     Jobs that run stay where they are until the policy decides otherwise.
     """
     with connected() as client:
-        found = client.set_policy(policy)
+        found = client.use(policy)
     if as_json:
         echo_json(document(found))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 from uuid import uuid4
 
 import httpx
@@ -21,7 +21,7 @@ from poise.client.handle import JobHandle
 from poise.model.errors import RequestError
 from poise.wire.jobfile_complaints import complaint
 from poise.wire.jobfile_draft import draft_of, sweep_of
-from poise.wire.jobfile_values import here
+from poise.wire.jobfile_values import here, parse_folder
 from poise.wire.request import MOST_JOBS, NAME, Request, Submission, Wire
 from poise.wire.views import (
     Account,
@@ -86,6 +86,7 @@ class Client:
         client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
         client._link.whereabouts = _Whereabouts(found)
         client._link.waiting = waiting
+        client._link.token_in = found.token_in
         return client
 
     def __enter__(self) -> Self:
@@ -102,11 +103,17 @@ class Client:
         """Submit a job: a Request, or its fields. Without `cwd` it runs in the current folder."""
         return self.submit_all([_request(request, fields)])[0]
 
-    def submit_all(self, requests: Sequence[Request]) -> tuple[JobHandle, ...]:
-        """Submit jobs that are taken all together or not at all, and once however often they are sent."""
+    def submit_all(self, requests: Sequence[Request], *, key: str | None = None) -> tuple[JobHandle, ...]:
+        """Submit jobs that are taken all together or not at all, and once however often they are sent.
+
+        key   of the submission; what is sent again under the same one is taken once. None: a new one
+        """
+        wrong = next((each for each in requests if not isinstance(each, Request)), None)
+        if wrong is not None:
+            raise _no_request(wrong)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        submission = Submission(jobs=tuple(map(placed, requests)), key=uuid4().hex)
+        submission = _made(Submission, jobs=tuple(map(placed, requests)), key=new_key() if key is None else key)
         try:
             taken = self._link.send(Submitted, "POST", "/v1/jobs", submission)
         except RefusedError as error:
@@ -123,6 +130,8 @@ class Client:
 
         `${NAME}` in the command stands for the variable's value, and the jobs share an `app`.
         """
+        if not isinstance(request, Request):
+            raise _no_request(request)
         try:
             variants = (
                 sweep_of({name: tuple(map(str, values)) for name, values in params.items()})
@@ -133,7 +142,8 @@ class Client:
             raise RequestError(f"params: {error}") from None
         if not variants:
             raise RequestError("params: expected at least one environment")
-        return self.submit_all(replace(draft_of(request), variants=variants).requests())
+        key = new_key()
+        return self.submit_all(replace(draft_of(request), variants=variants).requests(key), key=key)
 
     def job(self, job: str) -> JobHandle:
         """A job by its id. Nothing is asked yet."""
@@ -172,6 +182,14 @@ class Client:
         """A replica's log, part by part as it is written, until nothing is added any more."""
         return (part.text for part in growing_log(self._link, _checked(job), replica, offset))
 
+    @overload
+    def logs(self, job: str, *, follow: Literal[False] = False, replica: int = 0) -> str: ...
+    @overload
+    def logs(self, job: str, *, follow: Literal[True], replica: int = 0) -> Iterator[str]: ...
+    def logs(self, job: str, *, follow: bool = False, replica: int = 0) -> str | Iterator[str]:
+        """What a replica of a job has printed; with `follow`, part by part as it prints more, until the job has ended."""
+        return self.follow_log(job, replica=replica) if follow else self.log(job, replica=replica)
+
     def cancel(self, job: str) -> Done:
         """Withdraw a job."""
         return self._wish(job, "cancel")
@@ -194,7 +212,13 @@ class Client:
 
     def set_weight(self, tenant: str, weight: float) -> Shares:
         """Change a tenant's share."""
-        return self._link.send(Shares, "PUT", f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight))
+        return self.set_weights([(tenant, weight)])
+
+    def set_weights(self, weights: Sequence[tuple[str, float]]) -> Shares:
+        """Change shares of tenants, one after the other. What can be seen to be wrong is refused before the first."""
+        wishes = [(f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight)) for tenant, weight in weights]
+        answers = [self._link.send(Shares, "PUT", path, wish) for path, wish in wishes]
+        return answers[-1] if answers else self.shares()
 
     def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> Events:
         """What happened after a number of the journal; negative: the last so many."""
@@ -209,6 +233,10 @@ class Client:
         return self._link.get(Service, "/v1/service")
 
     def set_policy(self, policy: str) -> Service:
+        """The same as `use`."""
+        return self.use(policy)
+
+    def use(self, policy: str) -> Service:
         """Go on under another policy of the catalogue."""
         return self._link.send(Service, "PUT", "/v1/policy", _made(PolicyName, policy=policy))
 
@@ -251,6 +279,11 @@ class _Whereabouts:
         return self._at.url
 
 
+def new_key() -> str:
+    """Of a submission, like no other."""
+    return uuid4().hex
+
+
 def placed(request: Request) -> Request:
     """The request with what only the one who submits it knows: the folder, and programs that are named relative to it."""
     cwd = request.cwd or str(here())
@@ -266,11 +299,30 @@ def _found(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
 
 
 def _request(request: Request | None, fields: Mapping[str, Any]) -> Request:
-    if request is not None:
-        if fields:
-            raise RequestError("give a Request, or the fields of one")
-        return request
-    return _made(Request, **fields)
+    if request is None:
+        return _made(Request, **_rooted(fields))
+    if not isinstance(request, Request):
+        raise _no_request(request)
+    if fields:
+        raise RequestError("give a Request, or the fields of one")
+    return request
+
+
+def _no_request(got: object) -> RequestError:
+    """Programs have no types to go by."""
+    hint = "; read_job_file(Path(...)) of poise.wire.jobfile reads a job file" if isinstance(got, str | Path) else ""
+    return RequestError(f"expected a Request, got {type(got).__name__}{hint}")
+
+
+def _rooted(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with an absolute folder, if there is one."""
+    cwd = fields.get("cwd")
+    if not isinstance(cwd, str | Path):
+        return dict(fields)
+    try:
+        return {**fields, "cwd": parse_folder(str(cwd), Path())}
+    except ValueError as error:
+        raise RequestError(f"cwd: {error}") from None
 
 
 def _made(kind: type[Sent], **fields: Any) -> Sent:  # noqa: ANN401 - whatever its owner gave

@@ -18,6 +18,7 @@ from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
+_TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
 
 
@@ -45,12 +46,14 @@ class Address:
     """A server: its URL, a token that is never shown, and the file of certificates that it is checked against.
 
     process   of a server of this machine. Once that has ended, anybody may listen in its place: no token goes there.
+    token_in  the variable or the file that the token is from
     """
 
     url: str
     token: str = field(repr=False)
     ca: Path | None = None
     process: Process | None = None
+    token_in: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -75,16 +78,16 @@ def _is_address(url: str) -> bool:
 
 def find_server(environ: Mapping[str, str]) -> Address:
     """The server that a command talks to; RequestError if none is known."""
-    token = environ.get("POISE_TOKEN")
+    token = environ.get(_TOKEN)
     if url := environ.get("POISE_URL"):
         if not token:
             raise RequestError(f"POISE_URL is {url}, and POISE_TOKEN is not set; set both")
-        found: Address | None = Address(url, token.strip())
+        found: Address | None = Address(url, token.strip(), token_in=_TOKEN)
     else:
         found = _chosen(_local(state_folder(environ), token), _configured(_config_file(environ)))
     if found is None:
         raise RequestError(NOTHING)
-    found = replace(found, token=token.strip()) if token else found
+    found = replace(found, token=token.strip(), token_in=_TOKEN) if token else found
     return replace(found, ca=Path(environ["POISE_CA"])) if environ.get("POISE_CA") else found
 
 
@@ -102,18 +105,18 @@ def _chosen(local: Address | None, configured: Address | None) -> Address | None
 
 def _local(state: Path, token: str | None) -> Address | None:
     """The server of this machine. Its first token is its owner's alone: others bring their own."""
-    path = state / "server.json"
+    path, secret = state / "server.json", state / "admin.token"
     try:
         said: Any = json.loads(path.read_bytes())
         url, process = str(said["url"]), Process(int(said["pid"]), said.get("born"))
-        found = token or (state / "admin.token").read_text(encoding="ascii").strip()
+        found = token or secret.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RequestError(f"{error.filename}: {error.strerror}; set POISE_TOKEN") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
-    return Address(url, found, process=process)
+    return Address(url, found, process=process, token_in=str(secret))
 
 
 def _configured(path: Path) -> Address | None:
@@ -129,7 +132,8 @@ def _configured(path: Path) -> Address | None:
     if wrong is not None or not {"url", "token"} <= said.keys():
         problem = f"{wrong!r} is not expected" if wrong is not None else "something is missing"
         raise RequestError(f"{path}: {problem}; it has url and token, and may have ca, each a text")
-    return Address(said["url"], said["token"], Path(os.path.expanduser(said["ca"])) if "ca" in said else None)
+    ca = Path(os.path.expanduser(said["ca"])) if "ca" in said else None
+    return Address(said["url"], said["token"], ca, token_in=str(path))
 
 
 def _config_file(environ: Mapping[str, str]) -> Path:

@@ -26,6 +26,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again: doubled each time."""
 BUSY = "busy"
 """Code of a server that has not even looked at a request."""
+NO_TOKEN = "no-token"
+"""Code of a server that does not know the token."""
 FIRST_CONTACT = 1.0
 """Seconds for which a server that never answered is asked again: it does not seem to run."""
 
@@ -68,6 +70,8 @@ class Connection:
         self._patience = patience
         self._reached = False
         self.whereabouts: Whereabouts | None = None
+        self.token_in: str | None = None
+        """The variable or the file that the token is from, to be named where it is worth nothing."""
         self.waiting: Callable[[str], None] | None = None
         """Told why, once, where a request takes long: somebody may be watching."""
         self._http = httpx.Client(
@@ -146,6 +150,9 @@ class Connection:
         except UnavailableError:
             problem = Problem(code="", detail=f"{self._url} answered {answer.status_code} {answer.reason_phrase}".strip())
         detail = plain(" ".join(problem.detail.split()))
+        if problem.code == NO_TOKEN:
+            whose = f"the token in {self.token_in}" if self.token_in else "the token"
+            detail = f"{whose} is not known to {self._url}, or has expired"
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             return _PassingError(detail, may_be_done=problem.code != BUSY)
         if answer.is_client_error:

@@ -54,8 +54,8 @@ class JobHandle:
     def logs(self, *, follow: bool = False, replica: int = 0) -> str | Iterator[str]:
         """What a replica has printed; with `follow`, part by part as it prints more, until the job has ended."""
         if follow:
-            return self._client.follow_log(self.id, replica=replica)
-        return self._client.log(self.id, replica=replica)
+            return self._client.logs(self.id, follow=True, replica=replica)
+        return self._client.logs(self.id, replica=replica)
 
     def wait(self, timeout: float | None = None) -> State:
         """The final state, once it is reached; WaitTimeoutError after `timeout` seconds. Look at it: FAILED is final too."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from poise import __version__
 from poise.engine.journal import read_job
+from poise.model.units import counted
 from poise.server.advising import ended_reason, reason_counts, reason_of, why
 from poise.server.engine import Loop
 from poise.server.lining import Wanted, page_of, places_of
@@ -18,7 +19,7 @@ from poise.server.store import Ended, JobRowText, Named, Reader
 from poise.server.surveying import nodes, shares
 from poise.server.telling import Telling
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh
-from poise.wire.request import Request, Submission
+from poise.wire.request import Replicas, Request, Submission
 from poise.wire.views import (
     Account,
     Done,
@@ -151,13 +152,15 @@ class LiveEngine:
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
         """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
-        record, _ = self._record(job)
+        record, request = self._record(job)
         ended = record.finished is not None and not record.open_runs()
         try:
             found = self._loop.world.log(job, replica, offset, limit)
         except OSError as error:
             raise RefusedError(Fault.NOT_READY, f"the log of job {job} cannot be read at the moment: {error}") from error
         text = found.text.decode("utf-8", "replace")
+        if found.next == 0:
+            _require_replica(record, request, replica)
         return Log(text=text, offset=found.offset, next=found.next, ended=ended and not text)
 
     def nodes(self) -> Nodes:
@@ -214,6 +217,14 @@ class LiveEngine:
 
 def _read(row: JobRowText) -> Record:
     return Record.read(read_job(row.job), row.record)
+
+
+def _require_replica(record: Record, request: str, replica: int) -> None:
+    """Raises RefusedError for a replica that no run has had; a job that has not run yet may come to have it."""
+    per_gpu = Request.model_validate_json(request).replicas is Replicas.GPU
+    most = max((run.count if per_gpu else len(run.gpus) for run in tuple(record.runs)), default=None)
+    if most is not None and replica >= most:
+        raise RefusedError(Fault.WRONG, f"job {record.job.id} has {counted(most, 'replica')}; the first is replica 0")
 
 
 def _row(record: Record, reason: Reason, position: int | None, share: float | None, *, ran: float, waited: float) -> JobRow:

@@ -159,5 +159,6 @@ def _check_tenants(by: Account, submission: Submission) -> None:
         return
     for number, job in enumerate(submission.jobs):
         if job.tenant is not None and job.tenant != by.tenant:
-            text = f"jobs[{number}].tenant: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
+            which = f"jobs[{number}].tenant" if len(submission.jobs) > 1 else "tenant"
+            text = f"{which}: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
             raise RefusedError(Fault.FORBIDDEN, text)

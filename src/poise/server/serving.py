@@ -99,9 +99,11 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
         running = Running(url, os.getpid(), state, accounts.admin_file, is_first)
         config = config_of(app, door.certificate, setup.log)
         Listener(config, lambda: ready(running), lambda: engine.failed is not None).run([bound])
-        setup.log.info("stopping")
         if engine.failed is not None:
+            setup.log.info("stopping")
             raise PoiseError(f"the engine stopped: {engine.failed}") from engine.failed
+        holders = {job for node in engine.nodes().nodes for job in node.jobs if job is not None}
+        setup.log.info("stopping", jobs_going_on=len(holders))
 
 
 def _token(accounts: Accounts, admin: AdminToken) -> bool:

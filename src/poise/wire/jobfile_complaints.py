@@ -42,6 +42,8 @@ def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - what
         return f"expected {bound}, got {got}"
     if "max_length" in context:
         return f"expected at most {context['max_length']:,} of them"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']:,} of them, got {context['actual_length']:,}"
     wanted = {"tuple_type": "a list", "enum": context.get("expected"), "dict_type": "names with values"}.get(kind)
     return f"expected {wanted}, got {got}" if wanted else f"{first['msg'].replace('Input should be', 'expected')}, got {got}"
 
@@ -49,6 +51,8 @@ def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - what
 def _text(kind: str, field: str, got: str) -> str:
     if field in _NAMES:
         return f"expected {_A_NAME}, got {got}"
+    if field == "key":
+        return f"expected 8 to 64 letters, digits, `_` and `-`, got {got}"
     if kind == "string_pattern_mismatch":
         return f"expected an absolute path, got {got}" if field == "cwd" else "a character in it cannot be passed on"
     if kind in ("string_too_long", "string_too_short"):

@@ -19,6 +19,8 @@ from poise.wire.request import MOST_JOBS, Request
 
 ARRAY_INDEX, ARRAY_COUNT = "ARRAY_INDEX", "ARRAY_COUNT"
 LONGEST_NAME = 64
+KEY_SHOWN = 4
+"""Characters of a submission's key in the name of an app."""
 KEY_OF = {"command": "run", "min_gpus": "gpus", "max_gpus": "gpus", "gpu_types": "gpus"}
 """Fields of a request that go by another word in a job file."""
 
@@ -73,31 +75,35 @@ class Draft:
             source=replace(self.source, lines=lines),
         )
 
-    def requests(self) -> tuple[Request, ...]:
-        """One request, or one for each variant; RequestError says what is wrong, and where."""
+    def requests(self, key: str = "") -> tuple[Request, ...]:
+        """One request, or one for each variant; RequestError says what is wrong, and where.
+
+        key   of the submission: it tells apps apart whose owner gave them no name, though they are of one script
+        """
         if not self.command:
             raise self.source.error("run", "is missing; it says what to run, e.g. `run: python train.py`")
         if not self.variants:
             return (self._request(self.env, self.fields),)
-        return tuple(self._of_variant(place, variant) for place, variant in enumerate(self.variants))
+        return tuple(self._of_variant(place, variant, key) for place, variant in enumerate(self.variants))
 
-    def _of_variant(self, place: int, variant: Variant) -> Request:
+    def _of_variant(self, place: int, variant: Variant, key: str) -> Request:
         twice = next((name for name in variant if name in self.env), None)
         if twice is not None:
             raise self.source.error("env", f"{twice} is set for each job of the array or sweep; leave it out here")
         env = {**self.env, **variant}
         name = self.fields.get("name")
-        fields = {**self.fields, "app": self.fields.get("app") or name or self._program(env)}
+        fields = {**self.fields, "app": self.fields.get("app") or name or self._own_app(env, key)}
         if isinstance(name, str):
             suffix = f"-{variant.get(ARRAY_INDEX, place)}"
             fields["name"] = name[: LONGEST_NAME - len(suffix)] + suffix
         return self._request(env, fields)
 
-    def _program(self, env: Mapping[str, str]) -> str:
-        """What an app is called whose owner gave it no name: as its script, or else as its program."""
+    def _own_app(self, env: Mapping[str, str], key: str) -> str:
+        """What an app is called whose owner gave it no name: as its script or program, and by the submission."""
         words = fill(self.command, env)
         script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-        return clean_name(re.sub(r"\.(py|sh)$", "", script.rsplit("/", 1)[-1]))
+        suffix = f"-{key[:KEY_SHOWN]}" if key else ""
+        return clean_name(re.sub(r"\.(py|sh)$", "", script.rsplit("/", 1)[-1]))[: LONGEST_NAME - len(suffix)] + suffix
 
     def _request(self, env: Mapping[str, str], fields: Mapping[str, Any]) -> Request:
         given = {**fields, "env": dict(env), "command": self._filled("run", self.command, env)}

@@ -49,8 +49,8 @@ _NOTES = {
     "signal": "a job that has to leave gets TERM, and KILL after the deadline",
 }
 _KNOWN_VARIABLES = {
-    "SLURM_JOB_NAME", "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN",
-    "SLURM_ARRAY_TASK_MAX",
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT",
+    "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX",
 }  # fmt: skip
 _USED = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
 _SRUN = re.compile(r"(?m)^[^#\n]*\b(srun|scontrol)\b")

@@ -64,10 +64,17 @@ class Checkpoints:
             self._discard(old)
 
     def set_aside(self, step: int) -> None:
-        """Take one out of the count without losing it, if that is possible. Earlier ones that were set aside are removed."""
+        """Take one out of the count without losing it, if that is possible. Earlier ones that were set aside are removed.
+
+        Any number of processes may do so at once; it is done once.
+        """
+        aside = os.path.join(self._folder, f"bad-step-{step}")
+        claimed = f"{aside}.{os.getpid()}"
         with suppress(OSError):
-            self._remove_all("bad-step-")
-            os.rename(self.path(step), os.path.join(self._folder, f"bad-step-{step}"))
+            # Whoever comes second fails here, and does not remove what the first has just put there.
+            os.rename(self.path(step), claimed)
+            self._remove_all("bad-step-", but=claimed)
+            os.rename(claimed, aside)
             _flush(self._folder)
 
     def sweep(self) -> None:
@@ -75,10 +82,11 @@ class Checkpoints:
         with suppress(OSError):
             self._remove_all("saving-", "removing-")
 
-    def _remove_all(self, *beginnings: str) -> None:
+    def _remove_all(self, *beginnings: str, but: str | None = None) -> None:
         for name in os.listdir(self._folder):
-            if name.startswith(beginnings):
-                _remove(os.path.join(self._folder, name))
+            path = os.path.join(self._folder, name)
+            if name.startswith(beginnings) and path != but:
+                _remove(path)
 
     def _discard(self, step: int) -> None:
         # A directory does not go at once: under its own name, half of it could be taken for a checkpoint.

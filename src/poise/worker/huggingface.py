@@ -42,8 +42,9 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ANN401  theirs
         """Between two optimizer steps: report, and ask for a checkpoint if one is due."""
-        self._wish = self._lease.wish(state.global_step)
-        if self._wish is not Wish.GO_ON or state.global_step >= state.max_steps:
+        wish, is_done = self._lease.wish(state.global_step), state.global_step >= state.max_steps
+        self._wish = Wish.GO_ON if is_done else wish
+        if is_done or wish is not Wish.GO_ON:
             control.should_save = True
         if self._wish is Wish.LEAVE:
             control.should_evaluate = False

@@ -39,6 +39,10 @@ Use = Callable[[str], object]
 """Takes the path of a checkpoint, and writes or reads it."""
 
 
+_loops: dict[tuple[int, str, int], object] = {}
+"""The lease whose checkpoints are those of a job, by process, run and rank."""
+
+
 class Wish(Enum):
     """What is to be done at a boundary: go on; have a checkpoint written and go on; or have one written and leave."""
 
@@ -101,12 +105,12 @@ class Lease:
         self._lease = Watched(where.run_dir, LEASE)
         self._stop, self._saving = Appointment(where, STOP), Appointment(where, SAVE)
         self._notice: Notice | None = None
-        self._total: int | None = None
         self._first: int | None = None
         self._kept = 0
         self._tried: int | None = None
         self._last_save = monotonic()
         self._restore: Callable[[], object] = lambda: None
+        self._mark = object()  # not the lease itself: what it saves is to be forgotten with it
 
     @property
     def rank(self) -> int:
@@ -143,6 +147,7 @@ class Lease:
         return self._loop(count)
 
     def _loop(self, total: int) -> Iterator[int]:
+        self._require_only_loop()
         step = self._resumed()
         self.begin(step, total)
         try:
@@ -176,8 +181,9 @@ class Lease:
         return next((self._checkpoints.path(step) for step in self._checkpoints.complete()), None)
 
     def begin(self, step: int, total: int | None) -> None:
-        """The first step of this run begins, with `step` steps done before. total: steps in all; None: not known."""
-        self._first, self._total, self._kept = step, total, step
+        """The first step of this run begins, with `step` done before. total: steps in all, to be shown; None: not known."""
+        self._require_only_loop()
+        self._first, self._kept = step, step
         if self._checkpoints is not None:
             self._progress.checkpoint = step
             if self.rank == 0:
@@ -188,10 +194,11 @@ class Lease:
         self._progress.begin(step, total)
 
     def wish(self, step: int) -> Wish:
-        """What is to be done at this boundary, the same on all ranks. Reports progress."""
+        """What is to be done at this boundary, the same on all ranks. Reports progress.
+
+        After the last step there is nothing to leave for: whoever knows that it was the last goes on to `finish`.
+        """
         self._progress.reached(step)
-        if self._total is not None and step >= self._total:
-            return Wish.GO_ON
         if self._stop.due(step, self._is_over):
             return Wish.LEAVE
         if self._saving.due(step, self._is_stale):
@@ -225,6 +232,14 @@ class Lease:
         self.checkpoint(step, save)
         self._progress.write(step)
         self._restore()
+
+    def _require_only_loop(self) -> None:
+        """A second loop would take the checkpoints of the first for its own, and skip its steps."""
+        if self._where.run_dir is None or self._checkpoints is None:
+            return
+        whose = _loops.setdefault((os.getpid(), self._where.run_dir, self.rank), self._mark)
+        if whose is not self._mark:
+            raise WorkerError("a job has one training loop: count all its steps in one, or submit the second as its own job")
 
     def _survives(self) -> str:
         return "nothing is saved by this script" if self._checkpoints is None else f"{self._kept} steps are saved"
@@ -274,8 +289,11 @@ class Lease:
         return 0
 
     def _fail_together(self, steps: list[int]) -> NoReturn:
-        """Ranks that fall back each by itself could begin at different steps: leave, and begin anew with the one before."""
-        if self._checkpoints is not None and self.rank == 0 and len(steps) > 1:
+        """Ranks that fall back each by itself could begin at different steps: leave, and begin anew with the one before.
+
+        The first rank that finds out sets it aside: the others may be told to leave before they come to it.
+        """
+        if self._checkpoints is not None and len(steps) > 1:
             self._checkpoints.set_aside(steps[0])
             self._fail(f"the checkpoint of {steps[0]} steps cannot be loaded; the next run begins with {steps[1]} steps")
         self._fail(f"rank {self.rank} cannot load the checkpoint of {steps[0]} steps")

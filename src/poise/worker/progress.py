@@ -1,7 +1,7 @@
 """What a run reports of itself: progress.json, written by rank 0 at most twice a second, and at every checkpoint.
 
 steps        done in all, by this run and those before it
-total        steps of the job; null: not known
+total        steps of the job; null: not known, or there are more than was believed
 checkpoint   steps that would survive now; null: this script saves nothing
 throughput   steps a second over about the last minute, without the time that saving took; null: no step was done yet
 loss         as the script reported it last; null: never, or not a finite number
@@ -96,7 +96,7 @@ class Progress:
     def _fields(self, step: int) -> dict[str, object]:
         return {
             "steps": step,
-            "total": self._total,
+            "total": self._total if self._total is None or step <= self._total else None,
             "checkpoint": self.checkpoint,
             "throughput": None if self._speed is None else self._speed.steps_a_second,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,

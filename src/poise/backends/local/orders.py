@@ -103,6 +103,8 @@ def _common(order: RunOrder, folders: Folders, port: int) -> dict[str, str]:
         values["POISE_CHECKPOINT_EVERY"] = request.checkpoint.every
     if request.micro_batches is not None:
         values["POISE_MICRO_BATCHES"] = request.micro_batches
+    if "SLURM_JOB_NAME" in request.env:
+        values["SLURM_JOB_ID"] = order.job
     return {**marked(folders, order.job, order.epoch), **{name: str(value) for name, value in values.items()}}
 
 
