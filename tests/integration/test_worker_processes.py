@@ -98,7 +98,7 @@ def test_worker_whose_lease_ends_leaves_with_75_and_goes_on_at_the_very_step(job
     code, said = _ended(process)
     assert code == 75
     assert (
-        said == f"poise: leaving before step {job.saved()} (share: b is behind its share); {job.saved()} steps are saved\n"
+        said == f"poise: leaving before step {job.saved()} (b is behind its share); {job.saved()} steps are saved\n"
     )
     report = json.loads((job.run_dir / "progress.json").read_text())
     assert 0 < report["steps"] == report["checkpoint"] == job.saved() < 200

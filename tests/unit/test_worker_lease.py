@@ -154,7 +154,7 @@ def test_lease_end_is_noticed_before_the_next_step(run: Run, capsys: pytest.Capt
     assert run.saved() == ["step-5"]
     assert (run.says("progress.json")["steps"], run.says("progress.json")["checkpoint"]) == (5, 5)
     assert attach().preemption_notice() == Notice(99.5, "share", "b is behind its share")
-    assert capsys.readouterr().err == "poise: leaving before step 5 (share: b is behind its share); 5 steps are saved\n"
+    assert capsys.readouterr().err == "poise: leaving before step 5 (b is behind its share); 5 steps are saved\n"
 
 
 def test_lease_end_before_the_first_step_saves_nothing(run: Run) -> None:

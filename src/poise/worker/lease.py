@@ -224,7 +224,7 @@ class Lease:
         self._progress.write(step)
         notice = self._notice or Notice(None, "lease-end", "rank 0 says so")
         if self.rank == 0:
-            say(f"leaving before step {step} ({notice.cause}: {notice.text}); {self._survives()}")
+            say(f"leaving before step {step} ({notice.text}); {self._survives()}")
         raise SystemExit(YIELDED)
 
     def finish(self, step: int, save: Use | None) -> None:
