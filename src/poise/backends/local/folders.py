@@ -5,8 +5,8 @@ STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
 
 import os
 import re
-import shutil
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from poise.backends.local.records import LOCK, Fields, get, is_there, now, put, take_lock
@@ -59,7 +59,8 @@ class Folders:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.handle)
         for old in self.epochs(job)[:-KEPT_RUNS]:
-            shutil.rmtree(f"{job}/runs/{old}", ignore_errors=True, dir_fd=self.handle)
+            with suppress(OSError):
+                remove_tree(self.handle, f"{job}/runs/{old}")
 
     def has_run(self, job: str, epoch: int) -> bool:
         """The run has a directory."""
@@ -94,17 +95,22 @@ class Folders:
             os.close(folder)
 
     def last_sign(self, job: str, epoch: int) -> float:
-        """When the run's runner was last known to live: it touches its lock every few seconds."""
-        stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle)
+        """When the run's runner was last known to live: it touches its lock every few seconds.
+
+        Now, if the lock is gone.
+        """
+        try:
+            stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle, follow_symlinks=False)
+        except OSError:
+            return now()
         return min(stat.st_mtime, now())
 
     def run_at(self, path: str) -> tuple[str, int] | None:
         """The run whose directory that is; None: it is none of these."""
         job, runs, epoch = (*Path(path).parts[-3:], "", "", "")[:3]
-        is_ours = (
-            TOKEN.fullmatch(job) and runs == "runs" and epoch.isdecimal() and str(self.run_path(job, int(epoch))) == path
-        )
-        return (job, int(epoch)) if is_ours else None
+        if not (TOKEN.fullmatch(job) and runs == "runs" and _NUMBER.fullmatch(epoch)):
+            return None
+        return (job, int(epoch)) if str(self.run_path(job, int(epoch))) == path else None
 
     def epochs(self, job: str) -> list[int]:
         """Runs of a job that have a directory, in order."""
@@ -113,7 +119,7 @@ class Folders:
         except OSError:
             return []
         try:
-            return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+            return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
         finally:
             os.close(folder)
 
@@ -127,4 +133,38 @@ class Folders:
     def forget(self, job: str) -> None:
         """Remove everything of a job. Links are removed, not followed."""
         with suppress(FileNotFoundError):
-            shutil.rmtree(token(job), dir_fd=self.handle)
+            remove_tree(self.handle, token(job))
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove a directory and all that is in it, however deep that goes. Links are removed, not followed.
+
+    What is below is moved up before it is removed: this takes two open files, and no path becomes too long.
+    """
+    top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    numbers = count()
+    try:
+        while names := os.listdir(top):
+            for each in names:
+                _remove(top, each, numbers)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _remove(top: int, name: str, numbers: "count[int]") -> None:
+    """Remove one thing; directories that are in it become directories of `top`."""
+    with suppress(IsADirectoryError):
+        os.unlink(name, dir_fd=top)
+        return
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        for each in os.listdir(folder):
+            try:
+                os.unlink(each, dir_fd=folder)
+            except IsADirectoryError:
+                free = next(str(number) for number in numbers if not is_there(top, str(number)))
+                os.rename(each, free, src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)
