@@ -6,7 +6,6 @@ STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
 import os
 import re
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from poise.backends.local.records import LOCK, Fields, get, is_there, now, put, take_lock
@@ -18,6 +17,7 @@ KEPT_RUNS = 3
 """Directories of runs that are kept of a job, the latest ones."""
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def token(job: str) -> str:
@@ -139,32 +139,39 @@ class Folders:
 def remove_tree(parent: int, name: str) -> None:
     """Remove a directory and all that is in it, however deep that goes. Links are removed, not followed.
 
-    What is below is moved up before it is removed: this takes two open files, and no path becomes too long.
+    One directory is open at a time, and the way back up is `..`: neither calls nor open files nor paths grow with the depth.
     """
-    top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    numbers = count()
+    here = os.open(name, _FOLDER, dir_fd=parent)
+    way: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
     try:
-        while names := os.listdir(top):
-            for each in names:
-                _remove(top, each, numbers)
+        todo = _emptied(here)
+        while todo or way:
+            if todo:
+                below = todo.pop()
+                here = _gone_to(here, below)
+                way.append((below, todo))
+                todo = _emptied(here)
+            else:
+                below, todo = way.pop()
+                here = _gone_to(here, "..")
+                os.rmdir(below, dir_fd=here)
     finally:
-        os.close(top)
+        os.close(here)
     os.rmdir(name, dir_fd=parent)
 
 
-def _remove(top: int, name: str, numbers: "count[int]") -> None:
-    """Remove one thing; directories that are in it become directories of `top`."""
-    with suppress(IsADirectoryError):
-        os.unlink(name, dir_fd=top)
-        return
-    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-    try:
-        for each in os.listdir(folder):
-            try:
-                os.unlink(each, dir_fd=folder)
-            except IsADirectoryError:
-                free = next(str(number) for number in numbers if not is_there(top, str(number)))
-                os.rename(each, free, src_dir_fd=folder, dst_dir_fd=top)
-    finally:
-        os.close(folder)
-    os.rmdir(name, dir_fd=top)
+def _gone_to(here: int, name: str) -> int:
+    there = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _emptied(folder: int) -> list[str]:
+    """Remove all but directories; and say which those are."""
+    folders = []
+    for each in os.listdir(folder):
+        try:
+            os.unlink(each, dir_fd=folder)
+        except IsADirectoryError:
+            folders.append(each)
+    return folders
