@@ -321,3 +321,13 @@ def test_fault_at_the_end_of_a_run_leaves_its_gpus_to_others(stage: LocalStage, 
     stage.world.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is Ending.YIELDED
     stage.wait(RunBegan, "2")
+
+
+def test_runner_that_cannot_be_watched_is_killed(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "too many watches")
+
+    monkeypatch.setattr(stage.world._clockwork, "watch", refuses)
+    stage.run("1", WAITS)
+    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    assert not stage.processes()

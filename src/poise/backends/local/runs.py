@@ -263,6 +263,8 @@ class Runs:
             try:
                 self._spawn(run, order)
             except OSError as error:
+                if run.process >= 0:
+                    raise  # it runs, and cannot be watched
                 self._refuse(run, refusal(error))
 
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
@@ -382,7 +384,9 @@ class Runs:
 
     def _look_at_runner(self, run: LocalRun, turns: int | None) -> None:
         """A runner that was stopped, or waits for what never comes, keeps GPUs and does nothing about it."""
-        run.silence = run.silence + self._settings.progress_every if turns == run.turns else 0.0
+        is_silent = turns is not None and turns == run.turns
+        # In looks, not by the clock: where all is frozen for an hour, and thawed, nobody is to blame.
+        run.silence = run.silence + self._settings.progress_every if is_silent else 0.0
         run.turns = turns
         if run.silence > self._settings.silent_seconds:
             self._signal(run, signal.SIGKILL)

@@ -87,7 +87,7 @@ class Supervisor:
         self._wake = _listen()
         adopt_orphans()
         self._oom_kills = oom_kills()
-        self._is_recorded = False
+        self._is_recorded = True
         logs = os.open("log", os.O_RDONLY | os.O_DIRECTORY, dir_fd=job)
         rotation: Fields = order["log"]
         self._logs = [LogFile(logs, each["rank"], rotation["bytes"], rotation["files"]) for each in order["replicas"]]
