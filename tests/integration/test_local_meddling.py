@@ -31,6 +31,7 @@ DONE = "\nprint('done', flush=True)\n"
 FOREVER = DONE + "time.sleep(1000)"
 TOLD = "while not os.path.exists('told'): time.sleep(0.01)\n"
 BEGUN = "while json.load(open(run + '/runner.json'))['began'] is None: time.sleep(0.01)\n"
+DUMPS = "json.dump(fields, open(name, 'w'))"
 KILLS_ITS_RUNNER = "\nos.kill(runner, signal.SIGKILL)"
 ESCAPES = "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
 
@@ -126,6 +127,19 @@ def test_exit_is_not_believed_while_something_of_the_run_lives(stage: LocalStage
     stage.run("1", HERE + ESCAPES + exit_of("finished") + KILLS_ITS_RUNNER)
     stage.wait(RunEnded, "1")
     assert not stage.processes()
+
+
+def test_process_that_a_run_names_as_its_runner_is_not_taken_for_it(stage: LocalStage) -> None:
+    with subprocess.Popen(python(WAITS), env={}) as bystander:
+        try:
+            forged = {"pid": bystander.pid, "start": processes.start_of(bystander.pid)}
+            order = meddled(stage, "1", f"name = run + '/runner.json'; fields = json.load(open(name)) | {forged}\n" + DUMPS)
+            stage.reopen((order, Grip.RUN))
+            assert stage.wait(RunEnded, "1").how is Ending.FAILED
+            assert not stage.processes()
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
 
 
 def test_ports_of_runs_that_go_on_are_not_given_away(stage: LocalStage) -> None:

@@ -7,7 +7,7 @@ from poise.backends.local.endings import LOST, UNREADABLE, lost_fields, number, 
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import LocalRun
 from poise.backends.local.orders import replica_count
-from poise.backends.local.processes import belongs, boot, kill_where, start_of
+from poise.backends.local.processes import belongs, boot, kill_where, opened, start_of
 from poise.backends.local.records import RUNNER, Fields, now
 from poise.backends.local.spawning import reap
 from poise.engine.live import Ending, Grip, RunEnded
@@ -15,13 +15,26 @@ from poise.engine.live import Ending, Grip, RunEnded
 RUN_DIR = b"POISE_RUN_DIR"
 
 
+def living_runner(folders: Folders, run: LocalRun) -> tuple[int, int] | None:
+    """The pid and a handle of a run's runner; None: runner.json names none that lives and bears the run's mark."""
+    known = runner_in(folders.get(*run.key, RUNNER))
+    if known is None or not belongs(known.pid, _mark(folders, run), {}):
+        return None
+    handle = opened(known.pid, known.start)
+    return None if handle is None else (known.pid, handle)
+
+
 def kill_left(folders: Folders, run: LocalRun) -> int:
     """KILL whatever belongs to a run, and say how many processes there were. OSError: not all could be looked at."""
     # Of a run whose files were this service's undoing, none is read again.
     known = None if run.fault is not None else runner_in(folders.get(*run.key, RUNNER))
     groups = dict(known.replicas) if known is not None and known.boot == boot() else {}
-    mark = RUN_DIR + b"=" + os.fsencode(folders.run_path(*run.key))
+    mark = _mark(folders, run)
     return kill_where(lambda pid: belongs(pid, mark, groups))
+
+
+def _mark(folders: Folders, run: LocalRun) -> bytes:
+    return RUN_DIR + b"=" + os.fsencode(folders.run_path(*run.key))
 
 
 def lost(folders: Folders, run: LocalRun) -> Fields:

@@ -22,7 +22,6 @@ from poise.backends.local.endings import (
     LOST,
     OVERDUE,
     STORAGE,
-    Runner,
     ended,
     gpus_in,
     has_finished,
@@ -30,15 +29,14 @@ from poise.backends.local.endings import (
     port_in,
     progressed,
     refusal,
-    runner_in,
     unbegun_fields,
 )
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import Key, LocalRun, Occupancy, Phase
 from poise.backends.local.orders import Devices, LocalSettings, free_port, lease_fields, leaving_mode, marked, order_fields
-from poise.backends.local.processes import SCARCE, marks, opened, turns_of
+from poise.backends.local.processes import SCARCE, marks, turns_of
 from poise.backends.local.records import EXIT, LEASE, NO_STORAGE, ORDER, PASSING, PROGRESS, RUNNER, UNSAID, Fields, now
-from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, lost
+from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, living_runner, lost
 from poise.backends.local.spawning import reap, spawn
 from poise.engine.live import Grip, Notice, RunBegan, RunEnded, RunOrder, Tell
 
@@ -131,8 +129,7 @@ class Runs:
     def _settle_open(self, run: LocalRun) -> None:
         try:
             lock = self._folders.lock(*run.key)
-            runner = runner_in(self._folders.get(*run.key, RUNNER)) if lock is None else None
-            process = opened(runner.pid, runner.start) if runner is not None else None
+            runner = living_runner(self._folders, run) if lock is None else None
         except OSError as error:
             if error.errno in SCARCE | PASSING:
                 self._again(run)
@@ -142,8 +139,8 @@ class Runs:
         if lock is not None:
             run.lock = lock
             self._clear(run)
-        elif runner is not None and process is not None:
-            self._meet(run, runner, process)
+        elif runner is not None:
+            self._meet(run, *runner)
         else:
             self._wait_for_runner(run)
 
@@ -162,9 +159,9 @@ class Runs:
         if run.phase is Phase.OPEN:
             self._settle(run)
 
-    def _meet(self, run: LocalRun, runner: Runner, process: int) -> None:
+    def _meet(self, run: LocalRun, pid: int, process: int) -> None:
         """Its runner lives."""
-        run.phase, run.pid, run.process, run.looks = Phase.ALIVE, runner.pid, process, 0
+        run.phase, run.pid, run.process, run.looks = Phase.ALIVE, pid, process, 0
         self._deeds.watch(process, run, self._runner_gone)
         self._take_port(run, port_in(self._folders.get(*run.key, ORDER)))
         self._look_for_begin(run)
