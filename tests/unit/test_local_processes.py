@@ -44,7 +44,11 @@ def test_process_that_cannot_be_looked_at_is_not_taken_to_be_gone(monkeypatch: p
     monkeypatch.undo()
     monkeypatch.setattr(os, "pidfd_open", refusing(number))
     with pytest.raises(OSError, match=os.strerror(number)):
-        kill_where(lambda pid: pid == me)
+        kill_where(lambda pid: pid == os.getppid())
+
+
+def test_nobody_kills_himself() -> None:
+    assert kill_where(lambda pid: pid == os.getpid()) == 0
 
 
 def test_process_that_is_gone_has_nothing() -> None:

@@ -100,7 +100,7 @@ def kill_where(is_ours: Callable[[int], bool]) -> int:
     """
     killed = 0
     for pid in pids():
-        if not is_ours(pid):
+        if pid == os.getpid() or not is_ours(pid):  # a service that was started from within a run is not that run's
             continue
         handle = _handle(pid)
         if handle is None:
