@@ -60,6 +60,7 @@ CATEGORIES = (
     Category(
         "network-error", Verdict.TRANSIENT, ("connection reset", "connection refused", "connection timeout", "timeout")
     ),
+    Category("node-exhausted", Verdict.TRANSIENT, ("resource temporarily unavailable",)),
     Category("node-lost", Verdict.TRANSIENT, ("lost node", "node failure", "node down", "machine failure")),
     Category("cpu-out-of-memory", Verdict.UNKNOWN, ("out of memory", "host out of memory", "killed out of memory")),
     Category("core-dump", Verdict.UNKNOWN, ("core dumped",)),
@@ -69,7 +70,7 @@ CATEGORIES = (
     Category("model-diverged", Verdict.UNKNOWN, ("diverged", "loss is nan")),
     Category("no-signature", Verdict.UNKNOWN, ("unknown", "unknown cause")),
 )
-"""Philly's 21 categories, and five that are met elsewhere (network, lost node, limits of time, a full disk).
+"""Philly's 21 categories, and six that are met elsewhere (network, lost or crowded node, limits of time, a full disk).
 
 Memory of a node is shared with whoever else is there, memory of a GPU is not: that is why running out of the first may
 pass, and running out of the second will not. Checkpoint errors were those of Philly's distributed file system.

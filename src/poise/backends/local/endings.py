@@ -5,7 +5,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from poise.backends.local.folders import Folders
-from poise.backends.local.records import PROGRESS, Fields, now
+from poise.backends.local.records import EXIT, PROGRESS, Fields, now
 from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
 from poise.wire.request import MOST_STEPS
 
@@ -14,6 +14,12 @@ LOST = "node-lost"
 UNREADABLE = "no-signature"
 STORAGE = "storage-full"
 OVERDUE = "max-duration"
+EXHAUSTED = "node-exhausted"
+"""Why a run could not be begun on a machine that has no processes or files left: what it has too many of may end."""
+LONGEST = 100
+"""Characters of a cause."""
+MOST_PID = 1 << 22
+"""No pid is above (proc(5))."""
 _REFUSALS = {
     errno.ENOSPC: STORAGE,
     errno.EDQUOT: STORAGE,
@@ -21,6 +27,9 @@ _REFUSALS = {
     errno.EACCES: "permission-error",
     errno.EPERM: "permission-error",
     errno.ENOMEM: "cpu-out-of-memory",
+    errno.EAGAIN: EXHAUSTED,
+    errno.EMFILE: EXHAUSTED,
+    errno.ENFILE: EXHAUSTED,
 }
 
 
@@ -46,15 +55,24 @@ def runner_in(fields: Fields | None) -> Runner | None:
         found = Runner(int(given["pid"]), int(given["start"]), str(given["boot"]), replicas)
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return found if min((found.pid, *(pid for pid, _ in replicas))) > 1 else None
+    return found if all(1 < pid <= MOST_PID for pid in (found.pid, *(pid for pid, _ in replicas))) else None
 
 
 def gpus_in(order: Fields | None) -> frozenset[tuple[str, int]]:
     """The GPUs that order.json names; none if it makes no sense."""
     try:
         return frozenset((str(node), int(slot)) for node, _, slots in (order or {})["gpus"] for slot in slots)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return frozenset()
+
+
+def port_in(order: Fields | None) -> int:
+    """The port that order.json gives a run; 0 if it makes no sense."""
+    try:
+        port = int((order or {})["environment"]["MASTER_PORT"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0
+    return port if 0 < port < 1 << 16 else 0
 
 
 def number(value: object) -> float | None:
@@ -88,18 +106,30 @@ def ended(folders: Folders, job: str, epoch: int, fields: Fields, grip: Grip) ->
     try:
         how = Ending(fields["how"])
         codes = tuple(_code(each["code"]) for each in sorted(fields["replicas"], key=lambda each: int(each["rank"])))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         how, codes, fields = Ending.FAILED, (), {"at": fields.get("at"), "cause": UNREADABLE}
     at, cause, made_to = number(fields.get("at")), fields.get("cause"), fields.get("made_to")
     if grip is Grip.GONE:
         how = Ending.YIELDED
-    text = {Ending.FAILED: cause, Ending.YIELDED: made_to if made_to in {"TERM", "KILL"} else None}.get(how)
+    text = {Ending.FAILED: cause, Ending.YIELDED: made_to if made_to in ("TERM", "KILL") else None}.get(how)
     steps = _steps(folders, job, epoch, how)
-    return RunEnded(job, epoch, now() if at is None else at, how, steps, text if isinstance(text, str) else None, codes)
+    return RunEnded(job, epoch, now() if at is None else at, how, steps, line(text), codes)
+
+
+def has_finished(folders: Folders, job: str, epoch: int) -> bool:
+    """The job's run before this one did all its work on its way out: nothing is left to be done."""
+    before = [each for each in folders.epochs(job) if each < epoch]
+    fields = folders.get(job, before[-1], EXIT) if before else None
+    return fields is not None and fields.get("how") == Ending.FINISHED.value
 
 
 def _code(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and abs(value) < 256 else None
+
+
+def line(value: object) -> str | None:
+    """A cause, as one line that is not too long; None: it is no text."""
+    return " ".join(value.split())[:LONGEST] if isinstance(value, str) else None
 
 
 def _steps(folders: Folders, job: str, epoch: int, how: Ending) -> float | None:
@@ -112,15 +142,15 @@ def _steps(folders: Folders, job: str, epoch: int, how: Ending) -> float | None:
     return max(report.steps, kept or 0.0) if how is Ending.FINISHED else kept or 0.0
 
 
-def lost_fields(began: float | None, died: float, replicas: int, grip: Grip) -> Fields:
-    """What exit.json would have said of a run whose runner was killed."""
+def lost_fields(began: float | None, died: float, replicas: int, grip: Grip, cause: str) -> Fields:
+    """What exit.json would have said of a run whose runner did not write it."""
     return {
         "at": died if began is None else max(began, died),
         "began": began,
         "how": "failed" if grip is Grip.RUN else "yielded",
         "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
         "made_to": None if grip is Grip.RUN else "KILL",
-        "cause": LOST if grip is Grip.RUN else None,
+        "cause": cause if grip is Grip.RUN else None,
     }
 
 

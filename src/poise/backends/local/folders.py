@@ -5,7 +5,6 @@ STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +17,7 @@ KEPT_RUNS = 3
 """Directories of runs that are kept of a job, the latest ones."""
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def token(job: str) -> str:
@@ -59,7 +59,8 @@ class Folders:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.handle)
         for old in self.epochs(job)[:-KEPT_RUNS]:
-            shutil.rmtree(f"{job}/runs/{old}", ignore_errors=True, dir_fd=self.handle)
+            with suppress(OSError):
+                remove_tree(self.handle, f"{job}/runs/{old}")
 
     def has_run(self, job: str, epoch: int) -> bool:
         """The run has a directory."""
@@ -94,17 +95,22 @@ class Folders:
             os.close(folder)
 
     def last_sign(self, job: str, epoch: int) -> float:
-        """When the run's runner was last known to live: it touches its lock every few seconds."""
-        stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle)
+        """When the run's runner was last known to live: it touches its lock every few seconds.
+
+        Now, if the lock is gone.
+        """
+        try:
+            stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle, follow_symlinks=False)
+        except OSError:
+            return now()
         return min(stat.st_mtime, now())
 
     def run_at(self, path: str) -> tuple[str, int] | None:
         """The run whose directory that is; None: it is none of these."""
         job, runs, epoch = (*Path(path).parts[-3:], "", "", "")[:3]
-        is_ours = (
-            TOKEN.fullmatch(job) and runs == "runs" and epoch.isdecimal() and str(self.run_path(job, int(epoch))) == path
-        )
-        return (job, int(epoch)) if is_ours else None
+        if not (TOKEN.fullmatch(job) and runs == "runs" and _NUMBER.fullmatch(epoch)):
+            return None
+        return (job, int(epoch)) if str(self.run_path(job, int(epoch))) == path else None
 
     def epochs(self, job: str) -> list[int]:
         """Runs of a job that have a directory, in order."""
@@ -113,7 +119,7 @@ class Folders:
         except OSError:
             return []
         try:
-            return sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+            return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
         finally:
             os.close(folder)
 
@@ -127,4 +133,45 @@ class Folders:
     def forget(self, job: str) -> None:
         """Remove everything of a job. Links are removed, not followed."""
         with suppress(FileNotFoundError):
-            shutil.rmtree(token(job), dir_fd=self.handle)
+            remove_tree(self.handle, token(job))
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove a directory and all that is in it, however deep that goes. Links are removed, not followed.
+
+    One directory is open at a time, and the way back up is `..`: neither calls nor open files nor paths grow with the depth.
+    """
+    here = os.open(name, _FOLDER, dir_fd=parent)
+    way: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
+    try:
+        todo = _emptied(here)
+        while todo or way:
+            if todo:
+                below = todo.pop()
+                here = _gone_to(here, below)
+                way.append((below, todo))
+                todo = _emptied(here)
+            else:
+                below, todo = way.pop()
+                here = _gone_to(here, "..")
+                os.rmdir(below, dir_fd=here)
+    finally:
+        os.close(here)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _gone_to(here: int, name: str) -> int:
+    there = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _emptied(folder: int) -> list[str]:
+    """Remove all but directories; and say which those are."""
+    folders = []
+    for each in os.listdir(folder):
+        try:
+            os.unlink(each, dir_fd=folder)
+        except IsADirectoryError:
+            folders.append(each)
+    return folders

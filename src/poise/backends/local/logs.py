@@ -74,7 +74,7 @@ def _pieces(folder: int, replica: int) -> list[_Piece]:
 
 
 def _bytes(folder: int, piece: _Piece, at: int, count: int) -> bytes:
-    handle = os.open(piece.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+    handle = os.open(piece.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         if os.fstat(handle).st_ino != piece.inode:
             raise FileNotFoundError(piece.name)

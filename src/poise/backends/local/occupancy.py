@@ -18,19 +18,27 @@ class Phase(Enum):
     WAITING   for others to be gone
     OPEN      to be looked at: nothing is known of it, or its runner has gone
     ALIVE     its runner is watched
-    LOST      its runner was killed, and what is left of it is being ended
+    LEFT      its runner has gone, or is not to be found, and what it has left is being ended
     OVER      nothing of it is left
     """
 
     WAITING = auto()
     OPEN = auto()
     ALIVE = auto()
-    LOST = auto()
+    LEFT = auto()
     OVER = auto()
 
 
 class LocalRun:
-    """One run. `order` is None for a run that nobody ordered: it is ended, and not spoken of."""
+    """One run. `order` is None for a run that nobody ordered: it is ended, and not spoken of.
+
+    is_new      nothing can be left of it: it has just been ordered, and no runner was started
+    looks       in a row at which somebody had the lock, and nobody knew who
+    code        that its runner ended with; None: that is not known, or it has not ended
+    has_left    something of it was there after its runner had gone
+    turns       that its runner has had (processes.turns_of);  silence: seconds without one more
+    fault       what went wrong in this service; it is ended for that
+    """
 
     def __init__(self, key: Key, gpus: frozenset[Gpu], order: RunOrder | None, grip: Grip) -> None:
         self.key, self.gpus, self.order, self.grip = key, gpus, order, grip
@@ -38,12 +46,19 @@ class LocalRun:
         self.number = 0
         self.waiters: list[LocalRun] = []
         self.awaited: set[Key] = set()
+        self.is_new = True
         self.attempts = 0
+        self.looks = 0
         self.port = 0
         self.pid = 0
         self.process = -1
         self.lock = -1
         self.died: float | None = None
+        self.code: int | None = None
+        self.has_left = False
+        self.turns: int | None = None
+        self.silence = 0.0
+        self.fault: str | None = None
         self.ready = -1
         self.has_begun = False
         self.seen: tuple[int, int, int] | None = None

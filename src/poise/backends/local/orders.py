@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from poise.backends.local.folders import Folders
 from poise.backends.local.records import VERSION, Fields
-from poise.engine.live import Part, RunOrder
+from poise.engine.live import Notice, Part, RunOrder
 from poise.wire.request import Preemption, Replicas, Request
 
 INHERITED = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", "PYTHONPATH")
@@ -23,12 +23,14 @@ class LocalSettings:
     term_seconds     between TERM and KILL
     guard_seconds    after which a runner that should be gone is killed itself
     progress_every   between two looks at what runs report of themselves
+    silent_seconds   after which a runner that does nothing at all is killed; one that is well looks around twice a second
     log_bytes        of a part of a replica's log;  log_files: parts that are kept
     """
 
     term_seconds: float = 10.0
     guard_seconds: float = 10.0
     progress_every: float = 1.0
+    silent_seconds: float = 60.0
     log_bytes: int = 10 << 20
     log_files: int = 5
 
@@ -84,6 +86,14 @@ def order_fields(
         "seconds_left": None if most is None else max(0.0, most - order.ran),
         "log": {"bytes": settings.log_bytes, "files": settings.log_files},
     }
+
+
+def lease_fields(job: str, epoch: int, ends: float | None, notice: Notice | None, mode: str) -> Fields:
+    """What lease.json says. `seconds` bounds `ends`, should the clock be set back."""
+    if notice is None:
+        return {"job": job, "epoch": epoch, "ends": None, "cause": None, "text": None, "seconds": None, "mode": None}
+    said = {"cause": notice.cause, "text": notice.text, "seconds": notice.deadline, "mode": mode}
+    return {"job": job, "epoch": epoch, "ends": ends, **said}
 
 
 def _common(order: RunOrder, folders: Folders, port: int) -> dict[str, str]:

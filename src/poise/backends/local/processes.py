@@ -3,10 +3,14 @@
 Imported by the runner too: standard library only.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""What goes wrong for want of files, memory or processes. It says nothing about what was looked at: look again later."""
 
 
 def boot() -> str:
@@ -17,11 +21,30 @@ def boot() -> str:
 
 def stat_of(pid: int) -> list[str]:
     """State, parent, process group, session ... start (number 19), as proc(5) has them; empty: no such process."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def turns_of(pid: int) -> int | None:
+    """How often a process has had a processor and given it back: one that goes on working has more of them each time."""
+    lines = (line.split() for line in _read(pid, "status").splitlines())
+    counts = [int(words[1]) for words in lines if len(words) == 2 and words[0].endswith(b"voluntary_ctxt_switches:")]
+    return sum(counts) if counts else None
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """The variables that a process was started with, as name=value; none of a process of somebody else."""
+    return _read(pid, "environ").split(b"\0")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """What /proc says of a process; nothing if it is gone, or of somebody else. OSError: it could not be looked at."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        return b""
 
 
 def start_of(pid: int) -> int | None:
@@ -46,33 +69,47 @@ def children(parent: int) -> list[int]:
 
 
 def opened(pid: int, start: int) -> int | None:
-    """A handle (pidfd) of just that process; None: it is gone."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
+    """A handle (pidfd) of just that process; None: it is gone. OSError: it could not be looked at."""
+    handle = _handle(pid)
+    if handle is None:
         return None
-    if start_of(pid) == start:
+    try:
+        is_it = start_of(pid) == start
+    except OSError:
+        os.close(handle)
+        raise
+    if is_it:
         return handle
     os.close(handle)
     return None
 
 
+def _handle(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in SCARCE:
+            raise
+        return None
+
+
 def kill_where(is_ours: Callable[[int], bool]) -> int:
-    """KILL every process of which that is true, and say how many there were. A pid that is used again is never hit."""
+    """KILL every process of which that is true, and say how many there were. A pid that is used again is never hit.
+
+    OSError: not all could be looked at.
+    """
     killed = 0
     for pid in pids():
-        if not is_ours(pid):
+        if pid == os.getpid() or not is_ours(pid):  # a service that was started from within a run is not that run's
             continue
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:
+        handle = _handle(pid)
+        if handle is None:
             continue
         try:
             if is_ours(pid):  # asked again: the handle is now of this very process
                 killed += 1
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except OSError:
-            pass
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
     return killed
@@ -80,11 +117,8 @@ def kill_where(is_ours: Callable[[int], bool]) -> int:
 
 def marks(name: bytes) -> set[bytes]:
     """All values of a variable in the environments of living processes."""
-    found = set()
-    for pid in pids():
-        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            found |= {each[len(name) + 1 :] for each in file.read().split(b"\0") if each.startswith(name + b"=")}
-    return found
+    variables = (each for pid in pids() for each in environment_of(pid))
+    return {each[len(name) + 1 :] for each in variables if each.startswith(name + b"=")}
 
 
 def belongs(pid: int, mark: bytes, groups: dict[int, int]) -> bool:
@@ -98,9 +132,7 @@ def belongs(pid: int, mark: bytes, groups: dict[int, int]) -> bool:
     group = int(fields[2])
     if group in groups and start_of(group) == groups[group]:
         return True
-    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        return mark in file.read().split(b"\0")
-    return False
+    return mark in environment_of(pid)
 
 
 def oom_kills() -> int:

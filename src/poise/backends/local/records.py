@@ -3,9 +3,11 @@
 Imported by the runner too: standard library only, and of that only what starts fast.
 """
 
+import errno
 import fcntl
 import json
 import os
+from contextlib import suppress
 from stat import S_ISREG
 from time import time  # noqa: TID251 - what crosses process boundaries is in seconds since 1970
 
@@ -26,13 +28,20 @@ CHECKPOINT_FAILED = 73
 NO_STORAGE = 74
 """Exit code of a runner that could not write down that it began (EX_IOERR)."""
 
+UNSAID = 70
+"""Exit code of a runner that could not write down how its run ended, and never will (EX_SOFTWARE)."""
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
+"""What a disk that is full or sick says: that is waited for."""
+
 ORDER, LOCK, RUNNER, LEASE = "order.json", "lock", "runner.json", "lease.json"
 PROGRESS, FAILURE, EXIT = "progress.json", "failure.json", "exit.json"
 SET_UP = "set-up.json"
 """In the job's directory, once its setup command has succeeded."""
 
-MOST_BYTES = 16 << 20
-"""Of a file that is read whole; more than any order."""
+MOST_BYTES = {ORDER: 16 << 20, PROGRESS: 64 << 10, FAILURE: 64 << 10}
+"""Of a file that is read whole. A job can write all of them, and what is larger says nothing."""
+USUAL_BYTES = 1 << 20
+"""Of any other."""
 
 
 def now() -> float:
@@ -41,10 +50,15 @@ def now() -> float:
 
 
 def put(folder: int, name: str, fields: Fields) -> None:
-    """Replace a file of an open directory at once: readers see the old one or the new one, also after a power failure."""
+    """Replace a file of an open directory at once: readers see the old one or the new one, also after a power failure.
+
+    Whatever somebody else has put where it is written first is removed: opening a pipe could take for ever.
+    """
     text = json.dumps({"version": VERSION, **fields}, allow_nan=False).encode()
     part = f"{name}.part"
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    with suppress(FileNotFoundError):
+        os.unlink(part, dir_fd=folder)
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     try:
         while text:
             text = text[os.write(handle, text) :]
@@ -62,8 +76,9 @@ def get(folder: int, name: str) -> Fields | None:
         return None
     try:
         # Whoever may write there may put anything there: only of a regular file it is known that reading ends.
-        text = _read(handle) if S_ISREG(os.fstat(handle).st_mode) else b""
-        fields = json.loads(text)
+        stat = os.fstat(handle)
+        most = MOST_BYTES.get(os.path.basename(name), USUAL_BYTES)
+        fields = json.loads(_read(handle, most)) if S_ISREG(stat.st_mode) and stat.st_size <= most else None
     except (OSError, ValueError, RecursionError):
         return None
     finally:
@@ -71,9 +86,9 @@ def get(folder: int, name: str) -> Fields | None:
     return fields if isinstance(fields, dict) and fields.get("version") == VERSION else None
 
 
-def _read(handle: int) -> bytes:
+def _read(handle: int, most: int) -> bytes:
     text = bytearray()
-    while len(text) < MOST_BYTES and (part := os.read(handle, MOST_BYTES - len(text))):
+    while len(text) < most and (part := os.read(handle, most - len(text))):
         text += part
     return bytes(text)
 

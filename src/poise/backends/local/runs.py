@@ -2,41 +2,44 @@
 
 There is one way to take up a run, whether it was ordered just now, before a crash, or by nobody: look at its directory.
 
-    exit.json is there            it is over, as that says
     the lock is held              its runner lives: watch that
-    runner.json is there          its runner was killed: so is what is left of it, and the run has failed
+    exit.json is there            it is over, as that says
+    runner.json is there          its runner was killed, and the run has failed
     nothing of that is there      it never began: begin it if it is wanted, once its GPUs are free
+
+A job can write, remove and put in the way whatever it likes there. So before a run counts as over, or is begun another time,
+whatever bears its mark is killed, unless its runner was seen to end in order.
 """
 
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 from poise.backends.local.clockwork import Clockwork
+from poise.backends.local.deeds import Deeds
 from poise.backends.local.endings import (
     LOST,
     OVERDUE,
     STORAGE,
     ended,
     gpus_in,
-    lost_fields,
+    has_finished,
     number,
+    port_in,
     progressed,
     refusal,
-    runner_in,
     unbegun_fields,
 )
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import Key, LocalRun, Occupancy, Phase
-from poise.backends.local.orders import Devices, LocalSettings, free_port, leaving_mode, marked, order_fields, replica_count
-from poise.backends.local.processes import belongs, boot, kill_where, marks, opened, start_of
-from poise.backends.local.records import EXIT, LEASE, NO_STORAGE, ORDER, PROGRESS, RUNNER, Fields, now
+from poise.backends.local.orders import Devices, LocalSettings, free_port, lease_fields, leaving_mode, marked, order_fields
+from poise.backends.local.processes import SCARCE, marks, turns_of
+from poise.backends.local.records import EXIT, LEASE, NO_STORAGE, ORDER, PASSING, PROGRESS, RUNNER, UNSAID, Fields, now
+from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, living_runner, lost
 from poise.backends.local.spawning import reap, spawn
-from poise.engine.live import Ending, Grip, Notice, RunBegan, RunOrder, Tell
+from poise.engine.live import Grip, Notice, RunBegan, RunEnded, RunOrder, Tell
 
-RUN_DIR = b"POISE_RUN_DIR"
 LOOK_SECONDS = 0.02
 """Between two looks at a run of which it is not known yet what has become of it."""
 SLOWEST_LOOK = 1.0
@@ -60,6 +63,7 @@ class Runs:
     ) -> None:
         self._folders, self._tell, self._clockwork, self._settings = folders, tell, clockwork, settings
         self._base, self._devices = base, devices
+        self._deeds = Deeds(clockwork, self._give_up)
         self.table = Occupancy()
         self._ports: set[int] = set()
 
@@ -70,30 +74,31 @@ class Runs:
         # Who is to begin waits for who is to go and for who is there.
         found.sort(key=lambda run: (not run.must_end, not self._folders.has_run(*run.key)))
         for run in found:
+            run.is_new = False
             self.table.enter(run)
         for run in found:
-            self._settle(run)
+            self._deeds.do(run, self._settle)
 
     def launch(self, order: RunOrder) -> None:
         """Take up a new run."""
         if (order.job, order.epoch) not in self.table:
             run = LocalRun.of(order, Grip.RUN)
             self.table.enter(run)
-            self._settle(run)
+            self._deeds.do(run, self._settle)
 
     def leave(self, key: Key, notice: Notice) -> None:
         """Ask a run to leave."""
         run = self.table.get(key)
         if run is not None and run.order is not None and run.grip is Grip.RUN:
             run.grip = Grip.LEAVE
-            self._end_lease(run, notice, leaving_mode(run.order.request))
+            self._deeds.do(run, self._end_lease, notice, leaving_mode(run.order.request))
 
     def kill(self, key: Key, reason: str) -> None:
         """Tell a run to go."""
         run = self.table.get(key)
         if run is not None and run.grip is not Grip.GONE:
             run.grip = Grip.GONE
-            self._end_lease(run, Notice("stopped", reason, self._settings.term_seconds), "stop")
+            self._deeds.do(run, self._end_lease, Notice("stopped", reason, self._settings.term_seconds), "stop")
 
     def let_go(self) -> None:
         """Watch nothing any more; what runs goes on."""
@@ -105,7 +110,7 @@ class Runs:
         """Runs of which something lives that nobody knows. Its marks lead there: directories may be many."""
         keys = {self._folders.run_at(os.fsdecode(path)) for path in marks(RUN_DIR)} - wanted
         gpus = {key: gpus_in(self._folders.get(*key, ORDER)) for key in keys if key is not None}
-        return [LocalRun(key, gpus[key], None, Grip.GONE) for key in sorted(gpus) if self._folders.has_run(*key)]
+        return [LocalRun(key, gpus[key], None, Grip.GONE) for key in sorted(gpus)]
 
     # What has become of a run
 
@@ -114,57 +119,51 @@ class Runs:
         if run.phase is Phase.OVER:
             return
         run.phase = Phase.OPEN
-        fields = self._folders.get(*run.key, EXIT)
-        if fields is not None:
-            self._over(run, fields)
-        elif not self._folders.has_run(*run.key):
+        if self._folders.has_run(*run.key):
+            self._settle_open(run)
+        elif run.is_new:
             self._unbegun(run)
         else:
-            self._settle_open(run)
+            self._clear(run)
 
     def _settle_open(self, run: LocalRun) -> None:
         try:
             lock = self._folders.lock(*run.key)
-        except OSError:
-            self._again(run)
+            runner = living_runner(self._folders, run) if lock is None else None
+        except OSError as error:
+            if error.errno in SCARCE | PASSING:
+                self._again(run)
+            else:
+                self._clear(run)
             return
-        if lock is None:
-            self._meet(run)
-            return
-        run.lock = lock
-        fields = self._folders.get(*run.key, EXIT)  # it may have been written before the lock was given back
-        if fields is not None:
-            self._over(run, fields)
-        elif self._folders.has(*run.key, RUNNER):
-            run.phase = Phase.LOST
-            self._sweep(run, LOOK_SECONDS)
+        if lock is not None:
+            run.lock = lock
+            self._clear(run)
+        elif runner is not None:
+            self._meet(run, *runner)
         else:
-            self._settle_unbegun(run)
+            self._wait_for_runner(run)
 
-    def _settle_unbegun(self, run: LocalRun) -> None:
-        """A directory and nothing else. A runner may yet come to it: what must not begin is over before it does."""
-        if run.must_end:
-            with suppress(OSError):
-                self._folders.put(*run.key, EXIT, unbegun_fields())
-        _give_back(run)
-        self._unbegun(run)
+    def _wait_for_runner(self, run: LocalRun) -> None:
+        """Somebody has the lock: a runner that is about to say who it is, or to end. Or somebody who has no right to it."""
+        run.looks += 1
+        if run.looks * LOOK_SECONDS > self._settings.guard_seconds:
+            self._clear(run)
+        else:
+            self._again(run)
 
     def _again(self, run: LocalRun) -> None:
-        self._clockwork.after(LOOK_SECONDS, partial(self._look_again, run))
+        self._deeds.after(LOOK_SECONDS, run, self._look_again)
 
     def _look_again(self, run: LocalRun) -> None:
         if run.phase is Phase.OPEN:
             self._settle(run)
 
-    def _meet(self, run: LocalRun) -> None:
-        """Somebody has the lock: the runner, as soon as it has said who it is."""
-        runner = runner_in(self._folders.get(*run.key, RUNNER))
-        process = None if runner is None else opened(runner.pid, runner.start)
-        if runner is None or process is None:
-            self._again(run)
-            return
-        run.phase, run.pid, run.process = Phase.ALIVE, runner.pid, process
-        self._clockwork.watch(process, partial(self._runner_gone, run))
+    def _meet(self, run: LocalRun, pid: int, process: int) -> None:
+        """Its runner lives."""
+        run.phase, run.pid, run.process, run.looks = Phase.ALIVE, pid, process, 0
+        self._deeds.watch(process, run, self._runner_gone)
+        self._take_port(run, port_in(self._folders.get(*run.key, ORDER)))
         self._look_for_begin(run)
         if run.must_end:
             self._resume_ending(run)
@@ -182,10 +181,64 @@ class Runs:
         else:
             self._guard(run, number(lease.get("seconds")) or 0.0)
 
+    # After its runner
+
+    def _clear(self, run: LocalRun) -> None:
+        """Its runner has gone, or is not to be found: nothing is believed or begun while something is left of it."""
+        run.phase = Phase.LEFT
+        if run.code == 0:  # it ended in order, and so has seen to that itself
+            self._cleared(run)
+        else:
+            self._sweep(run, LOOK_SECONDS)
+
+    def _sweep(self, run: LocalRun, pause: float) -> None:
+        """Kill what is left of a run, until there is nothing."""
+        if run.phase is not Phase.LEFT:
+            return
+        try:
+            left = kill_left(self._folders, run)
+        except OSError:  # not all could be looked at
+            left = None
+        if left == 0:
+            self._cleared(run)
+            return
+        run.has_left |= left is not None
+        self._deeds.after(pause, run, self._sweep, min(pause * 2, SLOWEST_LOOK))
+
+    def _give_up(self, run: LocalRun) -> None:
+        """This service has done something wrong about a run: end it without another look at its files."""
+        self._signal(run, signal.SIGKILL)
+        self._unwatch(run)
+        self._clear(run)
+
+    def _cleared(self, run: LocalRun) -> None:
+        """Nothing of it lives: what has become of it is what its files say."""
+        if run.fault is not None:
+            self._gone(run, faulted(run))
+            return
+        fields = self._folders.get(*run.key, EXIT)
+        has_begun = run.has_begun or run.has_left or run.code == UNSAID or self._folders.has(*run.key, RUNNER)
+        if fields is None and not has_begun:
+            self._settle_unbegun(run)
+            return
+        if fields is None:
+            fields = lost(self._folders, run)
+            with suppress(OSError):  # after a crash it would only be found lost once more
+                self._folders.put(*run.key, EXIT, fields)
+        self._over(run, fields)
+
+    def _settle_unbegun(self, run: LocalRun) -> None:
+        """A directory and nothing else. A runner may yet come to it: what must not begin is over before it does."""
+        if run.must_end:
+            with suppress(OSError):
+                self._folders.put(*run.key, EXIT, unbegun_fields())
+        _give_back(run)
+        self._unbegun(run)
+
     # From its beginning
 
     def _unbegun(self, run: LocalRun) -> None:
-        if run.must_end or run.order is None or self._has_finished(*run.key):
+        if run.must_end or run.order is None or has_finished(self._folders, *run.key):
             self._over(run, unbegun_fields())
             return
         blockers = self.table.blockers(run)
@@ -195,12 +248,6 @@ class Runs:
         run.phase, run.awaited = Phase.WAITING, {each.key for each in blockers}
         for each in blockers:
             each.waiters.append(run)
-
-    def _has_finished(self, job: str, epoch: int) -> bool:
-        """The job's run before this one did all its work on its way out: nothing is left to be done."""
-        before = [each for each in self._folders.epochs(job) if each < epoch]
-        fields = self._folders.get(job, before[-1], EXIT) if before else None
-        return fields is not None and fields.get("how") == Ending.FINISHED.value
 
     def _start(self, run: LocalRun, order: RunOrder) -> None:
         most = order.request.max_duration
@@ -213,20 +260,26 @@ class Runs:
             try:
                 self._spawn(run, order)
             except OSError as error:
+                if run.process >= 0:
+                    raise  # it runs, and cannot be watched
                 self._refuse(run, refusal(error))
 
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
+        run.is_new, run.died, run.code = False, None, None
         self._folders.make_run(*run.key)
-        self._ports.discard(run.port)
-        run.port = free_port(self._ports)
-        self._ports.add(run.port)
+        self._take_port(run, free_port(self._ports))
         fields = order_fields(order, self._folders, self._settings, base=self._base, devices=self._devices, port=run.port)
         self._folders.put(*run.key, ORDER, fields)
-        self._folders.put(*run.key, LEASE, _lease(run.key, None, None, ""))
+        self._folders.put(*run.key, LEASE, lease_fields(*run.key, None, None, ""))
         run.pid, run.process, run.ready = spawn(self._folders.run_path(*run.key), marked(self._folders, *run.key))
         run.phase = Phase.ALIVE
-        self._clockwork.watch(run.process, partial(self._runner_gone, run))
-        self._clockwork.watch(run.ready, partial(self._runner_ready, run))
+        self._deeds.watch(run.process, run, self._runner_gone)
+        self._deeds.watch(run.ready, run, self._runner_ready)
+
+    def _take_port(self, run: LocalRun, port: int) -> None:
+        self._ports.discard(run.port)
+        run.port = port
+        self._ports.add(port)
 
     def _refuse(self, run: LocalRun, cause: str) -> None:
         """It could not be begun."""
@@ -251,7 +304,7 @@ class Runs:
             self._over(run, unbegun_fields())
             return
         self._guard(run, notice.deadline)
-        self._write_lease(run, _lease(run.key, now() + notice.deadline, notice, mode))
+        self._write_lease(run, lease_fields(*run.key, now() + notice.deadline, notice, mode))
 
     def _write_lease(self, run: LocalRun, fields: Fields) -> None:
         if run.phase is Phase.OVER:
@@ -259,14 +312,14 @@ class Runs:
         try:
             self._folders.put(*run.key, LEASE, fields)
         except OSError:
-            self._clockwork.after(WRITE_SECONDS, partial(self._write_lease, run, fields))
+            self._deeds.after(WRITE_SECONDS, run, self._write_lease, fields)
             return
         self._signal(run, signal.SIGUSR1)
 
     def _guard(self, run: LocalRun, deadline: float) -> None:
         """A runner that does not do its work in time is killed: its GPUs were promised to somebody."""
         seconds = deadline + self._settings.term_seconds + self._settings.guard_seconds
-        self._clockwork.after(seconds, partial(self._signal, run, signal.SIGKILL))
+        self._deeds.after(seconds, run, self._signal, signal.SIGKILL)
 
     def _signal(self, run: LocalRun, number: signal.Signals) -> None:
         if run.process >= 0:
@@ -277,52 +330,32 @@ class Runs:
         if run.process < 0:
             return
         self._unwatch(run)
-        run.died = now()
-        if reap(run.pid) == NO_STORAGE and not self._folders.has(*run.key, RUNNER):
+        run.died, run.code = now(), reap(run.pid)
+        if run.code == NO_STORAGE and not self._folders.has(*run.key, RUNNER):
             self._refuse(run, STORAGE)
         else:
             self._settle(run)
 
-    def _sweep(self, run: LocalRun, pause: float) -> None:
-        """Kill what a dead runner has left behind, until there is nothing."""
-        if run.phase is not Phase.LOST:
-            return
-        runner = self._folders.get(*run.key, RUNNER) or {}
-        known = runner_in(runner)
-        groups = dict(known.replicas) if known is not None and known.boot == boot() else {}
-        mark = RUN_DIR + b"=" + os.fsencode(self._folders.run_path(*run.key))
-        if kill_where(lambda pid: belongs(pid, mark, groups)):
-            self._clockwork.after(pause, partial(self._sweep, run, min(pause * 2, SLOWEST_LOOK)))
-            return
-        replicas = 0 if run.order is None else replica_count(run.order)
-        died = run.died if run.died is not None else self._folders.last_sign(*run.key)
-        fields = lost_fields(number(runner.get("began")), died, replicas, run.grip)
-        with suppress(OSError):  # after a crash it would only be found lost once more
-            self._folders.put(*run.key, EXIT, fields)
-        self._over(run, fields)
-
     def _over(self, run: LocalRun, fields: Fields) -> None:
+        """A run has ended as that says."""
+        self._look_for_begin(run)
+        self._look_at_progress(run)
+        bury(self._folders, run)
+        self._gone(run, ended(self._folders, *run.key, fields, run.grip))
+
+    def _gone(self, run: LocalRun, news: RunEnded) -> None:
         """Nothing of a run is left: tell it, and begin what has waited for that."""
         self._unwatch(run)
         _give_back(run)
-        self._look_for_begin(run)
-        self._look_at_progress(run)
         run.phase = Phase.OVER
         self.table.remove(run)
         self._ports.discard(run.port)
-        self._bury(run)
         if run.order is not None:
-            self._tell(ended(self._folders, *run.key, fields, run.grip))
+            self._tell(news)
         for waiter in run.waiters:
             waiter.awaited.discard(run.key)
             if waiter.phase is Phase.WAITING and not waiter.awaited:
-                self._unbegun(waiter)
-
-    def _bury(self, run: LocalRun) -> None:
-        """A runner that this world never watched may still be a child of this process, started by a world before it."""
-        runner = None if run.pid else runner_in(self._folders.get(*run.key, RUNNER))
-        if runner is not None and start_of(runner.pid) == runner.start:
-            reap(runner.pid)
+                self._deeds.do(waiter, self._unbegun)
 
     def _unwatch(self, run: LocalRun) -> None:
         for handle in (run.process, run.ready):
@@ -336,18 +369,32 @@ class Runs:
         """Look at what runs report of themselves, now and from now on."""
         for run in self.table:
             if run.phase is Phase.ALIVE:
-                if not run.has_begun and run.ready < 0:
-                    self._look_for_begin(run)
-                self._look_at_progress(run)
+                self._deeds.do(run, self._look_at)
         self._clockwork.after(self._settings.progress_every, self.poll)
+
+    def _look_at(self, run: LocalRun) -> None:
+        if not run.has_begun and run.ready < 0:
+            self._look_for_begin(run)
+        self._look_at_progress(run)
+        with suppress(OSError):
+            self._look_at_runner(run, turns_of(run.pid))
+
+    def _look_at_runner(self, run: LocalRun, turns: int | None) -> None:
+        """A runner that was stopped, or waits for what never comes, keeps GPUs and does nothing about it."""
+        is_silent = turns is not None and turns == run.turns
+        # In looks, not by the clock: where all is frozen for an hour, and thawed, nobody is to blame.
+        run.silence = run.silence + self._settings.progress_every if is_silent else 0.0
+        run.turns = turns
+        if run.silence > self._settings.silent_seconds:
+            self._signal(run, signal.SIGKILL)
 
     def _look_at_progress(self, run: LocalRun) -> None:
         seen = self._folders.stamp(*run.key, PROGRESS)
         if seen is None or seen == run.seen or run.order is None:
             return
+        run.seen = seen
         report = progressed(*run.key, self._folders.get(*run.key, PROGRESS))
         if report is not None:
-            run.seen = seen
             self._tell(report)
 
 
@@ -355,12 +402,3 @@ def _give_back(run: LocalRun) -> None:
     if run.lock >= 0:
         os.close(run.lock)
     run.lock = -1
-
-
-def _lease(key: Key, ends: float | None, notice: Notice | None, mode: str) -> Fields:
-    """What lease.json says. `seconds` bounds `ends`, should the clock be set back."""
-    job, epoch = key
-    if notice is None:
-        return {"job": job, "epoch": epoch, "ends": None, "cause": None, "text": None, "seconds": None, "mode": None}
-    said = {"cause": notice.cause, "text": notice.text, "seconds": notice.deadline, "mode": mode}
-    return {"job": job, "epoch": epoch, "ends": ends, **said}

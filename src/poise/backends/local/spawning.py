@@ -1,9 +1,11 @@
 """How a runner is started: a session of its own, next to nothing in its environment, and nothing of the server's files."""
 
+import errno
 import os
 import signal
 import sys
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple
 
 MAIN = str(Path(__file__).with_name("runner") / "__main__.py")
@@ -21,11 +23,16 @@ class Spawned(NamedTuple):
 
 def spawn(path: Path, environment: dict[str, str]) -> Spawned:
     """Start the runner of the order in that directory; OSError if that is not possible."""
-    ready, tell = os.pipe()
+    log = _log(path / "runner.log")
+    try:
+        ready, tell = os.pipe()
+    except OSError:
+        os.close(log)
+        raise
     files = (
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 2, str(path / "runner.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, log, 2),
         (os.POSIX_SPAWN_DUP2, tell, READY),
     )
     argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, str(path), str(READY)]
@@ -38,6 +45,17 @@ def spawn(path: Path, environment: dict[str, str]) -> Spawned:
         raise
     finally:
         os.close(tell)
+        os.close(log)
+
+
+def _log(path: Path) -> int:
+    """What the runner may write to, opened here: a process that is being started would wait for whoever reads a pipe."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    handle = os.open(path, flags, 0o600)
+    if S_ISREG(os.fstat(handle).st_mode):
+        return handle
+    os.close(handle)
+    raise FileExistsError(errno.EEXIST, "not a file", str(path))
 
 
 def _opened(pid: int) -> int:

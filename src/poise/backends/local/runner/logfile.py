@@ -6,6 +6,7 @@ rotation is one rename, and the place of every byte in the whole log is known wh
 
 import os
 import re
+from stat import S_ISREG
 
 SOME = 1 << 16
 """Bytes that are read from a replica at once."""
@@ -84,9 +85,13 @@ class LogFile:
             data = data[written:]
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        self._handle = os.open(self._name, flags, 0o600, dir_fd=self._folder)
-        self._size = os.fstat(self._handle).st_size
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(self._name, flags, 0o600, dir_fd=self._folder)
+        stat = os.fstat(handle)
+        if not S_ISREG(stat.st_mode):  # a pipe would be full at some time, and the runner would wait for its reader
+            os.close(handle)
+            raise FileExistsError(self._name)
+        self._handle, self._size = handle, stat.st_size
 
     def _rotate(self) -> None:
         closed = parts(self._folder, self._rank)

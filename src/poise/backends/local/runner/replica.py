@@ -28,6 +28,8 @@ _CAUSES = {
     errno.ENOMEM: "cpu-out-of-memory",
     errno.EAGAIN: "cpu-out-of-memory",
     errno.ENOSPC: "storage-full",
+    errno.EMFILE: "node-exhausted",
+    errno.ENFILE: "node-exhausted",
 }
 KILL_AFTER = 5
 """Seconds of CPU time between XCPU, which says what happened, and KILL, which does not."""
@@ -53,7 +55,7 @@ class Replica:
     def __init__(self, rank: int, argv: list[str], order: Fields, environment: dict[str, str], log: LogFile) -> None:
         self.rank, self.log = rank, log
         self.code: int | None = None
-        self.pipe, out = os.pipe()
+        self.pipe, out = _pipe(argv[0])
         os.set_blocking(self.pipe, False)
         try:
             self.pid = _start(argv, environment, order, out)
@@ -62,7 +64,9 @@ class Replica:
             raise
         finally:
             os.close(out)
-        self.start = start_of(self.pid)
+        self.start = 0
+        with suppress(OSError):  # it is known by its mark, too
+            self.start = start_of(self.pid) or 0
 
     def pump(self) -> None:
         """Move what it has said into its log; closes the pipe at its end."""
@@ -101,9 +105,16 @@ class Replica:
                 os.killpg(self.pid, number)
 
 
+def _pipe(program: str) -> tuple[int, int]:
+    try:
+        return os.pipe()
+    except OSError as error:
+        raise _refused(program, error.errno or 0, "pipe") from None
+
+
 def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int) -> int:
     """The pid of a process that runs the command by now; CannotStartError if it does not."""
-    problem, tell = os.pipe()
+    problem, tell = _pipe(argv[0])
     runner = os.getpid()
     try:
         pid = os.fork()
@@ -166,5 +177,7 @@ def _refused(program: str, number: int, stage: str) -> CannotStartError:
     what = {"directory": "the working directory", "limits": "the limits", "program": program}.get(
         stage, f"{program} ({stage})"
     )
-    cause = _CAUSES.get(number, "incorrect-inputs")
+    # A process that its own limits forbid is told by EAGAIN only once it is to become the program.
+    is_crowded = stage == "fork" and number == errno.EAGAIN
+    cause = "node-exhausted" if is_crowded else _CAUSES.get(number, "incorrect-inputs")
     return CannotStartError(126 if number == errno.EACCES else 127, cause, f"cannot start: {what}: {os.strerror(number)}")

@@ -12,8 +12,10 @@ from poise.backends.local.records import (
     FAILURE,
     NO_STORAGE,
     ORDER,
+    PASSING,
     RUNNER,
     SET_UP,
+    UNSAID,
     YIELDED,
     Fields,
     get,
@@ -34,6 +36,8 @@ LOCK_SECONDS = 1.0
 """How long to try for the lock: whoever looks whether it is held has it for an instant."""
 NOT_MINE = 3
 """Exit code of a runner that was not needed."""
+MOST_TRIES = 6
+"""Of writing down an end against anything else: the job has removed the directory, or put something in the way."""
 LOST = "node-lost"
 OVERDUE = "max-duration"
 
@@ -54,8 +58,7 @@ def main(path: str, ready: int) -> int:
         supervisor = Supervisor(folder, job, order, ready, lock)
     except OSError:
         return NO_STORAGE
-    supervisor.run()
-    return 0
+    return supervisor.run()
 
 
 def _lock(folder: int) -> int | None:
@@ -84,20 +87,21 @@ class Supervisor:
         self._wake = _listen()
         adopt_orphans()
         self._oom_kills = oom_kills()
-        self._record()
+        self._is_recorded = True
         logs = os.open("log", os.O_RDONLY | os.O_DIRECTORY, dir_fd=job)
         rotation: Fields = order["log"]
         self._logs = [LogFile(logs, each["rank"], rotation["bytes"], rotation["files"]) for each in order["replicas"]]
+        put(folder, RUNNER, self._state())  # last: what cannot be written down has not begun
 
-    def run(self) -> None:
-        """Everything, in order. Comes back once nothing of the run is left and exit.json says so."""
+    def run(self) -> int:
+        """Everything, in order. Comes back with an exit code once nothing of the run is left, and exit.json says so."""
         for log, each in zip(self._logs, self._order["replicas"], strict=True):
             log.title(each["title"])
         if self._set_up():
             self._start_all()
             self._announce()
             self._watch(self._replicas)
-        self._write_down()
+        return self._write_down()
 
     def _set_up(self) -> bool:
         """The job's setup command has succeeded, now or before a run before this one."""
@@ -111,8 +115,12 @@ class Supervisor:
             return False
         self._watch([process])
         if process.code == 0 and self._sent is None:
-            put(self._job, SET_UP, {"at": now()})
-            self._logs[0].title("setup done")
+            try:
+                put(self._job, SET_UP, {"at": now()})
+            except OSError as error:
+                self._logs[0].title(f"setup done, but not noted, so the next run does it again: {error.strerror}")
+            else:
+                self._logs[0].title("setup done")
             return True
         self._logs[0].title(f"setup ended with exit code {process.code}")
         return False
@@ -141,10 +149,17 @@ class Supervisor:
             self._record()
         os.close(self._ready)
 
-    def _record(self) -> None:
+    def _state(self) -> Fields:
         replicas = [{"rank": each.rank, "pid": each.pid, "start": each.start} for each in self._replicas]
         me = {"pid": os.getpid(), "start": start_of(os.getpid()), "boot": boot()}
-        put(self._folder, RUNNER, {**me, "began": self._began, "replicas": replicas})
+        return {**me, "began": self._began, "replicas": replicas}
+
+    def _record(self) -> None:
+        """Write down who is there; what cannot be written now is tried again at every look."""
+        self._is_recorded = False
+        with suppress(OSError):
+            put(self._folder, RUNNER, self._state())
+            self._is_recorded = True
 
     def _watch(self, replicas: list[Replica]) -> None:
         """Until all of them have ended, and whatever was told to go has gone or had its time."""
@@ -171,6 +186,8 @@ class Supervisor:
 
     def _look(self) -> None:
         self._lease.look()
+        if not self._is_recorded:
+            self._record()
         if monotonic() >= self._next_sign:
             self._next_sign = monotonic() + SIGN_SECONDS
             with suppress(OSError):
@@ -232,9 +249,10 @@ class Supervisor:
     def _sweep(self, replicas: list[Replica]) -> None:
         """Nothing is left afterwards: whatever lost its parent is a child of this process by now."""
         while self._has_children():
-            for pid in children(os.getpid()):
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):  # for want of files: it is tried again
+                for pid in children(os.getpid()):
+                    with suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
             sleep(0.002)
         for each in replicas:
             each.drain()
@@ -248,7 +266,7 @@ class Supervisor:
             return False
         return True
 
-    def _write_down(self) -> None:
+    def _write_down(self) -> int:
         how, cause = self._outcome()
         codes = {each.rank: each.code for each in self._replicas}
         if self._unstarted is not None and self._failure is not None:
@@ -262,13 +280,16 @@ class Supervisor:
             "made_to": asked if self._failure is not None or self._sent is None else self._sent,
             "cause": cause,
         }
-        while True:
+        tries = 0
+        while tries < MOST_TRIES:
             try:
                 put(self._folder, EXIT, fields)
-            except OSError:  # most likely a full disk; the end of a run must not be lost
+            except OSError as error:  # most likely a full disk; the end of a run must not be lost
+                tries += error.errno not in PASSING
                 sleep(LOOK_SECONDS)
             else:
-                return
+                return 0
+        return UNSAID
 
     def _outcome(self) -> tuple[str, str | None]:
         """How the run ended, and what it failed of."""

@@ -1,0 +1,92 @@
+"""Processes and records where files run out, or somebody has put something in the way."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worlds import python, until
+
+from poise.backends.local import processes
+from poise.backends.local.processes import belongs, kill_where, opened, start_of, stat_of, turns_of
+from poise.backends.local.records import ORDER, PROGRESS, get, put
+from poise.backends.local.runner.logfile import LogFile
+from poise.backends.local.runner.replica import CannotStartError, Replica
+from poise.model.failures import Verdict, verdict
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    yield handle
+    os.close(handle)
+
+
+def refusing(number: int) -> Any:
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", sorted(processes.SCARCE))
+def test_process_that_cannot_be_looked_at_is_not_taken_to_be_gone(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    me = os.getpid()
+    start = start_of(me)
+    assert start is not None
+    monkeypatch.setattr("builtins.open", refusing(number))
+    for look in (lambda: stat_of(me), lambda: belongs(me, b"X=1", {}), lambda: opened(me, start)):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            look()
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "pidfd_open", refusing(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        kill_where(lambda pid: pid == os.getppid())
+
+
+def test_nobody_kills_himself() -> None:
+    assert kill_where(lambda pid: pid == os.getpid()) == 0
+
+
+def test_process_that_is_gone_has_nothing() -> None:
+    gone = 1 << 22
+    assert stat_of(gone) == []
+    assert (start_of(gone), turns_of(gone), opened(gone, 1)) == (None, None, None)
+    assert not belongs(gone, b"X=1", {})
+
+
+def test_process_that_works_has_more_turns_each_time() -> None:
+    before = turns_of(os.getpid())
+    assert before is not None
+    until(lambda: (turns_of(os.getpid()) or 0) > before)
+
+
+def test_record_is_written_whatever_somebody_has_put_in_its_way(folder: int, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.json.part")
+    put(folder, "x.json", {"a": 1})
+    assert (get(folder, "x.json") or {})["a"] == 1
+    (tmp_path / "x.json.part").symlink_to(tmp_path / "elsewhere")
+    put(folder, "x.json", {"a": 2})
+    assert (get(folder, "x.json") or {})["a"] == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(("name", "most"), [(PROGRESS, 64 << 10), ("runner.json", 1 << 20), (ORDER, 16 << 20)])
+def test_record_that_is_larger_than_it_can_be_says_nothing(folder: int, tmp_path: Path, name: str, most: int) -> None:
+    for size, is_read in ((most, True), (most + 1, False)):
+        text = json.dumps({"version": 1, "x": ""})
+        (tmp_path / name).write_text(text.replace('""', '"' + "x" * (size - len(text)) + '"'))
+        assert (get(folder, name) is not None) == is_read
+
+
+@pytest.mark.parametrize(("call", "number"), [("pipe", errno.EMFILE), ("pipe", errno.ENFILE), ("fork", errno.EAGAIN)])
+def test_replica_that_the_machine_has_no_room_for_is_tried_again(
+    folder: int, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    monkeypatch.setattr(os, call, refusing(number))
+    with pytest.raises(CannotStartError) as raised:
+        Replica(0, [*python("")], {}, {}, LogFile(folder, 0, 1000, 2))
+    assert verdict(raised.value.cause) is Verdict.TRANSIENT
