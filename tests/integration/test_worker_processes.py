@@ -97,9 +97,7 @@ def test_worker_whose_lease_ends_leaves_with_75_and_goes_on_at_the_very_step(job
     job.end_lease()
     code, said = _ended(process)
     assert code == 75
-    assert (
-        said == f"poise: leaving before step {job.saved()} (b is behind its share); {job.saved()} steps are saved\n"
-    )
+    assert said == f"poise: leaving before step {job.saved()} (b is behind its share); {job.saved()} steps are saved\n"
     report = json.loads((job.run_dir / "progress.json").read_text())
     assert 0 < report["steps"] == report["checkpoint"] == job.saved() < 200
     assert 0 < report["throughput"] < 45  # 25 on a k80 that is not late

@@ -251,6 +251,7 @@ def config_of(app: FastAPI, certificate: Certificate | None, log: Logbook) -> uv
     """How uvicorn is to speak: HTTP/1.1, perhaps in TLS, and believing no header about where a request comes from."""
     forward("uvicorn", log, Level.WARNING)
     forward("asyncio", log, Level.WARNING)
+    forward("poise.local", log, Level.WARNING)
     return uvicorn.Config(
         app,
         http=Connection,
