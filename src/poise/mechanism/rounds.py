@@ -5,10 +5,9 @@
     priority    x_kc / received_kc: how far behind its share a unit is
 
 At the end of a round the GPU types are served one after the other: units by falling priority, then by what they were owed
-when shares last changed, then (with patience) those first that have received least in all, take their gang if it still fits
-and none of their jobs has been served. Jobs without a share take what is left, so that no GPU idles while a job that fits
-waits, unless the allocation wants it to. A job that is served where it runs already just goes on. Inside a round nobody is
-stopped: GPUs that come free go to who is furthest behind.
+when shares last changed, take their gang if it still fits and none of their jobs has been served. Jobs without a share take
+what is left, so that no GPU idles while a job that fits waits, unless the allocation wants it to. A job that is served where
+it runs already just goes on. Inside a round nobody is stopped: GPUs that come free go to who is furthest behind.
 
 A job that runs may get ahead by `patience` before it has to make way, so that jobs are not moved in every round for little;
 debts are then carried along when shares change. Without patience (Gavel) debts only break ties.
