@@ -167,11 +167,9 @@ class Rounds:
         column, partner = np.full(workload.jobs, -1), np.full(workload.jobs, -1)
         order: list[int] = []
         is_served = [False] * workload.jobs
-        total = standing.received.sum(axis=1) if self.patience else np.zeros(workload.jobs)
-        total = total.astype(np.float32)
         for gpu_type in self._types_in_order(standing, workload):
             room = left[gpu_type]
-            for job, other, where in _queue(standing, workload, counted, total, gpu_type, self._may_fill(standing)):
+            for job, other, where in _queue(standing, workload, counted, gpu_type, self._may_fill(standing)):
                 if not room:
                     break
                 if is_served[job] or gangs[job] > room or (other >= 0 and is_served[other]):
@@ -304,13 +302,9 @@ def _claims_anywhere(workload: Workload, jobs: Ints, priority: Floats) -> tuple[
 
 
 def _queue(
-    standing: Standing, workload: Workload, counted: Floats, total: Floats, gpu_type: int, able: NDArray[np.bool_]
+    standing: Standing, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]
 ) -> list[tuple[int, int, int]]:
-    """Who is to be served on a type, in order: (job, partner or -1, column). Jobs without a share there come last.
-
-    Of those who are equally far behind, who has received least in all (`total`) comes first: whoever runs on another type
-    is as far behind on this one as somebody who has had nothing at all.
-    """
+    """Who is to be served on a type, in order: (job, partner or -1, column). Jobs without a share there come last."""
     parts = [
         standing.alone(
             column, np.flatnonzero((standing.share[:, column] > 0) | (able & (workload.speed[:, column] > 0))), counted
@@ -322,8 +316,7 @@ def _queue(
     units = parts[0] if len(parts) == 1 else np.hstack(parts)
     job, share, received, owed = units[0], units[3], units[4], units[5]
     priority = (share / received).astype(np.float32)  # rounding must not tell apart what is equal
-    had = total[job.astype(np.int64)]
-    order = np.lexsort((job, -share, had, -owed, -priority))
+    order = np.lexsort((job, -share, -owed, -priority))
     chosen = units[:3, order].astype(np.int64)
     return list(zip(*chosen.tolist(), strict=True))
 
