@@ -80,7 +80,8 @@ def _subject(source: str, trace_format: str, throughputs: str | None) -> Subject
     with as_journal(Path(source)) as file:
         journal = journal_at(str(file))
         if journal is not None:
-            return replace(journal_subject(journal), name=source)
+            subject = journal_subject(journal)
+            return subject if file == Path(source) else replace(subject, name=source)
     table = shipped() if throughputs is None else read_throughputs(throughputs)
     return trace_subject(read_trace(source, format=trace_format), table)
 
