@@ -12,7 +12,6 @@ from tests.worlds import QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, 
 
 from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
-from poise.model.errors import InvariantError
 
 
 @pytest.fixture
@@ -272,18 +271,6 @@ def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalS
 
 
 # Housekeeping
-
-
-def test_job_is_forgotten_with_all_that_it_left(stage: LocalStage) -> None:
-    stage.begun("1")
-    with pytest.raises(InvariantError, match="still runs"):
-        stage.world.forget("1")
-    stage.world.kill("1", 1, "cancelled")
-    stage.wait(RunEnded, "1")
-    stage.world.forget("1")
-    stage.world.forget("1")
-    assert not (stage.folder / "jobs" / "1").exists()
-    assert stage.world.log("1", 0, 0, 10) == (b"", 0, 0)
 
 
 def test_runs_of_long_ago_are_removed(stage: LocalStage) -> None:

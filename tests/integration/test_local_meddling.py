@@ -103,6 +103,7 @@ def test_run_that_has_removed_its_directory_does_not_run_twice_at_once(stage: Lo
 
 def test_run_that_has_removed_its_directory_and_that_nobody_knows_is_ended(stage: LocalStage) -> None:
     meddled(stage, "1", "shutil.rmtree(run)")
+    assert stage.processes()
     stage.reopen()
     until(lambda: not stage.processes())
 

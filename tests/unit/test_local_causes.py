@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from poise.backends.local.endings import LOST
+from poise.backends.local.records import LOST
 from poise.backends.local.runner.causes import CODES, EXCEPTIONS, SAYINGS, SIGNALS, cause_of
 from poise.model.failures import Verdict, category_of, verdict
 

@@ -37,14 +37,6 @@ def test_tree_is_removed_with_its_links_and_nothing_that_they_lead_to(tmp_path: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_job_that_is_a_link_is_not_forgotten_through_it(folders: Folders, tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    folders.job_path("1").symlink_to(tmp_path / "kept")
-    with pytest.raises(OSError, match="1"):
-        folders.forget("1")
-    assert (tmp_path / "kept").exists()
-
-
 def test_path_is_that_of_a_run_only_as_it_would_be_written(folders: Folders) -> None:
     path = str(folders.run_path("7", 12))
     assert folders.run_at(path) == ("7", 12)

@@ -177,5 +177,5 @@ def test_client_that_goes_away_in_the_middle_is_no_bug(tmp_path: Path, capsys: p
 
 
 def test_socket_is_listened_on_before_anything_is_opened() -> None:
-    with bind(Address("127.0.0.1", 0)) as bound, socket.create_connection(bound.getsockname(), timeout=LIMIT):
-        pass
+    with bind(Address("127.0.0.1", 0)) as bound, socket.create_connection(bound.getsockname(), timeout=LIMIT) as client:
+        assert client.getpeername() == bound.getsockname()

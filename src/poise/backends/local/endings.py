@@ -5,15 +5,11 @@ from math import isfinite
 from typing import NamedTuple
 
 from poise.backends.local.folders import Folders
-from poise.backends.local.records import EXIT, PROGRESS, Fields, now
+from poise.backends.local.records import EXIT, PROGRESS, STORAGE, Fields, now
 from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
 from poise.wire.request import MOST_STEPS
 
-LOST = "node-lost"
-"""What a run died of whose runner was killed: the machine, or somebody on it, took it away. It is no fault of the job."""
 UNREADABLE = "no-signature"
-STORAGE = "storage-full"
-OVERDUE = "max-duration"
 EXHAUSTED = "node-exhausted"
 """Why a run could not be begun on a machine that has no processes or files left: what it has too many of may end."""
 LONGEST = 100

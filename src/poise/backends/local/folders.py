@@ -130,11 +130,6 @@ class Folders:
         except OSError:
             return []
 
-    def forget(self, job: str) -> None:
-        """Remove everything of a job. Links are removed, not followed."""
-        with suppress(FileNotFoundError):
-            remove_tree(self.handle, token(job))
-
 
 def remove_tree(parent: int, name: str) -> None:
     """Remove a directory and all that is in it, however deep that goes. Links are removed, not followed.

@@ -69,6 +69,15 @@ class LocalRun:
         gpus = frozenset((part.node, slot) for part in order.gpus for slot in part.slots)
         return cls((order.job, order.epoch), gpus, order, grip)
 
+    def listen(self, turns: int | None, seconds: float) -> float:
+        """Its runner had so many turns of a processor, `seconds` after the last look; for how long it has had no more.
+
+        In looks, not by the clock: where all is frozen for an hour, and thawed, nobody is to blame.
+        """
+        self.silence = self.silence + seconds if turns is not None and turns == self.turns else 0.0
+        self.turns = turns
+        return self.silence
+
     @property
     def must_end(self) -> bool:
         """It has been asked to leave, or told to."""
@@ -93,10 +102,6 @@ class Occupancy:
     def get(self, key: Key) -> LocalRun | None:
         """The run, unless it is over."""
         return self._runs.get(key)
-
-    def has_job(self, job: str) -> bool:
-        """The job has a run that is not over."""
-        return job in self._by_job
 
     def enter(self, run: LocalRun) -> None:
         """Take a run up."""

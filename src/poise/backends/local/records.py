@@ -33,6 +33,11 @@ UNSAID = 70
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """What a disk that is full or sick says: that is waited for."""
 
+LOST = "node-lost"
+"""What a run died of whose runner was killed: the machine, or somebody on it, took it away. It is no fault of the job."""
+STORAGE, OVERDUE = "storage-full", "max-duration"
+"""Of one that could not be written down; and of one whose job had run for as long as it may."""
+
 ORDER, LOCK, RUNNER, LEASE = "order.json", "lock", "runner.json", "lease.json"
 PROGRESS, FAILURE, EXIT = "progress.json", "failure.json", "exit.json"
 SET_UP = "set-up.json"

@@ -3,12 +3,12 @@
 import os
 from contextlib import suppress
 
-from poise.backends.local.endings import LOST, UNREADABLE, lost_fields, number, runner_in
+from poise.backends.local.endings import UNREADABLE, lost_fields, number, runner_in
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import LocalRun
 from poise.backends.local.orders import replica_count
 from poise.backends.local.processes import belongs, boot, kill_where, opened, start_of
-from poise.backends.local.records import RUNNER, Fields, now
+from poise.backends.local.records import LOST, RUNNER, Fields, now
 from poise.backends.local.spawning import reap
 from poise.engine.live import Ending, Grip, RunEnded
 

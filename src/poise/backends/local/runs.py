@@ -18,24 +18,26 @@ from contextlib import suppress
 
 from poise.backends.local.clockwork import Clockwork
 from poise.backends.local.deeds import Deeds
-from poise.backends.local.endings import (
-    LOST,
-    OVERDUE,
-    STORAGE,
-    ended,
-    gpus_in,
-    has_finished,
-    number,
-    port_in,
-    progressed,
-    refusal,
-    unbegun_fields,
-)
+from poise.backends.local.endings import ended, gpus_in, has_finished, number, port_in, progressed, refusal, unbegun_fields
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import Key, LocalRun, Occupancy, Phase
 from poise.backends.local.orders import Devices, LocalSettings, free_port, lease_fields, leaving_mode, marked, order_fields
 from poise.backends.local.processes import SCARCE, marks, turns_of
-from poise.backends.local.records import EXIT, LEASE, NO_STORAGE, ORDER, PASSING, PROGRESS, RUNNER, UNSAID, Fields, now
+from poise.backends.local.records import (
+    EXIT,
+    LEASE,
+    LOST,
+    NO_STORAGE,
+    ORDER,
+    OVERDUE,
+    PASSING,
+    PROGRESS,
+    RUNNER,
+    STORAGE,
+    UNSAID,
+    Fields,
+    now,
+)
 from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, living_runner, lost
 from poise.backends.local.spawning import reap, spawn
 from poise.engine.live import Grip, Notice, RunBegan, RunEnded, RunOrder, Tell
@@ -377,16 +379,9 @@ class Runs:
             self._look_for_begin(run)
         self._look_at_progress(run)
         with suppress(OSError):
-            self._look_at_runner(run, turns_of(run.pid))
-
-    def _look_at_runner(self, run: LocalRun, turns: int | None) -> None:
-        """A runner that was stopped, or waits for what never comes, keeps GPUs and does nothing about it."""
-        is_silent = turns is not None and turns == run.turns
-        # In looks, not by the clock: where all is frozen for an hour, and thawed, nobody is to blame.
-        run.silence = run.silence + self._settings.progress_every if is_silent else 0.0
-        run.turns = turns
-        if run.silence > self._settings.silent_seconds:
-            self._signal(run, signal.SIGKILL)
+            # A runner that was stopped, or waits for what never comes, keeps GPUs and does nothing about it.
+            if run.listen(turns_of(run.pid), self._settings.progress_every) > self._settings.silent_seconds:
+                self._signal(run, signal.SIGKILL)
 
     def _look_at_progress(self, run: LocalRun) -> None:
         seen = self._folders.stamp(*run.key, PROGRESS)

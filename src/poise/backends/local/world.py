@@ -12,7 +12,6 @@ from poise.backends.local.orders import Devices, LocalSettings, inherited
 from poise.backends.local.runs import Runs
 from poise.engine.live import Broken, Grip, LogPart, Notice, RunOrder, Tell
 from poise.model.cluster import Cluster
-from poise.model.errors import InvariantError
 
 STANDARD = LocalSettings()
 
@@ -78,9 +77,3 @@ class LocalWorld:
     def checkpoints(self, job: str) -> list[int]:
         """Steps of the complete checkpoints of a job, the latest first; from any thread."""
         return self._folders.checkpoints(job)
-
-    def forget(self, job: str) -> None:
-        """Delete a job's logs and checkpoints; from any thread, and as long as that takes. It must not run any more."""
-        if self._runs.table.has_job(job):
-            raise InvariantError(f"job {job} still runs: its directory is not deleted")
-        self._folders.forget(job)

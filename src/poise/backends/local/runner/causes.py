@@ -8,7 +8,7 @@ that mean something by convention. What shows none of these has `no-signature`.
 import re
 import signal
 
-from poise.backends.local.records import CHECKPOINT_FAILED
+from poise.backends.local.records import CHECKPOINT_FAILED, STORAGE
 
 LAST_LINES = 40
 """Of a log: what a program says long before its end is not what it died of."""
@@ -16,7 +16,6 @@ LAST_LINES = 40
 KILLED = "killed"
 """Somebody outside sent a signal. Whether it will happen again, nobody can tell."""
 HOST_MEMORY = "cpu-out-of-memory"
-STORAGE = "storage-full"
 UNEXPLAINED = "no-signature"
 
 SAYINGS = (

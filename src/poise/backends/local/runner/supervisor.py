@@ -10,8 +10,10 @@ from poise.backends.local.processes import boot, children, oom_kills, start_of
 from poise.backends.local.records import (
     EXIT,
     FAILURE,
+    LOST,
     NO_STORAGE,
     ORDER,
+    OVERDUE,
     PASSING,
     RUNNER,
     SET_UP,
@@ -38,8 +40,6 @@ NOT_MINE = 3
 """Exit code of a runner that was not needed."""
 MOST_TRIES = 6
 """Of writing down an end against anything else: the job has removed the directory, or put something in the way."""
-LOST = "node-lost"
-OVERDUE = "max-duration"
 
 
 def main(path: str, ready: int) -> int:
