@@ -128,6 +128,14 @@ def test_show_tells_state_progress_and_runs() -> None:
 
 
 @pytest.mark.usefixtures("_canned")
+def test_show_says_when_it_lists_the_last_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Runs\n" in poise("show", "17").out
+    (run,) = ANSWERS["/v1/jobs/17"]["runs"]
+    monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "runs", [{**run, "epoch": 21}, {**run, "epoch": 22}])
+    assert "Runs, the last 2 of 22\n" in poise("show", "17").out
+
+
+@pytest.mark.usefixtures("_canned")
 def test_show_has_no_numbers_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job that reports nothing, and has hardly run."""
     unaware = {"steps": 0.0, "total_steps": None, "checkpoint_steps": None, "throughput": None, "gpu_seconds": 0.06}

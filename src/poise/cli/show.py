@@ -34,4 +34,5 @@ def _show(detail: JobDetail) -> None:
         click.echo(f"  {heading:{width}}  {text}")
     if detail.runs:
         click.echo()
-        show_table(runs_table(detail.runs), "Runs")
+        cut = detail.runs[0].epoch > 1
+        show_table(runs_table(detail.runs), f"Runs, the last {len(detail.runs)} of {detail.runs[-1].epoch}" if cut else "Runs")
