@@ -106,7 +106,7 @@ def check_work(client: Client, seeds: dict[str, str]) -> dict[str, JobDetail]:
 
 
 def check_runs(detail: JobDetail) -> None:
-    """Steps that runs kept lie side by side, without a gap and without an overlap; of a job with bad luck, in its last runs."""
+    """Steps that runs kept lie side by side, without a gap or an overlap. Of a job with bad luck the last ones are told."""
     first = detail.runs[0]
     assert (first.epoch, first.begun) == (1, 0.0) or len(detail.runs) == MOST_RUNS, detail
     reached = first.begun
@@ -134,7 +134,9 @@ def check_journal(service: Service, details: dict[str, JobDetail]) -> None:
     assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in details})
     assert sum(seconds for _, seconds, _ in books.values()) == pytest.approx(sum(charged.values()))
     assert set(history.jobs) == set(details)
-    assert {job: life.epoch for job, life in history.jobs.items()} == {job: each.runs[-1].epoch for job, each in details.items()}
+    assert {job: life.epoch for job, life in history.jobs.items()} == {
+        job: each.runs[-1].epoch for job, each in details.items()
+    }
     moments = [entry.now for entry in entries]
     assert moments == sorted(moments)
     check_disjoint(history)

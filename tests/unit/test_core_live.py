@@ -7,7 +7,7 @@ import pytest
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
-from poise.model.action import Action, Launch, Preempt, Why
+from poise.model.action import Action, Launch, Preempt, WakeAt, Why
 from poise.model.cluster import Slots, parse_cluster
 from poise.model.event import (
     Attached,
@@ -168,6 +168,19 @@ def test_a_run_of_an_earlier_journal_is_protected_from_when_it_attached(
     core.handle(12.5, [KNOWN, fact, a_job("b", 1.0)])
     preempted = [now for now in range(13, 60) if ("Preempt", "a") in names(core.handle(now, [Woke()]))]
     assert preempted[:1] == ([] if moment is None else [moment])
+
+
+@pytest.mark.parametrize("policy", ["srtf", "stride", "gandiva-fair"])
+def test_a_job_of_an_earlier_journal_backs_off_for_as_long_as_it_was_to(policy: str) -> None:
+    core = a_core(policy)
+    actions = core.handle(10.0, [carried("a", gpus=False, until=25.0)])
+    assert names(actions) == []
+    assert core.backs_off_until("a") == 25
+    assert min(each.time for each in actions if isinstance(each, WakeAt)) <= 25
+    assert core.explain("a").text == "is tried again later, after 1 failed run"
+    assert names(core.handle(24.0, [Woke()])) == []
+    launched = [now for now in range(25, 60) if ("Launch", "a") in names(core.handle(now, [Woke()]))]
+    assert launched[0] <= 40  # at once, or in the round that follows
 
 
 def test_runs_that_take_their_time_to_leave_are_all_still_heard_of() -> None:

@@ -108,3 +108,18 @@ def test_the_journal_of_a_service_can_be_studied(service: Service) -> None:
         said = poise(verb, service.directory, "--json")
         assert (said.code, said.err) == (0, "")
         assert key in json.loads(said.out)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "max-min", "gandiva-fair"])
+def test_a_job_that_backs_off_goes_on_doing_so_under_another_policy(service: Service, policy: str) -> None:
+    [job] = service.submit(a_request())
+    service.machine.end(job, Ending.FAILED, cause="network-error", code=1)
+    service.settle()
+    advice = service.engine.why(job).advice
+    service.wish(lambda engine: engine.set_policy(ALICE, policy))
+    assert service.engine.why(job).advice == advice
+    service.pass_time(service.settings.backoff - 1)
+    assert not service.machine.alive
+    for _ in range(2):
+        service.pass_time(service.settings.round)
+    assert [each for each, _ in service.machine.alive] == [job]

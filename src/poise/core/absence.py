@@ -36,14 +36,14 @@ class Absence:
 
     def back_off(self, row: int, now: float) -> None:
         """A run has failed; the job is tried again later, twice as late each time."""
-        state = self._state
-        self._answering.catch_up(now)
-        state.free.give(state.stop(row, now, Status.WAITING))
-        state.leave(row, now)
-        self._answering.ended(row, now)
-        delay = self._settings.backoff * 2 ** min(state.columns.failures[row] - 1, MOST_DOUBLINGS)
-        self._until[row] = now + delay
-        heappush(self._returning, (now + delay, row))
+        delay = self._settings.backoff * 2 ** min(self._state.columns.failures[row] - 1, MOST_DOUBLINGS)
+        self.back_off_until(row, now + delay, now)
+
+    def back_off_until(self, row: int, moment: float, now: float) -> None:
+        """The job is not tried before that moment."""
+        self._take_out(row, now)
+        self._until[row] = moment
+        heappush(self._returning, (moment, row))
 
     def until(self, row: int) -> float | None:
         """The moment before which a job that backs off is not tried again; None: it does not back off."""
@@ -56,13 +56,7 @@ class Absence:
         if row in state.away:
             self.end(row, now)
         else:
-            self._answering.catch_up(now)
-            if ran:
-                state.free.give(state.stop(row, now, Status.WAITING))
-            else:
-                state.end_waiting(row, now)
-            state.leave(row, now)
-            self._answering.ended(row, now)
+            self._take_out(row, now)
         state.on_hold.add(row)
         if ran:
             state.leaving.add(row, columns.epoch[row])
@@ -111,6 +105,17 @@ class Absence:
             waited = state.try_out(row, holding, now)
             actions.append(Launch(state.columns.ids[row], state.columns.epoch[row], holding, waited))
         return actions, bool(back)
+
+    def _take_out(self, row: int, now: float) -> None:
+        """The policy does not see the job any more; what it held is free."""
+        state = self._state
+        self._answering.catch_up(now)
+        if state.running(row):
+            state.free.give(state.stop(row, now, Status.WAITING))
+        else:
+            state.end_waiting(row, now)
+        state.leave(row, now)
+        self._answering.ended(row, now)
 
     def next_change(self) -> float:
         """When somebody comes back."""

@@ -38,6 +38,8 @@ class Carrying:
             self._answering.started(row, event.since)
         elif event.held:
             self._absence.hold(row, now)
+        elif event.until is not None:
+            self._absence.back_off_until(row, event.until, now)
         return [Preempt(event.job.id, event.epoch, Why.UNPLANNED, None)] if leaves else []
 
     def _goes_on(self, event: Carried, row: int) -> bool:

@@ -227,12 +227,16 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
 }
 """How a value of a type is read; raises TypeError or ValueError for what is none."""
 _JOB = {name: _READERS[kind] for name, kind in get_type_hints(Job).items()}
-_FIELD_READERS = {kind: [_READERS[each] for each in get_type_hints(kind).values()] for kind in _FIELDS} | {
-    events.Submitted: [_job, _text, _or_inf],
-    events.Carried: [_job, _text, _or_inf, _whole, _number, _number, _whole, _number, _holding, _flag, _maybe(_number)],
-    events.NodeLost: [_place],
-    events.NodeReturned: [_place],
-    actions.WakeAt: [_or_inf],
+_READERS_OF_THEIR_OWN: dict[Any, dict[str, Callable[[Any], Any]]] = {
+    events.Submitted: {"steps": _or_inf},
+    events.Carried: {"steps": _or_inf},
+    events.NodeLost: {"node": _place},
+    events.NodeReturned: {"node": _place},
+    actions.WakeAt: {"time": _or_inf},
+}
+_FIELD_READERS = {
+    kind: [_READERS_OF_THEIR_OWN.get(kind, {}).get(name) or _READERS[of] for name, of in get_type_hints(kind).items()]
+    for kind in _FIELDS
 }
 
 

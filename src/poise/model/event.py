@@ -51,6 +51,7 @@ class Carried:
     gpus       what it holds; empty: it waits
     held       its owner holds it back
     attached   since when its current run is attached; None: it is not
+    until      it backs off after a failure until then; None: it does not
     """
 
     job: Job
@@ -64,6 +65,7 @@ class Carried:
     gpus: Holding
     held: bool
     attached: float | None = None
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

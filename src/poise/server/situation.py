@@ -194,14 +194,15 @@ class Situation:
     def carried(self, record: Record, job: Job, before: Scheduler | None) -> tuple[list[Estimated | Colocated], Carried]:
         """A job as it stands, for a new core; `before` is the one that knew it until now."""
         kind, estimate, steps = self.intake.resolve(job)
-        done, failures = 0.0, record.failures
+        done, failures, until = 0.0, record.failures, None
         if before is not None and (row := before.state.rows.get(job.id)) is not None:
             done, failures = before.state.columns.steps_done[row], before.state.columns.failures[row]
+            until = before.backs_off_until(job.id)
         run = record.current
         epoch = record.runs[-1].epoch if record.runs else 0
         gpus = self.holding(run) if run is not None else ()
         since = run.started if run is not None else record.since
-        fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, _attached(run))
+        fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, _attached(run), until)
         return self.intake.news(job, kind, estimate), fact
 
     def holding(self, run: RunRecord) -> Holding:
