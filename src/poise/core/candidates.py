@@ -122,6 +122,8 @@ class PlanCandidates:
     def behind(self, row: int) -> Iterator[int]:
         """Running jobs that the plan lists later, last first."""
         place = self._place[row]
+        while self._running and self._running[-1] not in self._holds:
+            self._running.pop()  # it has lost its GPUs; once it gets others, it stands ahead of all claims that are left
         for each in reversed(self._running):
             if self._place[each] <= place:
                 return

@@ -53,7 +53,7 @@ class Desk:
     """
 
     __slots__ = (
-        "_placement", "_protected", "_shapes", "_unworked", "after", "before", "beneficiary", "computes",
+        "_placement", "_protected", "_shapes", "_short", "_unworked", "after", "before", "beneficiary", "computes",
         "ends", "free", "joins", "mixes", "notes", "now", "protected_until", "sites",
     )  # fmt: skip
 
@@ -82,6 +82,8 @@ class Desk:
         self.computes: dict[int, Holding] = {}
         self.ends: tuple[Ending, ...] = ()
         self._shapes: dict[int, Shape] = {}
+        self._short: dict[Shape, tuple[int, ...]] = {}
+        """What was idle when such a claim could not have room made for it."""
 
     @property
     def idle(self) -> list[int]:
@@ -276,7 +278,13 @@ class Desk:
             self._take(row, holding)
 
     def make_room(self, row: int, shape: Shape, candidates: Candidates, holdings: "Holdings") -> bool:
-        """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim."""
+        """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim.
+
+        Claims come in their order: where GPUs are only counted, what one could not get, another like it cannot get later,
+        unless more is idle.
+        """
+        if shape in self._short and all(self.free.idle[each] <= self._short[shape][each] for each in shape.types):
+            return False
         for gpu_type in shape.types:
             victims = self._victims(shape, gpu_type, candidates.behind(row), holdings)
             if not victims:
@@ -291,6 +299,8 @@ class Desk:
                     self.beneficiary[victim] = row
                     candidates.returned(victim)
             return True
+        if shape.locality is Locality.CLUSTER and row not in self.sites and row not in self.mixes:
+            self._short[shape] = tuple(self.free.idle)
         return False
 
     def _undo(self, victims: list[int]) -> None:
