@@ -41,6 +41,11 @@ class Process:
     run: str
     start: str
 
+    @property
+    def job(self) -> str:
+        """Whose it is."""
+        return self.run.partition("/")[0]
+
     def kill(self) -> bool:
         """SIGKILL to this very process; says whether it was still there."""
         return bool(kill_where(lambda pid: pid == self.pid and stat_of(pid)[19:20] == [self.start]))
@@ -130,7 +135,7 @@ class Service:
 
     def replicas(self, job: str) -> list[Process]:
         """Processes of a job that its runner started."""
-        return [each for each in self.processes() if each.kind is Kind.REPLICA and each.run.startswith(f"{job}/")]
+        return [each for each in self.processes() if each.kind is Kind.REPLICA and each.job == job]
 
     def guarded(self, script: Path, *words: object) -> tuple[str, ...]:
         """A command that runs a script while it holds the locks of its job and of its GPUs, which nobody else may have."""

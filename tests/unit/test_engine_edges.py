@@ -164,6 +164,18 @@ def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:
     assert run.lost == pytest.approx(2 * 10 * 20 / 60)  # two GPUs for ten seconds, of which a third was not saved
 
 
+@pytest.mark.parametrize(
+    ("steps", "total", "expected"), [(50.0, None, 100.0), (50.0, 80.0, 80.0), (120.0, None, None), (120.0, 200.0, 200.0)]
+)
+def test_an_end_that_a_job_has_gone_beyond_is_not_shown_any_more(
+    service: Service, steps: float, total: float | None, expected: float | None
+) -> None:
+    [job] = service.submit(a_request(steps=100))
+    service.machine.tell(RunProgressed(job, 1, service.machine.wall, steps, total, 0.0, None, None))
+    service.settle()
+    assert service.engine.show(job).total_steps == expected
+
+
 def test_what_a_running_job_has_received_counts_until_now(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.pass_time(7)

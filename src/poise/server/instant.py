@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from math import inf
 
 from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
 from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
@@ -143,7 +144,8 @@ class Instant:
         if record is None or run is None or run.ended is not None:
             return
         record.steps, record.throughput, record.loss = news.steps, news.throughput, news.loss
-        record.total = news.total or record.total
+        if news.total is not None or news.steps > (record.total or inf):  # further than was believed to be the end
+            record.total = news.total
         record.checkpoint = news.checkpoint if news.checkpoint is not None else record.checkpoint
         if run.attached is None and record.can_leave(run, news):
             run.attached = self.now
