@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from poise.analysis.tenants import Books
 from poise.assembly import Experiment, simulate
-from poise.engine.journal import JournalReader
+from poise.engine.journal_file import JournalReader
 from poise.model.cluster import parse_cluster
 from poise.model.job import Job
 from poise.report.figures import bars, standalone

@@ -16,7 +16,8 @@ from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
 from poise.engine.collector import without_collector
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header
+from poise.engine.journal_file import JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import Replayed, replay
 from poise.mechanism.rounds import Newcomers, Rounds, Unlucky

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.shell import a_row, a_trace, poise
 
-from poise.engine.journal import JournalReader
+from poise.engine.journal_file import JournalReader
 from poise.model.event import Failed
 from poise.traces.failing import FORMS
 

@@ -16,7 +16,8 @@ from poise.analysis.history import History
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Cadence, Settings
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header
+from poise.engine.journal_file import JournalReader, JournalWriter
 from poise.engine.replay import replay
 from poise.model.action import (
     Abandon,

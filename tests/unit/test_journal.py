@@ -13,7 +13,8 @@ from tests.builders import a_job, simulate
 from tests.shell import poise
 
 from poise.core.settings import Cadence, Retry, Settings
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter, job_line, read_job
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, job_line, read_job
+from poise.engine.journal_file import JournalReader, JournalWriter
 from poise.engine.loop import run
 from poise.engine.replay import replay
 from poise.model.action import Abandon, Compute, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from poise.engine.journal import NAME
+from poise.engine.journal_file import NAME
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from poise.analysis.tenants import Books, Tenant
 from poise.cli.live_journal import as_journal
 from poise.cli.live_shares import live_shares
 from poise.cli.tables import show_table
-from poise.engine.journal import Header, JournalReader
+from poise.engine.journal import Header
+from poise.engine.journal_file import JournalReader
 from poise.model.errors import RequestError
 from poise.report.amounts import amount
 from poise.report.page import Table

@@ -15,7 +15,7 @@ from poise.cli.per_job import check_per_job, write_per_job
 from poise.cli.progress import watching
 from poise.cli.summaries import show_rejections, show_remarks, show_summary, show_unfinished
 from poise.cli.tables import show_notes
-from poise.engine.journal import NAME
+from poise.engine.journal_file import NAME
 from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
 
 EPILOG = """\b

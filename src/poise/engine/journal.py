@@ -5,16 +5,13 @@ event and action a list that begins with its name. Last `{"end": "complete"}` or
 without it was cut off. A moment or an amount that is infinite is written as null.
 """
 
-import gzip
 import json
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from operator import attrgetter
-from pathlib import Path
 from sys import float_info
-from typing import IO, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from poise.core.settings import Cadence, Retry, Settings
 from poise.model import action as actions
@@ -31,12 +28,10 @@ Read = TypeVar("Read")
 
 VERSION = 1
 COMPLETE, INTERRUPTED = "complete", "interrupted"
-NAME = "journal.jsonl"
-"""What a journal is called in a directory that a run wrote."""
-MOST_HEADER = 1 << 26
-"""Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
 MOST = float_info.max
 """Of a number, either way: JSON knows none, and what is beyond is no float."""
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RequestError)
+"""What reading a document raises that is none of a journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +110,13 @@ def job_line(job: Job) -> str:
     return _line(_plain(job))
 
 
+def end_line(end: str) -> str:
+    """The last line of a journal."""
+    return _line({"end": end})
+
+
 def _line(document: object) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
-
-
-class JournalWriter:
-    """Writes a journal to a text stream as it happens."""
-
-    def __init__(self, stream: IO[str], header: Header) -> None:
-        self._stream = stream
-        self._stream.write(header_line(header) + "\n")
-
-    def record(self, entry: Entry) -> None:
-        """One instant."""
-        self._stream.write(entry_line(entry) + "\n")
-
-    def close(self, end: str) -> None:
-        """The last line."""
-        self._stream.write(_line({"end": end}) + "\n")
 
 
 def _text(value: object) -> str:
@@ -257,9 +241,9 @@ def _known_keys(value: Any) -> Any:  # noqa: ANN401
     return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
 
 
-def _entry(
-    now: float, facts: list[list[Any]], wishes: list[list[Any]], *, last: float, but: frozenset[str] = frozenset()
-) -> Entry:
+def entry_of(document: Any, last: float, but: frozenset[str] = frozenset()) -> Entry:  # noqa: ANN401
+    """An instant, no earlier than `last`, from what its line holds; raises what `MALFORMED` lists for anything else."""
+    now, facts, wishes = document
     if not last <= now < inf:
         raise ValueError(f"expected a moment not before {last}, got {now}")
     return Entry(
@@ -269,7 +253,21 @@ def _entry(
     )
 
 
-def _header(document: dict[str, Any]) -> Header:
+def known_entry_of(document: Any, last: float) -> tuple[Entry, int]:  # noqa: ANN401
+    """As `entry_of`, of a newer journal: what is known here of it, and how many facts and wishes are not."""
+    now, facts, wishes, *_ = document
+    known = _known(_EVENTS, facts), _known(_ACTIONS, wishes)
+    return entry_of((now, *known), last), len(facts) + len(wishes) - sum(map(len, known))
+
+
+def known_header_of(document: dict[str, Any]) -> Header:
+    """As `header_of`, of a newer journal: settings that are not known here are left out."""
+    settings = document["settings"].items()
+    return header_of(document | {"settings": {name: value for name, value in settings if name in _SETTINGS}})
+
+
+def header_of(document: dict[str, Any]) -> Header:
+    """The header from what its line holds; raises what `MALFORMED` lists for anything else."""
     settings = document["settings"]
     return Header(
         _text(document["trace"]),
@@ -297,120 +295,27 @@ def _refused(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refused)
+parsed = json.JSONDecoder(parse_constant=_refused).decode
+"""What a line holds; raises ValueError or RecursionError for what is not JSON."""
 
 
 def read_header(line: str) -> Header:
     """What `header_line` wrote; raises JournalError for anything else."""
-    return _read("a header", lambda: _header(_DECODER.decode(line)))
+    return _read("a header", lambda: header_of(parsed(line)))
 
 
 def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> Entry:
     """What `entry_line` wrote, no earlier than `last`, `but` for facts of these names; JournalError for anything else."""
-    return _read("an instant", lambda: _entry(*_DECODER.decode(line), last=last, but=but))
+    return _read("an instant", lambda: entry_of(parsed(line), last, but))
 
 
 def read_job(line: str) -> Job:
     """What `job_line` wrote; raises JournalError for anything else."""
-    return _read("a job", lambda: _job(_DECODER.decode(line)))
+    return _read("a job", lambda: _job(parsed(line)))
 
 
 def _read(what: str, read: Callable[[], Read]) -> Read:
     try:
         return read()
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, RequestError) as error:
+    except (*MALFORMED, RecursionError) as error:
         raise JournalError(f"not {what} of a journal: {error}") from None
-
-
-class JournalReader:
-    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one.
-
-    newer   of a journal in a version that is not known yet: what to say of that; None in all others
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        file = Path(path)
-        self._path = file / NAME if file.is_dir() else file
-        self._lines = self._numbered()
-        self._number, first = next(self._lines)
-        document = self._parsed(first) if first.startswith("{") else None
-        if not isinstance(document, dict) or "journal" not in document:
-            raise RequestError(f"{self._path}: not a journal: its first line is no header")
-        self.newer = self._version(document["journal"])
-        self._skipped = 0
-        try:
-            if self.newer:
-                settings = document["settings"].items()
-                document["settings"] = {name: value for name, value in settings if name in _SETTINGS}
-            self.header = _header(document)
-        except (KeyError, TypeError, ValueError, AttributeError, RequestError) as error:
-            raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
-
-    def _version(self, version: object) -> str | None:
-        problem = f"{self._path}: written in journal version {version!r}; this Poise reads version {VERSION}"
-        if version == VERSION:
-            return None
-        if not isinstance(version, int) or version < VERSION:
-            raise JournalError(problem)
-        return problem
-
-    def entries(self) -> Iterator[Entry]:
-        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read.
-
-        Of a newer journal, facts and wishes that are not known here are left out; in the end it raises for that.
-        """
-        last = -inf
-        for number, line in self._lines:
-            self._number = number
-            document = self._parsed(line)
-            if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
-                if next(self._lines, None) is not None:
-                    raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
-                if self.newer:
-                    raise JournalError(
-                        f"{self.newer}; {self._skipped:,} facts and wishes that it does not know are left out"
-                    )
-                return
-            try:
-                entry = self._read(document, last)
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-                raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
-            last = entry.now
-            yield entry
-        raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
-
-    def feed(self, take: Callable[[Entry], None]) -> JournalError | None:
-        """Hand over every instant that can be read, one by one; what there is to say if those are not all of them."""
-        try:
-            for entry in self.entries():
-                take(entry)
-        except JournalError as problem:
-            return problem
-        except (KeyError, IndexError) as error:
-            return JournalError(f"{self._path}:{self._number}: names a job or a node that is not there: {error}")
-        return None
-
-    def _read(self, document: Any, last: float) -> Entry:  # noqa: ANN401
-        if self.newer is None:
-            return _entry(*document, last=last)
-        now, facts, wishes, *_ = document
-        known = _known(_EVENTS, facts), _known(_ACTIONS, wishes)
-        self._skipped += len(facts) + len(wishes) - sum(map(len, known))
-        return _entry(now, *known, last=last)
-
-    def _parsed(self, line: str) -> Any:  # noqa: ANN401
-        try:
-            return _DECODER.decode(line)
-        except (ValueError, RecursionError):
-            raise JournalError(f"{self._path}:{self._number}: not JSON") from None
-
-    def _numbered(self) -> Iterator[tuple[int, str]]:
-        try:
-            packed = self._path.suffix == ".gz"
-            with gzip.open(self._path, "rt", encoding="utf-8") if packed else self._path.open(encoding="utf-8") as stream:
-                yield 1, stream.readline(MOST_HEADER)
-                yield from enumerate(stream, start=2)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-            raise RequestError(f"{self._path}: cannot be read: {error.strerror}") from None
-        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-            raise JournalError(f"{self._path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

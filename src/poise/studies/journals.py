@@ -14,7 +14,7 @@ from poise.analysis.recording import records_of
 from poise.analysis.records import Records
 from poise.core.trials import Pool
 from poise.engine.collector import without_collector
-from poise.engine.journal import NAME, JournalReader
+from poise.engine.journal_file import NAME, JournalReader
 from poise.model.action import Compute, Launch
 from poise.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots
 from poise.model.errors import JournalError
