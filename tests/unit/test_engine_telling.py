@@ -234,16 +234,39 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_path: Path) -> None:
-    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service = Service(tmp_path, policy="philly:quotas=bob:3", cluster="v100:4")
     service.submit(a_request(preemption="never"))
     service.submit(*[a_request(gpus=3, preemption="never")], by=BOB)
     [job] = service.submit(a_request())
     why = service.engine.why(job)
-    assert why.reason.code == "tenant-share"
+    assert (why.reason.code, why.reason.text) == ("tenant-share", "would take tenant alice beyond its share of the cluster")
     assert why.advice == (
         "it starts when jobs of tenant alice that hold GPUs end, "
         "or an admin raises its share: poise shares --set alice=WEIGHT"
     )
+
+
+def test_a_job_larger_than_the_quota_that_the_policy_states_is_told_so(tmp_path: Path) -> None:
+    """Its tenant holds nothing, and no weight changes a quota that is stated."""
+    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service.submit(a_request(gpus=3, preemption="never"), by=BOB)
+    [job] = service.submit(a_request(gpus=2))
+    why = service.engine.why(job)
+    assert (why.reason.code, why.reason.text) == ("tenant-share", "would take tenant alice beyond its share of the cluster")
+    assert why.advice == (
+        "it starts when others leave enough GPUs idle, "
+        "or an admin raises its share: poise use philly:quotas=..., which states it"
+    )
+
+
+def test_advice_to_ask_for_less_promises_no_start_that_others_ahead_hold_up(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo", cluster="v100:4")
+    service.submit(a_request(gpus=3))
+    service.submit(a_request(gpus=4))
+    [job] = service.submit(a_request(gpus=2))
+    assert service.engine.why(job).advice == "with 1 GPU it would fit into what is free now"
+    [smaller] = service.submit(a_request())
+    assert service.engine.why(smaller).reason.code == "behind-others"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

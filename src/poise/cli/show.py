@@ -35,4 +35,6 @@ def _show(detail: JobDetail) -> None:
     if detail.runs:
         click.echo()
         cut = detail.runs[0].epoch > 1
-        show_table(runs_table(detail.runs), f"Runs, the last {len(detail.runs)} of {detail.runs[-1].epoch}" if cut else "Runs")
+        show_table(
+            runs_table(detail.runs), f"Runs, the last {len(detail.runs)} of {detail.runs[-1].epoch}" if cut else "Runs"
+        )

@@ -173,8 +173,7 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     if code == Code.ORDER:
         return "nothing to do: it gets its turn as those ahead of it have had theirs"
     if code == Code.SHARE:
-        raised = f"or an admin raises its share: poise shares --set {job.tenant}=WEIGHT"
-        return f"it starts when jobs of tenant {job.tenant} that hold GPUs end, {raised}"
+        return _larger_share(situation, job.tenant)
     return None
 
 
@@ -189,8 +188,19 @@ def _smaller(situation: Situation, record: Record) -> str:
     if job.min_gpus is not None and job.min_gpus <= most < job.gpus:
         return _elastic(situation.header.policy, job.gpus, most)
     if 0 < most < job.gpus:
-        return f"with {counted(most, 'GPU')} it could start now"
+        # No more than that: under some policies those ahead of it, which do not fit, hold up a job that does.
+        return f"with {counted(most, 'GPU')} it would fit into what is free now"
     return "nothing to do: it starts when enough GPUs come free"
+
+
+def _larger_share(situation: Situation, tenant: str) -> str:
+    """Of a job that would take its tenant beyond its share: whether that is for others of its jobs, or it is too large."""
+    policy = situation.header.policy
+    mine = situation.tally.held.by_tenant[tenant]
+    starts = f"jobs of tenant {tenant} that hold GPUs end" if mine else "others leave enough GPUs idle"
+    is_stated = any(each.partition(":")[0] == tenant for each in policy.partition("quotas=")[2].split(",")[0].split("/"))
+    raised = "poise use philly:quotas=..., which states it" if is_stated else f"poise shares --set {tenant}=WEIGHT"
+    return f"it starts when {starts}, or an admin raises its share: {raised}"
 
 
 def _elastic(policy: str, gpus: int, most: int) -> str:
