@@ -230,6 +230,46 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
 
 
+# Jobs that share GPUs
+
+
+def a_pair(service: Service) -> tuple[str, str]:
+    """Two jobs on one GPU."""
+    [first] = service.submit(a_request(model="LM", batch_size=80), by=ALICE)
+    [second] = service.submit(a_request(model="ResNet-18", batch_size=128), by=BOB)
+    service.pass_time(400)
+    assert [service.engine.show(job).job.gpus for job in (first, second)] == [1, 1]
+    return first, second
+
+
+def test_a_gpu_that_two_jobs_share_is_one_gpu_with_two_holders(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1")
+    pair = a_pair(service)
+    [node] = service.engine.nodes().nodes
+    assert (node.free, node.jobs) == (0, ("+".join(pair),))
+    assert {each.tenant: (each.gpus, each.held) for each in service.engine.shares().tenants} == {
+        "alice": (1, 1.0),
+        "bob": (1, 1.0),
+    }
+    [waits] = service.submit(a_request(model="VGG16", batch_size=32), by=ALICE)
+    evidence = service.engine.why(waits).evidence
+    assert evidence[0] == "it can use v100; held of those: 1 GPU"
+    assert evidence[-1] == "tenant alice holds 1 of 1 GPU"
+    service.engine.cancel(ALICE, pair[0])
+    assert {each.tenant: each.gpus for each in service.engine.shares().tenants}["bob"] == 1
+
+
+def test_who_leaves_for_a_partner_of_somebody_else_is_told_a_whole_sentence(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1")
+    classes = [("LM", 80), ("Recommendation", 2048), ("ResNet-18", 128), ("ResNet-18", 128)]
+    jobs = [service.submit(a_request(model=model, batch_size=size))[0] for model, size in classes]
+    for _ in range(20):
+        service.pass_time(400)
+    told = {run.cause for job in jobs for run in service.engine.show(job).runs if run.cause}
+    assert told
+    assert all(each.partition(": ")[2].split()[0] in ("job", "another", "it") for each in told), told
+
+
 # What would help
 
 

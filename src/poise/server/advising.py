@@ -139,7 +139,8 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
     named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in most)
-    held = sum(tally.by_type[each] for each in usable)
+    places = {node.name for node in situation.header.cluster.nodes if node.gpu_type in usable}
+    held = sum(node in places for node, _ in tally.holders)
     said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
         said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
