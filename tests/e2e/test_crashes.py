@@ -134,7 +134,9 @@ def check_journal(service: Service, details: dict[str, JobDetail]) -> None:
     assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in details})
     assert sum(seconds for _, seconds, _ in books.values()) == pytest.approx(sum(charged.values()))
     assert set(history.jobs) == set(details)
-    assert {job: life.epoch for job, life in history.jobs.items()} == {job: each.runs[-1].epoch for job, each in details.items()}
+    assert {job: life.epoch for job, life in history.jobs.items()} == {
+        job: each.runs[-1].epoch for job, each in details.items()
+    }
     moments = [entry.now for entry in entries]
     assert moments == sorted(moments)
     check_disjoint(history)
