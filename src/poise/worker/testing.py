@@ -51,7 +51,10 @@ class Preempting:
         self.starts = 0
 
     def run(self, train: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:  # noqa: ANN401  whatever it takes
-        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out."""
+        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out.
+
+        A loop in another thread than the main one ends the whole process: that is for `run_command`.
+        """
         while True:
             saved, variables = self._saved(), self._start()
             before = dict(os.environ)
