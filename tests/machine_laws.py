@@ -65,8 +65,9 @@ def _check_counts(service: Service) -> None:
     for record in situation.records.values():
         anew.count(record)
     kept = situation.tally
-    assert (anew.states, anew.waiting, anew.by_type) == (kept.states, kept.waiting, kept.by_type)
+    assert (anew.states, anew.waiting, anew.holders, anew.held) == (kept.states, kept.waiting, kept.holders, kept.held)
     held = {(node, slot) for job in situation.running for node, slot in _gpus(situation.records[job])}
+    assert set(kept.holders) == held
     assert len(held) + sum(situation.scheduler.state.free.idle) == situation.header.cluster.gpus
     unended = [record for record in situation.records.values() if record.finished is None]
     assert sum(service.engine.reasons().values()) == len(unended)

@@ -144,6 +144,9 @@ def test_show_has_no_numbers_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -
     lines = [" ".join(line.split()) for line in poise("show", "17").out.splitlines()]
     assert "GPU-hours <0.001" in lines
     assert not any(line.startswith("steps") for line in lines)
+    monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "total_steps", 100.0)  # as its owner said
+    assert "steps – of 100" in [" ".join(line.split()) for line in poise("show", "17").out.splitlines()]
+    monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "total_steps", None)
     monkeypatch.setitem(ANSWERS["/v1/jobs/17"], "checkpoint_steps", 0.0)
     assert "steps 0" in [" ".join(line.split()) for line in poise("show", "17").out.splitlines()]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,29 @@ def test_worker_that_finishes_while_it_is_asked_to_leave_has_finished(stage: Loc
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
+
+
+SWALLOWS = """
+import sys, time
+from pathlib import Path
+from poise.worker import attach
+lease = attach(save=lambda path: Path(path).write_text("x"), load=lambda path: None)
+try:
+    for step in lease.steps(1000):
+        time.sleep(0.02)
+except BaseException:
+    sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_worker_that_has_saved_to_leave_has_yielded_whatever_its_script_makes_of_it(stage: LocalStage, code: int) -> None:
+    stage.begun("1", (sys.executable, "-c", SWALLOWS.format(code=code)))
+    stage.wait(RunProgressed, "1", count=2)
+    stage.world.leave("1", 1, notice())
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, None, (code,))
+    assert [ended.steps] == stage.world.checkpoints("1")
 
 
 def test_job_that_finishes_on_its_way_out_is_not_begun_again(stage: LocalStage) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(s
         "POISE_MICRO_BATCHES": "6",
     }
     assert {name: seen[2][name] for name in want} == want
+
+
+@pytest.mark.parametrize(("replicas", "speeds"), [("gpu", "1,1,0.25"), ("node", "2,0.25")])
+def test_ranks_that_divide_a_step_know_how_fast_they_are(stage: LocalStage, replicas: str, speeds: str) -> None:
+    parts = (Part("v100-0", "v100", (1, 3)), Part("k80-1", "k80", (2,)))
+    request = a_request(SHOWS, gpus=3, replicas=replicas, micro_batches=6)
+    order = replace(an_order("7", request, parts=parts), speeds={"v100": 8.0, "k80": 2.0})
+    stage.world.launch(order)
+    stage.wait(RunEnded, "7")
+    assert shown(stage, "7")["env"]["POISE_RANK_SPEEDS"] == speeds
+
+
+def test_ranks_that_are_alike_or_a_gang_hear_nothing_of_speeds(stage: LocalStage) -> None:
+    alike = (Part("v100-0", "v100", (1, 3)),)
+    stage.world.launch(an_order("1", a_request(SHOWS, gpus=2, replicas="gpu", micro_batches=6), parts=alike))
+    mixed = (Part("v100-0", "v100", (0,)), Part("k80-1", "k80", (2,)))
+    stage.world.launch(an_order("2", a_request(SHOWS, gpus=2, replicas="gpu"), parts=mixed))
+    for job in ("1", "2"):
+        stage.wait(RunEnded, job)
+        assert "POISE_RANK_SPEEDS" not in shown(stage, job)["env"]
 
 
 def test_scripts_of_slurms_know_the_id_of_their_job(stage: LocalStage) -> None:

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 from tests.shell import PATIENCE, wait_until
 
+from poise.worker import attach
 from poise.worker.protocol import replace_json
 from poise.worker.testing import preempting
 
@@ -192,3 +194,61 @@ def test_worker_ranks_stop_together_and_end_with_the_weights_of_an_uninterrupted
     assert [_ended(first)[0], _ended(second)[0]] == [75, 75]
     assert json.loads((job.run_dir / "stop.json").read_text()) == {"version": 1, "step": job.saved()}
     assert [_ended(process) for process in _ranks(job, script)] == want
+
+
+LOOP = """
+import threading, time
+from pathlib import Path
+from poise.worker import attach
+
+done = []
+
+def save(path):
+    Path(path).write_text(str(done))
+
+def load(path):
+    done.extend(eval(Path(path).read_text()))
+
+def train():
+    lease = attach(save=save, load=load)
+    for step in lease.steps(20):
+        done.append(step)
+"""
+IN_A_THREAD = f"{LOOP}\nthread = threading.Thread(target=train)\nthread.start()\nthread.join()\nprint(done)\n"
+CATCHES_ALL = f"{LOOP}\ntry:\n    train()\nexcept BaseException as error:\n    print('caught', error)\nprint(done)\n"
+
+
+@pytest.mark.parametrize("text", [IN_A_THREAD, CATCHES_ALL])
+def test_script_that_does_not_let_the_exit_through_is_resumed_all_the_same(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    with preempting(after_steps=7) as poise:
+        last = poise.run_command([sys.executable, str(script)])
+    assert (poise.starts, last.returncode, last.stdout) == (3, 0, f"{list(range(20))}\n")
+
+
+def test_function_that_catches_the_exit_is_called_again(tmp_path: Path) -> None:
+    def train() -> list[int]:
+        done: list[int] = []
+        lease = attach(save=lambda path: Path(path).write_text(json.dumps(done)), load=lambda path: done.extend(_read(path)))
+        with suppress(SystemExit):
+            done.extend(lease.steps(20))
+        return done
+
+    with preempting(after_steps=7) as poise:
+        assert poise.run(train) == list(range(20))
+    assert poise.starts == 3
+
+
+def _read(path: str) -> list[int]:
+    found = json.loads(Path(path).read_text())
+    assert isinstance(found, list)
+    return found
+
+
+def test_thread_whose_checkpoint_cannot_be_loaded_ends_the_process_with_73(job: Job, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_THREAD)
+    job.checkpoints.mkdir()
+    (job.checkpoints / "step-3").write_text("no list")
+    assert _ended(job.start([sys.executable, str(script)]))[0] == 73

@@ -308,6 +308,8 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: client.map(Request(command=("x",)), {"A": range(MOST_JOBS + 1)}), "params: 1,001 jobs are more than"
     yield lambda: client.map(Request(command=("x",)), [{"POISE_A": 1}]), "env: names that begin with POISE_ are Poise's own"
     yield lambda: client.show("../me"), "job: '../me' is no name of a job"
+    yield lambda: client.queue(states=["waiting"]), "unknown state 'waiting'; "
+    yield lambda: client.submit(comand=["x"]), "unknown field 'comand'; did you mean command?"
     yield lambda: client.set_weight("vision", 0), "weight: expected at least 0.001, got 0"
     yield lambda: client.use(""), "policy: expected"
     yield lambda: client.make_token("a b", tenant="t"), "name: expected letters"
@@ -424,6 +426,23 @@ def test_filters_that_are_not_given_are_not_sent() -> None:
     client.queue()
     assert str(desk.seen[0].url.query, "ascii") == "state=RUNNING&state=PAUSED&tenant=t&limit=50&offset=0"
     assert str(desk.seen[1].url.query, "ascii") == "limit=50&offset=0"
+
+
+def test_what_anybody_would_write_is_understood() -> None:
+    """States by their words, in any case or a single one, and a job by its number."""
+    client, desk = talking(QUEUE, QUEUE, DETAIL)
+    client.queue(states=["running", "PAUSED"])
+    client.queue(states="FAILED")
+    client.show(7)  # type: ignore[arg-type]
+    assert str(desk.seen[0].url.query, "ascii") == "state=RUNNING&state=PAUSED&limit=50&offset=0"
+    assert str(desk.seen[1].url.query, "ascii") == "state=FAILED&limit=50&offset=0"
+    assert desk.seen[2].url.path == "/v1/jobs/7"
+
+
+def test_a_token_is_of_the_tenant_of_its_own_name_unless_another_is_said() -> None:
+    client, desk = talking({"token": "x", "account": {"name": "ann", "tenant": "ann", "role": "user"}})
+    client.make_token("ann")
+    assert json.loads(desk.seen[0].content) == {"name": "ann", "tenant": "ann", "role": "user"}
 
 
 def test_proxies_of_the_environment_never_see_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

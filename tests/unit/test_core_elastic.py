@@ -97,7 +97,7 @@ def test_a_job_held_back_waits_for_its_tenants_share_whatever_is_free() -> None:
     plans = {0.0: a_plan(Claim(0), held=(1,)), 20.0: held, 30.0: held, 50.0: a_plan(Claim(1))}
     story = simulate(jobs, scripted(plans), until=40)
     assert story.scheduler.explain("held").code is Code.SHARE
-    assert story.scheduler.explain("held").text == "tenant default already uses its share of the cluster"
+    assert story.scheduler.explain("held").text == "would take tenant default beyond its share of the cluster"
     story = simulate(jobs, scripted(plans))
     assert [launch.waited for _, launch in story.actions(Launch) if launch.job == "held"] == [(50, 0, 0)]
 

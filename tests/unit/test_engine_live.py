@@ -10,6 +10,7 @@ from poise.engine.journal import read_entry, read_header
 from poise.engine.live import Ending
 from poise.engine.replay import replay
 from poise.server.cores import core_of
+from poise.server.ordering import held_runs
 from poise.server.seam import Fault, RefusedError
 from poise.wire.views import Flag, State
 
@@ -345,3 +346,17 @@ def test_rounds_end_when_they_end_though_the_machine_wakes_a_little_later(servic
     for _ in range(12):
         service.pass_time(10.0017)
     assert min(service.engine.show(job).job.ran for job in jobs) > 60
+
+
+def test_a_run_on_unlike_gpus_is_told_how_fast_the_decision_took_them_for(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="las", cluster="v100:2,k80:2")
+    [divides] = service.submit(a_request(gpus=4, micro_batches=9))
+    [(order, _)] = held_runs(service.loop.store, service.loop.situation)
+    assert [part.gpu_type for part in order.gpus] == ["v100", "k80"]
+    assert order.speeds["v100"] > order.speeds["k80"] > 0
+    service.restart()
+    service.machine.end(divides, Ending.FINISHED)
+    service.settle()
+    [gang] = service.submit(a_request(gpus=2))
+    [(order, _)] = held_runs(service.loop.store, service.loop.situation)
+    assert (order.job, order.speeds) == (gang, {})

@@ -230,20 +230,83 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
 
 
+# Jobs that share GPUs
+
+
+def a_pair(service: Service) -> tuple[str, str]:
+    """Two jobs on one GPU."""
+    [first] = service.submit(a_request(model="LM", batch_size=80), by=ALICE)
+    [second] = service.submit(a_request(model="ResNet-18", batch_size=128), by=BOB)
+    service.pass_time(400)
+    assert [service.engine.show(job).job.gpus for job in (first, second)] == [1, 1]
+    return first, second
+
+
+def test_a_gpu_that_two_jobs_share_is_one_gpu_with_two_holders(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1")
+    pair = a_pair(service)
+    [node] = service.engine.nodes().nodes
+    assert (node.free, node.jobs) == (0, ("+".join(pair),))
+    assert {each.tenant: (each.gpus, each.held) for each in service.engine.shares().tenants} == {
+        "alice": (1, 1.0),
+        "bob": (1, 1.0),
+    }
+    [waits] = service.submit(a_request(model="VGG16", batch_size=32), by=ALICE)
+    evidence = service.engine.why(waits).evidence
+    assert evidence[0] == "it can use v100; held of those: 1 GPU"
+    assert evidence[-1] == "tenant alice holds 1 of 1 GPU"
+    service.engine.cancel(ALICE, pair[0])
+    assert {each.tenant: each.gpus for each in service.engine.shares().tenants}["bob"] == 1
+
+
+def test_who_leaves_for_a_partner_of_somebody_else_is_told_a_whole_sentence(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1")
+    classes = [("LM", 80), ("Recommendation", 2048), ("ResNet-18", 128), ("ResNet-18", 128)]
+    jobs = [service.submit(a_request(model=model, batch_size=size))[0] for model, size in classes]
+    for _ in range(20):
+        service.pass_time(400)
+    told = {run.cause for job in jobs for run in service.engine.show(job).runs if run.cause}
+    assert told
+    assert all(each.partition(": ")[2].split()[0] in ("job", "another", "it") for each in told), told
+
+
 # What would help
 
 
 def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_path: Path) -> None:
-    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service = Service(tmp_path, policy="philly:quotas=bob:3", cluster="v100:4")
     service.submit(a_request(preemption="never"))
     service.submit(*[a_request(gpus=3, preemption="never")], by=BOB)
     [job] = service.submit(a_request())
     why = service.engine.why(job)
-    assert why.reason.code == "tenant-share"
+    assert (why.reason.code, why.reason.text) == ("tenant-share", "would take tenant alice beyond its share of the cluster")
     assert why.advice == (
         "it starts when jobs of tenant alice that hold GPUs end, "
         "or an admin raises its share: poise shares --set alice=WEIGHT"
     )
+
+
+def test_a_job_larger_than_the_quota_that_the_policy_states_is_told_so(tmp_path: Path) -> None:
+    """Its tenant holds nothing, and no weight changes a quota that is stated."""
+    service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
+    service.submit(a_request(gpus=3, preemption="never"), by=BOB)
+    [job] = service.submit(a_request(gpus=2))
+    why = service.engine.why(job)
+    assert (why.reason.code, why.reason.text) == ("tenant-share", "would take tenant alice beyond its share of the cluster")
+    assert why.advice == (
+        "it starts when others leave enough GPUs idle, "
+        "or an admin raises its share: poise use philly:quotas=..., which states it"
+    )
+
+
+def test_advice_to_ask_for_less_promises_no_start_that_others_ahead_hold_up(tmp_path: Path) -> None:
+    service = Service(tmp_path, policy="fifo", cluster="v100:4")
+    service.submit(a_request(gpus=3))
+    service.submit(a_request(gpus=4))
+    [job] = service.submit(a_request(gpus=2))
+    assert service.engine.why(job).advice == "with 1 GPU it would fit into what is free now"
+    [smaller] = service.submit(a_request())
+    assert service.engine.why(smaller).reason.code == "behind-others"
 
 
 @pytest.mark.parametrize("policy", POLICIES)

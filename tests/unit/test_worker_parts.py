@@ -203,7 +203,7 @@ def test_progress_says_what_the_protocol_has(tmp_path: Path) -> None:
     progress.loss, progress.checkpoint = float("nan"), 3
     progress.begin(3, 10)
     first = json.loads((tmp_path / "progress.json").read_text())
-    assert set(first) == {"version", "steps", "total", "checkpoint", "throughput", "loss", "first", "at"}
+    assert set(first) == {"version", "steps", "total", "checkpoint", "throughput", "loss", "first", "left", "at"}
     assert (first["version"], first["steps"], first["total"], first["checkpoint"]) == (1, 3, 10, 3)
     assert (first["throughput"], first["loss"]) == (None, None)
     assert first["first"] <= first["at"]

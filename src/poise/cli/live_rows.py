@@ -135,10 +135,11 @@ def _hours(seconds: float) -> str:
 
 def _steps(detail: JobDetail) -> str | None:
     """How far it is; None: it says nothing of that, as a script that knows nothing of Poise."""
-    if detail.total_steps is not None:
-        return f"{amount(detail.steps, 'plain')} of {amount(detail.total_steps, 'plain')}"
     reports = detail.steps or detail.checkpoint_steps is not None or detail.throughput is not None
-    return amount(detail.steps, "plain") if reports else None
+    done = amount(detail.steps, "plain") if reports else None
+    if detail.total_steps is not None:
+        return f"{done or NONE} of {amount(detail.total_steps, 'plain')}"
+    return done
 
 
 def runs_table(runs: tuple[Run, ...]) -> Table:

@@ -18,7 +18,7 @@ from poise.client.connection import Again, Connection
 from poise.client.errors import RefusedError
 from poise.client.following import growing_events, growing_log, last_lines, log_parts
 from poise.client.handle import JobHandle
-from poise.model.errors import RequestError
+from poise.model.errors import RequestError, UnknownNameError
 from poise.wire.jobfile_complaints import complaint
 from poise.wire.jobfile_draft import draft_of, sweep_of
 from poise.wire.jobfile_values import here, parse_folder
@@ -152,14 +152,14 @@ class Client:
     def queue(
         self,
         *,
-        states: Sequence[State] = (),
+        states: Sequence[State | str] = (),
         tenant: str | None = None,
         app: str | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> Queue:
         """Jobs in scheduling order; no states: those that have not ended."""
-        words = [state.value for state in states] or None
+        words = [_state(word).value for word in ([states] if isinstance(states, str) else states)] or None
         return self._link.get(Queue, "/v1/jobs", state=words, tenant=tenant, app=app, limit=limit, offset=offset)
 
     def show(self, job: str) -> JobDetail:
@@ -248,9 +248,11 @@ class Client:
         """All tokens, without the tokens."""
         return self._link.get(Accounts, "/v1/tokens")
 
-    def make_token(self, name: str, *, tenant: str, role: Role = Role.USER, days: float | None = None) -> MadeToken:
-        """A new token, which is shown this once."""
-        wish = _made(NewToken, name=name, tenant=tenant, role=role, days=days)
+    def make_token(
+        self, name: str, *, tenant: str | None = None, role: Role = Role.USER, days: float | None = None
+    ) -> MadeToken:
+        """A new token, which is shown this once. tenant: whose jobs those are that it submits; None: called as the token."""
+        wish = _made(NewToken, name=name, tenant=name if tenant is None else tenant, role=role, days=days)
         return self._link.send(MadeToken, "POST", "/v1/tokens", wish, again=Again.UNSENT)
 
     def drop_token(self, name: str) -> Account:
@@ -339,7 +341,14 @@ def _job(job: str) -> str:
 
 
 def _checked(job: str) -> str:
-    return _name("job", job)
+    return _name("job", str(job))  # ids look like numbers, and programs have no types to go by
+
+
+def _state(word: str) -> State:
+    """A state by its word, in capitals or not."""
+    if str(word).upper() not in State.__members__:
+        raise UnknownNameError("state", str(word), list(State))
+    return State[str(word).upper()]
 
 
 def _name(what: str, name: str) -> str:

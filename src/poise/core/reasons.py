@@ -67,7 +67,7 @@ def _waiting(state: State, row: int) -> Reason:
         return Reason(Code.HELD, _held(state, row))
     shape = state.shape_of[row]
     if shape.is_held:
-        return Reason(Code.SHARE, f"tenant {state.columns.tenants[row]} already uses its share of the cluster")
+        return Reason(Code.SHARE, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
     if shape.tasks is not None:
         return _waiting_for_any(shape.classify(state.free, state.placement), free)

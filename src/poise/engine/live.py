@@ -5,8 +5,8 @@ known, from whatever thread; the engine turns it into facts for the core. Moment
 clock, and may be wrong: the engine sees to it that time never goes backwards.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -28,6 +28,7 @@ class RunOrder:
     tenant   that the job belongs to
     ran      seconds that it has run before
     beside   job that is to share these GPUs: it need not have left them
+    speeds   of a job whose steps divide: how fast one GPU of each type is believed to be; empty: all alike
     """
 
     job: str
@@ -37,6 +38,7 @@ class RunOrder:
     tenant: str = "default"
     ran: float = 0.0
     beside: str | None = None
+    speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,8 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
     named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in most)
-    held = sum(tally.by_type[each] for each in usable)
+    places = {node.name for node in situation.header.cluster.nodes if node.gpu_type in usable}
+    held = sum(node in places for node, _ in tally.holders)
     said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
     if named:
         said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
@@ -173,8 +174,7 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     if code == Code.ORDER:
         return "nothing to do: it gets its turn as those ahead of it have had theirs"
     if code == Code.SHARE:
-        raised = f"or an admin raises its share: poise shares --set {job.tenant}=WEIGHT"
-        return f"it starts when jobs of tenant {job.tenant} that hold GPUs end, {raised}"
+        return _larger_share(situation, job.tenant)
     return None
 
 
@@ -189,8 +189,19 @@ def _smaller(situation: Situation, record: Record) -> str:
     if job.min_gpus is not None and job.min_gpus <= most < job.gpus:
         return _elastic(situation.header.policy, job.gpus, most)
     if 0 < most < job.gpus:
-        return f"with {counted(most, 'GPU')} it could start now"
+        # No more than that: under some policies those ahead of it, which do not fit, hold up a job that does.
+        return f"with {counted(most, 'GPU')} it would fit into what is free now"
     return "nothing to do: it starts when enough GPUs come free"
+
+
+def _larger_share(situation: Situation, tenant: str) -> str:
+    """Of a job that would take its tenant beyond its share: whether that is for others of its jobs, or it is too large."""
+    policy = situation.header.policy
+    mine = situation.tally.held.by_tenant[tenant]
+    starts = f"jobs of tenant {tenant} that hold GPUs end" if mine else "others leave enough GPUs idle"
+    is_stated = any(each.partition(":")[0] == tenant for each in policy.partition("quotas=")[2].split(",")[0].split("/"))
+    raised = "poise use philly:quotas=..., which states it" if is_stated else f"poise shares --set {tenant}=WEIGHT"
+    return f"it starts when {starts}, or an admin raises its share: {raised}"
 
 
 def _elastic(policy: str, gpus: int, most: int) -> str:

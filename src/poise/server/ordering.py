@@ -22,4 +22,15 @@ def run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, 
         job = record.job
         request = Request.model_validate_json(requests[job.id])
         beside = situation.partner(job.id)
-        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.ran, beside)
+        speeds = _speeds(situation, job.id) if run is record.current else {}
+        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.ran, beside, speeds)
+
+
+def _speeds(situation: Situation, job: str) -> dict[str, float]:
+    """Micro-batches a second of one GPU, by type, as the decision to start the job believed them; of a gang, nothing."""
+    state = situation.scheduler.state
+    row = state.rows.get(job)
+    tasks = None if row is None else state.estimate(row).tasks
+    if tasks is None:
+        return {}
+    return {name: 1.0 / each for name, each in zip(state.topology.types, tasks.seconds, strict=True) if each > 0}

@@ -287,11 +287,14 @@ class Situation:
     def _says_why(self, action: Preempt) -> str:
         """The same text for the worker, the owner, the log and the API."""
         rule = _RULES[action.why]
-        if action.beneficiary is None:
-            return f"preempted ({action.why}): {rule if action.why is not Why.UNPLANNED else 'it is not its turn'}"
-        other = self.records[action.beneficiary]
-        whose = f"job {action.beneficiary} ({other.name}, tenant {other.job.tenant})"
-        return f"preempted ({action.why}): {whose} {rule}; it comes back by itself"
+        if action.beneficiary is not None:
+            other = self.records[action.beneficiary]
+            rule = f"job {action.beneficiary} ({other.name}, tenant {other.job.tenant}) {rule}; it comes back by itself"
+        elif action.why is Why.OUTRANKED:  # of two that share GPUs, one may have to leave for another partner
+            rule = f"another job {rule}; it comes back by itself"
+        elif action.why is Why.UNPLANNED:
+            rule = "it is not its turn"
+        return f"preempted ({action.why}): {rule}"
 
     def _end(self, record: Record, state: State, cause: str | None, now: float, orders: Orders, tenants: set[str]) -> None:
         if record.finished is not None:

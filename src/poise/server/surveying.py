@@ -8,15 +8,16 @@ from poise.wire.views import NodeRow, Nodes, Shares, TenantShare
 
 def nodes(situation: Situation) -> Nodes:
     """All nodes and who holds them."""
-    holders: dict[tuple[str, int], str] = {}
+    holders: dict[tuple[str, int], list[str]] = {}
     for name in situation.running:
         run = situation.records[name].current
         for node, slots in ({} if run is None else run.gpus).items():
-            holders.update(((node, slot), name) for slot in slots)
+            for slot in slots:
+                holders.setdefault((node, slot), []).append(name)
     alive = situation.scheduler.state.free.alive
     rows = []
     for index, each in enumerate(situation.header.cluster.nodes):
-        jobs = tuple(holders.get((each.name, slot)) for slot in range(each.gpus))
+        jobs = tuple("+".join(holders.get((each.name, slot), ())) or None for slot in range(each.gpus))
         rows.append(
             NodeRow(
                 name=each.name, gpu_type=each.gpu_type, gpus=each.gpus, free=jobs.count(None), rack=each.rack,

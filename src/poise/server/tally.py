@@ -3,9 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from poise.server.records import Record
+
+Slot = tuple[str, int]
+"""A GPU: its node, and its number there."""
+
+Key = TypeVar("Key")
 
 
 class _Standing(NamedTuple):
@@ -13,21 +18,21 @@ class _Standing(NamedTuple):
 
     state: str
     tenant: str
-    gpus: tuple[tuple[str, int], ...]
-    """That it holds, by type."""
+    gpus: tuple[Slot, ...]
+    """That it holds."""
     waits: bool
 
     @staticmethod
     def of(record: Record) -> "_Standing":
         run = record.current
         waits = run is None and record.finished is None
-        gpus = () if run is None else tuple(run.by_type.items())
+        gpus = () if run is None else tuple((node, slot) for node, slots in run.gpus.items() for slot in slots)
         return _Standing(record.state.value, record.job.tenant, gpus, waits)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """GPUs that are held now."""
+    """GPUs that are held now. One that two jobs share is one GPU, of each of their tenants."""
 
     total: int
     by_tenant: Counter[str]
@@ -44,17 +49,18 @@ class Tally:
         self.states: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
         """Jobs that wait, by tenant."""
-        self.by_type: Counter[str] = Counter()
-        """GPUs that are held, by type."""
+        self.holders: Counter[Slot] = Counter()
+        """Jobs on each GPU that is held; policies that pair jobs put two of them there."""
         self.jobs: dict[str, dict[str, None]] = {}
         """Jobs of each tenant that has any, in the order in which they came."""
         self._held: Counter[str] = Counter()
+        self._holders_of: Counter[tuple[str, Slot]] = Counter()
         self._known: dict[str, _Standing] = {}
 
     @property
     def held(self) -> Held:
         """GPUs that are held now."""
-        return Held(self.by_type.total(), self._held)
+        return Held(len(self.holders), self._held)
 
     def among(self, jobs: Iterable[str]) -> Counter[str]:
         """How many of these jobs are in which state."""
@@ -89,12 +95,15 @@ class Tally:
         _change(self.states, standing.state, sign)
         if standing.waits:
             _change(self.waiting, standing.tenant, sign)
-        for gpu_type, gpus in standing.gpus:
-            _change(self.by_type, gpu_type, sign * gpus)
-            _change(self._held, standing.tenant, sign * gpus)
+        for gpu in standing.gpus:
+            _change(self.holders, gpu, sign)
+            mine = (standing.tenant, gpu)
+            had = mine in self._holders_of
+            _change(self._holders_of, mine, sign)
+            _change(self._held, standing.tenant, (mine in self._holders_of) - had)
 
 
-def _change(counter: Counter[str], key: str, by: int) -> None:
+def _change(counter: Counter[Key], key: Key, by: int) -> None:
     """What there is none of is not kept."""
     counter[key] += by
     if not counter[key]:

@@ -16,8 +16,12 @@ _SHOWN = 60
 
 
 def complaint(error: ValidationError) -> tuple[str | None, str]:
-    """The first thing that is wrong: its field, if it is one field's fault, and the line."""
-    first = error.errors(include_url=False)[0]
+    """The first thing that is wrong: its field, if it is one field's fault, and the line.
+
+    A name that is not known comes before everything else: what is missing may have been meant by it.
+    """
+    wrong = error.errors(include_url=False)
+    first = next((each for each in wrong if each["type"] == "extra_forbidden"), wrong[0])
     path = [str(part) for part in first["loc"]]
     if first["type"] == "value_error":
         name, colon, text = first["msg"].removeprefix("Value error, ").partition(": ")

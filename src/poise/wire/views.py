@@ -154,7 +154,7 @@ class Done(Wire):
 
 
 class NodeRow(Wire):
-    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free."""
+    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: they share it."""
 
     name: str
     gpu_type: str

@@ -7,8 +7,10 @@ reports, looks whether it ends, and has a checkpoint written if one is due. Rank
 import operator
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import Enum
 from time import monotonic
 from types import FrameType
@@ -221,11 +223,11 @@ class Lease:
         except Exception as error:
             say_traceback()
             self._fail(f"the checkpoint of {step} steps failed at the end of the lease: {_told(error)}")
-        self._progress.write(step)
+        self._progress.left(step)
         notice = self._notice or Notice(None, "lease-end", "rank 0 says so")
         if self.rank == 0:
             say(f"leaving before step {step} ({notice.text}); {self._survives()}")
-        raise SystemExit(YIELDED)
+        _exit(YIELDED)
 
     def finish(self, step: int, save: Use | None) -> None:
         """All steps are done: write a last checkpoint and report."""
@@ -301,7 +303,7 @@ class Lease:
     def _fail(self, text: str) -> NoReturn:
         say(text)
         tell_failure(self._where.run_dir, text)
-        raise SystemExit(CHECKPOINT_FAILED)
+        _exit(CHECKPOINT_FAILED)
 
     def _is_over(self, step: int) -> bool:
         allowed = self._where.lease_steps
@@ -337,6 +339,16 @@ class Lease:
 def _in_main_thread() -> bool:
     """Nobody else may say what a signal does."""
     return threading.current_thread() is threading.main_thread()
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process. From another thread than the main one an exception would end that thread alone."""
+    if _in_main_thread():
+        raise SystemExit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _told(error: Exception) -> str:

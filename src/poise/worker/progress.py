@@ -6,6 +6,7 @@ checkpoint   steps that would survive now; null: this script saves nothing
 throughput   steps a second over about the last minute, without the time that saving took; null: no step was done yet
 loss         as the script reported it last; null: never, or not a finite number
 first        when this run's first step began, in seconds since 1970
+left         true: this run leaves, with its work saved, whatever its exit codes turn out to be
 at           when this was written, in seconds since 1970
 """
 
@@ -55,6 +56,7 @@ class Progress:
         self._paused = 0.0
         self._next = 0.0
         self._complained = False
+        self._left = False
         self.loss: float | None = None
         self.checkpoint: int | None = None
 
@@ -74,6 +76,11 @@ class Progress:
     def paused(self, seconds: float) -> None:
         """So long nothing was trained."""
         self._paused += seconds
+
+    def left(self, step: int) -> None:
+        """Report that this run leaves. A script may catch the exception that ends it, and exit with a code of its own."""
+        self._left = True
+        self.write(step)
 
     def write(self, step: int) -> None:
         """Report now. A disk that is full must not end a training that needs no disk: it is said once, in the log."""
@@ -101,5 +108,6 @@ class Progress:
             "throughput": None if self._speed is None else self._speed.steps_a_second,
             "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
             "first": self._first,
+            "left": self._left,
             "at": time(),
         }

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.protocol import VERSION, YIELDED
+from poise.worker.protocol import PROGRESS, VERSION, YIELDED, Watched
 
 Answer = TypeVar("Answer")
 
@@ -51,13 +51,18 @@ class Preempting:
         self.starts = 0
 
     def run(self, train: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:  # noqa: ANN401  whatever it takes
-        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out."""
+        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out.
+
+        A loop in another thread than the main one ends the whole process: that is for `run_command`.
+        """
         while True:
             saved, variables = self._saved(), self._start()
             before = dict(os.environ)
             os.environ.update(variables)
             try:
-                return train(*arguments, **named)
+                answer = train(*arguments, **named)
+                if not self._has_left():
+                    return answer
             except SystemExit as leaving:
                 if leaving.code != YIELDED:
                     raise
@@ -72,14 +77,14 @@ class Preempting:
             saved, variables = self._saved(), self._start()
             environment = {**os.environ, **variables}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if done.returncode != YIELDED:
+            if done.returncode != YIELDED and not self._has_left():
                 return done
             self._require_progress(saved)
 
     def _start(self) -> dict[str, str]:
         """Variables of the next run."""
         self.starts += 1
-        run_dir = os.path.join(self._folder, "runs", str(self.starts))
+        run_dir = self._run_dir()
         os.makedirs(run_dir)
         limit = next(self._limits)
         return {
@@ -91,6 +96,13 @@ class Preempting:
             "POISE_LEASE_VERSION": str(VERSION),
             "POISE_LEASE_STEPS": "" if limit is None else str(limit),
         }
+
+    def _run_dir(self) -> str:
+        return os.path.join(self._folder, "runs", str(self.starts))
+
+    def _has_left(self) -> bool:
+        """The last run was preempted, and its script made something else of that than exit code 75."""
+        return Watched(self._run_dir(), PROGRESS).fields().get("left") is True
 
     def _saved(self) -> int:
         return max(Checkpoints(self.checkpoint_dir).complete(), default=0)

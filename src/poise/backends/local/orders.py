@@ -113,6 +113,9 @@ def _common(order: RunOrder, folders: Folders, port: int) -> dict[str, str]:
         values["POISE_CHECKPOINT_EVERY"] = request.checkpoint.every
     if request.micro_batches is not None:
         values["POISE_MICRO_BATCHES"] = request.micro_batches
+        speeds = rank_speeds(order)
+        if len(set(speeds)) > 1:
+            values["POISE_RANK_SPEEDS"] = ",".join(f"{each:.6g}" for each in speeds)
     if "SLURM_JOB_NAME" in request.env:
         values["SLURM_JOB_ID"] = order.job
     return {**marked(folders, order.job, order.epoch), **{name: str(value) for name, value in values.items()}}
@@ -121,6 +124,16 @@ def _common(order: RunOrder, folders: Folders, port: int) -> dict[str, str]:
 def replica_count(order: RunOrder) -> int:
     """Processes of a run."""
     return sum(_on(part, order.request) for part in order.gpus)
+
+
+def rank_speeds(order: RunOrder) -> list[float]:
+    """How fast the GPUs of each rank are believed to be: its part of the micro-batches is in proportion to that."""
+    fastest = max((order.speeds.get(part.gpu_type, 1.0) for part in order.gpus), default=1.0)
+    found: list[float] = []
+    for part in order.gpus:
+        one, ranks = order.speeds.get(part.gpu_type, 1.0) / fastest, _on(part, order.request)
+        found += [one * len(part.slots) / ranks] * ranks
+    return found
 
 
 def _on(part: Part, request: Request) -> int:

@@ -15,6 +15,7 @@ from poise.backends.local.records import (
     ORDER,
     OVERDUE,
     PASSING,
+    PROGRESS,
     RUNNER,
     SET_UP,
     UNSAID,
@@ -215,12 +216,12 @@ class Supervisor:
     def _ended(self, replica: Replica, code: int) -> None:
         replica.code = code
         replica.drain()
-        if code == 0 or self._sent is not None:
+        if self._sent is not None:
             return
         self._lease.look()  # it may have read the end of its lease before the runner did
-        if code == YIELDED and replica in self._replicas:  # it means nothing from `setup`
+        if replica in self._replicas and (code == YIELDED or self._has_left()):  # it means nothing from `setup`
             self._lease.yielded()
-        else:
+        elif code != 0:
             self._fail(code, bytes(replica.log.tail).decode(errors="replace"), None)
 
     def _fail(self, code: int, tail: str, cause: str | None) -> None:
@@ -302,11 +303,15 @@ class Supervisor:
             return "failed", OVERDUE
         codes = [each.code for each in self._replicas]
         was_free_to_end = self._sent is None or self._lease.mode == CHECKPOINT
-        if was_free_to_end and codes and not any(codes):
+        if was_free_to_end and codes and not any(codes) and not self._has_left():
             return "finished", None
         if self._lease.mode is None:  # the runner itself was told to go: the machine goes down
             return "failed", LOST
         return "yielded", None
+
+    def _has_left(self) -> bool:
+        """The worker has saved everything to leave. What the script makes of that, be it exit code 0, is not its end."""
+        return (get(self._folder, PROGRESS) or {}).get("left") is True
 
     def _cause(self) -> str:
         assert self._failure is not None
