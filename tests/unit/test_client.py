@@ -439,12 +439,6 @@ def test_what_anybody_would_write_is_understood() -> None:
     assert desk.seen[2].url.path == "/v1/jobs/7"
 
 
-def test_a_token_is_of_the_tenant_of_its_own_name_unless_another_is_said() -> None:
-    client, desk = talking({"token": "x", "account": {"name": "ann", "tenant": "ann", "role": "user"}})
-    client.make_token("ann")
-    assert json.loads(desk.seen[0].content) == {"name": "ann", "tenant": "ann", "role": "user"}
-
-
 def test_proxies_of_the_environment_never_see_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")

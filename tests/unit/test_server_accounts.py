@@ -25,6 +25,11 @@ def test_token_is_known_after_a_restart_and_only_its_hash_is_kept(tmp_path: Path
     assert made.token.removeprefix("poise_") not in kept
 
 
+def test_a_token_is_a_user_s_of_the_tenant_of_its_own_name_unless_another_is_said(tmp_path: Path) -> None:
+    account = Accounts(tmp_path).make(NewToken(name="ann")).account
+    assert (account.tenant, account.role) == ("ann", Role.USER)
+
+
 def test_tokens_are_long_and_never_the_same(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     tokens = {accounts.make(a_wish(f"t{number}")).token for number in range(20)}

@@ -225,7 +225,7 @@ def test_save_that_fails_at_the_end_of_the_lease_is_a_checkpoint_failure(
 def test_save_that_fails_in_between_is_said_and_training_goes_on(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     training = Training(failing=frozenset({2}))
     assert training.run(4, checkpoint_every=1e-9) == [0, 1, 2, 3]
-    assert "poise: the checkpoint of 2 steps failed (OSError: [Errno 28] No space left on device); going on, 1 steps" in (
+    assert "poise: the checkpoint of 2 steps failed (OSError: [Errno 28] No space left on device); going on, 1 step is" in (
         capsys.readouterr().err
     )
     assert run.saved() == ["step-3", "step-4"]

@@ -38,21 +38,23 @@ def tokens(
         raise RequestError("--tenant, --role and --days describe a token that --make makes")
     with connected() as client:
         if make is not None:
-            _make(client, make, tenant or make, Role(role or Role.USER), days, as_json=as_json)
+            _make(client, make, tenant, Role(role or Role.USER), days, as_json=as_json)
         elif revoke is not None:
             _revoke(client, revoke, as_json=as_json)
         else:
             _list(client.tokens(), as_json=as_json)
 
 
-def _make(client: Client, name: str, tenant: str, role: Role, days: float | None, *, as_json: bool) -> None:
+def _make(client: Client, name: str, tenant: str | None, role: Role, days: float | None, *, as_json: bool) -> None:
     """The token alone is on standard output, so that it can go straight into a file."""
     made = client.make_token(name, tenant=tenant, role=role, days=days)
     if as_json:
         echo_json(document(made))
         return
-    until = "" if made.account.expires is None else f", until {clock(made.account.expires)}"
-    click.echo(f"poise: {name} is a {role.value} of tenant {tenant}{until}; the token is shown this once", err=True)
+    account = made.account
+    until = "" if account.expires is None else f", until {clock(account.expires)}"
+    whose = f"{name} is a {account.role} of tenant {account.tenant}"
+    click.echo(f"poise: {whose}{until}; the token is shown this once", err=True)
     click.echo(made.token)
 
 

@@ -252,7 +252,7 @@ class Client:
         self, name: str, *, tenant: str | None = None, role: Role = Role.USER, days: float | None = None
     ) -> MadeToken:
         """A new token, which is shown this once. tenant: whose jobs those are that it submits; None: called as the token."""
-        wish = _made(NewToken, name=name, tenant=name if tenant is None else tenant, role=role, days=days)
+        wish = _made(NewToken, name=name, tenant=tenant, role=role, days=days)
         return self._link.send(MadeToken, "POST", "/v1/tokens", wish, again=Again.UNSENT)
 
     def drop_token(self, name: str) -> Account:

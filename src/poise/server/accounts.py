@@ -124,7 +124,7 @@ class Accounts:
 
     def _make(self, wanted: NewToken) -> MadeToken:
         expires = None if wanted.days is None else self._clock() + wanted.days * DAY
-        account = Account(name=wanted.name, tenant=wanted.tenant, role=wanted.role, expires=expires)
+        account = Account(name=wanted.name, tenant=wanted.tenant or wanted.name, role=wanted.role, expires=expires)
         token = _new_token()
         self._keep(self._by_name | {wanted.name: _Stored(account=account, hash=_hash(token))})
         return MadeToken(token=token, account=account)

@@ -42,7 +42,8 @@ class Tokens:
         by = caller_of(request)
         wanted = await body_of(request, NewToken)
         made = await run_in_threadpool(self._accounts.make, wanted)
-        self._log.info("token-made", name=wanted.name, tenant=wanted.tenant, role=wanted.role.value, by=by.name)
+        account = made.account
+        self._log.info("token-made", name=account.name, tenant=account.tenant, role=account.role.value, by=by.name)
         return answer(made, HTTPStatus.CREATED)
 
     def revoke_token(self, by: Caller, name: NamePart) -> Response:

@@ -263,11 +263,11 @@ class Account(Wire):
 
 
 class NewToken(Wire):
-    """A token to be made. `days`: until it expires; None: never."""
+    """A token to be made. `tenant`: whose jobs those are that it submits; None: called as it. `days`: None: it stays."""
 
     name: Name
-    tenant: Name
-    role: Role
+    tenant: Name | None = None
+    role: Role = Role.USER
     days: Annotated[float, Field(gt=0, le=36_500)] | None = None
 
 

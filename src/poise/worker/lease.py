@@ -214,7 +214,7 @@ class Lease:
             self._write(step, save)
         except Exception as error:
             say_traceback()
-            say(f"the checkpoint of {step} steps failed ({_told(error)}); going on, {self._kept} steps are saved")
+            say(f"the checkpoint of {step} steps failed ({_told(error)}); going on, {self._survives()}")
 
     def leave(self, step: int, save: Use | None) -> NoReturn:
         """Have rank 0 write a checkpoint of `step` steps, and exit with code 75; with 73 if that fails."""
@@ -244,7 +244,9 @@ class Lease:
             raise WorkerError("a job has one training loop: count all its steps in one, or submit the second as its own job")
 
     def _survives(self) -> str:
-        return "nothing is saved by this script" if self._checkpoints is None else f"{self._kept} steps are saved"
+        if self._checkpoints is None:
+            return "nothing is saved by this script"
+        return "1 step is saved" if self._kept == 1 else f"{self._kept} steps are saved"
 
     def _write(self, step: int, save: Use | None) -> None:
         if self._checkpoints is None or save is None or step == self._kept:

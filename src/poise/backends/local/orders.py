@@ -127,7 +127,7 @@ def replica_count(order: RunOrder) -> int:
 
 
 def rank_speeds(order: RunOrder) -> list[float]:
-    """How fast the GPUs of each rank are believed to be: its part of the micro-batches is in proportion to that."""
+    """How fast the GPUs of each rank are believed to be; its part of the micro-batches follows from that."""
     fastest = max((order.speeds.get(part.gpu_type, 1.0) for part in order.gpus), default=1.0)
     found: list[float] = []
     for part in order.gpus:
