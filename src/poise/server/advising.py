@@ -8,6 +8,7 @@ from poise.core.waiting import Cause
 from poise.engine.live import Ending
 from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
+from poise.policies.philly.planner import Philly
 from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.wire import views
@@ -196,10 +197,10 @@ def _smaller(situation: Situation, record: Record) -> str:
 
 def _larger_share(situation: Situation, tenant: str) -> str:
     """Of a job that would take its tenant beyond its share: whether that is for others of its jobs, or it is too large."""
-    policy = situation.header.policy
+    policy = situation.scheduler.policy.answer
     mine = situation.tally.held.by_tenant[tenant]
     starts = f"jobs of tenant {tenant} that hold GPUs end" if mine else "others leave enough GPUs idle"
-    is_stated = any(each.partition(":")[0] == tenant for each in policy.partition("quotas=")[2].split(",")[0].split("/"))
+    is_stated = isinstance(policy, Philly) and tenant in dict(policy.quotas)
     raised = "poise use philly:quotas=..., which states it" if is_stated else f"poise shares --set {tenant}=WEIGHT"
     return f"it starts when {starts}, or an admin raises its share: {raised}"
 
