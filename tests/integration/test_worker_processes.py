@@ -154,7 +154,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 state = State(model=model, optimizer=optimizer)
 lease = attach(save=state.save, load=state.load)
-for step in lease.steps(400):
+for step in lease.steps(200):
     rows = batch_at(step, samples=64, batch_size=8, seed=0).chunk(lease.micro_batches)
     optimizer.zero_grad()
     for index in lease.share():
