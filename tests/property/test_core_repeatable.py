@@ -75,7 +75,9 @@ def twice_as_slow(world: World) -> World:
         jobs=[_doubled(each) for each in world.jobs],
         cluster=world.cluster,
         policy=re.sub(
-            r"(limits|quantum|period|interval|window|backoff|lease|rest|cost)=([\d./]+)", _doubled_numbers, world.policy
+            r"(limits|quantum|period|interval|window|backoff|lease|rest|cost|recompute)=([\d./]+)",
+            _doubled_numbers,
+            world.policy,
         ),
         placement=world.placement,
         settings=replace(how, **{name: 2 * getattr(how, name) for name in TIMES}),
