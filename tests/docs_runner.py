@@ -43,7 +43,7 @@ from poise.cli import main as poise
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 ANY, SOMETHING = "...", "…"
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which a service is taken never to say what a page shows."""
 REWRITING_PATIENCE = 10.0
 """The same where what it says is written into the page."""

@@ -13,9 +13,10 @@ from poise.engine.live import Broken, Grip, News, Notice, Part, RunBegan, RunEnd
 from poise.model.cluster import parse_cluster
 from poise.wire.request import Request
 
-PATIENCE = 60.0
-"""Seconds after which what was waited for is taken never to come."""
-QUICK = LocalSettings(term_seconds=0.3, guard_seconds=3.0, progress_every=0.05)
+PATIENCE = 180.0
+"""Seconds after which what was waited for is taken never to come; the machine may have other things to do."""
+QUICK = LocalSettings(term_seconds=0.3, guard_seconds=PATIENCE, progress_every=0.05)
+"""Nobody who ignores TERM is waited for; whoever works is, even if slowly."""
 N = TypeVar("N", RunBegan, RunEnded, RunProgressed)
 
 
@@ -95,14 +96,16 @@ class Stage:
 class LocalStage(Stage):
     """A world of processes in a directory, which may be closed and opened again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: LocalSettings = QUICK) -> None:
         super().__init__()
         self.folder = folder / "state"
+        self.settings = settings
         self.world = self.open()
         self.world.adopt([])
 
-    def open(self, settings: LocalSettings = QUICK, **more: Any) -> LocalWorld:
-        self.world = LocalWorld(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=settings, **more)
+    def open(self, settings: LocalSettings | None = None, **more: Any) -> LocalWorld:
+        chosen = settings or self.settings
+        self.world = LocalWorld(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=chosen, **more)
         return self.world
 
     def reopen(self, *runs: tuple[RunOrder, Grip]) -> None:
@@ -151,7 +154,7 @@ def until(condition: Any) -> None:
         sleep(0.01)
 
 
-def notice(deadline: float = 20.0) -> Notice:
+def notice(deadline: float = PATIENCE) -> Notice:
     return Notice("preempted", "job 7 has waited for longer", deadline)
 
 

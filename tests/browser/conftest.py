@@ -44,6 +44,11 @@ class Opened:
         """Wait for what was asked for to be drawn."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
+    def scrolled_to(self, top: float) -> None:
+        """Wait until the page is where the timeline is so far from the upper edge."""
+        there = "top => Math.abs(document.querySelector('.stage').getBoundingClientRect().top - top) <= 2"
+        self.page.wait_for_function(there, arg=top)
+
     def middle(self) -> tuple[float, float]:
         """The middle of the timeline, to which the pointer goes."""
         stage = self.page.locator(".stage")

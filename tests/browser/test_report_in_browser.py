@@ -124,8 +124,7 @@ def test_wheel_zooms_around_the_pointer_and_lets_the_page_scroll_at_the_whole(re
     assert seen.span == pytest.approx(whole)
     scrolled = seen.page.evaluate("scrollY")
     seen.page.mouse.wheel(0, 300)
-    seen.page.wait_for_timeout(150)
-    assert seen.page.evaluate("scrollY") > scrolled
+    seen.page.wait_for_function("before => scrollY > before", arg=scrolled)
 
 
 def test_a_wheel_that_scrolls_the_page_goes_on_doing_so_over_the_timeline(report: Path, opened: Open) -> None:
@@ -133,13 +132,12 @@ def test_a_wheel_that_scrolls_the_page_goes_on_doing_so_over_the_timeline(report
     whole = seen.span
     top = seen.page.locator(".stage").bounding_box()["y"]
     seen.page.mouse.move(600, 120)
-    for _ in range(4):  # until the timeline is below the pointer
+    for left in (3, 2, 1, 0):  # until the timeline is below the pointer
         seen.page.mouse.wheel(0, (top - 20) / 4)
-        seen.page.wait_for_timeout(60)
+        seen.scrolled_to(20 + (top - 20) * left / 4)
     seen.page.mouse.wheel(0, -40)
-    seen.page.wait_for_timeout(100)
+    seen.scrolled_to(60)
     assert seen.span == whole
-    assert seen.page.locator(".stage").bounding_box()["y"] == pytest.approx(60, abs=2)
     seen.page.mouse.move(602, 121)
     seen.page.mouse.wheel(0, -100)
     seen.settle()

@@ -145,6 +145,15 @@ class Service:
         """A command that counts steps, each of so many seconds."""
         return self.guarded(EXAMPLES / "count_steps.py", "--steps", steps, "--seconds-per-step", seconds, "--seed", seed)
 
+    def held(self, steps: int, seconds: float, seed: str) -> tuple[str, ...]:
+        """The same command, which counts no further than `let` says: however slow the machine is, it is not over sooner."""
+        count = (EXAMPLES / "count_steps.py", "--steps", steps, "--seconds-per-step", seconds, "--seed", seed)
+        return self.guarded(WORKERS / "held.py", self.locks / "let", *count)
+
+    def let(self, steps: int) -> None:
+        """So many steps may be done by each job that is held."""
+        (self.locks / "let").write_text(str(steps), encoding="ascii")
+
     @property
     def violations(self) -> str:
         """Who found a lock taken that should have been theirs."""

@@ -120,12 +120,14 @@ def test_full_disk_refuses_submissions_and_lets_jobs_go_on(
     disk: Disk = request.getfixturevalue(kind)
     service = a_service("--cluster", "v100:2")
     client = service.up()
-    long = client.submit(command=service.counting(400, 0.02, "long"), checkpoint=OFTEN)
+    service.let(100)
+    long = client.submit(command=service.held(400, 0.02, "long"), checkpoint=OFTEN)
     short = client.submit(command=service.counting(60, 0.02, "short"), checkpoint=OFTEN)
     saved(client, long.id)
     saved(client, short.id)
     [before] = service.replicas(long.id)
     disk.fill(service)
+    service.let(300)  # it goes on, and is there for as long as the disk is full
     with pytest.raises(
         UnavailableError, match="nothing can be kept at the moment, so nothing is decided; what runs goes on"
     ):
@@ -137,6 +139,7 @@ def test_full_disk_refuses_submissions_and_lets_jobs_go_on(
     assert not client.service().ready
     assert service.replicas(long.id) == [before]
     disk.empty(service)
+    service.let(400)
     until(lambda: client.service().ready, "it does not get over it")
     after = client.submit(command=service.counting(3, 0.0, "after"))
     assert [after.id, long.id, short.id] == ["3", "1", "2"]  # nothing is left of those that were refused
@@ -198,9 +201,10 @@ def test_worker_that_ignores_term_is_killed_after_the_deadline_and_its_gpus_are_
     other = client.submit(command=service.counting(10, 0.02, "other"))
     until(lambda: other.state is State.STARTING, "it is not its turn")
     assert "until those who had its GPUs have left" in client.why(other.id).reason.text
-    detail = ended(client, other.id)
-    waited = service.run_file(other.id, 1, "runner.json")["began"] - detail.runs[0].started
-    assert waited >= OFTEN["deadline"] + TERM_SECONDS
+    lease = service.run_file(deaf.id, 1, "lease.json")
+    assert lease["seconds"] == OFTEN["deadline"]
+    ended(client, other.id)
+    assert service.run_file(other.id, 1, "runner.json")["began"] >= lease["ends"] + TERM_SECONDS
     deaf.release()
     detail = ended(client, deaf.id)
     first, second = detail.runs
@@ -239,16 +243,19 @@ def test_run_that_is_killed_again_and_again_goes_on_from_its_checkpoints(kind: K
     """More often than failures are forgiven (4): it is no fault of the job."""
     service = a_service("--cluster", "v100:1")
     client = service.up()
-    job = client.submit(command=service.counting(800, 0.02, "killed"), checkpoint=OFTEN)
+    service.let(0)
+    job = client.submit(command=service.held(400, 0.02, "killed"), checkpoint=OFTEN)
     for count in range(1, 7):
+        service.let(count * 50)
         until(lambda count=count: is_under_way(client.show(job.id), count), "it does not get on")  # type: ignore[misc]
         until(lambda: any(each.kill() for each in service.processes() if each.kind is kind), "nothing can be killed")
+    service.let(400)
     detail = ended(client, job.id)
     cause, codes = ("killed", (-signal.SIGKILL,)) if kind is Kind.REPLICA else ("node-lost", (None,))
     assert [(run.how, run.cause, run.codes) for run in detail.runs[:-1]] == [("failed", cause, codes)] * 6
     adjoining(detail)
     assert detail.job.restarts == detail.failures == 6
-    assert last_line(client, job.id) == uninterrupted(EXAMPLES / "count_steps.py", "--steps", 800, "--seed", "killed")
+    assert last_line(client, job.id) == uninterrupted(EXAMPLES / "count_steps.py", "--steps", 400, "--seed", "killed")
     assert service.violations == ""
 
 
@@ -258,15 +265,18 @@ def test_run_that_is_killed_again_and_again_goes_on_from_its_checkpoints(kind: K
 def test_server_that_is_told_to_stop_leaves_jobs_running_and_finds_them_again(a_service: Started) -> None:
     service = a_service("--cluster", "v100:1")
     client = service.up()
-    job = client.submit(command=service.counting(500, 0.02, "kept"), checkpoint=OFTEN)
+    service.let(100)
+    job = client.submit(command=service.held(500, 0.02, "kept"), checkpoint=OFTEN)
     saved(client, job.id)
     [before] = service.replicas(job.id)
     assert service.stop() == 0
     steps = service.run_file(job.id, 1, "progress.json")["steps"]
+    service.let(400)
     until(lambda: service.run_file(job.id, 1, "progress.json")["steps"] > steps, "it does not go on by itself")
     service.start()
     assert client.show(job.id).job.state is State.RUNNING
     assert service.replicas(job.id) == [before]
+    service.let(500)
     detail = ended(client, job.id)
     assert [run.epoch for run in detail.runs] == [1]
     assert (detail.failures, detail.lost_gpu_seconds) == (0, 0)
@@ -276,7 +286,8 @@ def test_server_that_is_told_to_stop_leaves_jobs_running_and_finds_them_again(a_
 def test_machine_that_goes_down_comes_back_to_jobs_that_go_on_from_their_checkpoints(a_service: Started) -> None:
     service = a_service("--cluster", "v100:2")
     client = service.up()
-    seeds = {client.submit(command=service.counting(100, 0.02, name), checkpoint=OFTEN).id: name for name in "abc"}
+    service.let(50)
+    seeds = {client.submit(command=service.held(100, 0.02, name), checkpoint=OFTEN).id: name for name in "abc"}
     for job in list(seeds)[:2]:
         saved(client, job, 10)
     os.kill(service.server.pid, signal.SIGSTOP)  # so that it sees nothing of what follows
@@ -286,6 +297,7 @@ def test_machine_that_goes_down_comes_back_to_jobs_that_go_on_from_their_checkpo
     until(lambda: not service.processes(), "something is left")
     for file in service.state.glob("jobs/*/runs/*/runner.json"):  # another boot
         file.write_text(file.read_text().replace(Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(uuid4())))
+    service.let(100)
     service.start()
     for job, seed in seeds.items():
         detail = ended(client, job)

@@ -14,6 +14,7 @@ from tests.shell import poise
 
 from poise.cli import live_asking, queue
 from poise.client import Client, following
+from poise.server.folder import replace_file
 
 ROW: dict[str, Any] = {
     "id": "17", "name": "resnet50", "tenant": "vision", "app": "tuning", "state": "PAUSED",
@@ -188,7 +189,7 @@ class Service:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         self._servers.append(server)
         url = f"http://127.0.0.1:{server.server_port}"
-        (self._state / "server.json").write_text(json.dumps({"url": url, "pid": 1}))
+        replace_file(self._state / "server.json", json.dumps({"url": url, "pid": 1}))  # a client may be reading it
 
     def restart(self) -> None:
         self.stop()

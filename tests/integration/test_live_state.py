@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from tests.worlds import until
+from tests.worlds import PATIENCE, until
 
 from poise.core.settings import Settings
 from poise.model.cluster import parse_cluster
@@ -50,7 +50,7 @@ class Served:
 
     def submit(self, **given: object) -> str:
         request = Request.model_validate({"command": (sys.executable, "-c", SAVES), "cwd": "/"} | given)
-        return self.engine.submit(ANN, Submission(jobs=(request,))).result(30).jobs[0]
+        return self.engine.submit(ANN, Submission(jobs=(request,))).result(PATIENCE).jobs[0]
 
     def run(self) -> str:
         """A job that has come to its end."""
@@ -102,7 +102,7 @@ def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served
     """It has ended once the queue does not list it any more. All but its log stays known, and nobody gets its id."""
     gone, cancelled = served.run(), served.submit(command=("sleep", "1000"))
     until(lambda: served.engine.show(cancelled).job.state is State.RUNNING)
-    served.engine.cancel(ANN, cancelled).result(30)
+    served.engine.cancel(ANN, cancelled).result(PATIENCE)
     until(lambda: not served.is_listed(cancelled))
     before = [served.engine.show(job) for job in (gone, cancelled)]
     for job in (gone, cancelled):
@@ -111,7 +111,7 @@ def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served
         assert [served.engine.show(job) for job in (gone, cancelled)] == before
         assert served.said(gone) == ""
         assert served.engine.why(gone).state is State.SUCCEEDED
-        assert served.engine.cancel(ANN, cancelled).result(30).state is State.CANCELLED
+        assert served.engine.cancel(ANN, cancelled).result(PATIENCE).state is State.CANCELLED
         served.restart()
     assert served.run() == "3"
     assert served.said("3").endswith("---\n[]\n")

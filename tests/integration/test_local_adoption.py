@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+from tests.worlds import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
 from poise.backends.local.processes import boot, start_of
 from poise.backends.local.spawning import MAIN
@@ -43,8 +43,9 @@ def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
 
 
 def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage: LocalStage) -> None:
-    order = stage.begun("1", STUBBORN.replace("1000", "0.1"))
+    order = stage.begun("1", "import os, time\nwhile not os.path.exists('closed'): time.sleep(0.01)")
     stage.world.close()
+    (stage.folder / "jobs" / "1" / "work" / "closed").touch()
     until(lambda: (stage.run_dir("1") / "exit.json").exists())
     written = record(stage, "1", "exit.json")
     stage.reopen((order, Grip.RUN))
@@ -162,7 +163,7 @@ def late_runner(folder: Path) -> int:
     read, write = os.pipe()
     try:
         command = [sys.executable, "-I", "-S", MAIN, str(folder), str(write)]
-        return subprocess.run(command, pass_fds=(write,), check=False, timeout=60).returncode
+        return subprocess.run(command, pass_fds=(write,), check=False, timeout=PATIENCE).returncode
     finally:
         os.close(read)
         os.close(write)

@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
 from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
@@ -113,9 +114,11 @@ QUITS_AT_TERM = (
 def test_exit_0_after_term_means_work_done_only_where_there_was_time_to_save(
     stage: LocalStage, preemption: str, how: Ending
 ) -> None:
+    stage.world.close()
+    stage.open(settings=replace(QUICK, term_seconds=PATIENCE))
     stage.run("1", QUITS_AT_TERM, preemption=preemption)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.05 if preemption == "checkpoint" else 20.0))
+    stage.world.leave("1", 1, notice(deadline=0.05 if preemption == "checkpoint" else PATIENCE))
     assert stage.wait(RunEnded, "1").how is how
 
 
@@ -245,9 +248,11 @@ def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalSt
 def test_launch_waits_until_the_run_before_it_has_left_its_gpus(stage: LocalStage) -> None:
     stage.run("1", STUBBORN, 0, 1)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.3))
+    stage.world.leave("1", 1, notice())
     stage.run("2", "", 1, 2)
     stage.run("3", "", 3)
+    stage.wait(RunEnded, "3")
+    stage.world.kill("1", 1, "cancelled")
     stage.wait(RunEnded, "2")
     order = [(type(news), news.job) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
     assert order.index((RunEnded, "3")) < order.index((RunEnded, "1")) < order.index((RunBegan, "2"))

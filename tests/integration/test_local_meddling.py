@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from tests.worlds import (
     PATIENCE,
+    QUICK,
     WAITS,
     LocalStage,
     is_alive,
@@ -22,7 +24,6 @@ from tests.worlds import (
 )
 
 from poise.backends.local import endings, processes, remains, runs
-from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded
 from poise.model.failures import Verdict, verdict
 
@@ -38,7 +39,7 @@ ESCAPES = "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[LocalStage]:
-    made = LocalStage(tmp_path)
+    made = LocalStage(tmp_path, replace(QUICK, guard_seconds=5.0))  # seconds that some of these runs stay for
     yield made
     made.close()
 
@@ -196,14 +197,14 @@ def test_lock_that_somebody_else_has_frees_the_gpus_of_a_dead_runner(stage: Loca
 
 def test_runner_that_was_stopped_is_killed_and_its_gpus_come_free(stage: LocalStage) -> None:
     stage.world.close()
-    stage.open(LocalSettings(term_seconds=0.3, guard_seconds=3.0, progress_every=0.05, silent_seconds=2.0)).adopt([])
+    stage.open(replace(stage.settings, silent_seconds=2.0)).adopt([])
     stage.run("1", HERE + "os.kill(runner, signal.SIGSTOP)")
     assert stage.wait(RunEnded, "1").cause == "node-lost"
 
 
 def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> None:
     stage.world.close()
-    stage.open(LocalSettings(term_seconds=0.3, guard_seconds=3.0, progress_every=0.05, silent_seconds=2.0)).adopt([])
+    stage.open(replace(stage.settings, silent_seconds=2.0)).adopt([])
     stage.run("1", "import time; time.sleep(4)")
     assert stage.wait(RunEnded, "1").how is Ending.FINISHED
 

@@ -80,20 +80,20 @@ def _ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_worker_killed_at_any_point_comes_to_the_same(job: Job) -> None:
-    command, chance = [*COUNT, "--steps", "400", "--seconds-per-step", "0.0005"], Random(4)
+    command, chance = [*COUNT, "--steps", "20000"], Random(4)
     for _ in range(8):
         target = job.saved() + chance.randint(1, 20)
-        process = job.start(command, POISE_CHECKPOINT_EVERY="0.000001")
+        process = job.start([*command, "--seconds-per-step", "0.0005"], POISE_CHECKPOINT_EVERY="0.000001")
         wait_until(lambda target=target: job.saved() >= target, process)  # type: ignore[misc]
         process.kill()
         assert _ended(process)[0] == -signal.SIGKILL
-        assert target <= job.saved() < 400
-    assert _ended(job.start(command)) == (0, f"{_hash(400)}\n")
+        assert target <= job.saved() < 20_000
+    assert _ended(job.start(command)) == (0, f"{_hash(20_000)}\n")
     assert sorted(path.name.partition("-")[0] for path in job.checkpoints.iterdir()) == ["step", "step"]
 
 
 def test_worker_whose_lease_ends_leaves_with_75_and_goes_on_at_the_very_step(job: Job) -> None:
-    command = [*COUNT, "--steps", "200", "--seconds-per-step", "0.02", "--speeds", "v100=1,k80=0.5"]
+    command = [*COUNT, "--steps", "2000", "--seconds-per-step", "0.02", "--speeds", "v100=1,k80=0.5"]
     process = job.start(command, POISE_GPU_TYPE="k80")
     wait_until(lambda: job.steps() > 0, process)
     job.end_lease()
@@ -101,21 +101,21 @@ def test_worker_whose_lease_ends_leaves_with_75_and_goes_on_at_the_very_step(job
     assert code == 75
     assert said == f"poise: leaving before step {job.saved()} (b is behind its share); {job.saved()} steps are saved\n"
     report = json.loads((job.run_dir / "progress.json").read_text())
-    assert 0 < report["steps"] == report["checkpoint"] == job.saved() < 200
+    assert 0 < report["steps"] == report["checkpoint"] == job.saved() < 2000
     assert 0 < report["throughput"] < 45  # 25 on a k80 that is not late
-    assert _ended(job.start([*COUNT, "--steps", "200"])) == (0, f"{_hash(200)}\n")
+    assert _ended(job.start([*COUNT, "--steps", "2000"])) == (0, f"{_hash(2000)}\n")
 
 
 def test_worker_that_gets_term_leaves_with_75_and_its_work(job: Job) -> None:
-    process = job.start([*COUNT, "--steps", "100", "--seconds-per-step", "0.05"])
+    process = job.start([*COUNT, "--steps", "2000", "--seconds-per-step", "0.05"])
     wait_until(lambda: job.steps() > 0, process)
     process.terminate()
     assert _ended(process)[0] == 75
-    assert _ended(job.start([*COUNT, "--steps", "100"])) == (0, f"{_hash(100)}\n")
+    assert _ended(job.start([*COUNT, "--steps", "2000"])) == (0, f"{_hash(2000)}\n")
 
 
 def test_worker_that_cannot_save_at_the_end_of_its_lease_leaves_with_73(job: Job) -> None:
-    process = job.start([*COUNT, "--steps", "100", "--seconds-per-step", "0.05"])
+    process = job.start([*COUNT, "--steps", "2000", "--seconds-per-step", "0.05"])
     wait_until(lambda: job.steps() > 0, process)
     job.checkpoints.write_text("in the way")
     job.end_lease()
@@ -144,7 +144,7 @@ def test_worker_pytorch_example_ends_with_the_weights_of_an_uninterrupted_run() 
 
 
 RANKS = """
-import hashlib, time, torch, torch.distributed as dist
+import hashlib, os, time, torch, torch.distributed as dist
 from poise.worker import attach
 from poise.worker.pytorch import State, batch_at
 
@@ -156,7 +156,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 state = State(model=model, optimizer=optimizer)
 lease = attach(save=state.save, load=state.load)
-for step in lease.steps(40):
+for step in lease.steps(200):
     rows = batch_at(step, samples=64, batch_size=8, seed=0).chunk(lease.micro_batches)
     optimizer.zero_grad()
     for index in lease.share():
@@ -164,16 +164,16 @@ for step in lease.steps(40):
     for weights in model.parameters():
         dist.all_reduce(weights.grad)
     optimizer.step()
-    time.sleep(0.05)
+    time.sleep(float(os.environ.get("PAUSE", 0)))
 print(hashlib.sha256(b"".join(weights.detach().numpy().tobytes() for weights in model.parameters())).hexdigest())
 """
 
 
-def _ranks(job: Job, script: Path) -> list[subprocess.Popen[str]]:
+def _ranks(job: Job, script: Path, **more: str) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "POISE_MICRO_BATCHES": "4"}
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "POISE_MICRO_BATCHES": "4", **more}
     first = job.start([sys.executable, str(script)], RANK="0", **variables)
     return [first, job.join([sys.executable, str(script)], RANK="1", **variables)]
 
@@ -188,7 +188,7 @@ def test_worker_ranks_stop_together_and_end_with_the_weights_of_an_uninterrupted
     want = [_ended(process) for process in _ranks(Job(tmp_path / "alone"), script)]
     assert [code for code, _ in want] == [0, 0], want
     job = Job(tmp_path / "shared")
-    first, second = _ranks(job, script)
+    first, second = _ranks(job, script, PAUSE="0.05")
     wait_until(lambda: job.steps() > 0, first)
     job.end_lease()
     assert [_ended(first)[0], _ended(second)[0]] == [75, 75]

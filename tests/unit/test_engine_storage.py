@@ -19,7 +19,7 @@ from poise.server.store import FILE, Changes, StorageError, Store
 from poise.wire.request import Submission
 from poise.wire.views import State
 
-LONG = 60.0
+LONG = 180.0
 
 
 @pytest.fixture

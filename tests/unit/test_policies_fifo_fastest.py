@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_job, simulate
 from tests.workloads import a_workload as built
 
+from poise.backends.simulator.world import Outage
+from poise.core.settings import Cadence, Settings
 from poise.model.workload import Allocation, Leftover, Workload
 from poise.policies.fifo_fastest import FifoFastest, Sticky
 from poise.policies.sjf import Sjf
@@ -78,6 +81,14 @@ def test_fifo_fastest_lets_nobody_pass_the_head_of_the_queue() -> None:
     allocation = fifo(a_workload([[1]] * 3, [4], gang=[3, 2, 1]))
     assert columns(allocation) == [0, None, None]
     assert allocation.leftover is Leftover.IDLE
+
+
+def test_fifo_fastest_lets_nobody_pass_inside_the_first_round_either() -> None:
+    """Rounds are counted from the first that happens, here a node that goes away, in a service its start."""
+    jobs = [a_job("a", at=1, seconds=50), a_job("wide", at=2, gpus=2, seconds=50), a_job("late", at=3, seconds=50)]
+    how = Settings(cadence=Cadence.ROUNDS, round=360.0)
+    story = simulate(jobs, "fifo-fastest", "v100:2,k80:1", settings=how, outages=[Outage(0.0, 1, 1e6)])
+    assert story.starts == {"a": 1.0, "wide": 51.0, "late": 101.0}
 
 
 def test_fifo_fastest_keeps_a_running_job_on_its_type_only_if_sticky() -> None:

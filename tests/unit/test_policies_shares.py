@@ -161,6 +161,16 @@ def test_finish_time_gives_a_heavier_job_a_smaller_ratio() -> None:
     assert got.objective == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("left", [1e-14, 1e-16, 1e-200])
+@pytest.mark.parametrize("age", [(200, 200), (200, 200 * (1 + 1e-12)), (200, 300)])
+def test_finish_time_of_jobs_that_are_done_but_for_rounding_is_that_of_now(left: float, age: tuple[float, float]) -> None:
+    workload = a_workload([[1], [1]], [1], steps=[left, 3 * left], submitted=[-each for each in age])
+    ledger = Ledger(workload.rows, workload.steps_left, np.ones(2), np.full(2, 100.0), nan)
+    got = shares(FinishTime(), workload, ledger)
+    assert got.objective == pytest.approx(max(age) / 100)
+    assert (got.share > 0).all()
+
+
 def test_finish_time_takes_a_job_of_unknown_length_for_endless() -> None:
     got = shares(FinishTime(), a_workload([[1], [2]], [1], steps=[inf, 100]))
     assert got.objective == pytest.approx(1.0, abs=1e-6)

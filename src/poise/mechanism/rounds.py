@@ -97,7 +97,7 @@ class Rounds:
             return rest, memory
         at_end = is_end(origin, now, self.round)
         workload = snapshot.workload
-        standing = Standing.blank(workload, origin, self.allocator.start()) if memory is None else aligned(memory, workload)
+        standing = self._first(workload, origin) if memory is None else aligned(memory, workload)
         remarks: tuple[str, ...] = ()
         if at_end or standing.is_urgent:
             standing = accounted(standing, workload, snapshot, self.round)
@@ -109,6 +109,14 @@ class Rounds:
         else:
             plan = self._filled(standing, workload, snapshot.idle)
         return replace(plan, notes=tuple(map(Remark, remarks))), standing
+
+    def _first(self, workload: Workload, origin: float) -> Standing:
+        """Nobody has a share before the end of a round. What itself says who runs says so inside the first round too."""
+        blank = Standing.blank(workload, origin, self.allocator.start())
+        if is_end(origin, workload.now, self.round):
+            return blank
+        first, _ = self._computed(blank, workload)
+        return replace(blank, allocation=first.allocation) if first.is_urgent else blank
 
     def rest(self, now: float, origin: float, memory: Standing | None, *, may_fill: bool) -> Plan | None:
         """A plan that changes nothing, where no other is possible: inside a round, if there is nothing to give out."""

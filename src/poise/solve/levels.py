@@ -69,6 +69,8 @@ def smallest_ratio(
     In u = 1 / (ρ − c), c the least offset, what is asked for is k u / (1 − a u), a = offset − c: convex and rising. Its
     tangent at any u asks for less, so that the highest u under tangents is a bound on the best; the next tangents are taken
     there (Newton's method from one side). One step if all offsets are equal; each further one squares the error.
+
+    All of it in terms of ρ − c: of jobs that are done but for rounding it is positive, and ρ is c as far as floats can tell.
     """
     even = _even(market)
     rate = np.where(even > 0, rate, 0.0)
@@ -77,19 +79,19 @@ def smallest_ratio(
         return Ratio(nan, _most(market, then))
     least = float(offset[asks].min())
     curve = _Curve(rate, np.where(asks, offset - least, 0.0), least)
-    nearest = float(offset[asks].max())
-    bound = max(curve.rho(market.fastest * (1 if market.beside is None else 2)), nearest + CLOSE * (nearest - least))
-    within = max(curve.rho(even), bound)
-    rho = within if hint is None else min(max(hint, bound), within)
-    best = Ratio(inf, _most(market, None))
+    bound = max(curve.excess(market.fastest * (1 if market.beside is None else 2)), (1.0 + CLOSE) * float(curve.above.max()))
+    within = max(curve.excess(even), bound)
+    excess = within if hint is None else min(max(hint - least, bound), within)
+    best, answer = inf, _most(market, None)
     for _ in range(MOST_TANGENTS):
-        solution = engine.maximise(curve.tangent(market, rho))
-        bound = max(bound, least + (rho - least) / solution.level if solution.level > 0 else bound)
-        best = min(best, Ratio(curve.rho(solution.throughput), solution), key=lambda ratio: ratio.rho)
-        if best.rho < inf and best.rho - bound <= CLOSE * best.rho:
-            return best if then is None else _with_the_rest_used(market, curve, best, then)
-        rho = bound
-    raise GaveUpError(f"no ratio within {CLOSE} of its bound after {MOST_TANGENTS} solves: {best.rho} against {bound}")
+        solution = engine.maximise(curve.tangent(market, excess))
+        bound = max(bound, excess / solution.level if solution.level > 0 else bound)
+        best, answer = min((best, answer), (curve.excess(solution.throughput), solution), key=lambda found: found[0])
+        if best < inf and best - bound <= CLOSE * (least + best):
+            found = Ratio(least + best, answer)
+            return found if then is None else _with_the_rest_used(market, curve, found, best, then)
+        excess = bound
+    raise GaveUpError(f"no ratio within {CLOSE} of its bound after {MOST_TANGENTS} solves: {least} + {best}, not {bound}")
 
 
 def best_ratio(market: Market, gain: Floats, cost: Floats, *, base: Floats | None = None) -> Ratio:
@@ -133,45 +135,46 @@ def _ratio_at(market: Market, gain: Floats, cost: Floats, base: Floats, q: float
     return Ratio(float((gain * x).sum() / (cost * x).sum()), answer)
 
 
-def _with_the_rest_used(market: Market, curve: "_Curve", best: Ratio, then: Floats) -> Ratio:
+def _with_the_rest_used(market: Market, curve: "_Curve", best: Ratio, excess: float, then: Floats) -> Ratio:
     """The largest Σ then θ of the answers whose ratio is the best but for `LOSS`; in a solve of its own.
 
     It cannot ride along with the level as in `highest`: of a row that has waited long ρ hardly tells how fast it is.
     """
-    floor = curve.asked(best.rho + LOSS * (best.rho - curve.least))
+    floor = curve.asked((1.0 + LOSS) * excess)
     value = _second(market, then)
     try:
         solution = engine.maximise(Problem(market, base=floor, value=None if value is None else value / SECOND))
     except SolveError:
         return best
-    rho = curve.rho(solution.throughput)
+    rho = curve.least + curve.excess(solution.throughput)
     return Ratio(rho, solution) if rho <= best.rho * (1.0 + 10.0 * LOSS) else best
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """θ >= rate / (ρ − least − above), with above >= 0 and 0 for some row."""
+    """θ >= rate / (excess − above), with above >= 0 and 0 for some row; the excess is ρ − least."""
 
     rate: Floats
     above: Floats
     least: float
 
-    def rho(self, throughput: Floats) -> float:
-        """The ρ that these throughputs attain."""
+    def excess(self, throughput: Floats) -> float:
+        """What these throughputs attain."""
         asks = self.rate > 0
         with np.errstate(divide="ignore"):
-            return self.least + float((self.above[asks] + self.rate[asks] / throughput[asks]).max())
+            return float((self.above[asks] + self.rate[asks] / throughput[asks]).max())
 
-    def asked(self, rho: float) -> Floats:
-        """Throughputs that attain ρ."""
-        asked: Floats = self.rate / (rho - self.least - self.above)
+    def asked(self, excess: float) -> Floats:
+        """Throughputs that attain it."""
+        asked: Floats = self.rate / (excess - self.above)
         return asked
 
-    def tangent(self, market: Market, rho: float) -> Problem:
-        """The highest t with θ above the tangents in u at ρ; t = 1 is there, and u = t / (ρ − least)."""
-        u = 1.0 / (rho - self.least)
+    def tangent(self, market: Market, excess: float) -> Problem:
+        """The highest t with θ above the tangents in u at this excess; t = 1 is there, and u = t / excess."""
+        u = 1.0 / excess
         steep = 1.0 / (1.0 - self.above * u)
-        return Problem(market, base=-self.rate * self.above * (u * steep) ** 2, slope=self.rate * u * steep**2, level=1.0)
+        slope = self.rate * u * steep**2
+        return Problem(market, base=-slope * (self.above * u), slope=slope, level=1.0)
 
 
 def _even(market: Market) -> Floats:
