@@ -11,6 +11,7 @@ from poise.model.units import counted, format_seconds
 from poise.policies.philly.planner import Philly
 from poise.server.records import Record
 from poise.server.situation import Situation
+from poise.server.tally import Contention
 from poise.wire import views
 from poise.wire.views import State
 
@@ -134,23 +135,29 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
         return (f"it is not preempted: {stays}",)
     if code in {Code.REJECTED, Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
         return ()
-    usable = [gpu for gpu in situation.header.cluster.gpu_types if not record.job.gpu_types or gpu in record.job.gpu_types]
-    tally = situation.tally
-    holders = (situation.records[name] for name in situation.running)
-    using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
-    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
-    named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in most)
-    places = {node.name for node in situation.header.cluster.nodes if node.gpu_type in usable}
-    held = sum(node in places for node, _ in tally.holders)
-    said = [f"it can use {', '.join(usable)}; held of those: {counted(held, 'GPU')}"]
+    cluster, tally, mine = situation.header.cluster, situation.tally, record.job.gpu_types
+    usable = tuple(gpu_type for gpu_type in cluster.gpu_types if not mine or gpu_type in mine)
+    if usable not in tally.contention:
+        tally.contention[usable] = _contended(situation, usable)
+    found = tally.contention[usable]
+    named = ", ".join(_holder(each, gpus, _stays(situation, each, now) is not None) for each, gpus in found.largest)
+    said = [f"it can use {', '.join(usable)}; held of those: {counted(found.gpus, 'GPU')}"]
     if named:
-        said.append(f"held among others by {named}" if len(using) > MOST_HOLDERS else f"held by {named}")
-    mine = tally.held.by_tenant[record.job.tenant]
-    said.append(f"tenant {record.job.tenant} holds {mine} of {counted(situation.header.cluster.gpus, 'GPU')}")
+        said.append(f"held among others by {named}" if found.jobs > MOST_HOLDERS else f"held by {named}")
+    held = tally.held.by_tenant[record.job.tenant]
+    said.append(f"tenant {record.job.tenant} holds {held} of {counted(cluster.gpus, 'GPU')}")
     return tuple(said)
 
 
-def _held_of(record: Record, usable: list[str]) -> dict[str, int]:
+def _contended(situation: Situation, usable: tuple[str, ...]) -> Contention:
+    holders = (situation.records[name] for name in situation.running)
+    using = [(each, of_them) for each in holders if (of_them := _held_of(each, usable))]
+    most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
+    places = {node.name for node in situation.header.cluster.nodes if node.gpu_type in usable}
+    return Contention(sum(node in places for node, _ in situation.tally.holders), len(using), tuple(most))
+
+
+def _held_of(record: Record, usable: tuple[str, ...]) -> dict[str, int]:
     """GPUs that it holds of those types."""
     held = {} if record.current is None else record.current.by_type
     return {gpu_type: count for gpu_type, count in held.items() if gpu_type in usable}

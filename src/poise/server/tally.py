@@ -30,6 +30,14 @@ class _Standing(NamedTuple):
         return _Standing(record.state.value, record.job.tenant, gpus, waits)
 
 
+class Contention(NamedTuple):
+    """Who holds GPUs of some types: `gpus` are held by so many `jobs`; of the largest holders, what each holds by type."""
+
+    gpus: int
+    jobs: int
+    largest: tuple[tuple[Record, dict[str, int]], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """GPUs that are held now. One that two jobs share is one GPU, of each of their tenants."""
@@ -53,6 +61,8 @@ class Tally:
         """Jobs on each GPU that is held; policies that pair jobs put two of them there."""
         self.jobs: dict[str, dict[str, None]] = {}
         """Jobs of each tenant that has any, in the order in which they came."""
+        self.contention: dict[tuple[str, ...], Contention] = {}
+        """By GPU types, as far as somebody has asked since anybody got or lost GPUs: many ask, and all jobs are looked at."""
         self._held: Counter[str] = Counter()
         self._holders_of: Counter[tuple[str, Slot]] = Counter()
         self._known: dict[str, _Standing] = {}
@@ -95,6 +105,8 @@ class Tally:
         _change(self.states, standing.state, sign)
         if standing.waits:
             _change(self.waiting, standing.tenant, sign)
+        if standing.gpus:
+            self.contention.clear()
         for gpu in standing.gpus:
             _change(self.holders, gpu, sign)
             mine = (standing.tenant, gpu)
