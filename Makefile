@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks demo test check fix format-check lint types imports bench lock clean
+.PHONY: help setup frameworks browser demo test check fix format-check lint types imports bench lock clean
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-13s %s\n' "$$verb" "$$text"; done
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 frameworks: $(READY)  ## PyTorch, Lightning and Transformers, for the tests of their adapters
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks]'
+
+browser:         ## Chromium, for the tests that open reports (Debian's package, as root)
+	@command -v chromium >/dev/null || { timeout 300 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null
 
 demo: $(READY)   ## the tour: several policies on a mixed cluster, a table, an HTML report
 	$(BIN)/poise demo

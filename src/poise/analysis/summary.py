@@ -7,6 +7,7 @@ import numpy as np
 
 from poise.analysis.fairness import Fairness, jain, rho
 from poise.analysis.history import History, Life, cumulated, floats
+from poise.model.arithmetic import dot
 from poise.model.arrays import Floats
 from poise.model.job import Status
 
@@ -122,7 +123,7 @@ def summarise(
         avg_jct=_mean(measured.jcts),
         median_jct=_quantile(measured.jcts, 0.5),
         p99_jct=_quantile(measured.jcts, 0.99),
-        weighted_jct=float(measured.jcts @ floats(life.weight for life in measured.lives)),
+        weighted_jct=dot(measured.jcts, floats(life.weight for life in measured.lives)),
         makespan=last - first,
         utilisation=utilisation(history, first, last),
         preemptions=sum(life.preemptions for life in lives),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from poise.audit.playing import Played
+from poise.model.arithmetic import dot, times
 from poise.model.arrays import Floats
 from poise.model.job import Job
 
@@ -70,13 +71,13 @@ class Bundles:
         held = self.held[of]
         total = held.sum(axis=0)
         useful = np.minimum(1.0, self.demand[to] / np.where(total > 0, total, 1.0))
-        value: Floats = self.worth[to] @ held * useful
+        value: Floats = times(held.T, self.worth[to]) * useful
         return value
 
     def fair(self, of: int) -> Floats:
         """What an equal slice, as large as the agent can use, is worth to it, from interval to interval."""
         slices = np.minimum(self.demand[of], self.gpus / np.maximum(self.active, 1.0))
-        value: Floats = slices * float(self.worth[of] @ self.mix)
+        value: Floats = slices * dot(self.worth[of], self.mix)
         return value
 
 

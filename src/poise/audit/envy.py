@@ -15,6 +15,7 @@ import numpy as np
 from poise.audit.bundles import Bundles
 from poise.audit.findings import TOO_SHORT, Case
 from poise.audit.playing import Played
+from poise.model.arithmetic import dot
 from poise.model.job import Job
 from poise.report.amounts import amount
 
@@ -50,13 +51,13 @@ def _case(played: Played, bundles: Bundles, mine: int, other: int) -> Case | Non
     """None where the two did not meet for long enough."""
     both = (bundles.demand[mine] > 0) & (bundles.demand[other] > 0)
     seconds = np.where(both, bundles.seconds, 0.0)
-    met, fair = float(seconds.sum()), float(bundles.fair(mine) @ seconds)
+    met, fair = float(seconds.sum()), dot(bundles.fair(mine), seconds)
     if not fair > 0:
         return None
-    slack = 2.0 * played.instance.turn * float(bundles.demand[mine] @ seconds) / met / fair
+    slack = 2.0 * played.instance.turn * dot(bundles.demand[mine], seconds) / met / fair
     if slack > TOO_SHORT:
         return None
-    own, others = (float(bundles.value(mine, of) @ seconds) for of in (mine, other))
+    own, others = (dot(bundles.value(mine, of), seconds) for of in (mine, other))
     me, them = bundles.agents[mine], bundles.agents[other]
     hours = [amount(each / 3600, "plain") for each in (own, others, fair)]
     text = (

@@ -106,7 +106,7 @@ class Rota:
         is_passed = self.latest[usable].max(axis=0) > job.submitted
         for spell in held:
             is_passed[np.searchsorted(self.moments, spell.start) : np.searchsorted(self.moments, spell.end)] = False
-        return float(np.diff(edges) @ is_passed)
+        return float(np.diff(edges)[is_passed].sum())
 
 
 def _latest(moments: Sequence[float], spells: Sequence[Spell], came: Mapping[str, float]) -> list[float]:

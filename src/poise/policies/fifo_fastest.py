@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from poise.model.arithmetic import dot
 from poise.model.arrays import Floats
 from poise.model.workload import Allocation, Leftover, Workload
 
@@ -64,7 +65,7 @@ def _worth(workload: Workload, share: Floats) -> float:
     fastest = workload.speed.max(axis=1, initial=0.0)
     reached = (workload.speed * share).sum(axis=1)
     relative = np.divide(reached, fastest, out=np.zeros_like(fastest), where=fastest > 0)
-    return float(relative @ np.arange(workload.jobs, 0, -1))
+    return dot(relative, np.arange(workload.jobs, 0.0, -1.0))
 
 
 def _remarks(workload: Workload, blocked: int) -> tuple[str, ...]:

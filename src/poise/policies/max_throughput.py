@@ -8,6 +8,7 @@ the GPU-time that its progress is worth. It promises no fairness in either form.
 
 from dataclasses import dataclass
 
+from poise.model.arithmetic import dot
 from poise.model.workload import Allocation, Workload
 from poise.policies.shares import Count, allocation_of, market_of, nothing_for, worth
 from poise.solve import engine
@@ -29,4 +30,4 @@ class MaxThroughput:
         if not (market.fastest > 0).any():
             return nothing_for(workload), memory
         solution = engine.maximise(Problem(market, value=each[:, None] * market.speed))
-        return allocation_of(workload, solution, float(each @ solution.throughput)), memory
+        return allocation_of(workload, solution, dot(each, solution.throughput)), memory

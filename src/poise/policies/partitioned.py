@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arithmetic import times
 from poise.model.arrays import Floats, Ints
 from poise.model.errors import RequestError
 from poise.model.plan import Policy
@@ -107,7 +108,7 @@ def _dealt_jobs(workload: Workload, gpus: Floats) -> Ints:
     able: NDArray[np.bool_] = usable(workload) > 0
     holds: NDArray[np.bool_] = workload.gang[:, None, None] <= gpus[:, workload.column_type]
     fits: NDArray[np.bool_] = np.any(able[:, None, :] & holds, axis=2)
-    total = np.maximum(gpus @ _worth(workload), 1e-9)
+    total = np.maximum(times(gpus, _worth(workload)), 1e-9)
     home, wanted = np.zeros(workload.jobs, dtype=np.int64), np.zeros(len(gpus))
     for job in np.lexsort((workload.rows, workload.kind, -workload.gang)).tolist():
         crowded = np.where(fits[job], (wanted + workload.gang[job]) / total, np.inf)

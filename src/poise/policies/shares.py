@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arithmetic import times
 from poise.model.arrays import Floats
 from poise.model.workload import Allocation, Leftover, Sight, Workload
 from poise.solve.problem import Beside, Market, Solution
@@ -85,8 +86,7 @@ def packed(workload: Workload) -> Floats:
 
 def proportional(workload: Workload) -> Floats:
     """prop: throughput on a GPU type drawn by how many there are."""
-    mean: Floats = packed(workload) @ (workload.gpus / max(float(workload.gpus.sum()), 1.0))
-    return mean
+    return times(packed(workload), workload.gpus / max(float(workload.gpus.sum()), 1.0))
 
 
 def isolated_shares(workload: Workload) -> Floats:

@@ -13,10 +13,12 @@ to jobs by how far they are behind their shares; the promise above is that of th
 The authors' code divides by the weight inside the logarithm, where it has no effect; here a larger weight is a larger share.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from poise.model.arithmetic import dot, log
 from poise.model.arrays import Floats, Ints
 from poise.model.workload import Allocation, Pairs, Workload
 from poise.policies.shares import inverse, market_of, nothing_for, proportional, usable
@@ -41,7 +43,7 @@ class StrategyProof:
         discount = discounts(some, best.throughput)
         share = np.zeros(workload.speed.shape)
         share[able] = discount[:, None] * best.x
-        objective = float(some.weight @ np.log(best.throughput * some.gang * inverse(proportional(some))))
+        objective = dot(some.weight, log(best.throughput * some.gang * inverse(proportional(some))))
         return Allocation(share, _pairs(best, discount, able), objective), memory
 
 
@@ -58,8 +60,8 @@ def _discount(workload: Workload, throughput: Floats, leaver: int) -> float:
     if not len(others):
         return 1.0
     without = _nash(workload.only(others)).throughput
-    lost = float(workload.weight[others] @ np.log(without / throughput[others]))
-    return float(np.exp(-max(lost, 0.0) / workload.weight[leaver]))
+    lost = dot(workload.weight[others], log(without / throughput[others]))
+    return math.exp(-max(lost, 0.0) / float(workload.weight[leaver]))
 
 
 def _nash(workload: Workload) -> Solution:

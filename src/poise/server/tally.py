@@ -62,7 +62,7 @@ class Tally:
         self.jobs: dict[str, dict[str, None]] = {}
         """Jobs of each tenant that has any, in the order in which they came."""
         self.contention: dict[tuple[str, ...], Contention] = {}
-        """By GPU types, as far as somebody has asked since anybody got or lost GPUs: many ask, and all jobs are looked at."""
+        """By GPU types, as far as asked since anybody got or lost GPUs: many ask, and all jobs are looked at."""
         self._held: Counter[str] = Counter()
         self._holders_of: Counter[tuple[str, Slot]] = Counter()
         self._known: dict[str, _Standing] = {}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from poise.model.arithmetic import exp
 from poise.model.arrays import Floats, Ints
 
 FEW = 6
@@ -60,7 +61,7 @@ def clear(tables: Sequence[Table], supply: int) -> Cleared:
     worth = np.array([table.worth[np.searchsorted(table.units, got)] for table, got in zip(tables, units, strict=True)])
     objective = float(worth.sum())
     lost = np.maximum(_without(tables, before, supply) - (objective - worth), 0.0)
-    return Cleared(np.array(units, dtype=np.int64), np.exp(-lost), objective)
+    return Cleared(np.array(units, dtype=np.int64), exp(-lost), objective)
 
 
 def _prefixes(tables: Sequence[Table], supply: int) -> Floats:

@@ -10,7 +10,7 @@ the time it does nothing, then v, what it gets beyond what is asked; `z` has the
 centre of the optimal face: alike rows are treated alike, and a row whose v is nearer to 0 than its dual slack gets just what
 is asked in every best answer (`Solution.pressure`).
 
-Sums go through `einsum` and not through a BLAS: the number of threads must not change the last bit, nor the time.
+Sums go through `einsum` (model/arithmetic.py): neither the processor nor the number of threads changes the last bit.
 """
 
 from math import inf, nan
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from poise.model.arithmetic import solved
 from poise.model.arrays import Floats
 from poise.model.errors import GaveUpError, InfeasibleError
 from poise.solve.problem import Problem, Solution
@@ -227,7 +228,8 @@ class _Method:
             return False
         second, second_w = ahead.y * ahead.z, ahead.w * ahead.zw
         after = self._after(ahead, *self._reach(ahead, 1.0), now, float(second[: self._gapped].sum() + second_w.sum()))
-        aim = (after / now) ** 3 * now / self._pairs
+        ratio = after / now
+        aim = ratio * ratio * ratio * now / self._pairs
         residual = (aim - product) - second
         if not p.all_able:
             residual[~p.able] = 0.0
@@ -306,13 +308,10 @@ class _Method:
         right[: len(xi_w)] = self._left - spent - xi_w
         if p.has_level:
             right[-1] = p.level - (p.slope * (at.z[-1] + second)).sum()
-        try:
-            solved: Floats = np.linalg.solve(self._schur, right).astype(np.float64)
-        except np.linalg.LinAlgError:
+        found = solved(self._schur, right[:, None])[:, 0]
+        if not np.isfinite(found).all():
             return None
-        if not np.isfinite(solved).all():
-            return None
-        prices, t = (solved[:-1], float(solved[-1])) if p.has_level else (solved, 0.0)
+        prices, t = (found[:-1], float(found[-1])) if p.has_level else (found, 0.0)
         beta = second + (p.slope * t - np.einsum("r,rm->m", prices, self._gain)) / self._c
         z = np.empty_like(at.z)
         np.multiply(self._off, beta, out=z[:-1])

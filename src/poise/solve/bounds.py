@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arithmetic import dot
 from poise.model.arrays import Floats
 from poise.solve.problem import Market
 
@@ -51,7 +52,7 @@ class Prices:
     """
 
     def __init__(self, market: Market, price: Floats) -> None:
-        self.most = float(price @ market.capacity)
+        self.most = dot(price, market.capacity)
         cost = price[market.resource] * market.size[:, None]
         speed = np.where(market.capacity[market.resource] > 0, market.speed, 0.0)
         at, paid, rows = np.zeros(market.rows), np.zeros(market.rows), np.arange(market.rows)
@@ -68,13 +69,13 @@ class Prices:
 
     def excess(self, throughput: Floats) -> float:
         """By how much the cheapest way costs too much."""
-        cost = sum(float(rate @ (np.clip(throughput, at, to) - at)) for at, to, rate in self.pieces)
+        cost = sum(dot(rate, np.clip(throughput, at, to) - at) for at, to, rate in self.pieces)
         return cost / self.most - 1.0 - ROUNDING if self.most else -1.0
 
     def growth(self, throughput: Floats, rise: Floats) -> float:
         """What more throughput costs."""
         here = np.minimum(throughput, self.top)
-        return sum(float((rate * rise) @ ((here > at) & (here <= to))) for at, to, rate in self.pieces) / self.most
+        return sum(float((rate * rise)[(here > at) & (here <= to)].sum()) for at, to, rate in self.pieces) / self.most
 
     def reach(self, throughput: Floats, better: float) -> Floats:
         """What each row can buy with all that is left over; corners of the hull count as exact."""
@@ -95,15 +96,15 @@ class Pressures:
     """A bound by pressures of rows, Σ p θ <= most: as good as the solver is."""
 
     def __init__(self, pressure: Floats, throughput: Floats, top: Floats) -> None:
-        self.pressure, self.most, self.top = pressure, float(pressure @ throughput) * (1.0 + INEXACT), top
+        self.pressure, self.most, self.top = pressure, dot(pressure, throughput) * (1.0 + INEXACT), top
 
     def excess(self, throughput: Floats) -> float:
         """By how much it is exceeded."""
-        return float(self.pressure @ throughput) / self.most - 1.0 if self.most else -1.0
+        return dot(self.pressure, throughput) / self.most - 1.0 if self.most else -1.0
 
     def growth(self, _: Floats, rise: Floats) -> float:
         """The same everywhere."""
-        return float(self.pressure @ rise) / self.most
+        return dot(self.pressure, rise) / self.most
 
     def reach(self, throughput: Floats, better: float) -> Floats:
         """What each row can have of all that is left over."""

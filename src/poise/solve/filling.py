@@ -25,6 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
+from poise.model.arithmetic import times
 from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError
 from poise.model.workload import Pairs
@@ -173,7 +174,7 @@ class _Alone:
         solution = maximise(Problem(probed, base=base, slope=slope, level=1.0))
         x, price = np.zeros((len(rows), len(market.resource))), np.zeros(len(market.capacity))
         x[:, self.columns], price[self.resources] = solution.x[: len(rows)], solution.pressure[len(rows) :] / size
-        used = np.bincount(market.resource, market.size[rows] @ x, len(limit))
+        used = np.bincount(market.resource, times(x.T, market.size[rows]), len(limit))
         # What was added for the probes is not there for anybody else, not even by a rounding error.
         x *= np.minimum(1.0, limit / np.maximum(used, 1e-300))[market.resource]
         return x, solution.level, price

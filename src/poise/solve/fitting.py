@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
-from math import inf, log, sqrt
+from math import expm1, inf, log, sqrt
 
 import numpy as np
 
+from poise.model.arithmetic import dot, solved, times
 from poise.model.arrays import Floats
 
 MOST_VARIABLES = 10
@@ -41,15 +42,24 @@ def nonnegative(design: Floats, target: Floats) -> Floats:
     variables = design.shape[1]
     if variables > MOST_VARIABLES:
         raise ValueError(f"{variables} variables; at most {MOST_VARIABLES} are fitted")
-    best, least = np.zeros(variables), float(target @ target)
+    best, least = np.zeros(variables), dot(target, target)
     for size in range(1, variables + 1):
         for chosen in combinations(range(variables), size):
-            found, *_ = np.linalg.lstsq(design[:, chosen], target, rcond=None)
-            missed = target - design[:, chosen] @ found
-            if (found >= 0).all() and float(missed @ missed) < least:
-                best, least = np.zeros(variables), float(missed @ missed)
+            found = _least_squares(design[:, chosen], target)
+            missed = target - times(design[:, chosen], found)
+            if (found >= 0).all() and dot(missed, missed) < least:
+                best, least = np.zeros(variables), dot(missed, missed)
                 best[list(chosen)] = found
     return best
+
+
+def _least_squares(design: Floats, target: Floats) -> Floats:
+    """The x that minimises |design·x − target|; of columns that depend on each other nan, as fewer of them do as well."""
+    length = np.sqrt((design**2).sum(axis=0))
+    scale = np.where(length > 0, length, 1.0)
+    scaled = design / scale
+    found = solved(np.einsum("ij,ik->jk", scaled, scaled), times(scaled.T, target)[:, None])[:, 0]
+    return found / scale if np.isfinite(found).all() else np.full_like(found, np.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ def _best_floor(k: Floats, loss: Floats) -> tuple[float, float, float]:
     low, high = log(NEAREST), 0.0
     for _ in range(ZOOMS):
         grid = np.linspace(low, high, GRID)
-        floors = np.maximum(-np.expm1(grid), 0.0) * loss.min()
+        floors = np.array([max(-expm1(each), 0.0) for each in grid.tolist()]) * loss.min()
         b0, b1, missed = _lines(k, loss, floors)
         best = int(missed.argmin())
         low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, GRID - 1)])
@@ -125,13 +135,14 @@ def _lines(k: Floats, loss: Floats, floors: Floats) -> tuple[Floats, Floats, Flo
     where the loss is all but flat, would count for everything.
     """
     above = loss[None, :] - floors[:, None]
-    inverse, weight = 1.0 / above, above**4
+    inverse, weight = 1.0 / above, (above**2) ** 2
     weight /= weight.sum(axis=1, keepdims=True)
-    mean_k, mean = weight @ k, (weight * inverse).sum(axis=1)
+    mean_k, mean = times(weight, k), (weight * inverse).sum(axis=1)
     off = k[None, :] - mean_k[:, None]
     slope = _ratio((weight * off * inverse).sum(axis=1), (weight * off**2).sum(axis=1))
     level = mean - slope * mean_k
-    through_zero = _ratio((weight * inverse) @ k, weight @ k**2)  # the best of level 0; a falling line is best of slope 0
+    # The best of level 0; a falling line is best of slope 0.
+    through_zero = _ratio(times(weight * inverse, k), times(weight, k**2))
     b0 = np.where(level < 0, through_zero, np.maximum(slope, 0.0))
     b1 = np.where(slope < 0, mean, np.maximum(level, 0.0))
     below = b0[:, None] * k[None, :] + b1[:, None]

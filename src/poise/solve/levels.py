@@ -13,6 +13,7 @@ from math import inf, nan
 
 import numpy as np
 
+from poise.model.arithmetic import dot
 from poise.model.arrays import Floats
 from poise.model.errors import GaveUpError, SolveError
 from poise.solve import engine
@@ -207,6 +208,6 @@ def _second(market: Market, then: Floats | None) -> Floats | None:
     best = (value / market.size[:, None]).max(axis=0, initial=0.0)
     by_resource = np.zeros(len(market.capacity))
     np.maximum.at(by_resource, market.resource, best)
-    most = min(float(count @ value.max(axis=1, initial=0.0)), float(by_resource @ market.capacity))
+    most = min(dot(count, value.max(axis=1, initial=0.0)), dot(by_resource, market.capacity))
     most *= 1.0 if market.beside is None else 2.0
     return value * (SECOND / most) if most > 0 else value

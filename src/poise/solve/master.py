@@ -6,6 +6,7 @@ import highspy
 import numpy as np
 from highspy import HighsModelStatus
 
+from poise.model.arithmetic import dot
 from poise.model.arrays import Floats, Ints
 from poise.model.errors import GaveUpError, InfeasibleError
 from poise.solve.crowds import Cut, missing
@@ -57,7 +58,7 @@ class Scaled:
         self.alone[self.kind] = market.speed / self.fastest[:, None]
         self.alone[:, market.capacity[market.resource] <= 0] = 0.0
         self._share(beside.throughput / scale[:, None, None], size)
-        crowd = float(market.size @ self.count)
+        crowd = dot(market.size, self.count)
         self.ease = min(1.0, float(market.capacity.sum()) / crowd) if crowd > 0 and market.capacity.any() else 1.0
         self.base = np.zeros(market.rows) if problem.base is None else problem.base / self.fastest
         slope = np.zeros(market.rows) if problem.slope is None or not problem.level else problem.slope / self.fastest
@@ -358,8 +359,8 @@ class Master:
             mate = np.where(first == cut.crowd, second, first)
             speed = self._speed(np.full(len(at), cut.crowd), mate, self.column[at])
             number = np.maximum(speed - cut.over, 0.0) * self.unit[at] * np.where(first == second, 2.0, 1.0) / unit
-            numbers = np.concatenate([[-float(count @ self.scaled.slope[cut.members]) / unit, 1.0], number])
-            asked = (float(count @ self.scaled.base[cut.members]) - cut.people * cut.over) / unit
+            numbers = np.concatenate([[-dot(count, self.scaled.slope[cut.members]) / unit, 1.0], number])
+            asked = (dot(count, self.scaled.base[cut.members]) - cut.people * cut.over) / unit
             columns = np.concatenate([[0, 1], at + 2]).astype(np.int32)
             self.model.addRow(asked, INF, len(columns), columns, numbers)
 

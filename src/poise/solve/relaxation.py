@@ -28,9 +28,11 @@ and never breaks it. With R <= chunks the program is the one above. Time is coun
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
+from poise.model.arithmetic import exp
 from poise.model.arrays import Floats, Ints
 from poise.model.errors import RequestError
 
@@ -191,7 +193,7 @@ def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
     for turn in range(1, TURNS + 1):
         prices = _prices(parts, score)
         late = _answer(parts, prices) - parts.middle
-        score += PACE / turn**0.5 * late
+        score += PACE / sqrt(turn) * late
         mean += (late - mean) * (2.0 / (turn + 1))  # later turns count for more
         low = max(low, float((prices * late).sum()))
         if turn % CHECK == 0:
@@ -206,8 +208,8 @@ def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
 def _prices(parts: _Parts, score: Floats) -> Floats:
     """A chain's weight over its parts by their scores, and over not being late at all, whose score is 0."""
     most = np.maximum(0.0, np.maximum.reduceat(score, parts.start))
-    odds = np.exp(score - most[parts.chain])
-    total = np.exp(-most) + np.add.reduceat(odds, parts.start)
+    odds = exp(score - most[parts.chain])
+    total = exp(-most) + np.add.reduceat(odds, parts.start)
     prices: Floats = odds * (parts.gentle / total)[parts.chain]
     return prices
 

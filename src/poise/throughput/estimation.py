@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arithmetic import exp
 from poise.model.arrays import Floats
 from poise.model.speed import Locality
 from poise.throughput.completion import Offsets, completed, nearest
@@ -269,7 +270,7 @@ def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profil
     rows, reached = _linked(~np.isnan(known))
     part = known[np.ix_(rows, reached)]
     logs = completed(part, rank=profile.rank, regulariser=profile.regulariser, offsets=Offsets.BOTH)[0]
-    rates = np.exp(np.clip(logs, math.log(LEAST_RATE), math.log(MOST_RATE))).tolist()
+    rates = exp(np.clip(logs, math.log(LEAST_RATE), math.log(MOST_RATE))).tolist()
     found: dict[str, dict[int, dict[Locality, float]]] = {}
     for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
         found.setdefault(gpu_type, {}).setdefault(gpus, {})[level] = rate
@@ -286,8 +287,8 @@ def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.boo
     first = np.arange(len(known)) == 0
     columns = known[0]
     while True:
-        rows = first | (known @ columns)
-        wider = rows @ known
+        rows = first | known[:, columns].any(axis=1)
+        wider = known[rows].any(axis=0)
         if (wider == columns).all():
             return rows, columns
         columns = wider

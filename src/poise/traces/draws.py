@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.model.arithmetic import exp
 from poise.model.arrays import Floats, Ints
 from poise.model.cluster import MOST_GPUS
 from poise.model.errors import UnknownNameError
@@ -169,7 +170,7 @@ def curves(seconds: Floats, uniform: Floats) -> list[Curve]:
     It begins at 1 to 5 above where it would end, and comes within 0.01 to 0.3 of that.
     """
     start, floor = 0.2 + 0.8 * uniform[:, 0], 0.05 + 0.5 * uniform[:, 1]
-    speed = 10 ** (0.5 + 1.5 * uniform[:, 2]) / seconds
+    speed = exp(math.log(10) * (0.5 + 1.5 * uniform[:, 2])) / seconds
     return [Curve(*each) for each in zip(speed.tolist(), start.tolist(), floor.tolist(), strict=True)]
 
 
