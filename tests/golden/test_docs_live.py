@@ -3,7 +3,7 @@
 import re
 
 from prometheus_client.metrics_core import Metric
-from tests.docs_runner import ROOT
+from tests.docs_runner import ROOT, blocks
 from tests.fake_engine import FakeEngine
 
 from poise.backends.local.folders import KEPT_RUNS
@@ -21,6 +21,7 @@ from poise.server.routes_jobs import MOST_ROWS
 from poise.server.telling import MOST_ENTRIES
 from poise.wire import request
 from poise.worker.checkpoints import KEPT
+from poise.worker.testing import preempting
 
 _OF_SAMPLES = {"le"}
 """Labels that every histogram has."""
@@ -106,3 +107,12 @@ def test_every_reason_to_wait_has_an_answer_in_the_troubleshooting() -> None:
     headings = re.findall(r"^## (.+)$", _page("how-to", "why-is-my-job-not-running.md"), re.MULTILINE)
     for code in _WAITING:
         assert any(f"`{code}`" in heading for heading in headings), code
+
+
+def test_the_training_loop_of_the_readme_resumes() -> None:
+    """By itself it never saves; and it asserts what it comes to."""
+    found = ["\n".join(block.lines) for block in blocks((ROOT / "README.md").read_text(encoding="utf-8"))]
+    (script,) = [text for text in found if text.startswith("from pathlib") and "attach(save=save" in text]
+    with preempting(after_steps=30) as poise:
+        poise.run(lambda: exec(script, {}))
+    assert poise.starts == 4
