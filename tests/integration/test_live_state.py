@@ -12,6 +12,7 @@ from tests.worlds import PATIENCE, until
 
 from poise.core.settings import Settings
 from poise.model.cluster import parse_cluster
+from poise.model.errors import JournalError
 from poise.server.logs import Logbook
 from poise.server.reading import LiveEngine
 from poise.server.setup import Setup, WorldKind
@@ -96,6 +97,18 @@ def test_a_journal_that_is_restored_beside_newer_directories_gives_none_of_their
     assert served.said("4").endswith("---\n[]\n")
     served.restart()
     assert served.run() == "6"
+
+
+def test_an_empty_journal_beside_jobs_is_refused_and_no_process_is_touched(served: Served) -> None:
+    assert served.run() == "1"
+    served.engine.close()
+    for left in served.state.glob(f"{FILE}*"):
+        left.unlink()
+    with pytest.raises(JournalError, match=r"empty, but .* has jobs up to number 1, which may run; put the journal back"):
+        served.start()
+    (served.state / "jobs").rename(served.state / "jobs-before")
+    served.start()
+    assert served.run() == "1"
 
 
 def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served: Served) -> None:

@@ -26,7 +26,7 @@ class RunOrder:
     """Start the job's processes on just these GPUs, once they are free and the job's run before this one is over.
 
     tenant   that the job belongs to
-    ran      seconds that it has run before
+    ran      seconds for which processes of its job have run before
     beside   job that is to share these GPUs: it need not have left them
     speeds   of a job whose steps divide: how fast one GPU of each type is believed to be; empty: all alike
     """
@@ -139,13 +139,15 @@ class LogPart(NamedTuple):
 
 
 class World(Protocol):
-    """A live back end. Methods return at once and may be called from one thread only; news comes from any thread."""
+    """A live back end. Methods, but for `adopt`, return at once; all are called from one thread. News comes from any."""
 
     def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
         """Called once, before anything else: every run that the journal does not know the end of, and what is wanted of it.
 
         A run that is under way is taken over; one that ended meanwhile is told with the moment at which it did; one that
         was ordered and never began is begun (RUN) or told as YIELDED. Whatever else is found is ended.
+
+        Comes back once all of them have been looked at: what ended meanwhile has been told by then, as far as it is known.
         """
 
     def launch(self, order: RunOrder) -> None:

@@ -14,11 +14,13 @@ from time import perf_counter
 from typing import NamedTuple
 
 from poise.engine.collector import set_aside, without_collector
-from poise.engine.live import Broken, News, RunBegan, RunEnded, World
+from poise.engine.journal import Header
+from poise.engine.live import Broken, News, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
+from poise.server.belated import told_late
 from poise.server.instant import Instant
-from poise.server.opening import opened, renewed, restored
+from poise.server.opening import is_as_asked, opened, renewed, restored
 from poise.server.ordering import held_runs, run_orders
 from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
@@ -136,12 +138,32 @@ class Loop:
             situation.kept(changes)
         self._look_at(situation)
         self._last = self.store.last_moment()
-        self.world = self.parts.world_of(self._inbox.put)
-        self.world.adopt(held_runs(self.store, situation))
+        self.world = self.parts.world_of(self._hear)
+        with self.store.legible():
+            runs = held_runs(self.store, situation)
+        self.world.adopt(runs)
         if answer is not None:
             self._carry_out(answer.orders)
+        self._look_back()
+        if not is_as_asked(self.parts):
+            self._renew(None, self.parts.header)
         self.trouble = None
-        self.parts.log.info("ready", jobs=len(situation.records), policy=situation.header.policy, entries=self.store.last)
+        now = self.situation
+        self.parts.log.info("ready", jobs=len(now.records), policy=now.header.policy, entries=self.store.last)
+
+    def _hear(self, news: News | Broken) -> None:
+        """Take news from the world, dated as the service has it."""
+        self._inbox.put(news if isinstance(news, Broken) else replace(news, at=self.clock.moment(news.at, earliest=0.0)))
+
+    def _look_back(self) -> None:
+        """Tell the core what ended while nobody looked, before it decides anything; the rest is heard in its turn."""
+        heard: list[Wish | News | Broken] = []
+        with suppress(Empty):
+            while (item := self._inbox.get_nowait()) is not None:
+                heard.append(item)
+        self._check(heard)
+        for item in self._catch_up([each for each in heard if isinstance(each, News)], self.clock.now()):
+            self._inbox.put(item)
 
     def _look_at(self, situation: Situation) -> None:
         """From now on this is how things are. While the core thinks about a plan, others may look."""
@@ -196,7 +218,7 @@ class Loop:
         began = self.clock.now()
         try:
             self._check(batch)
-            news = self._catch_up([self._dated(each) for each in batch if isinstance(each, News)])
+            news = self._catch_up([each for each in batch if isinstance(each, News)], began - LATE)
             self._wake_up()
             if news or wishes:
                 self._handle([*news, *wishes], self.clock.now())  # what ended comes first
@@ -225,26 +247,16 @@ class Loop:
         is_slow = self._deciding > SLOW_CHAPTER
         return is_slow or self.store.chapter_length > LONG_CHAPTER or rows - len(self.situation.records) > MANY_ENDED
 
-    def _dated(self, news: News) -> News:
-        """The same news, with the moment as the service has it."""
-        return replace(news, at=self.clock.moment(news.at, earliest=0.0))
-
-    def _catch_up(self, news: list[News]) -> list[News]:
-        """Tell the core, as of when it happened, what has come to be known late; what is left is of now."""
-        since = self.clock.now() - LATE
-        late = [each for each in news if isinstance(each, RunEnded) and each.at < since]
+    def _catch_up(self, news: list[News], since: float) -> list[News]:
+        """Tell the core, as of when they ended, of runs that did so before `since`; what is left is of now."""
+        late, rest = told_late(news, since)
         if not late:
             return news
-        runs = {(each.job, each.epoch) for each in late}
-        began = {(each.job, each.epoch): each for each in news if isinstance(each, RunBegan)}
-        steps: list[_Step] = []
-        for each in sorted(late, key=lambda each: each.at):
-            before = began.get((each.job, each.epoch))
-            steps.append(self._take([each] if before is None else [before, each], max(each.at, self._last), Belated()))
+        steps = [self._take(whole, max(whole[-1].at, self._last), Belated()) for whole in late]
         self._finish(steps)  # after a long break there are many: one commit does for all
         now, wake = self.clock.now(), self.situation.wake
         self.situation.wake = now if wake is None else min(wake, now)  # nothing was decided then, so it has to be now
-        return [each for each in news if (each.job, each.epoch) not in runs]
+        return rest
 
     def _wake_up(self) -> None:
         """Wake the core as of the very moment that it named: rounds end then, and not some milliseconds later.
@@ -268,13 +280,14 @@ class Loop:
     def _take(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> "_Step":
         """Ask the core; nothing is kept yet."""
         instant = Instant(self.situation, self.store, self.parts, self._losses, now)
-        self._last = now
         with self.lock:
             for fact in first:
                 instant.facts.add(fact)
             for item in batch:
                 instant.take(item)
             answer = self._ask(instant)
+        if answer is not None and answer.actions is not None:  # else the journal has nothing of it
+            self._last = now
         return _Step(instant, answer, None if answer is None else self.situation.changes(answer))
 
     def _finish(self, steps: "Sequence[_Step]") -> None:
@@ -363,8 +376,8 @@ class Loop:
             self.parts.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
             self.world.launch(order)
 
-    def _renew(self, wish: Weigh | Adopt | None) -> None:
-        """Go on in a new chapter, under another policy or with another weight."""
+    def _renew(self, wish: Weigh | Adopt | None, header: Header | None = None) -> None:
+        """Go on in a new chapter, with what is wished for, or as another header has it."""
         now = self.clock.now()
         if isinstance(wish, Weigh) and wish.tenant not in self.situation.tally.jobs:  # there is nobody to decide about
             with self.lock:
@@ -376,10 +389,12 @@ class Loop:
             return
         try:
             with without_collector():
-                situation, answer = renewed(self.parts, self.situation, now, wish, self.lock)
+                before = self.situation
+                situation, answer = renewed(self.parts, before, header or before.header, now, wish, self.lock)
         except RequestError as error:
-            if wish is not None:
-                refuse(wish, RefusedError(Fault.WRONG, str(error)))
+            if wish is None:
+                raise
+            refuse(wish, RefusedError(Fault.WRONG, str(error)))
             return
         self._look_at(situation)
         self._last = now

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from poise.engine.journal import Header, read_entry, read_header, read_job
-from poise.engine.live import Grip
+from poise.engine.live import Grip, Notice
 from poise.engine.replay import replay
-from poise.model.action import WakeAt
+from poise.model.action import WakeAt, Why
 from poise.model.errors import JournalError
 from poise.model.event import Belated, Carried, Submitted, Woke
 from poise.model.journal import Entry
@@ -22,10 +22,7 @@ _NOBODY_LOOKS = nullcontext()
 
 
 def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
-    """The situation as the store has it. If the service was started with something else last time, a new chapter is begun.
-
-    So what was changed while it ran holds until it is started in another way.
-    """
+    """The situation as the store has it; the first one, with what comes of it, if it has none."""
     store = parts.store
     last = store.chapter()
     if last is None:
@@ -33,10 +30,18 @@ def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
         return situation, situation.ask(now, Facts())
     situation = _recorded(parts, last[0])
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
-    if _is_as_asked(parts, last[1]):
-        situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
-        return situation, None
-    return _carried_over(parts, situation, parts.header, now)
+    situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
+    return situation, None
+
+
+def is_as_asked(parts: Parts) -> bool:
+    """The service was started in the same way last time. Who names no policy wants the one that is in force.
+
+    So what was changed while it ran holds until it is started in another way.
+    """
+    last = parts.store.chapter()
+    asked = parts.header if last is None else read_header(last[1])
+    return parts.header == (replace(asked, policy=parts.header.policy) if parts.keeps_policy else asked)
 
 
 def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
@@ -49,14 +54,7 @@ def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
     if last is None:
         raise JournalError("there is nothing to begin with")
     situation = _recorded(parts, last[0])
-    header = situation.header if _is_as_asked(parts, last[1]) else parts.header
-    return _carried_over(parts, situation, header, now)
-
-
-def _is_as_asked(parts: Parts, line: str) -> bool:
-    """The service was started in the same way last time. Who names no policy wants the one that is in force."""
-    asked = read_header(line)
-    return parts.header == (replace(asked, policy=parts.header.policy) if parts.keeps_policy else asked)
+    return _carried_over(parts, situation, situation.header if is_as_asked(parts) else parts.header, now)
 
 
 def _unknown(situation: Situation) -> list[str]:
@@ -108,13 +106,21 @@ def _watched(situation: Situation, entries: Iterable[Entry]) -> Iterable[Entry]:
 
 
 def renewed(
-    parts: Parts, before: Situation, now: float, wish: Weigh | Adopt | None, lock: AbstractContextManager[object]
+    parts: Parts,
+    before: Situation,
+    header: Header,
+    now: float,
+    wish: Weigh | Adopt | None,
+    lock: AbstractContextManager[object],
 ) -> tuple[Situation, Answer]:
-    """A new chapter, under another policy or with another weight of a tenant; raises RequestError for what is none.
+    """A new chapter, as a header has it, but under the policy or with the tenant's weight that somebody wishes for.
+
+    Raises RequestError for a policy that is none.
 
     lock   held while the records change; until then others may look at the situation as it was before
     """
-    header = replace(before.header, policy=wish.policy) if isinstance(wish, Adopt) else before.header
+    if isinstance(wish, Adopt):
+        header = replace(header, policy=wish.policy)
     with lock:
         weight = before.weight_of(wish.tenant) if isinstance(wish, Weigh) else 1.0
         reweighed = before.reweigh(wish.tenant, wish.weight) if isinstance(wish, Weigh) else {}
@@ -139,14 +145,16 @@ def _carried_over(
     situation.records, situation.books = before.records, before.books
     situation.running, situation.closing = before.running, before.closing
     situation.ended, situation.tally = before.ended, before.tally
-    facts = Facts()
+    facts, leaves = Facts(), []
     carried: list[Carried] = []
     for record in situation.records.values():
         if record.finished is not None:
             continue
         run, stranded = record.current, situation.intake.stranded(record.job)
         if run is not None and (stranded or not situation.holding(run)):
-            run.grip, run.cause = Grip.LEAVE, "its GPUs are not part of the cluster any more"
+            notice = Notice(Why.UNPLANNED.value, "its GPUs are not part of the cluster any more", record.deadline)
+            run.grip, run.cause = Grip.LEAVE, notice.text
+            leaves.append((record.job.id, run.epoch, notice))
             situation.withdraw(record, now, facts)
         if stranded:
             situation.stranded[record.job.id] = stranded
@@ -157,4 +165,6 @@ def _carried_over(
     facts.events += carried
     if header.policy != before.header.policy:
         facts.notes[WHOLE] = policy_note("service", before.header.policy, header.policy)
-    return situation, situation.begin(now, facts, lock)
+    answer = situation.begin(now, facts, lock)
+    answer.orders.leaves += leaves
+    return situation, answer

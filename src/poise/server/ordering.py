@@ -1,8 +1,9 @@
 """Runs as the world has to know them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from poise.engine.live import Grip, RunOrder
+from poise.model.errors import JournalError
 from poise.server.records import Record, RunRecord
 from poise.server.situation import Situation
 from poise.server.store import Store
@@ -20,10 +21,17 @@ def run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, 
     requests = store.requests([record.job.id for record, _ in runs])
     for record, run in runs:
         job = record.job
-        request = Request.model_validate_json(requests[job.id])
+        request = _request(job.id, requests)
         beside = situation.partner(job.id)
         speeds = _speeds(situation, job.id) if run is record.current else {}
-        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.ran, beside, speeds)
+        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.busy, beside, speeds)
+
+
+def _request(job: str, requests: Mapping[str, str]) -> Request:
+    try:
+        return Request.model_validate_json(requests[job])
+    except (KeyError, ValueError) as error:
+        raise JournalError(f"job {job}: what was submitted makes no sense any more: {error!r:.100}") from error
 
 
 def _speeds(situation: Situation, job: str) -> dict[str, float]:

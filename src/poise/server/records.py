@@ -80,6 +80,7 @@ class Record:
 
     weight      its own, before its tenant's; `job.weight` is the product
     faults      failed runs that count against its retries;  failures: all of them
+    busy        seconds for which processes of it held GPUs; `ran` also counts the wait for those who had them before
     since       when it last began to wait, or to run
     steps       done as it last reported;  total: of how many;  checkpoint: steps that would survive
     lost        GPU-seconds of work that was not kept; None: there was a run of which nobody knows what it did
@@ -102,6 +103,7 @@ class Record:
     launches: int = 0
     waited: float = 0.0
     ran: float = 0.0
+    busy: float = 0.0
     gpu_seconds: float = 0.0
     lost: float | None = 0.0
     since: float = 0.0
@@ -158,6 +160,7 @@ class Record:
             return
         run.released = now
         self.ran += now - run.started
+        self.busy += 0.0 if run.began is None else max(now - run.began, 0.0)
         self.gpu_seconds += run.count * (now - run.started)
         self.since = now
         self.restate()

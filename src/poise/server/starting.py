@@ -1,11 +1,12 @@
 """How a live service is put together: the core, the store, the world and the engine."""
 
 from poise.backends.local.checking import checked
-from poise.backends.local.folders import highest_number
+from poise.backends.local.folders import JOBS, highest_number
 from poise.backends.local.world import LocalWorld
 from poise.backends.null.world import NullWorld
 from poise.engine.journal import Header, read_header
 from poise.engine.live import Tell, World
+from poise.model.errors import JournalError
 from poise.server.cores import core_of, known, live
 from poise.server.engine import Loop
 from poise.server.intake import Intake
@@ -28,6 +29,12 @@ def open_engine(setup: Setup) -> LiveEngine:
 
     store, taken = Store(setup.state), highest_number(setup.state)
     last = store.chapter()
+    if last is None and taken:
+        store.close()
+        raise JournalError(
+            f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {taken:,}, which may run;"
+            " put the journal back, or move that folder away to begin anew"
+        )
     policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
     header = Header("live", cluster, policy, setup.placement, live(setup.settings), 0)
     core_of(header)

@@ -240,6 +240,8 @@ class Store:
         """The id of the last job that was submitted, which is a number; 0: none was."""
         with self.legible():
             row = self._db.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT 1").fetchone()
+        if row is not None and not str(row[0]).isdecimal():
+            raise JournalError(f"{self.path}: damaged: a job is called {row[0]!r:.100}")
         return 0 if row is None else int(row[0])
 
     def taken(self, key: str, account: str) -> str | None:

@@ -16,7 +16,7 @@ Deed = Callable[[], None]
 
 
 class Clockwork:
-    """The thread. Only `ask` and `close` are for others; everything else is called by what it does.
+    """The thread. Only `ask`, `have` and `close` are for others; everything else is called by what it does.
 
     last_words   called, in the thread, with what it dies of
     """
@@ -40,6 +40,20 @@ class Clockwork:
             raise InvariantError(f"the local back end has stopped: {self._problem!r}") from self._problem
         self._asked.append(deed)
         os.eventfd_write(self._wake, 1)
+
+    def have(self, deed: Deed) -> None:
+        """Come back once that has been done."""
+        done = threading.Event()
+
+        def doing() -> None:
+            try:
+                deed()
+            finally:
+                done.set()
+
+        self.ask(doing)
+        while not done.wait(1.0) and self._thread.is_alive():
+            pass
 
     def after(self, seconds: float, deed: Deed) -> None:
         """Have something done after so many seconds."""

@@ -44,10 +44,13 @@ class LocalWorld:
         self._is_closed = False
 
     def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
-        """Take over what runs, tell what ended meanwhile, begin what never began, end what nobody ordered."""
+        """Take over what runs, tell what ended meanwhile, begin what never began, end what nobody ordered.
+
+        Comes back once all of them have been looked at: nothing is decided before that.
+        """
         for order, _ in runs:
             token(order.job)
-        self._clockwork.ask(lambda: self._runs.adopt(runs))
+        self._clockwork.have(lambda: self._runs.adopt(runs))
 
     def launch(self, order: RunOrder) -> None:
         """Begin a run once those that are to leave its GPUs, and the run of its job before it, are gone."""
