@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from uuid import uuid4
 
 import pytest
@@ -281,6 +281,28 @@ def test_server_that_is_told_to_stop_leaves_jobs_running_and_finds_them_again(a_
     assert [run.epoch for run in detail.runs] == [1]
     assert (detail.failures, detail.lost_gpu_seconds) == (0, 0)
     assert last_line(client, job.id) == uninterrupted(EXAMPLES / "count_steps.py", "--steps", 500, "--seed", "kept")
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las"], ids=["the same", "another"])
+def test_run_that_ends_while_the_server_is_down_is_charged_until_it_ended(policy: str, a_service: Started) -> None:
+    """Also if the next server is started with another policy: what ended is known before anything is decided."""
+    service = a_service("--cluster", "v100:2", "--round", "1s", "--policy", "fifo")
+    client = service.up()
+    service.let(1)
+    job = client.submit(command=service.held(20, 0.01, "ends"), checkpoint=OFTEN)
+    other = client.submit(command=service.held(40, 0.01, "goes on"), checkpoint=OFTEN)
+    until(lambda: all(service.run_file(each.id, 1, "progress.json") for each in (job, other)), "they have not begun")
+    service.kill()
+    service.let(20)
+    until(lambda: bool(service.run_file(job.id, 1, "exit.json")), "it has not ended")
+    sleep(4.0)
+    service.options = (*service.options[:-1], policy)
+    client = service.up()
+    service.let(40)
+    detail = ended(client, job.id)
+    ran = service.run_file(job.id, 1, "exit.json")["at"] - detail.runs[0].started
+    assert detail.gpu_seconds == pytest.approx(ran, abs=0.5)
+    assert len(ended(client, other.id).runs) == 1
 
 
 def test_machine_that_goes_down_comes_back_to_jobs_that_go_on_from_their_checkpoints(a_service: Started) -> None:
