@@ -206,6 +206,18 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
 # How many there are of those that were asked for
 
 
+@pytest.mark.parametrize(("unaware", "says"), [(set(), "writes its checkpoint"), ({"1"}, "does not save by poise.worker")])
+def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unaware: set[str], says: str) -> None:
+    service = Service(tmp_path, cluster="v100:1", world=LingeringWorld)
+    service.machine.unaware = unaware
+    [job] = service.submit(a_request())
+    service.engine.hold(ALICE, job)
+    service.settle()
+    why = service.engine.why(job)
+    assert (why.state, why.reason.code) == (State.CHECKPOINTING, "checkpointing")
+    assert says in why.reason.text
+
+
 def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:2")
     over = service.submit(a_request(app="one"), a_request(app="two"), by=ALICE)

@@ -32,9 +32,15 @@ def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
         text = "waits until those who had its GPUs have left" if awaits else "its processes are being started"
         return views.Reason(code="starting", text=text)
     if record.state is State.CHECKPOINTING:
-        return views.Reason(code="checkpointing", text="was asked to leave, and writes its checkpoint")
+        return views.Reason(code="checkpointing", text=_leaves(record))
     until = situation.scheduler.backs_off_until(record.job.id)
     return _shown(found if until is None else Reason(found.code, _tried_again(record, until - now)))
+
+
+def _leaves(record: Record) -> str:
+    if any(run.attached is not None for run in record.open_runs()):
+        return "was asked to leave, and writes its checkpoint"
+    return "was asked to leave; it does not save by poise.worker, so it is ended, and what it has not saved itself is lost"
 
 
 def _tried_again(record: Record, seconds: float) -> str:
