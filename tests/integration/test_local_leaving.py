@@ -170,6 +170,43 @@ def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
     assert (ended.how, ended.cause) == (Ending.YIELDED, "TERM")
 
 
+MOVES = """
+import os, signal, sys, time
+def moves():
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    os.setpgid(child, child)
+    os.setpgid(0, child)
+    print("moved", flush=True)
+"""
+"""To a process group of its making: the one that it was started in is empty."""
+
+
+def test_replica_that_moves_to_another_process_group_is_told_when_its_time_is_up(stage: LocalStage) -> None:
+    stage.run("1", MOVES + "moves()\ntime.sleep(1000)", max_duration=0.5)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "max-duration", (-15,))
+
+
+def test_replica_that_moves_to_another_process_group_does_not_outlive_its_gang(stage: LocalStage) -> None:
+    fails = "while not os.path.exists('moved'): time.sleep(0.01)\nsys.exit(1)"
+    stays = "signal.signal(15, signal.SIG_IGN); moves(); open('moved', 'w'); time.sleep(1000)"
+    text = MOVES + f"if os.environ['RANK'] == '0':\n exec({fails!r})\n{stays}"
+    stage.run("1", text, 0, 1, gpus=2, replicas="gpu")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FAILED, (1, -9))
+
+
+def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
+    counts = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
+    stage.run("1", "import signal, time; " + counts + "while True: time.sleep(1)", preemption="restart")
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice(deadline=0.5))
+    assert stage.wait(RunEnded, "1").codes == (-9,)
+    assert stage.text("1").count("told") == 1
+
+
 # What is left
 
 

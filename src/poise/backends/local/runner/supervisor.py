@@ -33,6 +33,8 @@ from poise.backends.local.runner.replica import CannotStartError, Replica, adopt
 
 LOOK_SECONDS = 0.5
 """Most time between two looks at the lease."""
+SWEEP_SECONDS = 0.002
+"""Before a second look for what was killed; it doubles each time."""
 SIGN_SECONDS = 5.0
 """Between two signs of life: after a power failure it is known until when a run lived."""
 LOCK_SECONDS = 1.0
@@ -170,7 +172,7 @@ class Supervisor:
             poll.register(each.pipe, select.POLLIN)
         by_pipe = {each.pipe: each for each in replicas}
         next_look = 0.0
-        while self._reap(replicas):
+        while self._is_awaited(replicas):
             moment = monotonic()
             next_event = min(next_look, self._next_signal())
             for handle, _ in poll.poll(max(0.0, next_event - moment) * 1000 + 1):
@@ -199,19 +201,24 @@ class Supervisor:
         if by_pipe[handle].pipe < 0:
             poll.unregister(handle)
 
+    def _is_awaited(self, replicas: list[Replica]) -> bool:
+        """There is something left to wait for. After KILL there is not: whatever is there is swept away."""
+        if not self._reap(replicas) or self._sent == "KILL":
+            return False
+        return any(each.code is None for each in replicas) or (self._sent is not None and monotonic() < self._lease.kill_at)
+
     def _reap(self, replicas: list[Replica]) -> bool:
-        """Take note of what has ended; False once there is nothing to wait for."""
+        """Take note of what has ended; False once there are no children."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                break
+                return True
             for each in replicas:
                 if each.pid == pid:
                     self._ended(each, os.waitstatus_to_exitcode(status))
-        return any(each.code is None for each in replicas) or (self._sent is not None and monotonic() < self._lease.kill_at)
 
     def _ended(self, replica: Replica, code: int) -> None:
         replica.code = code
@@ -249,23 +256,17 @@ class Supervisor:
 
     def _sweep(self, replicas: list[Replica]) -> None:
         """Nothing is left afterwards: whatever lost its parent is a child of this process by now."""
-        while self._has_children():
+        pause = SWEEP_SECONDS
+        while self._reap(replicas):
             with suppress(OSError):  # for want of files: it is tried again
                 for pid in children(os.getpid()):
                     with suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
-            sleep(0.002)
+            sleep(pause)
+            pause = min(pause * 2, LOOK_SECONDS)  # what waits for a sick device dies once that answers
         for each in replicas:
             each.drain()
             each.hang_up()
-
-    def _has_children(self) -> bool:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return False
-        return True
 
     def _write_down(self) -> int:
         how, cause = self._outcome()
