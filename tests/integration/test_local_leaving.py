@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
+import poise
+from poise.backends.local import spawning
 from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
 
@@ -260,6 +262,41 @@ def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
     stage.world.leave("1", 1, notice(deadline=0.1))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause) == (Ending.YIELDED, "KILL")
+
+
+WRITES_LATER = """
+import errno, sys
+sys.path.append({source!r})
+from poise.backends.local.records import EXIT, is_there, put
+from poise.backends.local.runner import supervisor
+def put_later(folder, name, fields):
+    if name == EXIT and not is_there(folder, "room"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    put(folder, name, fields)
+supervisor.put = put_later
+sys.exit(supervisor.main(sys.argv[1], int(sys.argv[2])))
+"""
+"""A runner on a disk without room for its end, until there is a file `room`."""
+
+
+def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
+    stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner.py").write_text(WRITES_LATER.format(source=str(Path(poise.__file__).parents[1])))
+    monkeypatch.setattr(spawning, "MAIN", str(tmp_path / "runner.py"))
+    stage.world.close()
+    stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.1))
+    stage.begun("1", "")
+    stage.begun("2", WAITS, 1)
+    until(lambda: not is_alive(runner_of(stage, "1")["replicas"][0]["pid"]))
+    os.kill(runner_of(stage, "2")["pid"], signal.SIGSTOP)
+    for job in ("1", "2"):
+        stage.world.leave(job, 1, notice(deadline=0.1))
+    assert stage.wait(RunEnded, "2").cause == "KILL"
+    assert not stage.of(RunEnded, "1")
+    (stage.run_dir("1") / "room").touch()
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
 
 
 def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:

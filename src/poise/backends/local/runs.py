@@ -38,7 +38,7 @@ from poise.backends.local.records import (
     Fields,
     now,
 )
-from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, living_runner, lost
+from poise.backends.local.remains import RUN_DIR, bury, faulted, is_only_writing, kill_left, living_runner, lost
 from poise.backends.local.spawning import reap, spawn
 from poise.engine.live import Grip, Notice, RunBegan, RunEnded, RunOrder, Tell
 
@@ -320,8 +320,14 @@ class Runs:
 
     def _guard(self, run: LocalRun, deadline: float) -> None:
         """A runner that does not do its work in time is killed: its GPUs were promised to somebody."""
-        seconds = deadline + self._settings.term_seconds + self._settings.guard_seconds
-        self._deeds.after(seconds, run, self._signal, signal.SIGKILL)
+        self._deeds.after(deadline + self._settings.term_seconds + self._settings.guard_seconds, run, self._press)
+
+    def _press(self, run: LocalRun) -> None:
+        """Its runner should be gone. One that only waits for room to write down the end is let: the end would be lost."""
+        if run.process >= 0 and is_only_writing(run):
+            self._deeds.after(self._settings.guard_seconds, run, self._press)
+        else:
+            self._signal(run, signal.SIGKILL)
 
     def _signal(self, run: LocalRun, number: signal.Signals) -> None:
         if run.process >= 0:
