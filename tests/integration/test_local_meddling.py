@@ -93,6 +93,19 @@ def test_exit_that_makes_no_sense_is_a_failed_run(stage: LocalStage, text: str) 
     still_works(stage)
 
 
+UNWRITABLE = {
+    "failure": "json.dump({'version': 1, 'cause': text}, open(run + '/failure.json', 'w')); sys.exit(1)",
+    "exit": "fields = {'version': 1, 'at': 5.0, 'how': 'failed', 'replicas': [], 'cause': text}\n"
+    "json.dump(fields, open(run + '/exit.json', 'w'))" + KILLS_ITS_RUNNER,
+}
+
+
+@pytest.mark.parametrize("kind", UNWRITABLE)
+def test_cause_that_cannot_be_written_or_that_a_terminal_would_obey_is_made_harmless(stage: LocalStage, kind: str) -> None:
+    stage.run("1", HERE + "text = 'network-error \\ud800\\x1b[2J\\n'\n" + UNWRITABLE[kind])
+    assert stage.wait(RunEnded, "1").cause == "network-error ??[2J"
+
+
 def test_run_that_has_removed_its_directory_does_not_run_twice_at_once(stage: LocalStage) -> None:
     order = meddled(stage, "1", "shutil.rmtree(run)")
     before = stage.processes()

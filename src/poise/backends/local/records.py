@@ -48,6 +48,17 @@ MOST_BYTES = {ORDER: 16 << 20, PROGRESS: 64 << 10, FAILURE: 64 << 10}
 USUAL_BYTES = 1 << 20
 """Of any other."""
 
+LONGEST = 100
+"""Characters of a cause."""
+
+
+def one_line(text: str) -> str:
+    """What a job says, as one line of printable characters that is not too long.
+
+    JSON can hold what cannot be written as UTF-8, and what a terminal would obey: it goes to everybody who asks.
+    """
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:LONGEST])
+
 
 def now() -> float:
     """Seconds since 1970, by a clock that may be set back."""

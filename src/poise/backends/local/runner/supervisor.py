@@ -24,6 +24,7 @@ from poise.backends.local.records import (
     get,
     is_there,
     now,
+    one_line,
     put,
     take_lock,
 )
@@ -319,7 +320,7 @@ class Supervisor:
         code, tail, cause = self._failure
         said = (get(self._folder, FAILURE) or {}).get("cause")
         if isinstance(said, str) and said.strip():
-            return " ".join(said.split())[:100]
+            return one_line(said)
         if cause is not None:
             return cause
         from poise.backends.local.runner.causes import cause_of  # only what fails pays for it
