@@ -314,7 +314,8 @@ def test_log_directory_that_is_none_keeps_a_run_from_beginning(stage: LocalStage
     stage.wait(RunEnded, "1")
     stage.run("1", epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
-    assert (ended.how, ended.cause) == (Ending.FAILED, "storage-full")
+    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    assert verdict("no-signature") is not Verdict.TRANSIENT
 
 
 # Faults of the service

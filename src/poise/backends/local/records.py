@@ -26,10 +26,10 @@ CHECKPOINT_FAILED = 73
 """Exit code of a replica that could not write or read its checkpoint."""
 
 NO_STORAGE = 74
-"""Exit code of a runner that could not write down that it began (EX_IOERR)."""
+"""Exit code of a runner that could not write down that it began, for want of room (EX_IOERR)."""
 
 UNSAID = 70
-"""Exit code of a runner that could not write down how its run ended, and never will (EX_SOFTWARE)."""
+"""Exit code of a runner that could not write down that its run began, or how it ended, and never will (EX_SOFTWARE)."""
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """What a disk that is full or sick says: that is waited for."""
 

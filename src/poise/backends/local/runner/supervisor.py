@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
-from poise.backends.local.processes import boot, children, oom_kills, start_of
+from poise.backends.local.processes import SCARCE, boot, children, oom_kills, start_of
 from poise.backends.local.records import (
     EXIT,
     FAILURE,
@@ -60,8 +60,10 @@ def main(path: str, ready: int) -> int:
     job = os.open(os.path.join(path, "..", ".."), os.O_RDONLY | os.O_DIRECTORY)
     try:
         supervisor = Supervisor(folder, job, order, ready, lock)
-    except OSError:
-        return NO_STORAGE
+    except OSError as error:
+        if error.errno in SCARCE:  # no fault of the job: somebody will start another one
+            raise
+        return NO_STORAGE if error.errno in PASSING else UNSAID
     return supervisor.run()
 
 
