@@ -17,6 +17,8 @@ from tests.worlds import (
     QUICK,
     WAITS,
     LocalStage,
+    a_request,
+    an_order,
     is_alive,
     notice,
     python,
@@ -163,6 +165,29 @@ def test_ports_of_runs_that_go_on_are_not_given_away(stage: LocalStage) -> None:
     stage.reopen((order, Grip.RUN))
     stage.wait(RunBegan, "1", count=2)
     assert int(port) in stage.world._runs._ports
+
+
+LINKS = {
+    "job": "os.rename(job, job + '-old'); os.symlink('2', job)",
+    "runs": "os.rename(job + '/runs', job + '/old'); os.symlink('../2/runs', job + '/runs')",
+    "run": "os.symlink('../../2/runs/1', job + '/runs/2')",
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_link_in_place_of_a_directory_fails_the_run_and_leads_to_nothing(stage: LocalStage, kind: str) -> None:
+    stage.begun("2", WAITS, 1)
+    other = stage.folder / "jobs" / "2"
+    before = {path: path.stat().st_ino for path in other.rglob("*")}
+    stage.run("1", HERE + BEGUN + "job = os.path.dirname(os.path.dirname(run))\n" + LINKS[kind] + "; sys.exit(1)")
+    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    order = stage.run("1", epoch=2)
+    ended = stage.wait(RunEnded, "1", 2)
+    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    stage.reopen((order, Grip.RUN), (an_order("2", a_request(WAITS), 1), Grip.RUN))
+    assert stage.wait(RunEnded, "1", 2, count=2).how is Ending.FAILED
+    stage.wait(RunBegan, "2", count=2)
+    assert {path: path.stat().st_ino for path in other.rglob("*")} == before
 
 
 # GPUs come free

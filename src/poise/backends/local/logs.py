@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
+from poise.backends.local.records import open_below
 from poise.backends.local.runner.logfile import begins, parts
 from poise.engine.live import LogPart
 
@@ -26,7 +27,7 @@ def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogP
     What was deleted is passed over: the answer says where it begins. OSError: it cannot be read at the moment.
     """
     try:
-        folder = os.open(f"{job}/log", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=jobs)
+        folder = open_below(jobs, job, "log")
     except FileNotFoundError:
         return LogPart(b"", 0, 0)
     try:

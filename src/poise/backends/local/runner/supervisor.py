@@ -10,6 +10,7 @@ from poise.backends.local.processes import SCARCE, boot, children, oom_kills, st
 from poise.backends.local.records import (
     EXIT,
     FAILURE,
+    FOLDER,
     LOST,
     NO_STORAGE,
     ORDER,
@@ -25,6 +26,7 @@ from poise.backends.local.records import (
     is_there,
     now,
     one_line,
+    open_run,
     put,
     take_lock,
 )
@@ -50,14 +52,14 @@ def main(path: str, ready: int) -> int:
     """Run the order in that directory; `ready` is closed once all replicas have started."""
     os.set_inheritable(ready, False)
     os.closerange(ready + 1, 1 << 20)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    folder = open_run(path)
     lock = _lock(folder)
     if lock is None or is_there(folder, EXIT) or is_there(folder, RUNNER):
         return NOT_MINE
     order = get(folder, ORDER)
     if order is None:
         return NOT_MINE
-    job = os.open(os.path.join(path, "..", ".."), os.O_RDONLY | os.O_DIRECTORY)
+    job = os.open("../..", FOLDER, dir_fd=folder)
     try:
         supervisor = Supervisor(folder, job, order, ready, lock)
     except OSError as error:
@@ -94,7 +96,7 @@ class Supervisor:
         adopt_orphans()
         self._oom_kills = oom_kills()
         self._is_recorded = True
-        logs = os.open("log", os.O_RDONLY | os.O_DIRECTORY, dir_fd=job)
+        logs = os.open("log", FOLDER, dir_fd=job)
         rotation: Fields = order["log"]
         self._logs = [LogFile(logs, each["rank"], rotation["bytes"], rotation["files"]) for each in order["replicas"]]
         put(folder, RUNNER, self._state())  # last: what cannot be written down has not begun
