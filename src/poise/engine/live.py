@@ -158,7 +158,10 @@ class World(Protocol):
         """End a run whose job is no longer wanted: TERM, a short wait, KILL. Told as RunEnded (YIELDED)."""
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
-        """A part of what a replica has written, in all of its job's runs; nothing if it has written nothing."""
+        """A part of what a replica has written, in all of its job's runs; nothing if it has written nothing.
+
+        OSError: it cannot be read at the moment; PermissionError: it may not be read.
+        """
 
     def close(self) -> None:
         """Let go of everything; processes go on."""
