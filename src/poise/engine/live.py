@@ -29,6 +29,7 @@ class RunOrder:
     ran      seconds that it has run before
     beside   job that is to share these GPUs: it need not have left them
     speeds   of a job whose steps divide: how fast one GPU of each type is believed to be; empty: all alike
+    reason   of a run that is to end by now (`World.adopt`): why, in the words that everybody was told; None: not known
     """
 
     job: str
@@ -39,6 +40,7 @@ class RunOrder:
     ran: float = 0.0
     beside: str | None = None
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

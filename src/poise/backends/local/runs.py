@@ -47,6 +47,8 @@ LOOK_SECONDS = 0.02
 SLOWEST_LOOK = 1.0
 WRITE_SECONDS = 0.5
 """Between two tries to write what must be written."""
+UNWANTED = "it is not wanted any more"
+"""What a run is told that is to end, and that nobody knows."""
 MOST_ATTEMPTS = 3
 """Runners that may die before they have begun a run, until it counts as failed."""
 
@@ -173,13 +175,12 @@ class Runs:
     def _resume_ending(self, run: LocalRun) -> None:
         """The end of a lease that was wanted before a crash: it may or may not have been written down."""
         lease = self._folders.get(*run.key, LEASE) or {}
+        reason = (None if run.order is None else run.order.reason) or UNWANTED
         if run.grip is Grip.GONE:
-            reason = "its job is no longer wanted"
             self._end_lease(run, Notice("stopped", reason, self._settings.term_seconds), "stop")
         elif number(lease.get("ends")) is None and run.order is not None:
             request = run.order.request
-            notice = Notice("preempted", "its GPUs are wanted for another job", request.checkpoint.deadline)
-            self._end_lease(run, notice, leaving_mode(request))
+            self._end_lease(run, Notice("preempted", reason, request.checkpoint.deadline), leaving_mode(request))
         else:
             self._guard(run, number(lease.get("seconds")) or 0.0)
 
