@@ -204,7 +204,9 @@ def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
     counts = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
     stage.run("1", "import signal, time; " + counts + "while True: time.sleep(1)", preemption="restart")
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.5))
+    stage.world.leave("1", 1, notice())
+    stage.says("1", "told")
+    stage.world.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").codes == (-9,)
     assert stage.text("1").count("told") == 1
 
