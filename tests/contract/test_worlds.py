@@ -8,7 +8,8 @@ import pytest
 from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python
 
 from poise.backends.null.world import NullWorld
-from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunOrder, World
+from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunOrder, RunProgressed, World
+from poise.wire.request import MOST_STEPS
 
 LONG = 1000.0
 SHORT = 0.05
@@ -161,6 +162,17 @@ def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None
     clock.now = 4.0
     world.leave("1", 1, notice())
     assert stage.wait(RunEnded, "1").steps == 200.0
+    world.close()
+
+
+@pytest.mark.parametrize(("duration", "steps"), [(1e-320, 1), (5e-324, 1e15), (1e-9, 1e15)])
+def test_null_run_that_takes_next_to_no_time_is_told_in_numbers(duration: float, steps: float) -> None:
+    stage = Stage()
+    world = NullWorld(stage.tell)
+    world.launch(an_order("1", a_request("", duration=duration, steps=steps)))
+    report, ended = stage.wait(RunProgressed, "1"), stage.wait(RunEnded, "1")
+    assert (report.steps, report.throughput) == (0.0, MOST_STEPS)
+    assert (ended.how, ended.steps) == (Ending.FINISHED, steps)
     world.close()
 
 

@@ -6,6 +6,7 @@ from prometheus_client.metrics_core import Metric
 from tests.docs_runner import ROOT, blocks
 from tests.fake_engine import FakeEngine
 
+from poise.backends.local import checking
 from poise.backends.local.folders import KEPT_RUNS
 from poise.core.reasons import Code
 from poise.model.action import Why
@@ -83,6 +84,7 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "jobs that have not ended": (MOST_QUEUED,),
         "arguments of a command": (request.MOST_ARGUMENTS, request.MOST_COMMAND),
         "variables of a job's environment": (request.MOST_VARIABLES, request.MOST_ENVIRONMENT),
+        "one argument": (checking.MOST_BYTES,),
         "a working directory": (request.MOST_PATH,),
         "GPUs of a job": (request.MOST_GPUS,),
         "waiting jobs whose place in line (`position`": (IN_LINE,),

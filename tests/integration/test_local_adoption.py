@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ def test_run_that_was_to_leave_is_asked_again(stage: LocalStage) -> None:
     stage.reopen((order, Grip.LEAVE))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (Ending.YIELDED, (75,))
+
+
+@pytest.mark.parametrize("grip", [Grip.LEAVE, Grip.GONE])
+def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: LocalStage, grip: Grip) -> None:
+    order = stage.run("1", STUBBORN)
+    stage.says("1", "ready")
+    stage.reopen((replace(order, reason="preempted (outranked): job 7 stands before it"), grip))
+    until(lambda: record(stage, "1", "lease.json")["ends"] is not None)
+    assert record(stage, "1", "lease.json")["text"] == "preempted (outranked): job 7 stands before it"
 
 
 def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
+import poise
+from poise.backends.local import spawning
 from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
 
@@ -170,6 +172,45 @@ def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
     assert (ended.how, ended.cause) == (Ending.YIELDED, "TERM")
 
 
+MOVES = """
+import os, signal, sys, time
+def moves():
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    os.setpgid(child, child)
+    os.setpgid(0, child)
+    print("moved", flush=True)
+"""
+"""To a process group of its making: the one that it was started in is empty."""
+
+
+def test_replica_that_moves_to_another_process_group_is_told_when_its_time_is_up(stage: LocalStage) -> None:
+    stage.run("1", MOVES + "moves()\ntime.sleep(1000)", max_duration=0.5)
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "max-duration", (-15,))
+
+
+def test_replica_that_moves_to_another_process_group_does_not_outlive_its_gang(stage: LocalStage) -> None:
+    fails = "while not os.path.exists('moved'): time.sleep(0.01)\nsys.exit(1)"
+    stays = "signal.signal(15, signal.SIG_IGN); moves(); open('moved', 'w'); time.sleep(1000)"
+    text = MOVES + f"if os.environ['RANK'] == '0':\n exec({fails!r})\n{stays}"
+    stage.run("1", text, 0, 1, gpus=2, replicas="gpu")
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FAILED, (1, -9))
+
+
+def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
+    counts = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
+    stage.run("1", "import signal, time; " + counts + "while True: time.sleep(1)", preemption="restart")
+    stage.says("1", "ready")
+    stage.world.leave("1", 1, notice())
+    stage.says("1", "told")
+    stage.world.kill("1", 1, "cancelled")
+    assert stage.wait(RunEnded, "1").codes == (-9,)
+    assert stage.text("1").count("told") == 1
+
+
 # What is left
 
 
@@ -223,6 +264,41 @@ def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
     stage.world.leave("1", 1, notice(deadline=0.1))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause) == (Ending.YIELDED, "KILL")
+
+
+WRITES_LATER = """
+import errno, sys
+sys.path.append({source!r})
+from poise.backends.local.records import EXIT, is_there, put
+from poise.backends.local.runner import supervisor
+def put_later(folder, name, fields):
+    if name == EXIT and not is_there(folder, "room"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    put(folder, name, fields)
+supervisor.put = put_later
+sys.exit(supervisor.main(sys.argv[1], int(sys.argv[2])))
+"""
+"""A runner on a disk without room for its end, until there is a file `room`."""
+
+
+def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
+    stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner.py").write_text(WRITES_LATER.format(source=str(Path(poise.__file__).parents[1])))
+    monkeypatch.setattr(spawning, "MAIN", str(tmp_path / "runner.py"))
+    stage.world.close()
+    stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.1))
+    stage.begun("1", "")
+    stage.begun("2", WAITS, 1)
+    until(lambda: not is_alive(runner_of(stage, "1")["replicas"][0]["pid"]))
+    os.kill(runner_of(stage, "2")["pid"], signal.SIGSTOP)
+    for job in ("1", "2"):
+        stage.world.leave(job, 1, notice(deadline=0.1))
+    assert stage.wait(RunEnded, "2").cause == "KILL"
+    assert not stage.of(RunEnded, "1")
+    (stage.run_dir("1") / "room").touch()
+    ended = stage.wait(RunEnded, "1")
+    assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
 
 
 def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:

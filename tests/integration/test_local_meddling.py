@@ -17,6 +17,8 @@ from tests.worlds import (
     QUICK,
     WAITS,
     LocalStage,
+    a_request,
+    an_order,
     is_alive,
     notice,
     python,
@@ -93,6 +95,19 @@ def test_exit_that_makes_no_sense_is_a_failed_run(stage: LocalStage, text: str) 
     still_works(stage)
 
 
+UNWRITABLE = {
+    "failure": "json.dump({'version': 1, 'cause': text}, open(run + '/failure.json', 'w')); sys.exit(1)",
+    "exit": "fields = {'version': 1, 'at': 5.0, 'how': 'failed', 'replicas': [], 'cause': text}\n"
+    "json.dump(fields, open(run + '/exit.json', 'w'))" + KILLS_ITS_RUNNER,
+}
+
+
+@pytest.mark.parametrize("kind", UNWRITABLE)
+def test_cause_that_cannot_be_written_or_that_a_terminal_would_obey_is_made_harmless(stage: LocalStage, kind: str) -> None:
+    stage.run("1", HERE + "text = 'network-error \\ud800\\x1b[2J\\n'\n" + UNWRITABLE[kind])
+    assert stage.wait(RunEnded, "1").cause == "network-error ??[2J"
+
+
 def test_run_that_has_removed_its_directory_does_not_run_twice_at_once(stage: LocalStage) -> None:
     order = meddled(stage, "1", "shutil.rmtree(run)")
     before = stage.processes()
@@ -150,6 +165,29 @@ def test_ports_of_runs_that_go_on_are_not_given_away(stage: LocalStage) -> None:
     stage.reopen((order, Grip.RUN))
     stage.wait(RunBegan, "1", count=2)
     assert int(port) in stage.world._runs._ports
+
+
+LINKS = {
+    "job": "os.rename(job, job + '-old'); os.symlink('2', job)",
+    "runs": "os.rename(job + '/runs', job + '/old'); os.symlink('../2/runs', job + '/runs')",
+    "run": "os.symlink('../../2/runs/1', job + '/runs/2')",
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_link_in_place_of_a_directory_fails_the_run_and_leads_to_nothing(stage: LocalStage, kind: str) -> None:
+    stage.begun("2", WAITS, 1)
+    other = stage.folder / "jobs" / "2"
+    before = {path: path.stat().st_ino for path in other.rglob("*")}
+    stage.run("1", HERE + BEGUN + "job = os.path.dirname(os.path.dirname(run))\n" + LINKS[kind] + "; sys.exit(1)")
+    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    order = stage.run("1", epoch=2)
+    ended = stage.wait(RunEnded, "1", 2)
+    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    stage.reopen((order, Grip.RUN), (an_order("2", a_request(WAITS), 1), Grip.RUN))
+    assert stage.wait(RunEnded, "1", 2, count=2).how is Ending.FAILED
+    stage.wait(RunBegan, "2", count=2)
+    assert {path: path.stat().st_ino for path in other.rglob("*")} == before
 
 
 # GPUs come free
@@ -301,7 +339,8 @@ def test_log_directory_that_is_none_keeps_a_run_from_beginning(stage: LocalStage
     stage.wait(RunEnded, "1")
     stage.run("1", epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
-    assert (ended.how, ended.cause) == (Ending.FAILED, "storage-full")
+    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    assert verdict("no-signature") is not Verdict.TRANSIENT
 
 
 # Faults of the service

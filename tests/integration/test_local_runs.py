@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 
+from poise.backends.local import checking
 from poise.engine.live import Ending, Part, RunBegan, RunEnded
 from poise.model.errors import RequestError
 
@@ -227,6 +228,20 @@ def test_file_that_is_no_program_fails_the_run(stage: LocalStage, tmp_path: Path
     stage.run("1", (str(tmp_path / "script"),))
     ended = stage.wait(RunEnded, "1")
     assert (ended.cause, ended.codes) == ("permission-error", (126,))
+
+
+def test_longest_argument_and_variable_that_are_taken_can_be_handed_over(stage: LocalStage) -> None:
+    argument, variable = "x" + "€" * 43_690, "xx" + "€" * 43_689
+    assert len(argument.encode()) == len(f"A={variable}".encode()) == checking.MOST_BYTES
+    request = a_request(
+        python("import os, sys; print(len(sys.argv[1]), len(os.environ['A']))", argument), env={"A": variable}
+    )
+    checking.checked(request)
+    stage.world.launch(an_order("1", request))
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert f"{len(argument)} {len(variable)}" in stage.text("1")
+    with pytest.raises(RequestError, match="A has"):
+        checking.checked(a_request("", env={"A": variable + "x"}))
 
 
 def test_disk_that_is_full_fails_the_launch(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:

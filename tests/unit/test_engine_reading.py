@@ -1,5 +1,7 @@
 """What people read of a live service: pages of the queue, places in line, what happened."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from tests.machine_laws import paged
 from poise.engine.live import Ending, LogPart
 from poise.server import lining as lining_module
 from poise.server import telling as telling_module
-from poise.server.seam import RefusedError
+from poise.server.seam import Fault, RefusedError
 from poise.wire.views import Events, Happening, Queue, State
 
 EVERY = frozenset(State)
@@ -212,6 +214,26 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
 
 
 # Logs
+
+
+@pytest.mark.parametrize(
+    ("number", "fault", "text"),
+    [
+        (errno.EMFILE, Fault.NOT_READY, "cannot be read at the moment"),
+        (errno.EACCES, Fault.UNKNOWN, "has no log that the service may read"),
+    ],
+)
+def test_a_log_that_may_never_be_read_is_not_said_to_be_so_at_the_moment(
+    service: Service, monkeypatch: pytest.MonkeyPatch, number: int, fault: Fault, text: str
+) -> None:
+    def refuses(*_: object) -> LogPart:
+        raise OSError(number, os.strerror(number))
+
+    [job] = service.submit(a_request())
+    monkeypatch.setattr(PretendWorld, "log", refuses)
+    with pytest.raises(RefusedError, match=text) as refused:
+        service.engine.log(job, replica=0, offset=0, limit=10)
+    assert refused.value.fault is fault
 
 
 @pytest.mark.parametrize(("replicas", "most"), [("node", 1), ("gpu", 2)])

@@ -8,6 +8,7 @@ from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_r
 from poise.engine.live import Ending, RunEnded, RunOrder
 from poise.policies.catalogue import POLICIES
 from poise.server.advising import RESIZING
+from poise.server.ordering import held_runs
 from poise.wire.views import Account, Happening, Role, State
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -201,6 +202,16 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
     )
     assert said_of(service, long, "preempted") == [text]
     assert service.engine.show(long).runs[0].cause == text
+    service.restart()  # the worker may not have been told yet
+    assert reasons(service) == {long: text, short: None}
+    service.wish(lambda engine: engine.cancel(ALICE, long))
+    service.restart()
+    assert reasons(service)[long] == service.engine.show(long).job.reason.text == "cancelled by its owner"
+
+
+def reasons(service: Service) -> dict[str, str | None]:
+    """Why runs are to end, as a world is told that takes them over."""
+    return {order.job: order.reason for order, _ in held_runs(service.loop.store, service.loop.situation)}
 
 
 # How many there are of those that were asked for

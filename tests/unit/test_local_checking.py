@@ -40,6 +40,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a relative path without a directory": ({"command": ("./train.sh",)}, "relative path; give an absolute one, or a cwd"),
     "a directory that is not there": ({"command": ("sh",), "cwd": "/no/such"}, "cwd: '/no/such' does not exist"),
     "a directory that is a file": ({"command": ("sh",), "cwd": "{}/data"}, "data' is not a directory"),
+    "a variable that is too long": (
+        {"command": ("sh",), "env": {"A": "€" * 43_690}},
+        "env: A has 131,072 bytes as UTF-8; at most 131,071 can be handed over: put it into a file",
+    ),
+    "an argument that is too long": (
+        {"command": ("sh", "-c", "true", "😀" * 32_768)},
+        "command: argument 3 has 131,072 bytes as UTF-8; at most 131,071",
+    ),
+    "a setup that is too long": (
+        {"command": ("sh",), "setup": ("sh", "😀" * 32_768)},
+        "setup: argument 1 has 131,072 bytes as UTF-8",
+    ),
     "a setup that is nowhere": ({"command": ("sh",), "setup": ("nope",)}, "setup: no program 'nope'"),
 }
 
@@ -49,6 +61,8 @@ def test_what_is_not_on_this_machine_is_refused_in_one_line(folder: Path, name: 
     fields, want = WRONG[name]
 
     def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return value
         return value.format(folder) if isinstance(value, str) else tuple(word.format(folder) for word in value)
 
     with pytest.raises(RequestError) as refused:

@@ -112,8 +112,27 @@ def test_log_that_does_not_exist_is_empty(logs: Logs) -> None:
 def test_log_that_is_a_link_is_not_followed(logs: Logs, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("token")
     (logs.folder / "0.log").symlink_to(tmp_path / "secret")
-    with pytest.raises(OSError, match="symbolic links"):
-        logs.read(0)
+    assert logs.read(0) == ("", 0, 0)
+    (logs.folder / "0.log.5").symlink_to(tmp_path / "secret")
+    assert logs.read(-5) == ("", 0, 0)
+
+
+@pytest.mark.parametrize("name", ["1", "1/log"])
+def test_log_below_a_link_is_not_read(logs: Logs, tmp_path: Path, name: str) -> None:
+    logs.writer().write(b"hello\n")
+    (tmp_path / name).rename(tmp_path / "moved")
+    (tmp_path / name).symlink_to(tmp_path / "moved")
+    assert logs.read(0) == ("", 0, 0)
+
+
+def test_part_that_was_taken_away_counts_as_deleted_with_all_before_it(logs: Logs) -> None:
+    writer = logs.writer(10, 9)
+    for number in range(4):
+        writer.write(f"{number}".encode() * 10)
+    (logs.folder / "0.log.10").unlink()
+    (logs.folder / "0.log.10").mkdir()
+    assert logs.read(0) == ("2" * 10 + "3" * 10, 20, 40)
+    writer.close()
 
 
 def test_disk_that_is_full_costs_lines_and_says_so(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:

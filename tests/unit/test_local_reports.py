@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.machine import Service, a_request
 
 from poise.backends.local.clockwork import Clockwork
-from poise.backends.local.endings import progressed
-from poise.backends.local.records import PROGRESS, get
+from poise.backends.local.endings import line, progressed
+from poise.backends.local.records import LONGEST, PROGRESS, get
 from poise.engine.live import Ending
 from poise.server.records import Record
 from poise.wire.request import MOST_STEPS
@@ -30,6 +30,14 @@ def test_a_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, o
     assert report.loss is None or isfinite(report.loss)
     assert report.total is None or 0 < report.total <= MOST_STEPS
     assert all(each is None or 0 <= each <= MOST_STEPS for each in (report.steps, report.checkpoint, report.throughput))
+
+
+@given(st.text(st.characters(categories=["L", "N", "Z", "C"])))
+def test_a_cause_is_one_line_that_can_be_written_and_printed(text: str) -> None:
+    told = line(text)
+    assert told is not None
+    assert told.isprintable()
+    assert len(told.encode()) <= 4 * LONGEST
 
 
 @pytest.mark.parametrize("number", [MOST_STEPS, 1e308, inf, nan, -1.0, 5e-324])

@@ -29,6 +29,7 @@ class RunOrder:
     ran      seconds for which processes of its job have run before
     beside   job that is to share these GPUs: it need not have left them
     speeds   of a job whose steps divide: how fast one GPU of each type is believed to be; empty: all alike
+    reason   of a run that is to end by now (`World.adopt`): why, in the words that everybody was told; None: not known
     """
 
     job: str
@@ -39,6 +40,7 @@ class RunOrder:
     ran: float = 0.0
     beside: str | None = None
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,10 @@ class World(Protocol):
         """End a run whose job is no longer wanted: TERM, a short wait, KILL. Told as RunEnded (YIELDED)."""
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
-        """A part of what a replica has written, in all of its job's runs; nothing if it has written nothing."""
+        """A part of what a replica has written, in all of its job's runs; nothing if it has written nothing.
+
+        OSError: it cannot be read at the moment; PermissionError: it may not be read.
+        """
 
     def close(self) -> None:
         """Let go of everything; processes go on."""

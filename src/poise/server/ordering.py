@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from poise.engine.live import Grip, RunOrder
 from poise.model.errors import JournalError
 from poise.server.records import Record, RunRecord
-from poise.server.situation import Situation
+from poise.server.situation import JOB_ENDED, Situation
 from poise.server.store import Store
 from poise.wire.request import Request
 
@@ -24,7 +24,8 @@ def run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, 
         request = _request(job.id, requests)
         beside = situation.partner(job.id)
         speeds = _speeds(situation, job.id) if run is record.current else {}
-        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.busy, beside, speeds)
+        reason = _reason(record, run)
+        yield RunOrder(job.id, run.epoch, situation.parts(run), request, job.tenant, record.busy, beside, speeds, reason)
 
 
 def _request(job: str, requests: Mapping[str, str]) -> Request:
@@ -32,6 +33,11 @@ def _request(job: str, requests: Mapping[str, str]) -> Request:
         return Request.model_validate_json(requests[job])
     except (KeyError, ValueError) as error:
         raise JournalError(f"job {job}: what was submitted makes no sense any more: {error!r:.100}") from error
+
+
+def _reason(record: Record, run: RunRecord) -> str | None:
+    """Why a run is to end, in the words that its worker was told, or was about to be; None: it is not to end."""
+    return {Grip.RUN: None, Grip.LEAVE: run.cause, Grip.GONE: record.cause or JOB_ENDED}[run.grip]
 
 
 def _speeds(situation: Situation, job: str) -> dict[str, float]:

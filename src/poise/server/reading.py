@@ -156,6 +156,8 @@ class LiveEngine:
         ended = record.finished is not None and not record.open_runs()
         try:
             found = self._loop.world.log(job, replica, offset, limit)
+        except PermissionError as error:  # that does not pass by itself
+            raise RefusedError(Fault.UNKNOWN, f"job {job} has no log that the service may read: {error}") from error
         except OSError as error:
             raise RefusedError(Fault.NOT_READY, f"the log of job {job} cannot be read at the moment: {error}") from error
         text = found.text.decode("utf-8", "replace")

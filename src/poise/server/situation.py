@@ -43,6 +43,8 @@ _RULES = {
     Why.VALIDATED: "its trial is over",
     Why.HELD: "it was put on hold",
 }
+JOB_ENDED = "its job has ended"
+"""Why a run is to end whose job has not said why it did."""
 
 
 @dataclass
@@ -307,7 +309,7 @@ class Situation:
         record.flags = () if flag is None else (flag,)
         for run in record.open_runs():
             run.grip = Grip.GONE
-            orders.kills.append((record.job.id, run.epoch, cause or "its job has ended"))
+            orders.kills.append((record.job.id, run.epoch, cause or JOB_ENDED))
 
     def _release(self, record: Record, now: float, tenants: set[str]) -> None:
         """The core has its GPUs back, and they are charged."""

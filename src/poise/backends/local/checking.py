@@ -9,10 +9,12 @@ from poise.model.errors import RequestError
 from poise.wire.request import Request
 
 LONGEST_SHOWN = 200
+MOST_BYTES = (128 << 10) - 1
+"""Of an argument, or of a variable with its name: the kernel starts nothing that has more (MAX_ARG_STRLEN in execve(2))."""
 
 
 def checked(request: Request, environ: Mapping[str, str] | None = None) -> None:
-    """The working directory is there, and so are the programs; RequestError says what is not.
+    """The working directory is there, and so are the programs, and they can be started; RequestError says what is not.
 
     environ   the server's environment; None: this process's
     """
@@ -24,9 +26,9 @@ def checked(request: Request, environ: Mapping[str, str] | None = None) -> None:
     path = request.env.get("PATH", base.get("PATH", os.defpath))
     for field, command in (("command", request.command), ("setup", request.setup)):
         if command:
-            _check_encoding(field, command)
+            _check_bytes(field, {f"argument {number}": text for number, text in enumerate(command)})
             _check_program(field, command[0], cwd, path)
-    _check_encoding("env", tuple(request.env.values()))
+    _check_bytes("env", {name: f"{name}={value}" for name, value in request.env.items()})
 
 
 def _check_program(field: str, program: str, cwd: str | None, path: str) -> None:
@@ -46,9 +48,14 @@ def _check_program(field: str, program: str, cwd: str | None, path: str) -> None
         )
 
 
-def _check_encoding(field: str, texts: tuple[str, ...]) -> None:
-    try:
-        for text in texts:
-            text.encode()
-    except UnicodeEncodeError:
-        raise RequestError(f"{field}: not every character of it can be written as UTF-8") from None
+def _check_bytes(field: str, texts: Mapping[str, str]) -> None:
+    """Each can be handed to a program; they have names for people."""
+    for name, text in texts.items():
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise RequestError(f"{field}: not every character of {name} can be written as UTF-8") from None
+        if size > MOST_BYTES:
+            raise RequestError(
+                f"{field}: {name} has {size:,} bytes as UTF-8; at most {MOST_BYTES:,} can be handed over: put it into a file"
+            )

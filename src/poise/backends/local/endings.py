@@ -5,15 +5,13 @@ from math import isfinite
 from typing import NamedTuple
 
 from poise.backends.local.folders import Folders
-from poise.backends.local.records import EXIT, PROGRESS, STORAGE, Fields, now
+from poise.backends.local.records import EXIT, PROGRESS, STORAGE, Fields, now, one_line
 from poise.engine.live import Ending, Grip, RunEnded, RunProgressed
 from poise.wire.request import MOST_STEPS
 
 UNREADABLE = "no-signature"
 EXHAUSTED = "node-exhausted"
 """Why a run could not be begun on a machine that has no processes or files left: what it has too many of may end."""
-LONGEST = 100
-"""Characters of a cause."""
 MOST_PID = 1 << 22
 """No pid is above (proc(5))."""
 _REFUSALS = {
@@ -124,8 +122,8 @@ def _code(value: object) -> int | None:
 
 
 def line(value: object) -> str | None:
-    """A cause, as one line that is not too long; None: it is no text."""
-    return " ".join(value.split())[:LONGEST] if isinstance(value, str) else None
+    """A cause, as one line that can be told to anybody; None: it is no text."""
+    return one_line(value) if isinstance(value, str) else None
 
 
 def _steps(folders: Folders, job: str, epoch: int, how: Ending) -> float | None:

@@ -5,10 +5,12 @@ STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from poise.backends.local.records import LOCK, Fields, get, is_there, now, put, take_lock
+from poise.backends.local.processes import SCARCE
+from poise.backends.local.records import FOLDER, LOCK, PASSING, Fields, get, is_there, now, open_below, put, take_lock
 from poise.model.errors import RequestError
 from poise.worker.checkpoints import Checkpoints
 
@@ -17,7 +19,6 @@ KEPT_RUNS = 3
 """Directories of runs that are kept of a job, the latest ones."""
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def token(job: str) -> str:
@@ -54,45 +55,51 @@ class Folders:
         return self.job_path(job) / "runs" / str(epoch)
 
     def make_run(self, job: str, epoch: int) -> None:
-        """Make the directory of a run, and those of its job if need be; old runs go."""
-        for name in (token(job), f"{job}/checkpoint", f"{job}/log", f"{job}/work", f"{job}/runs", f"{job}/runs/{epoch}"):
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self.handle)
-        for old in self.epochs(job)[:-KEPT_RUNS]:
-            with suppress(OSError):
-                remove_tree(self.handle, f"{job}/runs/{old}")
+        """Make the directory of a run, and those of its job if need be; old runs go. OSError: a link is in the way."""
+        _make(self.handle, token(job))
+        with self._opened(job) as folder:
+            for name in ("checkpoint", "log", "work", "runs"):
+                _make(folder, name)
+        with self._opened(job, "runs") as runs:
+            _make(runs, str(epoch))
+            for old in _numbers(runs)[:-KEPT_RUNS]:
+                with suppress(OSError):
+                    remove_tree(runs, str(old))
 
     def has_run(self, job: str, epoch: int) -> bool:
-        """The run has a directory."""
-        return is_there(self.handle, f"{token(job)}/runs/{epoch}")
+        """The run has a directory; also if that cannot be found out just now."""
+        return self._is_there(str(epoch), job, "runs")
 
     def has(self, job: str, epoch: int, name: str) -> bool:
-        """The run has a file of that name."""
-        return is_there(self.handle, f"{token(job)}/runs/{epoch}/{name}")
+        """The run has a file of that name; also if that cannot be found out just now."""
+        return self._is_there(name, job, "runs", str(epoch))
 
     def get(self, job: str, epoch: int, name: str) -> Fields | None:
         """What a file of a run says; None: nothing that can be understood."""
-        return get(self.handle, f"{token(job)}/runs/{epoch}/{name}")
+        try:
+            with self._run(job, epoch) as folder:
+                return get(folder, name)
+        except OSError:
+            return None
 
     def put(self, job: str, epoch: int, name: str, fields: Fields) -> None:
         """Replace a file of a run."""
-        put(self.handle, f"{token(job)}/runs/{epoch}/{name}", fields)
+        with self._run(job, epoch) as folder:
+            put(folder, name, fields)
 
     def stamp(self, job: str, epoch: int, name: str) -> tuple[int, int, int] | None:
         """Something that changes whenever a file is replaced; None: it is not there."""
         try:
-            stat = os.stat(f"{token(job)}/runs/{epoch}/{name}", dir_fd=self.handle)
+            with self._run(job, epoch) as folder:
+                stat = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
             return None
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
     def lock(self, job: str, epoch: int) -> int | None:
         """The run's lock, as an open file; None: its runner has it."""
-        folder = os.open(f"{token(job)}/runs/{epoch}", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.handle)
-        try:
+        with self._run(job, epoch) as folder:
             return take_lock(folder)
-        finally:
-            os.close(folder)
 
     def last_sign(self, job: str, epoch: int) -> float:
         """When the run's runner was last known to live: it touches its lock every few seconds.
@@ -100,10 +107,28 @@ class Folders:
         Now, if the lock is gone.
         """
         try:
-            stat = os.stat(f"{token(job)}/runs/{epoch}/{LOCK}", dir_fd=self.handle, follow_symlinks=False)
+            with self._run(job, epoch) as folder:
+                stat = os.stat(LOCK, dir_fd=folder, follow_symlinks=False)
         except OSError:
             return now()
         return min(stat.st_mtime, now())
+
+    def epochs(self, job: str) -> list[int]:
+        """Runs of a job that have a directory, in order."""
+        try:
+            with self._opened(job, "runs") as runs:
+                return _numbers(runs)
+        except OSError:
+            return []
+
+    def checkpoints(self, job: str) -> list[int]:
+        """Steps of the complete checkpoints of a job, the latest first."""
+        try:
+            with self._opened(job) as folder:
+                # A link is followed here: whoever keeps checkpoints elsewhere may, and nothing but names is read.
+                return Checkpoints(f"/proc/self/fd/{folder}/checkpoint").complete()
+        except OSError:
+            return []
 
     def run_at(self, path: str) -> tuple[str, int] | None:
         """The run whose directory that is; None: it is none of these."""
@@ -112,23 +137,34 @@ class Folders:
             return None
         return (job, int(epoch)) if str(self.run_path(job, int(epoch))) == path else None
 
-    def epochs(self, job: str) -> list[int]:
-        """Runs of a job that have a directory, in order."""
+    @contextmanager
+    def _opened(self, job: str, *names: str) -> Iterator[int]:
+        """A directory of a job. Everything that is opened below the directory of all jobs is opened here, links excluded."""
+        folder = open_below(self.handle, token(job), *names)
         try:
-            folder = os.open(f"{token(job)}/runs", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.handle)
-        except OSError:
-            return []
-        try:
-            return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
+            yield folder
         finally:
             os.close(folder)
 
-    def checkpoints(self, job: str) -> list[int]:
-        """Steps of the complete checkpoints of a job, the latest first."""
+    def _run(self, job: str, epoch: int) -> AbstractContextManager[int]:
+        return self._opened(job, "runs", str(epoch))
+
+    def _is_there(self, name: str, job: str, *names: str) -> bool:
         try:
-            return Checkpoints(str(self.job_path(job) / "checkpoint")).complete()
-        except OSError:
-            return []
+            with self._opened(job, *names) as folder:
+                return is_there(folder, name)
+        except OSError as error:
+            return error.errno in SCARCE | PASSING  # who takes it to be there looks again
+
+
+def _make(folder: int, name: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=folder)
+
+
+def _numbers(runs: int) -> list[int]:
+    """Epochs that have a directory, in order."""
+    return sorted(int(name) for name in os.listdir(runs) if _NUMBER.fullmatch(name))
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -136,7 +172,7 @@ def remove_tree(parent: int, name: str) -> None:
 
     One directory is open at a time, and the way back up is `..`: neither calls nor open files nor paths grow with the depth.
     """
-    here = os.open(name, _FOLDER, dir_fd=parent)
+    here = os.open(name, FOLDER, dir_fd=parent)
     way: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
     try:
         todo = _emptied(here)
@@ -156,7 +192,7 @@ def remove_tree(parent: int, name: str) -> None:
 
 
 def _gone_to(here: int, name: str) -> int:
-    there = os.open(name, _FOLDER, dir_fd=here)
+    there = os.open(name, FOLDER, dir_fd=here)
     os.close(here)
     return there
 

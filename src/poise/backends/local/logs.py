@@ -2,9 +2,11 @@
 
 import os
 from contextlib import suppress
+from stat import S_ISREG
 from typing import NamedTuple
 
-from poise.backends.local.runner.logfile import begins, parts
+from poise.backends.local.records import open_below
+from poise.backends.local.runner.logfile import parts
 from poise.engine.live import LogPart
 
 TRIES = 5
@@ -19,15 +21,21 @@ class _Piece(NamedTuple):
     name: str
     inode: int
 
+    @property
+    def end(self) -> int:
+        """Bytes before what follows it."""
+        return self.begin + self.size
+
 
 def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogPart:
     """At most `limit` bytes from `offset` on, in whole characters; a negative offset counts from the end. No log: no text.
 
-    What was deleted is passed over: the answer says where it begins. OSError: it cannot be read at the moment.
+    What was deleted is passed over: the answer says where it begins. So is what the job has put there instead of a file:
+    nothing of its log is in that. OSError: it cannot be read at the moment; PermissionError: it may not be read.
     """
     try:
-        folder = os.open(f"{job}/log", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=jobs)
-    except FileNotFoundError:
+        folder = open_below(jobs, job, "log")
+    except (FileNotFoundError, NotADirectoryError):
         return LogPart(b"", 0, 0)
     try:
         for _ in range(TRIES):
@@ -43,7 +51,7 @@ def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
     pieces = _pieces(folder, replica)
     if not pieces:
         return LogPart(b"", 0, 0)
-    end = pieces[-1].begin + pieces[-1].size
+    end = pieces[-1].end
     start = min(max(pieces[0].begin, end + offset if offset < 0 else offset), end)
     data = bytearray()
     for piece in pieces:
@@ -57,20 +65,31 @@ def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
 
 
 def _pieces(folder: int, replica: int) -> list[_Piece]:
-    """All there is, oldest first."""
+    """All there is, oldest first, without a gap."""
     name = f"{replica}.log"
     try:
-        current = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        current = _file(folder, name)
     except FileNotFoundError:
         current = None  # it was closed, and nothing has been written since
-    closed = parts(folder, replica)
-    stats = [os.stat(each, dir_fd=folder, follow_symlinks=False) for _, each in closed]
-    pieces = [_Piece(begin, stat.st_size, each, stat.st_ino) for (begin, each), stat in zip(closed, stats, strict=True)]
+    closed = [(begin, each, _file(folder, each)) for begin, each in parts(folder, replica)]
+    pieces = _joined([_Piece(begin, stat.st_size, each, stat.st_ino) for begin, each, stat in closed if stat is not None])
     if current is None:
         return pieces
     if any(piece.inode == current.st_ino for piece in pieces):
         raise FileNotFoundError(name)
-    return [*pieces, _Piece(begins(folder, closed), current.st_size, name, current.st_ino)]
+    return [*pieces, _Piece(pieces[-1].end if pieces else 0, current.st_size, name, current.st_ino)]
+
+
+def _file(folder: int, name: str) -> os.stat_result | None:
+    """What is known of a file; None: what is there is none."""
+    stat = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return stat if S_ISREG(stat.st_mode) else None
+
+
+def _joined(pieces: list[_Piece]) -> list[_Piece]:
+    """Those after the last gap: where the job took one away, those before it count as deleted too."""
+    gaps = [number for number in range(1, len(pieces)) if pieces[number - 1].end != pieces[number].begin]
+    return pieces[gaps[-1] :] if gaps else pieces
 
 
 def _bytes(folder: int, piece: _Piece, at: int, count: int) -> bytes:

@@ -21,7 +21,7 @@ class LocalSettings:
     """How runs are kept. Times in seconds.
 
     term_seconds     between TERM and KILL
-    guard_seconds    after which a runner that should be gone is killed itself
+    guard_seconds    after which a runner that should be gone, and has processes left, is killed itself
     progress_every   between two looks at what runs report of themselves
     silent_seconds   after which a runner that does nothing at all is killed; one that is well looks around twice a second
     log_bytes        of a part of a replica's log;  log_files: parts that are kept

@@ -26,10 +26,10 @@ CHECKPOINT_FAILED = 73
 """Exit code of a replica that could not write or read its checkpoint."""
 
 NO_STORAGE = 74
-"""Exit code of a runner that could not write down that it began (EX_IOERR)."""
+"""Exit code of a runner that could not write down that it began, for want of room (EX_IOERR)."""
 
 UNSAID = 70
-"""Exit code of a runner that could not write down how its run ended, and never will (EX_SOFTWARE)."""
+"""Exit code of a runner that could not write down that its run began, or how it ended, and never will (EX_SOFTWARE)."""
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """What a disk that is full or sick says: that is waited for."""
 
@@ -48,10 +48,48 @@ MOST_BYTES = {ORDER: 16 << 20, PROGRESS: 64 << 10, FAILURE: 64 << 10}
 USUAL_BYTES = 1 << 20
 """Of any other."""
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+"""How a directory is opened that a job could have replaced."""
+LONGEST = 100
+"""Characters of a cause."""
+
+
+def one_line(text: str) -> str:
+    """What a job says, as one line of printable characters that is not too long.
+
+    JSON can hold what cannot be written as UTF-8, and what a terminal would obey: it goes to everybody who asks.
+    """
+    return "".join(char if char.isprintable() else "?" for char in " ".join(text.split())[:LONGEST])
+
 
 def now() -> float:
     """Seconds since 1970, by a clock that may be set back."""
     return time()
+
+
+def open_below(folder: int, first: str, *names: str) -> int:
+    """A directory below an open one, opened name by name; OSError if one of them is none, or a link.
+
+    A job can put links where its directories were. They lead to what is somebody else's.
+    """
+    here = os.open(first, FOLDER, dir_fd=folder)
+    for name in names:
+        try:
+            below = os.open(name, FOLDER, dir_fd=here)
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
+def open_run(path: str) -> int:
+    """The directory of a run, of which it is known where it is: STATE/jobs/<job>/runs/<epoch>."""
+    jobs, *names = path.rsplit("/", 3)
+    folder = os.open(jobs, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return open_below(folder, *names)
+    finally:
+        os.close(folder)
 
 
 def put(folder: int, name: str, fields: Fields) -> None:

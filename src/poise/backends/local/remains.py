@@ -7,7 +7,7 @@ from poise.backends.local.endings import UNREADABLE, lost_fields, number, runner
 from poise.backends.local.folders import Folders
 from poise.backends.local.occupancy import LocalRun
 from poise.backends.local.orders import replica_count
-from poise.backends.local.processes import belongs, boot, kill_where, opened, start_of
+from poise.backends.local.processes import belongs, boot, children, kill_where, opened, start_of
 from poise.backends.local.records import LOST, RUNNER, Fields, now
 from poise.backends.local.spawning import reap
 from poise.engine.live import Ending, Grip, RunEnded
@@ -35,6 +35,17 @@ def kill_left(folders: Folders, run: LocalRun) -> int:
 
 def _mark(folders: Folders, run: LocalRun) -> bytes:
     return RUN_DIR + b"=" + os.fsencode(folders.run_path(*run.key))
+
+
+def is_only_writing(run: LocalRun) -> bool:
+    """Nothing is left of a run but its runner; also if that cannot be found out just now.
+
+    Whatever lost its parent there is the runner's child. A runner that hangs is found by its silence.
+    """
+    try:
+        return not children(run.pid)
+    except OSError:
+        return True
 
 
 def lost(folders: Folders, run: LocalRun) -> Fields:

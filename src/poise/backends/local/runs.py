@@ -38,7 +38,7 @@ from poise.backends.local.records import (
     Fields,
     now,
 )
-from poise.backends.local.remains import RUN_DIR, bury, faulted, kill_left, living_runner, lost
+from poise.backends.local.remains import RUN_DIR, bury, faulted, is_only_writing, kill_left, living_runner, lost
 from poise.backends.local.spawning import reap, spawn
 from poise.engine.live import Grip, Notice, RunBegan, RunEnded, RunOrder, Tell
 
@@ -47,6 +47,8 @@ LOOK_SECONDS = 0.02
 SLOWEST_LOOK = 1.0
 WRITE_SECONDS = 0.5
 """Between two tries to write what must be written."""
+UNWANTED = "it is not wanted any more"
+"""What a run is told that is to end, and that nobody knows."""
 MOST_ATTEMPTS = 3
 """Runners that may die before they have begun a run, until it counts as failed."""
 
@@ -173,13 +175,12 @@ class Runs:
     def _resume_ending(self, run: LocalRun) -> None:
         """The end of a lease that was wanted before a crash: it may or may not have been written down."""
         lease = self._folders.get(*run.key, LEASE) or {}
+        reason = (None if run.order is None else run.order.reason) or UNWANTED
         if run.grip is Grip.GONE:
-            reason = "its job is no longer wanted"
             self._end_lease(run, Notice("stopped", reason, self._settings.term_seconds), "stop")
         elif number(lease.get("ends")) is None and run.order is not None:
             request = run.order.request
-            notice = Notice("preempted", "its GPUs are wanted for another job", request.checkpoint.deadline)
-            self._end_lease(run, notice, leaving_mode(request))
+            self._end_lease(run, Notice("preempted", reason, request.checkpoint.deadline), leaving_mode(request))
         else:
             self._guard(run, number(lease.get("seconds")) or 0.0)
 
@@ -320,8 +321,14 @@ class Runs:
 
     def _guard(self, run: LocalRun, deadline: float) -> None:
         """A runner that does not do its work in time is killed: its GPUs were promised to somebody."""
-        seconds = deadline + self._settings.term_seconds + self._settings.guard_seconds
-        self._deeds.after(seconds, run, self._signal, signal.SIGKILL)
+        self._deeds.after(deadline + self._settings.term_seconds + self._settings.guard_seconds, run, self._press)
+
+    def _press(self, run: LocalRun) -> None:
+        """Its runner should be gone. One that only waits for room to write down the end is let: the end would be lost."""
+        if run.process >= 0 and is_only_writing(run):
+            self._deeds.after(self._settings.guard_seconds, run, self._press)
+        else:
+            self._signal(run, signal.SIGKILL)
 
     def _signal(self, run: LocalRun, number: signal.Signals) -> None:
         if run.process >= 0:

@@ -8,7 +8,10 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
+from poise.backends.local.records import open_run
+
 MAIN = str(Path(__file__).with_name("runner") / "__main__.py")
+LOG = "runner.log"
 READY = 3
 """The file that the runner closes once all replicas have started."""
 
@@ -23,7 +26,7 @@ class Spawned(NamedTuple):
 
 def spawn(path: Path, environment: dict[str, str]) -> Spawned:
     """Start the runner of the order in that directory; OSError if that is not possible."""
-    log = _log(path / "runner.log")
+    log = _log(path)
     try:
         ready, tell = os.pipe()
     except OSError:
@@ -51,11 +54,15 @@ def spawn(path: Path, environment: dict[str, str]) -> Spawned:
 def _log(path: Path) -> int:
     """What the runner may write to, opened here: a process that is being started would wait for whoever reads a pipe."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    handle = os.open(path, flags, 0o600)
+    folder = open_run(str(path))
+    try:
+        handle = os.open(LOG, flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
     if S_ISREG(os.fstat(handle).st_mode):
         return handle
     os.close(handle)
-    raise FileExistsError(errno.EEXIST, "not a file", str(path))
+    raise FileExistsError(errno.EEXIST, "not a file", str(path / LOG))
 
 
 def _opened(pid: int) -> int:

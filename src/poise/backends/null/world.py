@@ -15,7 +15,7 @@ from time import (
 )
 
 from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, RunProgressed, Tell
-from poise.wire.request import Request
+from poise.wire.request import MOST_STEPS, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,14 @@ class NullWorld:
 
     def _end(self, run: _NullRun, how: Ending) -> None:
         order = run.order
-        steps = self._seconds_done(run) * _steps_a_second(order.request)
+        steps = _steps(order.request, self._seconds_done(run))
         codes = (0,) if how is Ending.FINISHED else ()
         self._tell(RunEnded(order.job, order.epoch, time(), how, steps, None, codes))
 
     def _report(self, run: _NullRun) -> None:
         """It can leave at any time: nothing of it is ever lost."""
-        speed = _steps_a_second(run.order.request)
-        steps, total = run.done * speed, run.order.request.steps
         order = run.order
+        steps, speed, total = _steps(order.request, run.done), _steps_a_second(order.request), order.request.steps
         self._tell(RunProgressed(order.job, order.epoch, time(), steps, total, steps, speed, None))
 
     def _work(self) -> None:
@@ -133,5 +132,11 @@ def _seconds(request: Request) -> float:
     return request.duration or request.steps or inf
 
 
+def _steps(request: Request, done: float) -> float:
+    """What a job has done after so many seconds of its own."""
+    return request.steps * (done / request.duration) if request.steps and request.duration else done
+
+
 def _steps_a_second(request: Request) -> float:
-    return request.steps / request.duration if request.steps and request.duration else 1.0
+    """Bounded: what takes next to no time is not endlessly fast."""
+    return min(request.steps / request.duration, MOST_STEPS) if request.steps and request.duration else 1.0

@@ -99,10 +99,17 @@ class Replica:
         self.pipe = -1
 
     def signal(self, number: int) -> None:
-        """To its whole process group. It has not been reaped, so the group is still its own."""
-        if self.code is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+        """To its whole process group, and to itself should it have left that.
+
+        It has not been reaped, so its number is still its own, as is that of the group.
+        """
+        if self.code is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        with suppress(ProcessLookupError):
+            if os.getpgid(self.pid) != self.pid:  # not twice: somebody may count how often it is told
+                os.kill(self.pid, number)
 
 
 def _pipe(program: str) -> tuple[int, int]:

@@ -6,10 +6,11 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
-from poise.backends.local.processes import boot, children, oom_kills, start_of
+from poise.backends.local.processes import SCARCE, boot, children, oom_kills, start_of
 from poise.backends.local.records import (
     EXIT,
     FAILURE,
+    FOLDER,
     LOST,
     NO_STORAGE,
     ORDER,
@@ -24,6 +25,8 @@ from poise.backends.local.records import (
     get,
     is_there,
     now,
+    one_line,
+    open_run,
     put,
     take_lock,
 )
@@ -33,6 +36,8 @@ from poise.backends.local.runner.replica import CannotStartError, Replica, adopt
 
 LOOK_SECONDS = 0.5
 """Most time between two looks at the lease."""
+SWEEP_SECONDS = 0.002
+"""Before a second look for what was killed; it doubles each time."""
 SIGN_SECONDS = 5.0
 """Between two signs of life: after a power failure it is known until when a run lived."""
 LOCK_SECONDS = 1.0
@@ -47,18 +52,20 @@ def main(path: str, ready: int) -> int:
     """Run the order in that directory; `ready` is closed once all replicas have started."""
     os.set_inheritable(ready, False)
     os.closerange(ready + 1, 1 << 20)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    folder = open_run(path)
     lock = _lock(folder)
     if lock is None or is_there(folder, EXIT) or is_there(folder, RUNNER):
         return NOT_MINE
     order = get(folder, ORDER)
     if order is None:
         return NOT_MINE
-    job = os.open(os.path.join(path, "..", ".."), os.O_RDONLY | os.O_DIRECTORY)
+    job = os.open("../..", FOLDER, dir_fd=folder)
     try:
         supervisor = Supervisor(folder, job, order, ready, lock)
-    except OSError:
-        return NO_STORAGE
+    except OSError as error:
+        if error.errno in SCARCE:  # no fault of the job: somebody will start another one
+            raise
+        return NO_STORAGE if error.errno in PASSING else UNSAID
     return supervisor.run()
 
 
@@ -89,7 +96,7 @@ class Supervisor:
         adopt_orphans()
         self._oom_kills = oom_kills()
         self._is_recorded = True
-        logs = os.open("log", os.O_RDONLY | os.O_DIRECTORY, dir_fd=job)
+        logs = os.open("log", FOLDER, dir_fd=job)
         rotation: Fields = order["log"]
         self._logs = [LogFile(logs, each["rank"], rotation["bytes"], rotation["files"]) for each in order["replicas"]]
         put(folder, RUNNER, self._state())  # last: what cannot be written down has not begun
@@ -170,7 +177,7 @@ class Supervisor:
             poll.register(each.pipe, select.POLLIN)
         by_pipe = {each.pipe: each for each in replicas}
         next_look = 0.0
-        while self._reap(replicas):
+        while self._is_awaited(replicas):
             moment = monotonic()
             next_event = min(next_look, self._next_signal())
             for handle, _ in poll.poll(max(0.0, next_event - moment) * 1000 + 1):
@@ -199,19 +206,24 @@ class Supervisor:
         if by_pipe[handle].pipe < 0:
             poll.unregister(handle)
 
+    def _is_awaited(self, replicas: list[Replica]) -> bool:
+        """There is something left to wait for. After KILL there is not: whatever is there is swept away."""
+        if not self._reap(replicas) or self._sent == "KILL":
+            return False
+        return any(each.code is None for each in replicas) or (self._sent is not None and monotonic() < self._lease.kill_at)
+
     def _reap(self, replicas: list[Replica]) -> bool:
-        """Take note of what has ended; False once there is nothing to wait for."""
+        """Take note of what has ended; False once there are no children."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                break
+                return True
             for each in replicas:
                 if each.pid == pid:
                     self._ended(each, os.waitstatus_to_exitcode(status))
-        return any(each.code is None for each in replicas) or (self._sent is not None and monotonic() < self._lease.kill_at)
 
     def _ended(self, replica: Replica, code: int) -> None:
         replica.code = code
@@ -249,23 +261,17 @@ class Supervisor:
 
     def _sweep(self, replicas: list[Replica]) -> None:
         """Nothing is left afterwards: whatever lost its parent is a child of this process by now."""
-        while self._has_children():
+        pause = SWEEP_SECONDS
+        while self._reap(replicas):
             with suppress(OSError):  # for want of files: it is tried again
                 for pid in children(os.getpid()):
                     with suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
-            sleep(0.002)
+            sleep(pause)
+            pause = min(pause * 2, LOOK_SECONDS)  # what waits for a sick device dies once that answers
         for each in replicas:
             each.drain()
             each.hang_up()
-
-    def _has_children(self) -> bool:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return False
-        return True
 
     def _write_down(self) -> int:
         how, cause = self._outcome()
@@ -318,7 +324,7 @@ class Supervisor:
         code, tail, cause = self._failure
         said = (get(self._folder, FAILURE) or {}).get("cause")
         if isinstance(said, str) and said.strip():
-            return " ".join(said.split())[:100]
+            return one_line(said)
         if cause is not None:
             return cause
         from poise.backends.local.runner.causes import cause_of  # only what fails pays for it
