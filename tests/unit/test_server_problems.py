@@ -1,6 +1,7 @@
 """What a client is told of its mistakes: one line that names the field, the value and the nearest known key."""
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.fake_engine import Api, Call, Kept, an_api, calls
+from tests.machine import Service
 
-from poise.server.api import Conditions
+from poise.engine.live import Ending
+from poise.server.api import Conditions, create_app
 from poise.server.logs import Level, Logbook
 from poise.server.problems import misfit
 from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Submission
+from poise.wire.request import Request, Retry, Submission
 from poise.wire.views import State, Submitted
 
 
@@ -174,6 +177,24 @@ def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
     assert len(api.call("user", "GET", "/v1/jobs?state=FAILED&state=SUCCEEDED").json["jobs"]) == 2
     assert len(api.call("user", "GET", "/v1/jobs?tenant=mine&app=sweep&limit=2&offset=4").json["jobs"]) == 1
     assert api.call("user", "GET", "/v1/jobs?tenant=theirs").json["total"] == 1
+
+
+def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(Request(command=("x",), retry=Retry(on_errors=0)))
+    service.machine.end(job, Ending.FAILED, cause="caf\udce9 é", code=1)
+    service.settle()
+    service.restart()
+    app = create_app(service.engine, api.accounts, Conditions(log=Logbook(least=Level.ERROR)))
+    paths = ("/v1/jobs?state=FAILED", f"/v1/jobs/{job}", f"/v1/jobs/{job}/why", "/v1/events")
+    for reply in calls(app, [api.request("operator", "GET", path) for path in paths]):
+        assert reply.status == 200
+        assert "caf? é" in str(reply.json)
+
+
+def test_refusal_with_a_letter_that_cannot_be_encoded_is_told(api: Api) -> None:
+    api.engine.fails = lambda: RefusedError(Fault.WRONG, "caf\udce9")
+    assert api.call("user", "GET", "/v1/service").problem == (400, "wrong-request", "caf?")
 
 
 def test_log_is_asked_for_what_the_query_says(api: Api) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from poise.server.accounts import is_at_least
-from poise.server.problems import JSON, misfit
+from poise.server.problems import JSON, encoded, misfit
 from poise.server.seam import Engine, Fault, RefusedError
 from poise.wire.request import NAME, Wire
 from poise.wire.views import Account, Problem, Role
@@ -135,7 +135,7 @@ def check_owner(engine: Engine, account: Account, job: str) -> None:
 
 def answer(model: BaseModel, status: int = HTTPStatus.OK) -> Response:
     """A model as JSON. It was valid when it was made, and is not looked at again."""
-    return Response(model.model_dump_json(), status, media_type=JSON)
+    return Response(encoded(model), status, media_type=JSON)
 
 
 async def body_of(request: Request, model: type[W]) -> W:

@@ -1,5 +1,6 @@
 """How an error looks to a client: a status, a stable code, one line; never a traceback."""
 
+import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from poise.model.errors import RequestError
@@ -40,8 +42,20 @@ def reply(status: int, code: str, detail: str, headers: Mapping[str, str] | None
     """A problem as a client gets it; one that may pass says when to try again."""
     later = {"retry-after": str(RETRY_SECONDS)} if status in _LATER else {}
     line = " ".join(detail.split())[:LONGEST_DETAIL]
-    body = Problem(code=code, detail=line).model_dump_json()
+    body = encoded(Problem(code=code, detail=line))
     return Response(body, status, {**later, **(headers or {})}, JSON)
+
+
+def encoded(model: BaseModel) -> bytes:
+    """A model as JSON in UTF-8, whatever is in it: a letter that has no UTF-8 (half of a surrogate pair) becomes `?`.
+
+    Such letters may be in a journal that was written before they were refused, and one must not hide all the rest.
+    """
+    try:
+        return model.model_dump_json().encode()
+    except PydanticSerializationError:
+        document = model.model_dump(mode="json")
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def refused(_: Request, error: Exception) -> Response:
