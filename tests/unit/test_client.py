@@ -189,6 +189,33 @@ def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Pa
             thief.accept()
 
 
+@pytest.mark.parametrize("token", [None, "from-the-environment"])
+def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
+    token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_STATE", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
+        monkeypatch.delenv(name, raising=False)
+    if token is not None:
+        monkeypatch.setenv("POISE_TOKEN", token)
+    (tmp_path / "admin.token").write_text("secret-token\n")
+    server = tmp_path / "server.json"
+    server.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
+    with Client.from_config() as client:
+        assert client._link.whereabouts is not None
+        server.unlink()
+        (tmp_path / "poise").mkdir()
+        (tmp_path / "poise" / "client.toml").write_text('url = "http://127.0.0.1:2"\ntoken = "secret-token"\n')
+        assert client._link.whereabouts.look() == "http://127.0.0.1:1"
+        server.write_text(json.dumps({"url": "http://127.0.0.1:3", "pid": os.getpid()}))
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        server.write_text(json.dumps({"url": "https://127.0.0.1:4", "pid": os.getpid()}))
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        monkeypatch.setenv("POISE_STATE", str(tmp_path / "other"))
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 429])
 def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int) -> None:
     client, desk = talking(problem(status, "some-code", "first\nsecond"))

@@ -47,6 +47,7 @@ class Address:
 
     process   of a server of this machine. Once that has ended, anybody may listen in its place: no token goes there.
     token_in  the variable or the file that the token is from
+    home      of a server of this machine: its state directory, which it comes back to, perhaps under another URL
     """
 
     url: str
@@ -54,6 +55,7 @@ class Address:
     ca: Path | None = None
     process: Process | None = None
     token_in: str | None = field(default=None, compare=False)
+    home: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -65,6 +67,15 @@ class Address:
     def is_gone(self) -> bool:
         """Whoever listens there now, it is not the server that was."""
         return self.process is not None and not self.process.is_alive
+
+    def is_same(self, other: "Address") -> bool:
+        """It is the same server, with the same token and no less protection: of the same state directory or URL."""
+        is_there = self.url == other.url if self.home is None else _scheme(self.url) == _scheme(other.url)
+        return self.home == other.home and self.token == other.token and is_there
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0]
 
 
 def _is_address(url: str) -> bool:
@@ -116,7 +127,7 @@ def _local(state: Path, token: str | None) -> Address | None:
         raise RequestError(f"{error.filename}: {error.strerror}; set POISE_TOKEN") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
-    return Address(url, found, process=process, token_in=str(secret))
+    return Address(url, found, process=process, token_in=str(secret), home=state)
 
 
 def _configured(path: Path) -> Address | None:
