@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
+from tests.certificates import a_certificate
 from tests.shell import COMMAND, PATIENCE, Said, poise
 
 from poise.backends.local.processes import start_of
@@ -285,15 +285,7 @@ def test_connection_that_never_brings_a_request_does_not_keep_others_out_or_the_
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    openssl = which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    chain, key = folder / "cert.pem", folder / "key.pem"
-    names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 {names} -keyout {key} -out {chain}"
-    subprocess.run([openssl, *words.split()], check=True, capture_output=True, timeout=PATIENCE)
-    return chain, key
+    return a_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_two_options_are_enough_for_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:
