@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poise.model.errors import InvariantError, JournalError, PoiseError
+from poise.server.submissions import Submissions
 
 FILE = "journal.db"
 VERSION = 1
@@ -112,6 +113,7 @@ class Store:
             self._create()
             self._db = self._connect()
             self._look()
+        self.submissions = Submissions(self._db)
 
     @contextmanager
     def legible(self) -> Iterator[None]:
@@ -242,21 +244,6 @@ class Store:
             row = self._db.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT 1").fetchone()
         return 0 if row is None else int(row[0])
 
-    def taken(self, key: str, account: str) -> str | None:
-        """Job ids (JSON) of a submission that was taken under this key, which is its account's own."""
-        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
-        row = self._db.execute(query, (key, account)).fetchone()
-        return None if row is None else str(row[0])
-
-    def requests(self, jobs: Sequence[str]) -> dict[str, str]:
-        """What was submitted, by job."""
-        found: dict[str, str] = {}
-        for first in range(0, len(jobs), ROWS_AT_ONCE):
-            some = jobs[first : first + ROWS_AT_ONCE]
-            query = f"SELECT id, request FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
-            found.update(self._db.execute(query, some).fetchall())
-        return found
-
     def reader(self) -> "Reader":
         """For another thread."""
         return Reader(self._connect())
@@ -271,6 +258,7 @@ class Reader:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self.submissions = Submissions(db)
 
     def job(self, job: str) -> JobRowText | None:
         """A job, ended or not."""
