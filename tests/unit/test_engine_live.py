@@ -9,11 +9,9 @@ from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_r
 from poise.engine.journal import read_entry, read_header
 from poise.engine.live import Ending
 from poise.engine.replay import replay
-from poise.model.errors import RequestError
 from poise.server.cores import core_of
 from poise.server.ordering import held_runs
 from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Submission
 from poise.wire.views import Flag, State
 
 
@@ -166,43 +164,6 @@ def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
     detail = service.engine.show(job)
     assert len(detail.runs) == runs
     assert (detail.job.state is State.FAILED) == (runs < 9)
-
-
-def test_a_submission_sent_twice_is_taken_once(service: Service) -> None:
-    first = service.submit(a_request(), key="the-same-key")
-    assert service.submit(a_request(), key="the-same-key") == first
-    service.restart()
-    assert service.submit(a_request(), key="the-same-key") == first
-    assert service.submit(a_request(), key="the-same-key", by=BOB) != first
-
-
-def test_a_submission_that_was_taken_is_answered_although_it_could_not_be_taken_now(tmp_path: Path) -> None:
-    """Its folder has gone meanwhile, say."""
-    problems: list[str] = []
-
-    def check(_request: Request) -> None:
-        if problems:
-            raise RequestError(problems[0])
-
-    service = Service(tmp_path, check=check)
-    first = service.submit(a_request(cwd="/data"), key="the-same-key")
-    problems.append("cwd: /data is not there")
-    assert service.submit(a_request(cwd="/data"), key="the-same-key") == first
-    with pytest.raises(RefusedError, match="cwd: /data is not there"):
-        service.submit(a_request(cwd="/data"), key="another-key")
-
-
-def test_other_jobs_under_the_same_key_are_a_conflict(service: Service) -> None:
-    jobs = [a_request(name=f"n{number}") for number in range(300)]
-    wishes = [service.engine.submit(ALICE, Submission(jobs=tuple(each), key="the-same-key")) for each in (jobs, jobs[1:])]
-    service.settle()  # both in one instant
-    assert service.submit(*jobs, key="the-same-key") == list(wishes[0].result(0).jobs)
-    for other in (jobs[1:], [*jobs[1:], jobs[0]], [*jobs[:-1], a_request(gpus=2)]):
-        with pytest.raises(RefusedError, match="^key 'the-same-key': other jobs were submitted under it") as refused:
-            service.submit(*other, key="the-same-key")
-        assert refused.value.fault is Fault.CONFLICT
-    assert isinstance(wishes[1].exception(0), RefusedError)
-    assert sum(service.engine.states().values()) == 300
 
 
 def test_another_policy_takes_over_where_the_one_before_left_off(service: Service) -> None:

@@ -99,7 +99,7 @@ class Changes:
     """Jobs that are not as they were submitted any more."""
     mentions: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
-    """(key, account, ids of the jobs as JSON) of submissions."""
+    """(key, whose it is, ids of the jobs as JSON) of submissions."""
     tenants: dict[str, tuple[float, float, int]] = field(default_factory=dict)
     """Weight, GPU-seconds received, preemptions suffered."""
 
