@@ -16,7 +16,7 @@ from poise.server.api import Conditions, create_app
 from poise.server.logs import Level, Logbook
 from poise.server.problems import misfit
 from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Retry, Submission
+from poise.wire.request import MOST_VARIABLES, Request, Retry, Submission
 from poise.wire.views import State, Submitted
 
 
@@ -72,6 +72,21 @@ def test_list_of_mistakes_costs_no_more_than_its_first(list_: str, place: str) -
         Submission.model_validate_json(raw, strict=True)
     assert error.value.error_count() <= 3
     assert str(misfit(error.value, Submission)).startswith(f"{place}: expected ")
+
+
+def test_variables_are_counted_before_they_are_looked_at() -> None:
+    names = {f"-{number}": "" for number in range(MOST_VARIABLES + 1)}
+    with pytest.raises(ValidationError) as error:
+        Submission.model_validate({"jobs": [{"command": ["x"], "env": names}]})
+    line = "jobs[0].env: dictionary should have at most 500 items after validation, not 501, got {'-0': ''"
+    assert str(misfit(error.value, Submission)).startswith(line)
+    assert error.value.error_count() <= 2
+
+
+def test_mistakes_that_are_very_many_are_counted_and_not_described(api: Api) -> None:
+    line = "5,000 mistakes, too many to name one; known keys: name, tenant, role, days"
+    body = {"name": "new", **{f"x{number}": 1 for number in range(5_000)}}
+    assert api.call("admin", "POST", "/v1/tokens", body).problem == (400, "wrong-request", line)
 
 
 @pytest.mark.parametrize(

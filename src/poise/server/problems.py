@@ -21,6 +21,8 @@ from poise.wire.views import Problem
 JSON = "application/json"
 RETRY_SECONDS = 1
 LONGEST_DETAIL = 1_000
+MOST_MISTAKES = 2_000
+"""Of a body, of which the first is told."""
 
 STATUS = {
     Fault.WRONG: HTTPStatus.BAD_REQUEST,
@@ -109,6 +111,9 @@ def _asked(request: Request) -> tuple[str, ...]:
 
 def misfit(error: ValidationError, model: type[BaseModel]) -> RefusedError:
     """What is wrong with a body, in one line: the first thing, and how many more there are."""
+    if error.error_count() > MOST_MISTAKES:  # to describe them, which can be done for all or none, would hold up everybody
+        text = f"{error.error_count():,} mistakes, too many to name one; known keys: {', '.join(model.model_fields)}"
+        return RefusedError(Fault.WRONG, text)
     # A list whose only item is wrong is also said to be too short.
     errors = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
