@@ -97,12 +97,28 @@ def test_mistakes_that_are_very_many_are_counted_and_not_described(api: Api) -> 
         ("/v1/jobs?limit=1001", "query: limit: expected less than or equal to 1000, got '1001'"),
         ("/v1/jobs?offset=-1", "query: offset: expected greater than or equal to 0, got '-1'"),
         ("/v1/jobs/job-0/logs?limit=1048577", "query: limit: expected less than or equal to 1048576, got '1048577'"),
+        ("/v1/jobs?limit=1&limit=2", "query: limit: expected once, got it 2 times"),
+        ("/v1/jobs?tenant=a&tenant=a&tenant=a", "query: tenant: expected once, got it 3 times"),
         ("/v1/jobs/a%20b", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'a b'"),
         ("/v1/jobs/job-0%0A", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'job-0\\n'"),
     ],
 )
 def test_mistake_in_a_path_or_query_is_one_line_too(path: str, line: str, api: Api) -> None:
     assert api.call("user", "GET", path).problem == (400, "wrong-request", line)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/me"), ("GET", "/v1/nodes"), ("GET", "/v1/shares"), ("GET", "/v1/service"), ("GET", "/v1/policy"),
+        ("GET", "/v1/tokens"), ("GET", "/v1/jobs/job-0"), ("GET", "/v1/jobs/job-0/why"), ("GET", "/metrics"),
+        ("GET", "/openapi.json"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/job-0/hold"), ("POST", "/v1/tokens"),
+        ("PUT", "/v1/shares/mine"), ("PUT", "/v1/policy"), ("DELETE", "/v1/tokens/user"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("query", ["x=1", "x", "x=", "x=1&x=2"])
+def test_endpoint_that_takes_no_query_refuses_every_key(method: str, path: str, query: str, api: Api) -> None:
+    assert api.call("admin", method, f"{path}?{query}").problem == (400, "wrong-request", "query: unknown key 'x'")
 
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "a%2fb", "%2fetc%2fpasswd", "a%00", "-rf", "a" * 65, "é"])

@@ -11,6 +11,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
@@ -90,7 +91,7 @@ def unfit(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where, *place = first["loc"]
-    text = sentence(first, tuple(place), _asked(request))
+    text = sentence(first, tuple(place), asked(request))
     return reply(HTTPStatus.BAD_REQUEST, Fault.WRONG.value, f"{where}: {text}")
 
 
@@ -102,11 +103,12 @@ HANDLERS: tuple[tuple[type[Exception], Any], ...] = (
 )
 
 
-def _asked(request: Request) -> tuple[str, ...]:
-    """Names that the query of a request may have."""
+def asked(request: Request) -> dict[str, FieldInfo]:
+    """Keys that the query of a request may have."""
     route = request.scope.get("route")
     parameters = getattr(getattr(route, "dependant", None), "query_params", ())
-    return tuple(name for each in parameters for name in _fields(each.field_info.annotation, ()))
+    models = _models(each.field_info.annotation for each in parameters)
+    return {name: field for each in models for name, field in each.model_fields.items()}
 
 
 def misfit(error: ValidationError, model: type[BaseModel]) -> RefusedError:
