@@ -178,6 +178,7 @@ def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Pa
     (tmp_path / "admin.token").write_text("secret-token\n")
     with socket.create_server(("127.0.0.1", 0)) as thief:
         said = {"url": f"http://127.0.0.1:{thief.getsockname()[1]}", "pid": os.getpid(), "born": 1}
+        (tmp_path / "server.json").touch(mode=0o600)
         (tmp_path / "server.json").write_text(json.dumps(said))
         with (
             Client.from_config() as client,
@@ -201,16 +202,21 @@ def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
         monkeypatch.setenv("POISE_TOKEN", token)
     (tmp_path / "admin.token").write_text("secret-token\n")
     server = tmp_path / "server.json"
-    server.write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
+
+    def announce(url: str) -> None:
+        server.touch(mode=0o600)
+        server.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+
+    announce("http://127.0.0.1:1")
     with Client.from_config() as client:
         assert client._link.whereabouts is not None
         server.unlink()
         (tmp_path / "poise").mkdir()
         (tmp_path / "poise" / "client.toml").write_text('url = "http://127.0.0.1:2"\ntoken = "secret-token"\n')
         assert client._link.whereabouts.look() == "http://127.0.0.1:1"
-        server.write_text(json.dumps({"url": "http://127.0.0.1:3", "pid": os.getpid()}))
+        announce("http://127.0.0.1:3")
         assert client._link.whereabouts.look() == "http://127.0.0.1:3"
-        server.write_text(json.dumps({"url": "https://127.0.0.1:4", "pid": os.getpid()}))
+        announce("https://127.0.0.1:4")
         assert client._link.whereabouts.look() == "http://127.0.0.1:3"
         monkeypatch.setenv("POISE_STATE", str(tmp_path / "other"))
         assert client._link.whereabouts.look() == "http://127.0.0.1:3"

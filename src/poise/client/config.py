@@ -7,6 +7,7 @@ these addresses.
 
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from poise.model.errors import RequestError
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def _local(state: Path, token: str | None) -> Address | None:
     """The server of this machine. Its first token is its owner's alone: others bring their own."""
     path, secret = state / "server.json", state / "admin.token"
     try:
-        said: Any = json.loads(path.read_bytes())
+        said: Any = json.loads(_own(state, path))
         url, process = str(said["url"]), Process(int(said["pid"]), said.get("born"))
         found = token or secret.read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -128,6 +130,25 @@ def _local(state: Path, token: str | None) -> Address | None:
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
     return Address(url, found, process=process, token_in=str(secret), home=state)
+
+
+def _own(folder: Path, path: Path) -> bytes:
+    """A file of a folder, if both are this user's: whoever could write there could have a token sent elsewhere."""
+    _check_own(folder, folder.stat())
+    with path.open("rb") as stream:
+        _check_own(path, os.fstat(stream.fileno()))
+        return stream.read()
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    """Raise RequestError for what others own or may write."""
+    if found.st_uid != os.geteuid():
+        text = "belongs to somebody else, who could have your token sent elsewhere"
+    elif found.st_mode & _WRITABLE:
+        text = f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), and could have your token sent elsewhere"
+    else:
+        return
+    raise RequestError(f"{path}: {text}; set POISE_URL and POISE_TOKEN")
 
 
 def _configured(path: Path) -> Address | None:
