@@ -124,6 +124,31 @@ def test_what_a_server_left_may_be_damaged(environ: dict[str, str], tmp_path: Pa
     assert "server.json: damaged" in refusal(environ)
 
 
+ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
+
+
+def test_a_first_token_that_is_damaged_is_named_and_not_its_neighbour(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/admin.token").write_bytes(b"\xff\xfe\n")
+    assert refusal(environ) == f"{tmp_path}/state/admin.token: damaged; {ANOTHER}"
+    assert find_server({**environ, "POISE_TOKEN": "mine"}).token == "mine"
+
+
+def test_a_server_whose_first_token_was_deleted_is_not_said_to_be_unknown(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/admin.token").unlink()
+    where = f"{tmp_path}/state/admin.token"
+    assert refusal(environ) == f"a server runs at http://127.0.0.1:8, and {where} is not there; {ANOTHER}"
+    a_config(tmp_path)
+    assert find_server(environ).url == "https://far:1"
+
+
+def test_of_a_server_that_is_gone_nobody_needs_the_token(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path, pid=GONE)
+    (tmp_path / "state/admin.token").unlink()
+    assert refusal(environ) == NOTHING
+
+
 @pytest.mark.parametrize("name", ["state", "state/server.json"])
 @pytest.mark.parametrize("mode", [0o720, 0o702])
 def test_what_others_could_have_written_is_not_believed(

@@ -161,6 +161,17 @@ def test_accounts_that_others_may_read_are_refused(tmp_path: Path) -> None:
         Accounts(tmp_path)
 
 
+def test_accounts_that_are_a_directory_or_a_link_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.json"
+    path.mkdir()
+    with pytest.raises(PoiseError, match=rf"^{path}: is no file; move it away$"):
+        Accounts(tmp_path)
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(PoiseError, match=rf"^{path}: is a symbolic link; put the file itself in its place$"):
+        Accounts(tmp_path)
+
+
 def test_token_that_cannot_be_kept_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accounts = Accounts(tmp_path)
 

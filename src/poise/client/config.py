@@ -19,6 +19,8 @@ from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
+_ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
+_SECRET = "admin.token"
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
@@ -99,7 +101,7 @@ def find_server(environ: Mapping[str, str]) -> Address:
     else:
         found = _chosen(_local(state_folder(environ), token), _configured(_config_file(environ)))
     if found is None:
-        raise RequestError(NOTHING)
+        raise RequestError(_nothing(state_folder(environ)))
     found = replace(found, token=token.strip(), token_in=_TOKEN) if token else found
     return replace(found, ca=Path(environ["POISE_CA"])) if environ.get("POISE_CA") else found
 
@@ -118,18 +120,47 @@ def _chosen(local: Address | None, configured: Address | None) -> Address | None
 
 def _local(state: Path, token: str | None) -> Address | None:
     """The server of this machine. Its first token is its owner's alone: others bring their own."""
-    path, secret = state / "server.json", state / "admin.token"
+    said = _announced(state)
+    found = token or (None if said is None else _first_token(state))
+    if said is None or found is None:
+        return None
+    url, process = said
+    return Address(url, found, process=process, token_in=str(state / _SECRET), home=state)
+
+
+def _announced(state: Path) -> tuple[str, Process] | None:
+    """Where the server of this machine is, as it says itself."""
+    path = state / "server.json"
     try:
         said: Any = json.loads(_own(state, path))
-        url, process = str(said["url"]), Process(int(said["pid"]), said.get("born"))
-        found = token or secret.read_text(encoding="ascii").strip()
+        return str(said["url"]), Process(int(said["pid"]), said.get("born"))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RequestError(f"{error.filename}: {error.strerror}; set POISE_TOKEN") from None
+        raise RequestError(f"{error.filename}: {error.strerror}; set POISE_URL and POISE_TOKEN") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
-    return Address(url, found, process=process, token_in=str(secret), home=state)
+
+
+def _first_token(state: Path) -> str | None:
+    """The token that the server made when it was first started; None: it was deleted."""
+    path = state / _SECRET
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; {_ANOTHER}") from None
+    except ValueError:
+        raise RequestError(f"{path}: damaged; {_ANOTHER}") from None
+
+
+def _nothing(state: Path) -> str:
+    """What to do where no server is known, or one whose token is not."""
+    said = _announced(state)
+    if said is None or not said[1].is_alive:
+        return NOTHING
+    return f"a server runs at {said[0]}, and {state / _SECRET} is not there; {_ANOTHER}"
 
 
 def _own(folder: Path, path: Path) -> bytes:
