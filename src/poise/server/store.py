@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poise.model.errors import InvariantError, JournalError, PoiseError
+from poise.server.folder import open_private
 from poise.server.submissions import Submissions
 
 FILE = "journal.db"
@@ -134,8 +135,14 @@ class Store:
         return self.last + 1 - self._first
 
     def _create(self) -> None:
-        """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights."""
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights.
+
+        PoiseError for files that are there and others may read, and for links, as of accounts.
+        """
+        os.close(open_private(self.path, os.O_CREAT | os.O_RDWR))
+        for other in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.close(open_private(self.path.with_name(FILE + other), os.O_RDONLY))
         with closing(self._connect()) as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
