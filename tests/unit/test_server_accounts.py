@@ -30,6 +30,16 @@ def test_a_token_is_a_user_s_of_the_tenant_of_its_own_name_unless_another_is_sai
     assert (account.tenant, account.role) == ("ann", Role.USER)
 
 
+@pytest.mark.parametrize("name", ["policy", "service", "job", "Policy"])
+def test_no_token_is_called_as_events_call_their_actors(name: str, tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    line = rf"^name: events call their actors job, policy, service, so that no token can be called '{name}'; take another$"
+    with pytest.raises(RefusedError, match=line) as refused:
+        accounts.make(a_wish(name))
+    assert refused.value.fault is Fault.WRONG
+    assert accounts.all() == ()
+
+
 def test_tokens_are_long_and_never_the_same(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     tokens = {accounts.make(a_wish(f"t{number}")).token for number in range(20)}

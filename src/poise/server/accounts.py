@@ -19,7 +19,7 @@ from poise.model.errors import PoiseError
 from poise.server.folder import create_file, open_private, replace_file, sync_folder
 from poise.server.seam import Fault, RefusedError
 from poise.wire.request import Wire
-from poise.wire.views import Account, MadeToken, NewToken, Role
+from poise.wire.views import Account, Actor, MadeToken, NewToken, Role
 
 FILE = "accounts.json"
 ADMIN_FILE = "admin.token"
@@ -78,6 +78,10 @@ class Accounts:
 
     def make(self, wanted: NewToken) -> MadeToken:
         """Make a token. Its name must be free, or that of an expired one, whose place it takes."""
+        if wanted.name.lower() in set(Actor):
+            known = ", ".join(Actor)
+            text = f"name: events call their actors {known}, so that no token can be called {wanted.name!r}; take another"
+            raise RefusedError(Fault.WRONG, text)
         with self._lock:
             taken = self._by_name.get(wanted.name)
             if taken is not None and self._is_live(taken):
