@@ -191,6 +191,20 @@ def test_only_operators_submit_in_another_tenants_name(role: Role, api: Api) -> 
         assert api.engine.jobs["job-3"].tenant == "theirs"
 
 
+@pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR, Role.ADMIN])
+def test_only_operators_give_a_job_more_than_the_usual_weight(role: Role, api: Api) -> None:
+    jobs = [{"command": ["true"], "weight": weight} for weight in (0.001, 1.0, 1.5)]
+    reply = api.call(role, "POST", "/v1/jobs", {"jobs": jobs})
+    if role is Role.USER:
+        line = "expected at most 1 with a token of role user, got 1.5; give your other jobs less, or ask an operator"
+        assert reply.problem == (403, "forbidden", f"jobs[2].weight: {line}")
+        assert len(api.engine.jobs) == 2
+        assert api.call(role, "POST", "/v1/jobs", {"jobs": jobs[2:]}).problem[2] == f"weight: {line}"
+        assert api.call(role, "POST", "/v1/jobs", {"jobs": jobs[:2]}).status == 201
+    else:
+        assert reply.status == 201
+
+
 def test_user_may_name_their_own_tenant(api: Api) -> None:
     assert api.call("user", "POST", "/v1/jobs", {"jobs": [{"command": ["true"], "tenant": "mine"}]}).status == 201
 

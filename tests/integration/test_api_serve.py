@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
+from tests.certificates import a_certificate
 from tests.shell import COMMAND, PATIENCE, Said, poise
 
 from poise.backends.local.processes import start_of
@@ -252,6 +252,15 @@ def test_what_is_no_http_is_a_problem_and_the_end_of_the_connection(shared: Serv
         assert b'"wrong-request"' in answer
 
 
+def test_body_whose_end_is_said_in_two_ways_is_refused_and_nothing_after_it_is_read(shared: Server) -> None:
+    two = (b"content-type: application/json", b"content-length: 5", b"transfer-encoding: chunked")
+    head, after = _head(shared, b"POST", b"/v1/jobs", *two), _head(shared, b"GET", b"/v1/me")
+    answer = _raw(shared, head + b"0\r\n\r\n" + after)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"expected Content-Length or Transfer-Encoding, got both" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_head_without_end_is_refused(shared: Server) -> None:
     answer = _raw(shared, b"GET / HTTP/1.1\r\n", *[b"x: " + b"y" * 10_000 + b"\r\n"] * 10)
     assert not answer or answer.startswith(b"HTTP/1.1 4")  # the server may hang up while we are still sending
@@ -285,15 +294,7 @@ def test_connection_that_never_brings_a_request_does_not_keep_others_out_or_the_
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    openssl = which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    chain, key = folder / "cert.pem", folder / "key.pem"
-    names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 {names} -keyout {key} -out {chain}"
-    subprocess.run([openssl, *words.split()], check=True, capture_output=True, timeout=PATIENCE)
-    return chain, key
+    return a_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_two_options_are_enough_for_tls(certificate: tuple[Path, Path], tmp_path: Path) -> None:

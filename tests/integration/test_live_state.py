@@ -89,6 +89,7 @@ def test_a_journal_that_is_restored_beside_newer_directories_gives_none_of_their
     for left in served.state.glob(f"{FILE}*"):
         left.unlink()
     shutil.copy(tmp_path / FILE, served.state / FILE)
+    (served.state / FILE).chmod(0o600)  # otherwise it would be refused
     (served.state / "jobs" / "notes-99").mkdir()
     assert "jobs-not-in-journal" not in served.log.getvalue()
     served.start()

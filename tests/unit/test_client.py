@@ -178,6 +178,7 @@ def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Pa
     (tmp_path / "admin.token").write_text("secret-token\n")
     with socket.create_server(("127.0.0.1", 0)) as thief:
         said = {"url": f"http://127.0.0.1:{thief.getsockname()[1]}", "pid": os.getpid(), "born": 1}
+        (tmp_path / "server.json").touch(mode=0o600)
         (tmp_path / "server.json").write_text(json.dumps(said))
         with (
             Client.from_config() as client,
@@ -187,6 +188,38 @@ def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Pa
         thief.settimeout(0)
         with pytest.raises(BlockingIOError):
             thief.accept()
+
+
+@pytest.mark.parametrize("token", [None, "from-the-environment"])
+def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
+    token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_STATE", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
+        monkeypatch.delenv(name, raising=False)
+    if token is not None:
+        monkeypatch.setenv("POISE_TOKEN", token)
+    (tmp_path / "admin.token").write_text("secret-token\n")
+    server = tmp_path / "server.json"
+
+    def announce(url: str) -> None:
+        server.touch(mode=0o600)
+        server.write_text(json.dumps({"url": url, "pid": os.getpid()}))
+
+    announce("http://127.0.0.1:1")
+    with Client.from_config() as client:
+        assert client._link.whereabouts is not None
+        server.unlink()
+        (tmp_path / "poise").mkdir()
+        (tmp_path / "poise" / "client.toml").write_text('url = "http://127.0.0.1:2"\ntoken = "secret-token"\n')
+        assert client._link.whereabouts.look() == "http://127.0.0.1:1"
+        announce("http://127.0.0.1:3")
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        announce("https://127.0.0.1:4")
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        monkeypatch.setenv("POISE_STATE", str(tmp_path / "other"))
+        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 429])

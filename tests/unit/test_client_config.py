@@ -20,7 +20,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def a_server(folder: Path, pid: int | None = None, token: str = "first") -> None:
-    (folder / "state").mkdir()
+    (folder / "state").mkdir(mode=0o700)
+    (folder / "state/server.json").touch(mode=0o600)
     (folder / "state/server.json").write_text(json.dumps({"url": "http://127.0.0.1:8", "pid": pid or os.getpid()}))
     (folder / "state/admin.token").write_text(f"{token}\n")
 
@@ -121,6 +122,57 @@ def test_what_a_server_left_may_be_damaged(environ: dict[str, str], tmp_path: Pa
     a_server(tmp_path)
     (tmp_path / "state/server.json").write_text('{"url": ')
     assert "server.json: damaged" in refusal(environ)
+
+
+ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
+
+
+def test_a_first_token_that_is_damaged_is_named_and_not_its_neighbour(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/admin.token").write_bytes(b"\xff\xfe\n")
+    assert refusal(environ) == f"{tmp_path}/state/admin.token: damaged; {ANOTHER}"
+    assert find_server({**environ, "POISE_TOKEN": "mine"}).token == "mine"
+
+
+def test_a_server_whose_first_token_was_deleted_is_not_said_to_be_unknown(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path)
+    (tmp_path / "state/admin.token").unlink()
+    where = f"{tmp_path}/state/admin.token"
+    assert refusal(environ) == f"a server runs at http://127.0.0.1:8, and {where} is not there; {ANOTHER}"
+    a_config(tmp_path)
+    assert find_server(environ).url == "https://far:1"
+
+
+def test_of_a_server_that_is_gone_nobody_needs_the_token(environ: dict[str, str], tmp_path: Path) -> None:
+    a_server(tmp_path, pid=GONE)
+    (tmp_path / "state/admin.token").unlink()
+    assert refusal(environ) == NOTHING
+
+
+@pytest.mark.parametrize("name", ["state", "state/server.json"])
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_what_others_could_have_written_is_not_believed(
+    name: str, mode: int, environ: dict[str, str], tmp_path: Path
+) -> None:
+    a_server(tmp_path)
+    (tmp_path / name).chmod(mode)
+    said = (
+        f"others may write to it (mode {mode:04o}), and could have your token sent elsewhere; set POISE_URL and POISE_TOKEN"
+    )
+    assert refusal(environ) == refusal({**environ, "POISE_TOKEN": "mine"}) == f"{tmp_path / name}: {said}"
+    assert find_server({**environ, "POISE_URL": "http://x:1", "POISE_TOKEN": "mine"}).url == "http://x:1"
+
+
+@pytest.mark.parametrize("name", ["state", "state/server.json"])
+def test_what_somebody_else_owns_is_not_believed(
+    name: str, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_server(tmp_path)
+    me = os.geteuid()
+    who = iter([me + 1] if name == "state" else [me, me + 1])  # as asked for the folder, and for the file
+    monkeypatch.setattr(os, "geteuid", lambda: next(who))
+    said = "belongs to somebody else, who could have your token sent elsewhere; set POISE_URL and POISE_TOKEN"
+    assert refusal({**environ, "POISE_TOKEN": "mine"}) == f"{tmp_path / name}: {said}"
 
 
 def test_the_state_is_where_the_desktop_says() -> None:

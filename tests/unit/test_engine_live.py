@@ -166,14 +166,6 @@ def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
     assert (detail.job.state is State.FAILED) == (runs < 9)
 
 
-def test_a_submission_sent_twice_is_taken_once(service: Service) -> None:
-    first = service.submit(a_request(), key="the-same-key")
-    assert service.submit(a_request(), key="the-same-key") == first
-    service.restart()
-    assert service.submit(a_request(), key="the-same-key") == first
-    assert service.submit(a_request(), key="the-same-key", by=BOB) != first
-
-
 def test_another_policy_takes_over_where_the_one_before_left_off(service: Service) -> None:
     jobs = service.submit(*[a_request() for _ in range(4)])
     for _ in range(5):

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.machine import ALICE, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.engine.live import Ending
-from poise.model.errors import InvariantError, JournalError
+from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.engine import Loop
 from poise.server.reading import LiveEngine
 from poise.server.seam import RefusedError
@@ -159,7 +160,34 @@ def test_wishes_are_answered_when_the_engine_stops(service: Service) -> None:
     assert engine.failed is None
 
 
+@pytest.mark.parametrize("name", [FILE, f"{FILE}-wal", f"{FILE}-shm"])
+def test_a_store_that_others_may_read_or_that_is_a_link_is_refused(name: str, tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    path = tmp_path / name
+    path.touch(mode=0o600)
+    path.chmod(0o640)
+    with pytest.raises(PoiseError, match=rf"^{path}: others may read it \(mode 0640\); run chmod 600 {path}$"):
+        Store(tmp_path)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PoiseError, match=rf"^{path}: is a symbolic link; "):
+        Store(tmp_path)
+
+
+def test_all_files_of_a_store_are_their_owners_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store(tmp_path)
+    finally:
+        os.umask(before)
+    store.commit([Changes(1.0)])
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert modes == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), 0o600)
+    store.close()
+
+
 def test_a_store_that_is_damaged_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch(mode=0o600)
     (tmp_path / FILE).write_bytes(b"this is no database, however long it may be" * 100)
     with pytest.raises(JournalError, match=r"journal\.db: cannot be used: file is not a database"):
         Store(tmp_path)

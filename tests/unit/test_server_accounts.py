@@ -30,6 +30,16 @@ def test_a_token_is_a_user_s_of_the_tenant_of_its_own_name_unless_another_is_sai
     assert (account.tenant, account.role) == ("ann", Role.USER)
 
 
+@pytest.mark.parametrize("name", ["policy", "service", "job", "Policy"])
+def test_no_token_is_called_as_events_call_their_actors(name: str, tmp_path: Path) -> None:
+    accounts = Accounts(tmp_path)
+    line = rf"^name: events call their actors job, policy, service, so that no token can be called '{name}'; take another$"
+    with pytest.raises(RefusedError, match=line) as refused:
+        accounts.make(a_wish(name))
+    assert refused.value.fault is Fault.WRONG
+    assert accounts.all() == ()
+
+
 def test_tokens_are_long_and_never_the_same(tmp_path: Path) -> None:
     accounts = Accounts(tmp_path)
     tokens = {accounts.make(a_wish(f"t{number}")).token for number in range(20)}
@@ -158,6 +168,17 @@ def test_accounts_that_others_may_read_are_refused(tmp_path: Path) -> None:
     Accounts(tmp_path).ensure_admin()
     (tmp_path / "accounts.json").chmod(0o644)
     with pytest.raises(PoiseError, match="chmod 600"):
+        Accounts(tmp_path)
+
+
+def test_accounts_that_are_a_directory_or_a_link_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.json"
+    path.mkdir()
+    with pytest.raises(PoiseError, match=rf"^{path}: is no file; move it away$"):
+        Accounts(tmp_path)
+    path.rmdir()
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(PoiseError, match=rf"^{path}: is a symbolic link; put the file itself in its place$"):
         Accounts(tmp_path)
 
 

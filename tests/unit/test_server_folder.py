@@ -1,5 +1,6 @@
 """The state directory: its owner's alone, one server at a time, files that are replaced as a whole. And where to listen."""
 
+import errno
 import os
 import socket
 import stat
@@ -63,6 +64,19 @@ def test_replaced_file_is_whole_and_its_owners(tmp_path: Path) -> None:
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_full_disk_is_said_of_the_file_that_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left") as of_file:
+        create_file(tmp_path / "admin.token", "secret")
+    with pytest.raises(OSError, match="No space left") as of_lock:
+        FolderLock(tmp_path)
+    assert (of_file.value.filename, of_lock.value.filename) == (f"{tmp_path}/admin.token", f"{tmp_path}/lock")
 
 
 def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:

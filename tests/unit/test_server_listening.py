@@ -4,21 +4,28 @@ import asyncio
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.certificates import a_certificate
 from tests.fake_engine import an_api, awaited
 
 from poise.server import listening
 from poise.server.api import Conditions
-from poise.server.listening import Address, Listener, bind, config_of
+from poise.server.listening import Address, Certificate, Listener, bind, config_of
 from poise.server.logs import Level, Logbook
 
 LIMIT = 30.0
 
 
-def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]]) -> None:
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(*a_certificate(tmp_path_factory.mktemp("tls")))
+
+
+def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]], certificate: Certificate | None = None) -> None:
     """Run a server, and a client of it that is given its port and a token."""
     log = Logbook(least=Level.ERROR)
     api = an_api(folder, Conditions(log=log))
@@ -33,14 +40,15 @@ def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]]) -> None:
             over[0] = True
 
     async def run() -> None:
-        server = Listener(config_of(api.app, None, log), ready.set, lambda: over[0])
+        server = Listener(config_of(api.app, certificate, log), ready.set, lambda: over[0])
         await asyncio.gather(server._serve([bound]), client())
 
     awaited(run())
 
 
-async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", port)
+async def connected(port: int, context: ssl.SSLContext | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    name = None if context is None else "localhost"
+    return await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -95,6 +103,41 @@ def test_connections_beyond_their_number_are_closed_and_the_others_go_on(
     visited(tmp_path, visit)
 
 
+def test_connections_that_do_not_shake_hands_count_too(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 2)
+    context = ssl.create_default_context(cafile=str(certificate.chain))
+
+    async def visit(port: int, token: str) -> None:
+        first = await connected(port, context)
+        await _ask(first, token)
+        idle = await connected(port)
+        third = await connected(port)
+        assert await is_closed(third[0])
+        await _ask(first, token)
+        idle[1].close()
+        while not await _is_answered(port, token, context):
+            await asyncio.sleep(0.01)
+        for _, writer in (first, third):
+            writer.close()
+
+    visited(tmp_path, visit, certificate)
+
+
+def test_connection_that_does_not_shake_hands_in_time_is_closed(
+    certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.05)
+
+    async def visit(port: int, _token: str) -> None:
+        reader, writer = await connected(port)
+        assert await is_closed(reader)
+        writer.close()
+
+    visited(tmp_path, visit, certificate)
+
+
 def test_connections_leave_files_to_the_rest_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def visit(port: int, token: str) -> None:
         lowest = os.dup(0)
@@ -122,8 +165,11 @@ def test_room_is_asked_for_as_far_as_one_may(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [(wanted, 4_096), (1_100, 1_100), (wanted, resource.RLIM_INFINITY)]
 
 
-async def _is_answered(port: int, token: str) -> bool:
-    link = await connected(port)
+async def _is_answered(port: int, token: str, context: ssl.SSLContext | None = None) -> bool:
+    try:
+        link = await connected(port, context)
+    except OSError:
+        return False
     try:
         await _ask(link, token)
     except (asyncio.IncompleteReadError, ConnectionError):

@@ -1,6 +1,7 @@
 """What a client is told of its mistakes: one line that names the field, the value and the nearest known key."""
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tests.fake_engine import Api, Call, Kept, an_api, calls
+from tests.machine import Service
 
-from poise.server.api import Conditions
+from poise.engine.live import Ending
+from poise.server.api import Conditions, create_app
 from poise.server.logs import Level, Logbook
 from poise.server.problems import misfit
 from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Submission
+from poise.wire.request import MOST_VARIABLES, Request, Retry, Submission
 from poise.wire.views import State, Submitted
 
 
@@ -71,6 +74,21 @@ def test_list_of_mistakes_costs_no_more_than_its_first(list_: str, place: str) -
     assert str(misfit(error.value, Submission)).startswith(f"{place}: expected ")
 
 
+def test_variables_are_counted_before_they_are_looked_at() -> None:
+    names = {f"-{number}": "" for number in range(MOST_VARIABLES + 1)}
+    with pytest.raises(ValidationError) as error:
+        Submission.model_validate({"jobs": [{"command": ["x"], "env": names}]})
+    line = "jobs[0].env: dictionary should have at most 500 items after validation, not 501, got {'-0': ''"
+    assert str(misfit(error.value, Submission)).startswith(line)
+    assert error.value.error_count() <= 2
+
+
+def test_mistakes_that_are_very_many_are_counted_and_not_described(api: Api) -> None:
+    line = "5,000 mistakes, too many to name one; known keys: name, tenant, role, days"
+    body = {"name": "new", **{f"x{number}": 1 for number in range(5_000)}}
+    assert api.call("admin", "POST", "/v1/tokens", body).problem == (400, "wrong-request", line)
+
+
 @pytest.mark.parametrize(
     ("path", "line"),
     [
@@ -79,12 +97,28 @@ def test_list_of_mistakes_costs_no_more_than_its_first(list_: str, place: str) -
         ("/v1/jobs?limit=1001", "query: limit: expected less than or equal to 1000, got '1001'"),
         ("/v1/jobs?offset=-1", "query: offset: expected greater than or equal to 0, got '-1'"),
         ("/v1/jobs/job-0/logs?limit=1048577", "query: limit: expected less than or equal to 1048576, got '1048577'"),
+        ("/v1/jobs?limit=1&limit=2", "query: limit: expected once, got it 2 times"),
+        ("/v1/jobs?tenant=a&tenant=a&tenant=a", "query: tenant: expected once, got it 3 times"),
         ("/v1/jobs/a%20b", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'a b'"),
         ("/v1/jobs/job-0%0A", "path: job: string should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$', got 'job-0\\n'"),
     ],
 )
 def test_mistake_in_a_path_or_query_is_one_line_too(path: str, line: str, api: Api) -> None:
     assert api.call("user", "GET", path).problem == (400, "wrong-request", line)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/me"), ("GET", "/v1/nodes"), ("GET", "/v1/shares"), ("GET", "/v1/service"), ("GET", "/v1/policy"),
+        ("GET", "/v1/tokens"), ("GET", "/v1/jobs/job-0"), ("GET", "/v1/jobs/job-0/why"), ("GET", "/metrics"),
+        ("GET", "/openapi.json"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/job-0/hold"), ("POST", "/v1/tokens"),
+        ("PUT", "/v1/shares/mine"), ("PUT", "/v1/policy"), ("DELETE", "/v1/tokens/user"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("query", ["x=1", "x", "x=", "x=1&x=2"])
+def test_endpoint_that_takes_no_query_refuses_every_key(method: str, path: str, query: str, api: Api) -> None:
+    assert api.call("admin", method, f"{path}?{query}").problem == (400, "wrong-request", "query: unknown key 'x'")
 
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "a%2fb", "%2fetc%2fpasswd", "a%00", "-rf", "a" * 65, "é"])
@@ -174,6 +208,24 @@ def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
     assert len(api.call("user", "GET", "/v1/jobs?state=FAILED&state=SUCCEEDED").json["jobs"]) == 2
     assert len(api.call("user", "GET", "/v1/jobs?tenant=mine&app=sweep&limit=2&offset=4").json["jobs"]) == 1
     assert api.call("user", "GET", "/v1/jobs?tenant=theirs").json["total"] == 1
+
+
+def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    [job] = service.submit(Request(command=("x",), retry=Retry(on_errors=0)))
+    service.machine.end(job, Ending.FAILED, cause="caf\udce9 é", code=1)
+    service.settle()
+    service.restart()
+    app = create_app(service.engine, api.accounts, Conditions(log=Logbook(least=Level.ERROR)))
+    paths = ("/v1/jobs?state=FAILED", f"/v1/jobs/{job}", f"/v1/jobs/{job}/why", "/v1/events")
+    for reply in calls(app, [api.request("operator", "GET", path) for path in paths]):
+        assert reply.status == 200
+        assert "caf? é" in str(reply.json)
+
+
+def test_refusal_with_a_letter_that_cannot_be_encoded_is_told(api: Api) -> None:
+    api.engine.fails = lambda: RefusedError(Fault.WRONG, "caf\udce9")
+    assert api.call("user", "GET", "/v1/service").problem == (400, "wrong-request", "caf?")
 
 
 def test_log_is_asked_for_what_the_query_says(api: Api) -> None:

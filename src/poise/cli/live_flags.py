@@ -40,7 +40,7 @@ _OPTIONS = (
     click.option("--micro-batches", type=int, metavar="K", help="Tasks that a step divides into: any mix of GPUs will do."),
     click.option("--tenant", help="On whose account; operators may name another."),
     click.option("--app", help="Jobs that are explored together."),
-    click.option("--weight", type=float, help="Its part of its tenant's share."),
+    click.option("--weight", type=float, help="What it counts against other jobs; users: up to 1."),
     click.option("--priority", type=int, help="For policies that have priorities; none of the catalogue does."),
     click.option(
         "--preemption",

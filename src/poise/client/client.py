@@ -274,9 +274,9 @@ class _Whereabouts:
         return self._at.is_gone
 
     def look(self) -> str:
-        """Where it is by now. A token goes to no other server, nor to the same one with less protection."""
-        now, was = find_server(os.environ), self._at
-        if now.token == was.token and now.url.partition(":")[0] == was.url.partition(":")[0]:
+        """Where it is by now. A token goes to no other server, also if that is all that is known at this moment."""
+        now = find_server(os.environ)
+        if now.is_same(self._at):
             self._at = now
         return self._at.url
 

@@ -7,6 +7,7 @@ these addresses.
 
 import json
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,11 @@ from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
+_ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
+_SECRET = "admin.token"
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
+_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Address:
 
     process   of a server of this machine. Once that has ended, anybody may listen in its place: no token goes there.
     token_in  the variable or the file that the token is from
+    home      of a server of this machine: its state directory, which it comes back to, perhaps under another URL
     """
 
     url: str
@@ -54,6 +59,7 @@ class Address:
     ca: Path | None = None
     process: Process | None = None
     token_in: str | None = field(default=None, compare=False)
+    home: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _is_address(self.url):
@@ -65,6 +71,15 @@ class Address:
     def is_gone(self) -> bool:
         """Whoever listens there now, it is not the server that was."""
         return self.process is not None and not self.process.is_alive
+
+    def is_same(self, other: "Address") -> bool:
+        """It is the same server, with the same token and no less protection: of the same state directory or URL."""
+        is_there = self.url == other.url if self.home is None else _scheme(self.url) == _scheme(other.url)
+        return self.home == other.home and self.token == other.token and is_there
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0]
 
 
 def _is_address(url: str) -> bool:
@@ -86,7 +101,7 @@ def find_server(environ: Mapping[str, str]) -> Address:
     else:
         found = _chosen(_local(state_folder(environ), token), _configured(_config_file(environ)))
     if found is None:
-        raise RequestError(NOTHING)
+        raise RequestError(_nothing(state_folder(environ)))
     found = replace(found, token=token.strip(), token_in=_TOKEN) if token else found
     return replace(found, ca=Path(environ["POISE_CA"])) if environ.get("POISE_CA") else found
 
@@ -105,18 +120,66 @@ def _chosen(local: Address | None, configured: Address | None) -> Address | None
 
 def _local(state: Path, token: str | None) -> Address | None:
     """The server of this machine. Its first token is its owner's alone: others bring their own."""
-    path, secret = state / "server.json", state / "admin.token"
+    said = _announced(state)
+    found = token or (None if said is None else _first_token(state))
+    if said is None or found is None:
+        return None
+    url, process = said
+    return Address(url, found, process=process, token_in=str(state / _SECRET), home=state)
+
+
+def _announced(state: Path) -> tuple[str, Process] | None:
+    """Where the server of this machine is, as it says itself."""
+    path = state / "server.json"
     try:
-        said: Any = json.loads(path.read_bytes())
-        url, process = str(said["url"]), Process(int(said["pid"]), said.get("born"))
-        found = token or secret.read_text(encoding="ascii").strip()
+        said: Any = json.loads(_own(state, path))
+        return str(said["url"]), Process(int(said["pid"]), said.get("born"))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RequestError(f"{error.filename}: {error.strerror}; set POISE_TOKEN") from None
+        raise RequestError(f"{error.filename}: {error.strerror}; set POISE_URL and POISE_TOKEN") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
-    return Address(url, found, process=process, token_in=str(secret))
+
+
+def _first_token(state: Path) -> str | None:
+    """The token that the server made when it was first started; None: it was deleted."""
+    path = state / _SECRET
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; {_ANOTHER}") from None
+    except ValueError:
+        raise RequestError(f"{path}: damaged; {_ANOTHER}") from None
+
+
+def _nothing(state: Path) -> str:
+    """What to do where no server is known, or one whose token is not."""
+    said = _announced(state)
+    if said is None or not said[1].is_alive:
+        return NOTHING
+    return f"a server runs at {said[0]}, and {state / _SECRET} is not there; {_ANOTHER}"
+
+
+def _own(folder: Path, path: Path) -> bytes:
+    """A file of a folder, if both are this user's: whoever could write there could have a token sent elsewhere."""
+    _check_own(folder, folder.stat())
+    with path.open("rb") as stream:
+        _check_own(path, os.fstat(stream.fileno()))
+        return stream.read()
+
+
+def _check_own(path: Path, found: os.stat_result) -> None:
+    """Raise RequestError for what others own or may write."""
+    if found.st_uid != os.geteuid():
+        text = "belongs to somebody else, who could have your token sent elsewhere"
+    elif found.st_mode & _WRITABLE:
+        text = f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), and could have your token sent elsewhere"
+    else:
+        return
+    raise RequestError(f"{path}: {text}; set POISE_URL and POISE_TOKEN")
 
 
 def _configured(path: Path) -> Address | None:

@@ -16,10 +16,10 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationError
 
 from poise.model.errors import PoiseError
-from poise.server.folder import create_file, replace_file, sync_folder
+from poise.server.folder import create_file, open_private, replace_file, sync_folder
 from poise.server.seam import Fault, RefusedError
 from poise.wire.request import Wire
-from poise.wire.views import Account, MadeToken, NewToken, Role
+from poise.wire.views import Account, Actor, MadeToken, NewToken, Role
 
 FILE = "accounts.json"
 ADMIN_FILE = "admin.token"
@@ -78,6 +78,10 @@ class Accounts:
 
     def make(self, wanted: NewToken) -> MadeToken:
         """Make a token. Its name must be free, or that of an expired one, whose place it takes."""
+        if wanted.name.lower() in set(Actor):
+            known = ", ".join(Actor)
+            text = f"name: events call their actors {known}, so that no token can be called {wanted.name!r}; take another"
+            raise RefusedError(Fault.WRONG, text)
         with self._lock:
             taken = self._by_name.get(wanted.name)
             if taken is not None and self._is_live(taken):
@@ -134,7 +138,7 @@ class Accounts:
         try:
             replace_file(self._path, document.model_dump_json() + "\n")
         except OSError as error:
-            raise RefusedError(Fault.STORAGE, f"the tokens could not be kept: {error.strerror or error}") from None
+            raise RefusedError(Fault.STORAGE, f"{self._path}: cannot be kept: {error.strerror or error}") from None
         self._take(document)
 
     def _take(self, document: _Document) -> None:
@@ -159,14 +163,10 @@ def _hash(token: str) -> str:
 
 def _read(path: Path) -> _Document:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(open_private(path, os.O_RDONLY), "rb") as stream:
+            text = stream.read()
     except FileNotFoundError:
         return _Document()
-    with os.fdopen(descriptor, "rb") as stream:
-        mode = os.fstat(descriptor).st_mode
-        if mode & 0o077:
-            raise PoiseError(f"{path}: others may read it (mode {mode & 0o777:04o}); run chmod 600 {path}")
-        text = stream.read()
     try:
         return _Document.model_validate_json(text)
     except ValidationError:

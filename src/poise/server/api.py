@@ -16,7 +16,7 @@ from fastapi.responses import Response
 
 from poise import __version__
 from poise.server.accounts import Accounts
-from poise.server.endpoint import Endpoint, UnfitTypeError, at_least, problems
+from poise.server.endpoint import Endpoint, UnfitTypeError, at_least, check_query, problems
 from poise.server.guard import Bounds, Gate, Guard
 from poise.server.hosts import Hosts
 from poise.server.logs import Logbook
@@ -33,6 +33,7 @@ _ABOUT = """Submit training jobs to Poise and see what becomes of them.
 Every request needs a token: `Authorization: Bearer TOKEN`. Every answer that is not 2xx is a Problem. Times are seconds:
 moments since 1970 (UTC), spans as they are."""
 _REFERENCE = "#/components/schemas/{model}"
+_READERS = [Depends(at_least(Role.READER)), Depends(check_query)]
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 
@@ -74,7 +75,7 @@ def _add_metrics(app: FastAPI, whole: Whole) -> None:
         operation_id="metrics",
         response_class=Response,
         responses={200: {"content": _TEXT}, **problems(400, 401, 403, 408, 413, 414, 431, 500, 503)},
-        dependencies=[Depends(at_least(Role.READER))],
+        dependencies=_READERS,
     )
 
 
@@ -85,8 +86,7 @@ def _add_description(app: FastAPI, endpoints: Sequence[Endpoint]) -> None:
     def description() -> Response:
         return Response(text(), media_type=JSON)
 
-    needs = [Depends(at_least(Role.READER))]
-    app.add_api_route("/openapi.json", description, methods=["GET"], dependencies=needs, include_in_schema=False)
+    app.add_api_route("/openapi.json", description, methods=["GET"], dependencies=_READERS, include_in_schema=False)
 
 
 def described(app: FastAPI, endpoints: Sequence[Endpoint]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """One endpoint of the API as data: what it takes, what it answers, and which role it needs at least."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from inspect import signature
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, FastAPI, Path, Request
 from fastapi.responses import Response
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from poise.server.accounts import is_at_least
-from poise.server.problems import JSON, misfit
+from poise.server.problems import JSON, asked, encoded, misfit, sentence
 from poise.server.seam import Engine, Fault, RefusedError
 from poise.wire.request import NAME, Wire
 from poise.wire.views import Account, Problem, Role
@@ -69,6 +70,7 @@ class Endpoint:
 
                 async def handle(request: Request) -> Response:
                     await check(request)
+                    await check_query(request)
                     return await inner(request)
 
                 return handle
@@ -120,6 +122,19 @@ def at_least(role: Role) -> Callable[[Request], Awaitable[None]]:
     return check
 
 
+async def check_query(request: Request) -> None:
+    """Refuse keys that the endpoint does not know, and those that come twice where one is expected."""
+    if not request.scope["query_string"]:
+        return
+    known = asked(request)
+    for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if name not in known:
+            text = sentence({"type": "extra_forbidden", "msg": ""}, (name,), known)
+            raise RefusedError(Fault.WRONG, f"query: {text}")
+        if times > 1 and get_origin(known[name].annotation) is not tuple:
+            raise RefusedError(Fault.WRONG, f"query: {name}: expected once, got it {times} times")
+
+
 def is_owner(engine: Engine, account: Account, job: str) -> bool:
     """The job is the caller's tenant's, or the caller is an operator; raises RefusedError for a job that is not there."""
     return engine.owner(job) == account.tenant or is_at_least(account, Role.OPERATOR)
@@ -135,7 +150,7 @@ def check_owner(engine: Engine, account: Account, job: str) -> None:
 
 def answer(model: BaseModel, status: int = HTTPStatus.OK) -> Response:
     """A model as JSON. It was valid when it was made, and is not looked at again."""
-    return Response(model.model_dump_json(), status, media_type=JSON)
+    return Response(encoded(model), status, media_type=JSON)
 
 
 async def body_of(request: Request, model: type[W]) -> W:

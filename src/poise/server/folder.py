@@ -1,11 +1,14 @@
 """The state directory: its owner's alone, and held by one server at a time. Files in it are replaced as a whole."""
 
+import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from poise.model.errors import RequestError
+from poise.model.errors import PoiseError, RequestError
 
 LOCK = "lock"
 SERVER = "server.json"
@@ -54,12 +57,30 @@ class FolderLock:
             os.close(self._file)
             by = f" (process {holder})" if holder.isdecimal() else ""
             raise RequestError(f"--state {folder}: another server holds it{by}; stop that one, or name another") from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        with _naming(folder / LOCK):
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let go of it."""
         os.close(self._file)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """A descriptor of a file, made 0600 if it may be; PoiseError for a link, what is no file, and what others may read."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise PoiseError(f"{path}: is a symbolic link; put the file itself in its place") from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) and not mode & OTHERS:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISREG(mode):
+        raise PoiseError(f"{path}: others may read it (mode {stat.S_IMODE(mode):04o}); run chmod 600 {path}")
+    raise PoiseError(f"{path}: is no file; move it away")
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -74,10 +95,20 @@ def replace_file(path: Path, text: str) -> None:
 def create_file(path: Path, text: str) -> None:
     """Write a file, 0600, that must not be there yet, and see to it that it is on the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+    with _naming(path), os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(descriptor)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What goes wrong with a descriptor (a full disk, say) is said of the path that it is of."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def sync_folder(path: Path) -> None:

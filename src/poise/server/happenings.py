@@ -12,7 +12,7 @@ from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
 from poise.server.wishes import LEAVES, WHOLE
-from poise.wire.views import Happening
+from poise.wire.views import Actor, Happening
 
 
 def happenings(
@@ -59,14 +59,14 @@ def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told)
         case Released():
             return told("released", by, event.job, "released")
         case Finished():
-            return told("finished", "job", event.job, f"run {event.epoch} finished: all work is done")
+            return told("finished", Actor.JOB, event.job, f"run {event.epoch} finished: all work is done")
         case Failed():
             how = "" if event.cause.startswith("exit code") else _exit(note)
             next_one = "" if event.final or event.job in over else _next(note)
-            return told("failed", "job", event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
+            return told("failed", Actor.JOB, event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
         case Stopped():
             how = f": {note['cause']}{_exit(note)}" if note.get("cause") else ""
-            return told("stopped", "job", event.job, f"run {event.epoch} has left{how}{_next(note)}")
+            return told("stopped", Actor.JOB, event.job, f"run {event.epoch} has left{how}{_next(note)}")
         case _:
             return None
 
@@ -85,13 +85,13 @@ def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _To
     match action:
         case Launch():
             where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
-            return told("launched", "policy", action.job, f"run {action.epoch} is launched on {where}")
+            return told("launched", Actor.POLICY, action.job, f"run {action.epoch} is launched on {where}")
         case Preempt():
-            return told("preempted", "policy", action.job, leaves.get(action.job, f"preempted ({action.why})"))
+            return told("preempted", Actor.POLICY, action.job, leaves.get(action.job, f"preempted ({action.why})"))
         case Reject() | Abandon() | Cancel():
-            return told("given-up", "policy", action.job, action.reason)
+            return told("given-up", Actor.POLICY, action.job, action.reason)
         case Remark():
-            return told("remark", "policy", None, action.text)
+            return told("remark", Actor.POLICY, None, action.text)
         case _:
             return None
 

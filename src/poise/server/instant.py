@@ -13,6 +13,7 @@ from poise.server.records import LOST, Record
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Facts, Situation
 from poise.server.store import Store
+from poise.server.submissions import check_same, holder
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, grant, refuse
 from poise.wire import views
 from poise.wire.request import Request
@@ -49,7 +50,8 @@ class Instant:
         self._parts = parts
         self._losses = losses
         self._answers: list[Callable[[], None]] = []
-        self._keys: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._keys: dict[tuple[str | None, str], tuple[tuple[str, ...], tuple[Request, ...]]] = {}
+        """Ids and requests of submissions of this instant, by key and whose it is."""
         self._next = 0
         self._finished: set[str] = set()
 
@@ -75,27 +77,37 @@ class Instant:
             answer()
 
     def _submit(self, wish: Submit) -> None:
-        key = wish.submission.key
-        ids = None if key is None else self._taken(key, wish.by.name)
+        try:
+            ids = self._taken(wish)
+            if ids is None:
+                self._check_room(len(wish.submission.jobs))
+        except RefusedError as error:
+            refuse(wish, error)
+            return
         if ids is None:
-            queued = len(self._situation.records) + len(self.facts.arrivals)
-            if queued + len(wish.submission.jobs) > MOST_QUEUED:
-                text = f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
-                refuse(wish, RefusedError(Fault.FULL, text))
-                return
             ids = tuple(self._enter(request, wish.by) for request in wish.submission.jobs)
-            if key is not None:
-                self._keys[key, wish.by.name] = ids
-                self.facts.keys.append((key, wish.by.name, json.dumps(ids)))
+            self._note_key(wish, ids)
         answer = views.Submitted(jobs=ids)
         self._answers.append(lambda: grant(wish.reply, answer))
 
-    def _taken(self, key: str, account: str) -> tuple[str, ...] | None:
-        """Ids of the jobs of a submission that was taken under this key before; a key is its account's own."""
-        if (key, account) in self._keys:
-            return self._keys[key, account]
-        taken = self._store.taken(key, account)
-        return None if taken is None else tuple(json.loads(taken))
+    def _taken(self, wish: Submit) -> tuple[str, ...] | None:
+        """Ids of its jobs if it was taken before; RefusedError if its key was that of another submission."""
+        before = self._keys.get((wish.submission.key, holder(wish.by)))
+        if before is None:
+            return self._store.submissions.taken(wish.by, wish.submission)
+        check_same(wish.submission, before[1])
+        return before[0]
+
+    def _note_key(self, wish: Submit, ids: tuple[str, ...]) -> None:
+        key, whose = wish.submission.key, holder(wish.by)
+        if key is not None:
+            self._keys[key, whose] = ids, wish.submission.jobs
+            self.facts.keys.append((key, whose, json.dumps(ids)))
+
+    def _check_room(self, jobs: int) -> None:
+        queued = len(self._situation.records) + len(self.facts.arrivals)
+        if queued + jobs > MOST_QUEUED:
+            raise RefusedError(Fault.FULL, f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later")
 
     def _enter(self, request: Request, by: views.Account) -> str:
         """A new job."""

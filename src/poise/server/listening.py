@@ -1,5 +1,6 @@
 """The socket, TLS, and the loop that answers until somebody says stop."""
 
+import asyncio
 import ipaddress
 import json
 import os
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import h11
 import uvicorn
@@ -33,7 +35,7 @@ SPARE_FILES = 256
 FILES_A_RUN = 4
 _LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(:(?P<port>[0-9]{1,5}))?")
 HEAD_SECONDS = 10.0
-"""For a connection to bring the whole head of a request."""
+"""For a connection to bring the whole head of a request; and before that, with TLS, to shake hands."""
 READ_SECONDS = 30.0
 """For a client to take what it is sent; less than the guard gives a request, so that this comes first."""
 IDLE_SECONDS = 15
@@ -99,18 +101,37 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
+class Link(socket.socket):
+    """An accepted connection, which counts among `guests` until it is closed."""
+
+    def __init__(self, accepted: socket.socket, guests: "WeakSet[Link]") -> None:
+        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        self._guests = guests
+        guests.add(self)
+
+    def close(self) -> None:
+        """It does not count any more."""
+        self._guests.discard(self)
+        super().close()
+
+
 class Reception(socket.socket):
-    """Takes a connection only while enough files are left to the rest of the service, whoever comes and however often.
+    """Takes so many connections at once, and only while enough files are left to the rest of the service.
 
     The kernel gives out the lowest number that is free, so that of a connection says how many files are open. Without this
-    a flood of connections, which needs no token, would keep runs from being started.
+    a flood of connections, which needs no token, would keep runs from being started. It counts here and not where HTTP
+    begins, as with TLS nobody would count those who say nothing.
     """
+
+    def __init__(self, *given: int) -> None:
+        super().__init__(*given)
+        self._guests: WeakSet[Link] = WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection; BlockingIOError, as if nobody had come, where it would be one too many."""
         link, address = super().accept()
-        if link.fileno() < _most_files() - SPARE_FILES:
-            return link, address
+        if link.fileno() < _most_files() - SPARE_FILES and len(self._guests) < MOST_CONNECTIONS:
+            return Link(link, self._guests), address
         link.close()
         raise BlockingIOError
 
@@ -154,19 +175,16 @@ def url_of(address: Address, bound: socket.socket, scheme: str) -> str:
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 over one connection, with bounds that uvicorn lacks: on connections, and on the time of heads and reading."""
+    """HTTP/1.1 over one connection, with bounds that uvicorn lacks: on the time of heads and of reading."""
 
     _due: TimerHandle | None = None
     _unread: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Hang up at once if there are too many."""
+        """Whoever comes has something to say, in time."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1, low=0)  # so that we hear of it whenever something is not taken at once
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-        else:
-            self._await_head()
+        self._await_head()
 
     def data_received(self, data: bytes) -> None:
         """Whoever begins a head, or goes on with a body after the answer, has to finish in time, whatever the pieces."""
@@ -238,9 +256,18 @@ class Listener(uvicorn.Server):
                 signal.signal(each, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
-        await super().startup(sockets)
+        """Begin to answer. The servers are made here, as uvicorn would give a TLS handshake a minute."""
+        await super().startup([])
+        config, hurry = self.config, HEAD_SECONDS if self.config.is_ssl else None
+        for each in sockets or ():
+            made = asyncio.get_running_loop().create_server(
+                self._connection, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=hurry
+            )
+            self.servers.append(await made)
         self._ready()
+
+    def _connection(self) -> Connection:
+        return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to stop."""

@@ -17,6 +17,7 @@ from poise.server.records import Record
 from poise.server.situation import Answer, Books, Facts, Situation
 from poise.server.store import JobRowText
 from poise.server.wishes import WHOLE, Adopt, Weigh, policy_note, weight_note
+from poise.wire.views import Actor
 
 _NOBODY_LOOKS = nullcontext()
 
@@ -164,7 +165,7 @@ def _carried_over(
         carried.append(fact)
     facts.events += carried
     if header.policy != before.header.policy:
-        facts.notes[WHOLE] = policy_note("service", before.header.policy, header.policy)
+        facts.notes[WHOLE] = policy_note(Actor.SERVICE, before.header.policy, header.policy)
     answer = situation.begin(now, facts, lock)
     answer.orders.leaves += leaves
     return situation, answer

@@ -18,7 +18,7 @@ def held_runs(store: Store, situation: Situation) -> list[tuple[RunOrder, Grip]]
 
 def run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, RunRecord]]) -> Iterator[RunOrder]:
     """What is to be started, where, and beside whom."""
-    requests = store.requests([record.job.id for record, _ in runs])
+    requests = store.submissions.requests([record.job.id for record, _ in runs])
     for record, run in runs:
         job = record.job
         request = _request(job.id, requests)

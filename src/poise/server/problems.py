@@ -1,5 +1,6 @@
 """How an error looks to a client: a status, a stable code, one line; never a traceback."""
 
+import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -10,6 +11,8 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from poise.model.errors import RequestError
@@ -19,6 +22,8 @@ from poise.wire.views import Problem
 JSON = "application/json"
 RETRY_SECONDS = 1
 LONGEST_DETAIL = 1_000
+MOST_MISTAKES = 2_000
+"""Of a body, of which the first is told."""
 
 STATUS = {
     Fault.WRONG: HTTPStatus.BAD_REQUEST,
@@ -40,8 +45,20 @@ def reply(status: int, code: str, detail: str, headers: Mapping[str, str] | None
     """A problem as a client gets it; one that may pass says when to try again."""
     later = {"retry-after": str(RETRY_SECONDS)} if status in _LATER else {}
     line = " ".join(detail.split())[:LONGEST_DETAIL]
-    body = Problem(code=code, detail=line).model_dump_json()
+    body = encoded(Problem(code=code, detail=line))
     return Response(body, status, {**later, **(headers or {})}, JSON)
+
+
+def encoded(model: BaseModel) -> bytes:
+    """A model as JSON in UTF-8, whatever is in it: a letter that has no UTF-8 (half of a surrogate pair) becomes `?`.
+
+    Such letters may be in a journal that was written before they were refused, and one must not hide all the rest.
+    """
+    try:
+        return model.model_dump_json().encode()
+    except PydanticSerializationError:
+        document = model.model_dump(mode="json")
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def refused(_: Request, error: Exception) -> Response:
@@ -74,7 +91,7 @@ def unfit(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where, *place = first["loc"]
-    text = sentence(first, tuple(place), _asked(request))
+    text = sentence(first, tuple(place), asked(request))
     return reply(HTTPStatus.BAD_REQUEST, Fault.WRONG.value, f"{where}: {text}")
 
 
@@ -86,15 +103,19 @@ HANDLERS: tuple[tuple[type[Exception], Any], ...] = (
 )
 
 
-def _asked(request: Request) -> tuple[str, ...]:
-    """Names that the query of a request may have."""
+def asked(request: Request) -> dict[str, FieldInfo]:
+    """Keys that the query of a request may have."""
     route = request.scope.get("route")
     parameters = getattr(getattr(route, "dependant", None), "query_params", ())
-    return tuple(name for each in parameters for name in _fields(each.field_info.annotation, ()))
+    models = _models(each.field_info.annotation for each in parameters)
+    return {name: field for each in models for name, field in each.model_fields.items()}
 
 
 def misfit(error: ValidationError, model: type[BaseModel]) -> RefusedError:
     """What is wrong with a body, in one line: the first thing, and how many more there are."""
+    if error.error_count() > MOST_MISTAKES:  # to describe them, which can be done for all or none, would hold up everybody
+        text = f"{error.error_count():,} mistakes, too many to name one; known keys: {', '.join(model.model_fields)}"
+        return RefusedError(Fault.WRONG, text)
     # A list whose only item is wrong is also said to be too short.
     errors = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])

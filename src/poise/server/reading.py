@@ -18,7 +18,7 @@ from poise.server.seam import Fault, RefusedError
 from poise.server.store import Ended, JobRowText, Named, Reader
 from poise.server.surveying import nodes, shares
 from poise.server.telling import Telling
-from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh
+from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, grant
 from poise.wire.request import Replicas, Request, Submission
 from poise.wire.views import (
     Account,
@@ -61,11 +61,15 @@ class LiveEngine:
         return self._loop.failed
 
     def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
-        """Take jobs, all or none."""
+        """Take jobs, all or none. What was taken before is so whatever has become of its folder or its program since."""
+        wish = Submit(by, submission)
+        ids = self._reader().submissions.taken(by, submission)
+        if ids is not None:
+            grant(wish.reply, Submitted(jobs=ids))
+            return wish.reply
         intake = self._loop.situation.intake
         for request in submission.jobs:
             intake.admit(request)
-        wish = Submit(by, submission)
         self._loop.put(wish)
         return wish.reply
 

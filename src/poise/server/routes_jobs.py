@@ -20,6 +20,8 @@ from poise.wire.views import Account, Done, JobDetail, Log, Queue, Role, State, 
 MOST_ROWS = 1_000
 MOST_LOG = 1 << 20
 """Bytes of a log in one answer."""
+MOST_WEIGHT = 1.0
+"""Of a job that a user submits."""
 FARTHEST = 1 << 53
 """The largest number that every reader of JSON can hold."""
 
@@ -108,6 +110,7 @@ class Jobs:
         by = caller_of(request)
         submission = await body_of(request, Submission)
         _check_tenants(by, submission)
+        _check_weights(by, submission)
         return await granted(lambda: self._engine.submit(by, submission), HTTPStatus.CREATED)
 
     def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
@@ -159,6 +162,21 @@ def _check_tenants(by: Account, submission: Submission) -> None:
         return
     for number, job in enumerate(submission.jobs):
         if job.tenant is not None and job.tenant != by.tenant:
-            which = f"jobs[{number}].tenant" if len(submission.jobs) > 1 else "tenant"
-            text = f"{which}: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
+            text = f"{_place(submission, number)}tenant: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
             raise RefusedError(Fault.FORBIDDEN, text)
+
+
+def _check_weights(by: Account, submission: Submission) -> None:
+    """Only operators give a job more than the usual weight: it would take from other tenants, not from its own jobs."""
+    if is_at_least(by, Role.OPERATOR):
+        return
+    for number, job in enumerate(submission.jobs):
+        if job.weight > MOST_WEIGHT:
+            text = f"expected at most {MOST_WEIGHT:g} with a token of role {by.role.value}, got {job.weight:g}"
+            advice = "give your other jobs less, or ask an operator"
+            raise RefusedError(Fault.FORBIDDEN, f"{_place(submission, number)}weight: {text}; {advice}")
+
+
+def _place(submission: Submission, number: int) -> str:
+    """Where a field of a job is, in a submission of several."""
+    return f"jobs[{number}]." if len(submission.jobs) > 1 else ""

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poise.model.errors import InvariantError, JournalError, PoiseError
+from poise.server.folder import open_private
+from poise.server.submissions import Submissions
 
 FILE = "journal.db"
 VERSION = 1
@@ -98,7 +100,7 @@ class Changes:
     """Jobs that are not as they were submitted any more."""
     mentions: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
-    """(key, account, ids of the jobs as JSON) of submissions."""
+    """(key, whose it is, ids of the jobs as JSON) of submissions."""
     tenants: dict[str, tuple[float, float, int]] = field(default_factory=dict)
     """Weight, GPU-seconds received, preemptions suffered."""
 
@@ -112,6 +114,7 @@ class Store:
             self._create()
             self._db = self._connect()
             self._look()
+        self.submissions = Submissions(self._db)
 
     @contextmanager
     def legible(self) -> Iterator[None]:
@@ -132,8 +135,14 @@ class Store:
         return self.last + 1 - self._first
 
     def _create(self) -> None:
-        """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights."""
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights.
+
+        PoiseError for files that are there and others may read, and for links, as of accounts.
+        """
+        os.close(open_private(self.path, os.O_CREAT | os.O_RDWR))
+        for other in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.close(open_private(self.path.with_name(FILE + other), os.O_RDONLY))
         with closing(self._connect()) as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -244,21 +253,6 @@ class Store:
             raise JournalError(f"{self.path}: damaged: a job is called {row[0]!r:.100}")
         return 0 if row is None else int(row[0])
 
-    def taken(self, key: str, account: str) -> str | None:
-        """Job ids (JSON) of a submission that was taken under this key, which is its account's own."""
-        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
-        row = self._db.execute(query, (key, account)).fetchone()
-        return None if row is None else str(row[0])
-
-    def requests(self, jobs: Sequence[str]) -> dict[str, str]:
-        """What was submitted, by job."""
-        found: dict[str, str] = {}
-        for first in range(0, len(jobs), ROWS_AT_ONCE):
-            some = jobs[first : first + ROWS_AT_ONCE]
-            query = f"SELECT id, request FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
-            found.update(self._db.execute(query, some).fetchall())
-        return found
-
     def reader(self) -> "Reader":
         """For another thread."""
         return Reader(self._connect())
@@ -273,6 +267,7 @@ class Reader:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self.submissions = Submissions(db)
 
     def job(self, job: str) -> JobRowText | None:
         """A job, ended or not."""

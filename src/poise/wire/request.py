@@ -6,9 +6,19 @@ is known, at submission.
 """
 
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 MOST_ARGUMENTS = 1_000
 MOST_COMMAND = 64 << 10
@@ -87,6 +97,14 @@ class Limits(Wire):
     processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
 
+def _few(given: Any) -> Any:  # noqa: ANN401 - whatever was sent
+    """Variables are counted before any of them is looked at: to describe a megabyte of mistakes would take seconds."""
+    if isinstance(given, dict) and len(given) > MOST_VARIABLES:
+        counts = {"field_type": "Dictionary", "max_length": MOST_VARIABLES, "actual_length": len(given)}
+        raise PydanticKnownError("too_long", counts)
+    return given
+
+
 class Request(Wire):
     """One job.
 
@@ -111,7 +129,7 @@ class Request(Wire):
     max_gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
     gpu_types: Annotated[tuple[Name, ...], FAST, Field(max_length=64)] = ()
     replicas: Replicas = Replicas.NODE
-    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES)] = {}
+    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_few)] = {}
     cwd: Path | None = None
     steps: Annotated[float, Field(gt=0, le=MOST_STEPS)] | None = None
     duration: Seconds | None = None

@@ -206,11 +206,19 @@ class PolicyName(Wire):
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[\x20-\x7e]*$")]
 
 
+class Actor(StrEnum):
+    """Who does things beside people. No token is called so."""
+
+    JOB = "job"
+    POLICY = "policy"
+    SERVICE = "service"
+
+
 class Happening(Wire):
     """Something that happened: a view of the journal.
 
     number   place in the journal: ask for what came after it
-    actor    a person, a rule, a node, or a job
+    actor    an Actor, or the name of a person's token
     """
 
     number: int
