@@ -1,8 +1,6 @@
 """Keys of submissions: what is sent twice is taken once, whatever has happened meanwhile."""
 
-from contextlib import closing
 from pathlib import Path
-from sqlite3 import connect
 
 import pytest
 from tests.machine import ALICE, BOB, Service, a_request
@@ -30,15 +28,6 @@ def test_a_key_is_not_found_by_a_token_of_the_same_name_and_another_tenant(servi
     first = service.submit(a_request(), key="the-same-key")
     heir = Account(name=ALICE.name, tenant="heirs", role=Role.USER)
     assert service.submit(a_request(), key="the-same-key", by=heir) != first
-    assert service.submit(a_request(), key="the-same-key") == first
-
-
-def test_keys_are_found_that_were_kept_with_the_names_of_tokens_alone(service: Service) -> None:
-    first = service.submit(a_request(), key="the-same-key")
-    with closing(connect(service.loop.store.path)) as db:
-        db.execute("UPDATE submissions SET account = ?", (ALICE.name,))
-        db.commit()
-    service.restart()
     assert service.submit(a_request(), key="the-same-key") == first
 
 
