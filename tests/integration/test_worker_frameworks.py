@@ -146,6 +146,23 @@ def test_worker_huggingface_ends_with_the_weights_of_an_uninterrupted_run(after:
 
 
 @pytest.mark.slow
+def test_worker_huggingface_keeps_checkpoints_that_nobody_else_writes_to(tmp_path: Path) -> None:
+    want = train_with_huggingface(tmp_path / "alone")
+    starts = []
+
+    def meddled_with(folder: Path) -> list[bytes]:
+        """As by a second job with the same output_dir: what the first one left there is written over in place."""
+        for file in folder.glob("checkpoint-*/*"):
+            file.write_bytes(b"another job's")
+        starts.append(len(list(folder.glob("checkpoint-*/*"))))
+        return train_with_huggingface(folder)
+
+    with preempting(after_steps=[4]) as poise:
+        assert poise.run(meddled_with, tmp_path / "shared") == want
+    assert starts[0] == 0 < starts[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [{"max_steps": 20}, {"max_epochs": 2}])
 def test_worker_lightning_with_two_optimizers_leaves_to_the_very_end(length: dict[str, int]) -> None:
     want = train_with_lightning(_two_optimizers, **length)

@@ -6,8 +6,8 @@
     trainer = Trainer(model, TrainingArguments("out", save_total_limit=2), train_dataset=data, callbacks=[lease])
     trainer.train(resume_from_checkpoint=lease.newest())
 
-The Trainer writes checkpoints to its `output_dir`; complete ones are linked into the job's own directory, or copied if
-that is on another disk.
+The Trainer writes checkpoints to its `output_dir`; complete ones are copied into the job's own directory. They are not
+linked: whoever writes the same files again, such as a job with the same `output_dir`, would write into what is kept.
 """
 
 import os
@@ -57,7 +57,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         written = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
 
         def take(path: str) -> None:
-            shutil.copytree(written, path, copy_function=_link)
+            shutil.copytree(written, path)
 
         if self._wish is Wish.LEAVE:
             self._lease.leave(state.global_step, take)
@@ -66,10 +66,3 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401  theirs
         """All steps are done; the checkpoint of the last was asked for as it ended."""
         self._lease.finish(state.global_step, None)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
