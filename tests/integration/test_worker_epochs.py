@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainings import data, network, weights
+from tests.trainings import data, huggingface_model, network, rows, weights
 
 from poise.worker.testing import preempting
 
@@ -116,3 +117,62 @@ def test_worker_lightning_leaves_where_every_step_is_validated() -> None:
     with preempting(after_steps=2) as poise:
         steps, _ = poise.run(train_with_lightning, 10, max_epochs=2, val_check_interval=1)
         assert (steps, poise.starts) == (8, 3)
+
+
+def train_with_huggingface(folder: Path, **more: Any) -> tuple[int, list[bytes]]:
+    """Steps and weights, of epochs of 4 steps. Its evaluations draw a random number, as loaders do."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        pytest.importorskip("accelerate", reason="accelerate is not installed")
+        from poise.worker.huggingface import LeaseCallback
+
+        callback, model = LeaseCallback(), huggingface_model()
+        settings = {"max_steps": 10, "save_strategy": "no", "save_total_limit": 2, "seed": 5, "report_to": [], **more}
+        batch_size = settings.pop("batch_size", 10)
+        arguments = transformers.TrainingArguments(
+            str(folder), use_cpu=True, per_device_train_batch_size=batch_size, disable_tqdm=True, **settings
+        )
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows(), eval_dataset=rows()[:8], callbacks=[callback])
+        trainer.train(resume_from_checkpoint=callback.newest())
+    return trainer.state.global_step, weights(model)
+
+
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+"""The greatest loss, so that the best model is not the last one."""
+
+
+@pytest.mark.parametrize("after", [[2], [4, 4], [3, 1]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"eval_strategy": "steps", "eval_steps": 2},
+        {"eval_strategy": "steps", "eval_steps": 1},
+        {"eval_strategy": "epoch"},
+        {"eval_strategy": "epoch", "save_strategy": "epoch", **BEST},
+        {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, **BEST},
+        {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "best", **BEST},
+        {"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"},
+        {"eval_strategy": "epoch", "batch_size": 5, "gradient_accumulation_steps": 3, "max_steps": 9},
+    ],
+)
+def test_worker_huggingface_evaluates_as_without_an_interruption(
+    after: Length, more: dict[str, Any], tmp_path: Path
+) -> None:
+    want = train_with_huggingface(tmp_path / "alone", **more)
+    with preempting(after_steps=after) as poise:
+        assert poise.run(train_with_huggingface, tmp_path / "shared", **more) == want
+        assert poise.starts > 1
+
+
+def test_worker_huggingface_of_these_tests_ends_with_another_model_than_the_best(tmp_path: Path) -> None:
+    every = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    last = train_with_huggingface(tmp_path / "last", **{**every, **BEST, "load_best_model_at_end": False})
+    assert train_with_huggingface(tmp_path / "best", **every, **BEST) != last
+
+
+def test_worker_huggingface_leaves_where_every_step_is_evaluated_and_the_best_are_saved(tmp_path: Path) -> None:
+    more = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", "metric_for_best_model": "loss"}
+    with preempting(after_steps=[3, 3]) as poise:
+        steps, _ = poise.run(train_with_huggingface, tmp_path, **more)
+        assert (steps, poise.starts) == (10, 3)
