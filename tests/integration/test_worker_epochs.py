@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.trainings import data, huggingface_model, network, rows, weights
 
+from poise.worker import WorkerError
 from poise.worker.testing import preempting
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
@@ -176,3 +177,9 @@ def test_worker_huggingface_leaves_where_every_step_is_evaluated_and_the_best_ar
     with preempting(after_steps=[3, 3]) as poise:
         steps, _ = poise.run(train_with_huggingface, tmp_path, **more)
         assert (steps, poise.starts) == (10, 3)
+
+
+def test_worker_huggingface_without_the_optimizer_is_refused_inside_poise(tmp_path: Path) -> None:
+    train_with_huggingface(tmp_path / "outside", save_only_model=True)
+    with preempting(after_steps=[2]) as poise, pytest.raises(WorkerError, match=r"^save_only_model: .* leave it out"):
+        poise.run(train_with_huggingface, tmp_path / "inside", save_only_model=True)

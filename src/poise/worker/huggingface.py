@@ -44,6 +44,8 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         """Training begins, or goes on."""
         if state.global_step == 0 and self.newest() is not None:
             raise WorkerError("there is a checkpoint: give trainer.train(resume_from_checkpoint=callback.newest())")
+        if args.save_only_model and "POISE_RUN_DIR" in os.environ:
+            raise WorkerError("save_only_model: a job cannot go on without its optimizer; leave it out of TrainingArguments")
         self._lease.begin(state.global_step, state.max_steps if state.max_steps > 0 else None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ANN401  theirs
