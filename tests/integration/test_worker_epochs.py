@@ -166,6 +166,19 @@ def test_worker_huggingface_evaluates_as_without_an_interruption(
         assert poise.starts > 1
 
 
+def test_worker_huggingface_under_preempting_is_one_rank_of_one_as_under_poise(tmp_path: Path) -> None:
+    groups = []
+
+    def grouped() -> None:
+        train_with_huggingface(tmp_path)
+        groups.append(torch.distributed.is_initialized())
+
+    with preempting(after_steps=[]) as poise:
+        poise.run(grouped)
+    assert groups == [True]
+    assert not torch.distributed.is_initialized()
+
+
 def test_worker_huggingface_of_these_tests_ends_with_another_model_than_the_best(tmp_path: Path) -> None:
     every = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     last = train_with_huggingface(tmp_path / "last", **{**every, **BEST, "load_best_model_at_end": False})
