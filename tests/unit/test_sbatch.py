@@ -64,6 +64,11 @@ def test_without_an_interpreter_a_script_is_refused(tmp_path: Path) -> None:
         (["-G4"], (4, ())),
         (["--gpus-per-node=k80:2", "-N2"], (4, ("k80",))),
         (["--gpus-per-task 2", "--ntasks 3"], (6, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"], (4, ())),
+        (["--nodes=2", "--tasks-per-node=3", "--gpus-per-task=v100:2"], (12, ("v100",))),
+        (["--nodes=2", "--gpus-per-task=1"], (2, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--ntasks=3"], (3, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=3"], (6, ())),
         (["--gres=license:1"], (1, ())),
         ([], (1, ())),
     ],
@@ -128,6 +133,9 @@ def test_what_means_nothing_here_is_left_out_with_a_note(tmp_path: Path) -> None
         "--partition", "--output", "--mem-per-gpu", "--frobnicate", "--exclusive", "--cpus-per-task",
     ]  # fmt: skip
     assert found[1] == "--output is ignored: `poise logs JOB` has what the job prints"
+    assert notes(tmp_path, "--ntasks-per-node=2") == ["--ntasks-per-node is ignored"]  # --gpus says how many
+    path = script(tmp_path, "--gpus-per-task=1", "--ntasks-per-node=2")
+    assert read_sbatch(path, (), {}).notes == ()
     assert notes(tmp_path, "--export=ALL") == ["--export=ALL is ignored: name the variables that the job needs"]
 
 

@@ -24,6 +24,8 @@ _LONG = {
     "C": "constraint", "w": "nodelist", "x": "exclude", "b": "begin", "L": "licenses", "M": "clusters", "k": "no-kill",
     "O": "overcommit", "s": "oversubscribe", "Q": "quiet", "v": "verbose", "W": "wait", "i": "input", "B": "extra-node-info",
 }  # fmt: skip
+_SAME = {"tasks-per-node": "ntasks-per-node"}
+"""Long names with a second spelling."""
 _ALONE = {
     "requeue", "no-requeue", "hold", "exclusive", "overcommit", "oversubscribe", "contiguous", "quiet", "verbose", "wait",
     "test-only", "spread-job", "use-min-nodes", "no-kill", "parsable", "reboot", "ignore-pbs",
@@ -111,6 +113,7 @@ def _options(words: list[str], file: str, number: int) -> Iterator[Option]:
         word = left.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _SAME.get(name, name)
         elif len(word) > 1 and word[0] == "-" and word[1] in _LONG:
             name, value = _LONG[word[1]], word[2:].removeprefix("=")
             equals = value
@@ -160,7 +163,7 @@ class _Reading:
 
     def gpus(self) -> dict[str, Any]:
         """GPUs of all nodes together, and their type; empty where none are asked for."""
-        name = next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+        name = self._asking()
         if name is None:
             return {}
         text = self.value(name) or ""
@@ -171,7 +174,7 @@ class _Reading:
         match = _GPUS.fullmatch(text)
         if match is None:
             raise self.error(name, f"expected GPUs such as 2 or v100:2, got {text[:40]!r}; mixed types are not supported")
-        times = {"gpus": 1, "gpus-per-task": self._count("ntasks")}.get(name, self._count("nodes"))
+        times = {"gpus": 1, "gpus-per-task": self._tasks()}.get(name, self._count("nodes"))
         return {"gpus": int(match[2]) * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 
     def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -204,7 +207,7 @@ class _Reading:
     def notes(self, script: str) -> Iterator[str]:
         """What was left out, and what the script will miss."""
         for each in self._said.values():
-            if each.name not in _READ:
+            if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
                 told = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
                 yield f"--{each.name} is ignored" + (f": {told}" if told else "")
         if "ALL" in (self.value("export") or "").split(","):
@@ -215,6 +218,17 @@ class _Reading:
             yield f"it uses {name}, which is not set here"
         for name in sorted(set(_SRUN.findall(script))):
             yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one a GPU)"
+
+    def _asking(self) -> str | None:
+        """The option that says how many GPUs; of several, the one that says it most directly."""
+        return next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+
+    def _tasks(self) -> int:
+        """As many as are asked for; otherwise those of all nodes."""
+        return self._count("nodes") * self._count("ntasks-per-node") if self._counts_by_node() else self._count("ntasks")
+
+    def _counts_by_node(self) -> bool:
+        return self._asking() == "gpus-per-task" and self.value("ntasks") is None
 
     def _folder(self, text: str) -> str:
         try:
