@@ -6,7 +6,8 @@ meaning here are left out with a note; those whose absence would do harm are err
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from poise.wire.jobfile_values import absolute, here, parse_folder
 from poise.wire.jobfile_words import literal_words
 from poise.wire.request import MOST_JOBS
 
+JOB_NAME = "SLURM_JOB_NAME"
+"""The variable that all scripts have here, and nobody else."""
 _LONG = {
     "J": "job-name", "G": "gpus", "N": "nodes", "t": "time", "a": "array", "o": "output", "e": "error", "D": "chdir",
     "A": "account", "d": "dependency", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "q": "qos", "H": "hold",
@@ -81,7 +84,7 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     reading = _Reading(str(path), said)
     name, gpus = clean_name(reading.value("job-name") or path.name), reading.gpus()
     fields = {"name": name, **gpus, **reading.fields()}
-    env = {**reading.exported(environ), "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": str(here())}
+    env = {**reading.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(here())}
     command = (*_interpreter(script, path), str(absolute(path)), *arguments)
     notes = (*reading.notes(script), *(() if gpus else ("it asks for no GPU; it gets 1, the least there is",)))
     return Draft(
@@ -92,6 +95,25 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
         source=Source(str(path), {}),
         notes=tuple(f"{path}: {each}" for each in notes),
     )
+
+
+def settled(draft: Draft) -> Draft:
+    """The draft of a script once options have been laid over it: an array that they ask for has Slurm's variables too."""
+    return replace(draft, variants=_named_by_slurm(draft.variants))
+
+
+def _named_by_slurm(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """The jobs of an array, with what they know of it under Slurm's names as well; those of a sweep are as they were."""
+    known = tuple(variants)
+    indices = [int(each[ARRAY_INDEX]) for each in known if ARRAY_INDEX in each]
+    if not indices:
+        return known
+    shared = {
+        "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+        "SLURM_ARRAY_TASK_MIN": str(min(indices)),
+        "SLURM_ARRAY_TASK_MAX": str(max(indices)),
+    }
+    return tuple({**each, "SLURM_ARRAY_TASK_ID": each[ARRAY_INDEX], **shared} for each in known)
 
 
 def options(script: str, file: str) -> Iterator[Option]:
@@ -196,13 +218,7 @@ class _Reading:
         if text is None:
             return ()
         indices = self._indices(text)
-        shared = {
-            ARRAY_COUNT: str(len(indices)),
-            "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
-            "SLURM_ARRAY_TASK_MIN": str(indices[0]),
-            "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
-        }
-        return tuple({ARRAY_INDEX: str(each), "SLURM_ARRAY_TASK_ID": str(each), **shared} for each in indices)
+        return _named_by_slurm({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(indices))} for each in indices)
 
     def notes(self, script: str) -> Iterator[str]:
         """What was left out, and what the script will miss."""
