@@ -137,6 +137,12 @@ def test_an_array_of_a_script_of_slurms_has_slurms_variables_whoever_asks_for_it
     assert not any("SLURM_ARRAY_TASK_ID" in job for job in jobs)
 
 
+def test_a_script_of_slurms_without_gpus_is_told_what_it_gets_if_nobody_says_so(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("#!/bin/bash\necho\n")
+    assert poise("submit", "--dry-run", "s.sh").err == "note: s.sh: it asks for no GPU; it gets 1, the least there is\n"
+    assert poise("submit", "--dry-run", "-g", "2", "s.sh").err == ""
+
+
 def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "from_config", None)
     found = poise("submit", "--dry-run", "-g", "2", "--", "fit").json

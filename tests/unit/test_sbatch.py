@@ -7,7 +7,7 @@ import pytest
 
 from poise.model.errors import RequestError
 from poise.wire.request import MOST_JOBS, Preemption, Request
-from poise.wire.sbatch import options, read_sbatch
+from poise.wire.sbatch import options, read_sbatch, settled
 
 HEAD = "#!/bin/bash\n"
 
@@ -145,8 +145,13 @@ def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:
         "it uses SLURM_NTASKS, which is not set here",
         "it runs srun; Poise starts the replicas itself (`replicas: gpu` for one a GPU)",
     ]
+
+
+def test_a_script_that_asks_for_no_gpu_is_told_what_it_gets_once_options_are_known(tmp_path: Path) -> None:
     path = script(tmp_path)
-    assert read_sbatch(path, (), {}).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
+    read = read_sbatch(path, (), {})
+    assert settled(read).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
+    assert settled(read.overlaid({"gpus": 2}, {})).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -82,24 +82,27 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
             raise refusal(Where(str(path), each.line, f"--{each.name}"), _HARMFUL[each.name])
     said = {each.name: each for each in found}  # of an option that is there twice, Slurm takes the last
     reading = _Reading(str(path), said)
-    name, gpus = clean_name(reading.value("job-name") or path.name), reading.gpus()
-    fields = {"name": name, **gpus, **reading.fields()}
+    name = clean_name(reading.value("job-name") or path.name)
+    fields = {"name": name, **reading.gpus(), **reading.fields()}
     env = {**reading.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(here())}
     command = (*_interpreter(script, path), str(absolute(path)), *arguments)
-    notes = (*reading.notes(script), *(() if gpus else ("it asks for no GPU; it gets 1, the least there is",)))
     return Draft(
         literal_words(command),
         env=env,
         fields=fields,
         variants=reading.variants(),
         source=Source(str(path), {}),
-        notes=tuple(f"{path}: {each}" for each in notes),
+        notes=tuple(f"{path}: {each}" for each in reading.notes(script)),
     )
 
 
 def settled(draft: Draft) -> Draft:
-    """The draft of a script once options have been laid over it: an array that they ask for has Slurm's variables too."""
-    return replace(draft, variants=_named_by_slurm(draft.variants))
+    """The draft of a script once options have been laid over it.
+
+    An array that they ask for has Slurm's variables too, and if nobody asks for GPUs it is noted what the job gets.
+    """
+    told = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
+    return replace(draft, variants=_named_by_slurm(draft.variants), notes=(*draft.notes, *told))
 
 
 def _named_by_slurm(variants: Iterable[Variant]) -> tuple[Variant, ...]:
