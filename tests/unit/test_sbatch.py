@@ -122,6 +122,12 @@ def test_a_script_is_not_preempted_unless_it_says_that_it_may_be_requeued(tmp_pa
     assert one(tmp_path, "--no-requeue", "--requeue").preemption is Preemption.RESTART
 
 
+def test_a_script_without_lines_for_slurm_is_preempted_as_any_other_job(tmp_path: Path) -> None:
+    (request,) = jobs(tmp_path)
+    assert "preemption" not in request.model_fields_set
+    assert request.preemption is Preemption.CHECKPOINT
+
+
 def test_a_script_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
     assert one(tmp_path).name == "train.sbatch"
 

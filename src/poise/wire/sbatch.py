@@ -175,7 +175,8 @@ class _Reading:
 
     def fields(self) -> dict[str, Any]:
         """What needs no second look: time, folder, tenant, preemption, hold."""
-        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"}
+        # A script that says nothing to Slurm is a job like any other.
+        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"} if self._said else {}
         if self.value("time") and (seconds := self._time()):
             fields["max_duration"] = seconds
         if folder := self.value("chdir"):
