@@ -130,11 +130,14 @@ def train_with_huggingface(folder: Path, **more: Any) -> tuple[int, list[bytes]]
 
         callback, model = LeaseCallback(), huggingface_model()
         settings = {"max_steps": 10, "save_strategy": "no", "save_total_limit": 2, "seed": 5, "report_to": [], **more}
-        batch_size = settings.pop("batch_size", 10)
+        batch_size, patience = settings.pop("batch_size", 10), settings.pop("patience", None)
+        stopping = [] if patience is None else [transformers.EarlyStoppingCallback(patience)]
         arguments = transformers.TrainingArguments(
             str(folder), use_cpu=True, per_device_train_batch_size=batch_size, disable_tqdm=True, **settings
         )
-        trainer = transformers.Trainer(model, arguments, train_dataset=rows(), eval_dataset=rows()[:8], callbacks=[callback])
+        trainer = transformers.Trainer(
+            model, arguments, train_dataset=rows(), eval_dataset=rows()[:8], callbacks=[*stopping, callback]
+        )
         trainer.train(resume_from_checkpoint=callback.newest())
     return trainer.state.global_step, weights(model)
 
@@ -177,6 +180,15 @@ def test_worker_huggingface_under_preempting_is_one_rank_of_one_as_under_poise(t
         poise.run(grouped)
     assert groups == [True]
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("after", [[2], [4], [2, 2], [3, 1]])
+def test_worker_huggingface_stops_early_where_it_would_have(after: Length, tmp_path: Path) -> None:
+    more = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "patience": 1, **BEST}
+    want = train_with_huggingface(tmp_path / "alone", **more)
+    assert want[0] == 4
+    with preempting(after_steps=after) as poise:
+        assert poise.run(train_with_huggingface, tmp_path / "shared", **more) == want
 
 
 def test_worker_huggingface_of_these_tests_ends_with_another_model_than_the_best(tmp_path: Path) -> None:
