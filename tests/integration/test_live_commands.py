@@ -125,6 +125,24 @@ def test_a_script_of_slurms_is_submitted_with_its_arguments_and_notes(api: Api, 
     assert (got.command, got.gpus, got.name) == (("/bin/bash", str(tmp_path / "s.sbatch"), "a", "b"), 2, "s.sbatch")
 
 
+def test_an_array_of_a_script_of_slurms_has_slurms_variables_whoever_asks_for_it(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1\n#SBATCH --array=5-9\necho $SLURM_ARRAY_TASK_ID\n")
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "3", "s.sbatch").json]
+    assert [job["SLURM_ARRAY_TASK_ID"] for job in jobs] == [job["ARRAY_INDEX"] for job in jobs] == ["0", "1", "2"]
+    shared = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX")
+    assert {tuple(job[name] for name in shared) for job in jobs} == {("3", "0", "2")}
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--sweep", "LR=1,2", "s.sbatch").json]
+    assert [(job["LR"], "SLURM_ARRAY_TASK_ID" in job) for job in jobs] == [("1", False), ("2", False)]
+    jobs = [each["env"] for each in poise("submit", "--dry-run", "--array", "2", "--", "fit").json]
+    assert not any("SLURM_ARRAY_TASK_ID" in job for job in jobs)
+
+
+def test_a_script_of_slurms_without_gpus_is_told_what_it_gets_if_nobody_says_so(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("#!/bin/bash\necho\n")
+    assert poise("submit", "--dry-run", "s.sh").err == "note: s.sh: it asks for no GPU; it gets 1, the least there is\n"
+    assert poise("submit", "--dry-run", "-g", "2", "s.sh").err == ""
+
+
 def test_a_dry_run_sends_nothing_and_needs_no_server(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "from_config", None)
     found = poise("submit", "--dry-run", "-g", "2", "--", "fit").json

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.docs_runner import ROOT, blocks
+from tests.trainings import data, huggingface_model, network, rows, weights
 
 from poise.worker import WorkerError, attach
 from poise.worker.testing import preempting
@@ -27,27 +28,11 @@ def one_thread() -> Iterator[None]:
     torch.set_rng_state(state)
 
 
-def _data() -> Any:
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(40, 6, generator=generator)
-    return torch.utils.data.TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
-
-
-def _network() -> Any:
-    torch.manual_seed(7)
-    nn = torch.nn
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
-def _weights(model: Any) -> list[bytes]:
-    return [value.detach().numpy().tobytes() for value in model.state_dict().values()]
-
-
 def _lightning_module(lightning: Any) -> Any:
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.network = _network()
+            self.network = network()
 
         def training_step(self, batch: Any, _: int) -> Any:
             return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
@@ -59,29 +44,13 @@ def _lightning_module(lightning: Any) -> Any:
     return Module()
 
 
-def _huggingface_model() -> Any:
-    class Model(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = _network()
-
-        def forward(self, inputs: Any, labels: Any) -> dict[str, Any]:
-            return {"loss": torch.nn.functional.mse_loss(self.network(inputs), labels)}
-
-    return Model()
-
-
-def _rows() -> list[dict[str, Any]]:
-    return [{"inputs": inputs, "labels": wanted} for inputs, wanted in _data()]
-
-
 def train_plainly(steps: int = STEPS) -> list[bytes]:
     from poise.worker.pytorch import Batches, State
 
-    model = _network()
+    model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
-    batches = Batches(_data(), batch_size=8, seed=3)
+    batches = Batches(data(), batch_size=8, seed=3)
     state = State(model=model, optimizer=optimizer, scheduler=scheduler, batches=batches)
     lease = attach(save=state.save, load=state.load)
     endless = (batch for _ in iter(int, 1) for batch in batches)
@@ -90,7 +59,7 @@ def train_plainly(steps: int = STEPS) -> list[bytes]:
         torch.nn.functional.mse_loss(model(inputs), wanted).backward()
         optimizer.step()
         scheduler.step()
-    return _weights(model)
+    return weights(model)
 
 
 def train_with_lightning(made: Callable[[Any], Any] = _lightning_module, **length: int) -> list[bytes]:
@@ -106,8 +75,8 @@ def train_with_lightning(made: Callable[[Any], Any] = _lightning_module, **lengt
         warnings.simplefilter("ignore")
         length = length or {"max_steps": STEPS}
         trainer = lightning.Trainer(accelerator="cpu", callbacks=[callback], **length, **quiet)
-        trainer.fit(module, Batches(_data(), batch_size=8, seed=3), ckpt_path=callback.newest())
-    return _weights(module)
+        trainer.fit(module, Batches(data(), batch_size=8, seed=3), ckpt_path=callback.newest())
+    return weights(module)
 
 
 def _two_optimizers(lightning: Any) -> Any:
@@ -116,17 +85,17 @@ def _two_optimizers(lightning: Any) -> Any:
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.networks = torch.nn.ModuleList([_network(), _network()])
+            self.networks = torch.nn.ModuleList([network(), network()])
             self.automatic_optimization = False
 
         def training_step(self, batch: Any, _: int) -> None:
-            for optimizer, network in zip(self.optimizers(), self.networks, strict=True):
+            for optimizer, part in zip(self.optimizers(), self.networks, strict=True):
                 optimizer.zero_grad()
-                self.manual_backward(torch.nn.functional.mse_loss(network(batch[0]), batch[1]))
+                self.manual_backward(torch.nn.functional.mse_loss(part(batch[0]), batch[1]))
                 optimizer.step()
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.Adam(network.parameters(), lr=0.01) for network in self.networks]
+            return [torch.optim.Adam(part.parameters(), lr=0.01) for part in self.networks]
 
     return Module()
 
@@ -138,15 +107,15 @@ def train_with_huggingface(folder: Path, steps: int = STEPS) -> list[bytes]:
         pytest.importorskip("accelerate", reason="accelerate is not installed")
         from poise.worker.huggingface import LeaseCallback
 
-    callback, model = LeaseCallback(), _huggingface_model()
+    callback, model = LeaseCallback(), huggingface_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arguments = transformers.TrainingArguments(
             str(folder), max_steps=steps, use_cpu=True, save_strategy="no", save_total_limit=1, report_to=[], seed=5
         )
-        trainer = transformers.Trainer(model, arguments, train_dataset=_rows(), callbacks=[callback])
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows(), callbacks=[callback])
         trainer.train(resume_from_checkpoint=callback.newest())
-    return _weights(model)
+    return weights(model)
 
 
 @pytest.mark.parametrize("after", [1, 4, [2, 3, 5], [12], [13]])
@@ -177,6 +146,23 @@ def test_worker_huggingface_ends_with_the_weights_of_an_uninterrupted_run(after:
 
 
 @pytest.mark.slow
+def test_worker_huggingface_keeps_checkpoints_that_nobody_else_writes_to(tmp_path: Path) -> None:
+    want = train_with_huggingface(tmp_path / "alone")
+    starts = []
+
+    def meddled_with(folder: Path) -> list[bytes]:
+        """As by a second job with the same output_dir: what the first one left there is written over in place."""
+        for file in folder.glob("checkpoint-*/*"):
+            file.write_bytes(b"another job's")
+        starts.append(len(list(folder.glob("checkpoint-*/*"))))
+        return train_with_huggingface(folder)
+
+    with preempting(after_steps=[4]) as poise:
+        assert poise.run(meddled_with, tmp_path / "shared") == want
+    assert starts[0] == 0 < starts[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [{"max_steps": 20}, {"max_epochs": 2}])
 def test_worker_lightning_with_two_optimizers_leaves_to_the_very_end(length: dict[str, int]) -> None:
     want = train_with_lightning(_two_optimizers, **length)
@@ -188,20 +174,20 @@ def test_worker_lightning_with_two_optimizers_leaves_to_the_very_end(length: dic
 def test_worker_state_refuses_a_checkpoint_of_other_parts(tmp_path: Path) -> None:
     from poise.worker.pytorch import State
 
-    State(model=_network()).save(str(tmp_path / "one"))
+    State(model=network()).save(str(tmp_path / "one"))
     with pytest.raises(ValueError, match="the checkpoint has model; expected network"):
-        State(network=_network()).load(str(tmp_path / "one"))
+        State(network=network()).load(str(tmp_path / "one"))
 
 
 def test_worker_batches_of_all_ranks_are_the_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from poise.worker.pytorch import Batches
 
-    whole = [batch[0] for batch in Batches(_data(), batch_size=8, seed=3)]
+    whole = [batch[0] for batch in Batches(data(), batch_size=8, seed=3)]
     parts = []
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "3")
-        parts.append([batch[0] for batch in Batches(_data(), batch_size=8, seed=3)])
+        parts.append([batch[0] for batch in Batches(data(), batch_size=8, seed=3)])
     assert all(torch.equal(torch.cat(mine), want) for mine, want in zip(zip(*parts, strict=True), whole, strict=True))
 
 
@@ -231,14 +217,15 @@ def test_worker_lightning_says_so_where_its_processes_are_not_the_jobs(
     for name, value in {"POISE_GPUS": "2", "RANK": "0", "WORLD_SIZE": "2", "POISE_RUN_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     train_with_lightning(max_steps=1)
-    assert capsys.readouterr().err.splitlines() == [
-        f"poise: Lightning trains with a world size of 1, and the job has WORLD_SIZE=2: {remedy}"
-    ]
+    assert _said(capsys) == [f"poise: Lightning trains with a world size of 1, and the job has WORLD_SIZE=2: {remedy}"]
     monkeypatch.setenv("WORLD_SIZE", "1")
     train_with_lightning(max_steps=1)
-    assert capsys.readouterr().err.splitlines() == [
-        f"poise: the job has 2 GPUs and WORLD_SIZE=1; Lightning starts no processes here: {remedy}"
-    ]
+    assert _said(capsys) == [f"poise: the job has 2 GPUs and WORLD_SIZE=1; Lightning starts no processes here: {remedy}"]
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Lightning logs where standard error was when it was imported, which may have been in this very test."""
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("poise: ")]
 
 
 def _block_of_the_page(word: str) -> str:
@@ -249,18 +236,18 @@ def _block_of_the_page(word: str) -> str:
 
 def _names() -> dict[str, Any]:
     """What the blocks of the page take as given."""
-    model, data = _network(), _data()
+    model, samples = network(), data()
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    given = {"torch": torch, "model": model, "optimizer": optimizer, "scheduler": scheduler, "data": data}
-    return {**given, "inputs": data.tensors[0], "wanted": data.tensors[1]}
+    given = {"torch": torch, "model": model, "optimizer": optimizer, "scheduler": scheduler, "data": samples}
+    return {**given, "inputs": samples.tensors[0], "wanted": samples.tensors[1]}
 
 
 def test_worker_page_shows_a_pytorch_script_that_runs() -> None:
     names = _names()
-    before = _weights(names["model"])
+    before = weights(names["model"])
     exec(_block_of_the_page("pytorch"), names)
-    assert _weights(names["model"]) != before
+    assert weights(names["model"]) != before
 
 
 @pytest.mark.slow
@@ -279,6 +266,6 @@ def test_worker_page_shows_a_huggingface_script_that_runs(tmp_path: Path) -> Non
         warnings.simplefilter("ignore")
         pytest.importorskip("transformers", reason="transformers is not installed")
         pytest.importorskip("accelerate", reason="accelerate is not installed")
-        names = {**_names(), "model": _huggingface_model(), "rows": _rows(), "output_dir": str(tmp_path)}
+        names = {**_names(), "model": huggingface_model(), "rows": rows(), "output_dir": str(tmp_path)}
         exec(_block_of_the_page("huggingface"), names)
     assert names["trainer"].state.global_step == 10

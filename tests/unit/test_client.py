@@ -297,6 +297,13 @@ def test_a_map_is_one_submission_of_an_app() -> None:
     assert desk.bodies[1]["jobs"][0]["env"] == {"LR": "3"}
 
 
+@pytest.mark.parametrize(("given", "values"), [("12", ["12"]), (1, ["1"]), (None, ["None"]), (range(2), ["0", "1"])])
+def test_a_text_or_a_number_in_a_map_is_one_value(given: object, values: list[str]) -> None:
+    client, desk = talking({"jobs": [f"job-{place}" for place, _ in enumerate(values)]})
+    client.map(Request(command=("x", "${A}")), {"A": given})
+    assert [job["env"]["A"] for job in desk.bodies[0]["jobs"]] == values
+
+
 def test_maps_of_one_script_without_a_name_are_apps_of_their_own() -> None:
     client, desk = talking({"jobs": ["a", "b"]})
     for _ in range(2):
@@ -337,6 +344,9 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: client.map({"command": ["x"]}, [{"A": 1}]), "expected a Request, got dict"  # type: ignore[arg-type]
     yield lambda: client.submit_all([]), "expected 1 to 1,000 jobs in a submission, got 0"
     yield lambda: client.map(Request(command=("x",)), []), "params: expected at least one environment"
+    for wrong, shown in ((5, "int"), ([1, 2], "int"), ("A=1", "str"), ([{"A": 1}, None], "NoneType")):
+        said = f"params: expected environments, [{{'LR': 0.1}}], or values, {{'LR': [0.1, 0.01]}}, got {shown}"
+        yield lambda given=wrong: client.map(Request(command=("x",)), given), said  # type: ignore[misc]
     yield lambda: client.map(Request(command=("x",)), {"A": []}), "params: A has no values; e.g. LR: [0.1, 0.01]"
     yield lambda: client.map(Request(command=("x",)), {"A": range(MOST_JOBS + 1)}), "params: 1,001 jobs are more than"
     yield lambda: client.map(Request(command=("x",)), [{"POISE_A": 1}]), "env: names that begin with POISE_ are Poise's own"

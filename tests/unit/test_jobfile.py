@@ -133,6 +133,11 @@ def test_a_sweep_is_every_combination_and_the_last_variable_changes_fastest() ->
         ("run: x\nenv: {a b: 1}", "job:2: env: expected names of letters, digits and `_`, got 'a b'"),
         ("run: x\nenv: {A: }", "job:2: env.A: has no value; give one, or leave the key out"),
         ("run: x\nenv: [A]", "job:2: env: expected keys with values, got a list"),
+        ("run: x\nenv: A=1", "job:2: env: expected keys with values, got a single value, 'A=1'"),
+        ("run: x\nenv:", "job:2: env: has no value; give one, or leave the key out"),
+        ("run: x\nsweep:", "job:2: sweep: has no value; give one, or leave the key out"),
+        ("run: x\ngpus: 1..4\nmicro_batches: 8", "job:3: micro_batches: a job that divides takes any number of GPUs; "
+         "ask for one number, not a range"),
         ("run: x\nenv: {A: 1}\nsweep: {A: [1]}", "job:2: env: A is set for each job of the array or sweep; leave it out "
          "here"),
         ("run: x\nsweep: {A: []}", "job:2: sweep: A has no values; e.g. LR: [0.1, 0.01]"),

@@ -7,7 +7,7 @@ import pytest
 
 from poise.model.errors import RequestError
 from poise.wire.request import MOST_JOBS, Preemption, Request
-from poise.wire.sbatch import options, read_sbatch
+from poise.wire.sbatch import options, read_sbatch, settled
 
 HEAD = "#!/bin/bash\n"
 
@@ -64,6 +64,11 @@ def test_without_an_interpreter_a_script_is_refused(tmp_path: Path) -> None:
         (["-G4"], (4, ())),
         (["--gpus-per-node=k80:2", "-N2"], (4, ("k80",))),
         (["--gpus-per-task 2", "--ntasks 3"], (6, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"], (4, ())),
+        (["--nodes=2", "--tasks-per-node=3", "--gpus-per-task=v100:2"], (12, ("v100",))),
+        (["--nodes=2", "--gpus-per-task=1"], (2, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--ntasks=3"], (3, ())),
+        (["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=3"], (6, ())),
         (["--gres=license:1"], (1, ())),
         ([], (1, ())),
     ],
@@ -117,6 +122,12 @@ def test_a_script_is_not_preempted_unless_it_says_that_it_may_be_requeued(tmp_pa
     assert one(tmp_path, "--no-requeue", "--requeue").preemption is Preemption.RESTART
 
 
+def test_a_script_without_lines_for_slurm_is_preempted_as_any_other_job(tmp_path: Path) -> None:
+    (request,) = jobs(tmp_path)
+    assert "preemption" not in request.model_fields_set
+    assert request.preemption is Preemption.CHECKPOINT
+
+
 def test_a_script_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
     assert one(tmp_path).name == "train.sbatch"
 
@@ -128,6 +139,9 @@ def test_what_means_nothing_here_is_left_out_with_a_note(tmp_path: Path) -> None
         "--partition", "--output", "--mem-per-gpu", "--frobnicate", "--exclusive", "--cpus-per-task",
     ]  # fmt: skip
     assert found[1] == "--output is ignored: `poise logs JOB` has what the job prints"
+    assert notes(tmp_path, "--ntasks-per-node=2") == ["--ntasks-per-node is ignored"]  # --gpus says how many
+    path = script(tmp_path, "--gpus-per-task=1", "--ntasks-per-node=2")
+    assert read_sbatch(path, (), {}).notes == ()
     assert notes(tmp_path, "--export=ALL") == ["--export=ALL is ignored: name the variables that the job needs"]
 
 
@@ -137,8 +151,13 @@ def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:
         "it uses SLURM_NTASKS, which is not set here",
         "it runs srun; Poise starts the replicas itself (`replicas: gpu` for one a GPU)",
     ]
+
+
+def test_a_script_that_asks_for_no_gpu_is_told_what_it_gets_once_options_are_known(tmp_path: Path) -> None:
     path = script(tmp_path)
-    assert read_sbatch(path, (), {}).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
+    read = read_sbatch(path, (), {})
+    assert settled(read).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
+    assert settled(read.overlaid({"gpus": 2}, {})).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from poise.worker.checkpoints import KEPT, Checkpoints
 from poise.worker.progress import Progress, Speed
 from poise.worker.protocol import Watched, notice_in, replace_json, surroundings
 from poise.worker.sharing import counts, share
+from poise.worker.testing import preempting
 
 speeds_of_ranks = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)
 
@@ -245,6 +246,14 @@ def test_progress_that_cannot_be_written_is_said_once(tmp_path: Path, capsys: py
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("poise: progress cannot be reported: ")
+
+
+def test_preempting_says_what_the_service_says_of_a_single_rank() -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    with preempting(after_steps=[]) as poise:
+        got, port = poise.run(lambda: ([os.environ[name] for name in names], os.environ["MASTER_PORT"]))
+    assert got == ["0", "1", "0", "1", "0", "127.0.0.1"]
+    assert 1024 <= int(port) < 65_536
 
 
 def test_worker_imports_nothing_heavy() -> None:

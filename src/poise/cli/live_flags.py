@@ -17,7 +17,7 @@ from poise.wire.jobfile_tree import MOST_BYTES
 from poise.wire.jobfile_values import parse_folder, parse_gang
 from poise.wire.jobfile_words import literal_words
 from poise.wire.request import Preemption, Replicas
-from poise.wire.sbatch import read_sbatch
+from poise.wire.sbatch import JOB_NAME, read_sbatch, settled
 
 STDIN = "-"
 _JOB_FILES = (".yaml", ".yml", ".json", "")
@@ -80,7 +80,8 @@ def draft(file: str | None, command: Sequence[str], options: dict[str, Any]) -> 
     written = _written(file, tuple(command))
     overlaid = written.overlaid(_fields(options), dict(_pair("--env", each) for each in options["env"]))
     variants = _variants(options)
-    return replace(overlaid, variants=variants) if variants else overlaid
+    found = replace(overlaid, variants=variants) if variants else overlaid
+    return settled(found) if JOB_NAME in written.env else found
 
 
 def _written(file: str | None, command: tuple[str, ...]) -> Draft:

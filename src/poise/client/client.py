@@ -3,7 +3,7 @@
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -124,19 +124,20 @@ class Client:
         return tuple(map(self.job, taken.jobs))
 
     def map(
-        self, request: Request, params: Sequence[Mapping[str, object]] | Mapping[str, Sequence[object]]
+        self, request: Request, params: Iterable[Mapping[str, object]] | Mapping[str, Iterable[object] | object]
     ) -> tuple[JobHandle, ...]:
         """Submit an app: the request once with each environment, or with every combination of values.
 
-        `${NAME}` in the command stands for the variable's value, and the jobs share an `app`.
+        `${NAME}` in the command stands for the variable's value, and the jobs share an `app`. A text or a number in place
+        of a list of values is one value.
         """
         if not isinstance(request, Request):
             raise _no_request(request)
         try:
             variants = (
-                sweep_of({name: tuple(map(str, values)) for name, values in params.items()})
+                sweep_of({name: _values(values) for name, values in params.items()})
                 if isinstance(params, Mapping)
-                else tuple({name: str(value) for name, value in each.items()} for each in params)
+                else tuple({name: str(value) for name, value in each.items()} for each in _environments(params))
             )
         except ValueError as error:
             raise RequestError(f"params: {error}") from None
@@ -314,6 +315,22 @@ def _no_request(got: object) -> RequestError:
     """Programs have no types to go by."""
     hint = "; read_job_file(Path(...)) of poise.wire.jobfile reads a job file" if isinstance(got, str | Path) else ""
     return RequestError(f"expected a Request, got {type(got).__name__}{hint}")
+
+
+def _values(given: object) -> tuple[str, ...]:
+    """The values of one variable."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return tuple(map(str, given))
+    return (str(given),)
+
+
+def _environments(params: object) -> Iterator[Mapping[str, object]]:
+    """One for each job. Programs have no types to go by."""
+    for each in params if isinstance(params, Iterable) and not isinstance(params, str | bytes) else [params]:
+        if not isinstance(each, Mapping):
+            expected = "environments, [{'LR': 0.1}], or values, {'LR': [0.1, 0.01]}"
+            raise RequestError(f"params: expected {expected}, got {type(each).__name__}")
+        yield each
 
 
 def _rooted(fields: Mapping[str, Any]) -> dict[str, Any]:

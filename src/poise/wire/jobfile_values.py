@@ -158,5 +158,6 @@ def items(tree: Tree, where: Where) -> tuple[Tree, ...]:
 def keys(tree: Tree, where: Where) -> Keys:
     """A mapping."""
     if not isinstance(tree, Keys):
-        raise refusal(where, f"expected keys with values, got {'a list' if isinstance(tree, Items) else 'a single value'}")
+        got = "a list" if isinstance(tree, Items) else f"a single value, {scalar(tree, where).text[:40]!r}"
+        raise refusal(where, f"expected keys with values, got {got}")
     return tree

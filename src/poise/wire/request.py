@@ -163,7 +163,7 @@ class Request(Wire):
         if not (self.min_gpus or self.gpus) <= self.gpus <= (self.max_gpus or self.gpus):
             raise ValueError("gpus: expected min_gpus <= gpus <= max_gpus")
         if self.micro_batches is not None and (self.min_gpus or self.max_gpus):
-            raise ValueError("micro_batches: a job that divides takes any number of GPUs; leave min_gpus and max_gpus out")
+            raise ValueError("micro_batches: a job that divides takes any number of GPUs; ask for one number, not a range")
         return self
 
 

@@ -6,7 +6,8 @@ meaning here are left out with a note; those whose absence would do harm are err
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +19,16 @@ from poise.wire.jobfile_values import absolute, here, parse_folder
 from poise.wire.jobfile_words import literal_words
 from poise.wire.request import MOST_JOBS
 
+JOB_NAME = "SLURM_JOB_NAME"
+"""The variable that all scripts have here, and nobody else."""
 _LONG = {
     "J": "job-name", "G": "gpus", "N": "nodes", "t": "time", "a": "array", "o": "output", "e": "error", "D": "chdir",
     "A": "account", "d": "dependency", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "q": "qos", "H": "hold",
     "C": "constraint", "w": "nodelist", "x": "exclude", "b": "begin", "L": "licenses", "M": "clusters", "k": "no-kill",
     "O": "overcommit", "s": "oversubscribe", "Q": "quiet", "v": "verbose", "W": "wait", "i": "input", "B": "extra-node-info",
 }  # fmt: skip
+_SAME = {"tasks-per-node": "ntasks-per-node"}
+"""Long names with a second spelling."""
 _ALONE = {
     "requeue", "no-requeue", "hold", "exclusive", "overcommit", "oversubscribe", "contiguous", "quiet", "verbose", "wait",
     "test-only", "spread-job", "use-min-nodes", "no-kill", "parsable", "reboot", "ignore-pbs",
@@ -77,19 +82,41 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
             raise refusal(Where(str(path), each.line, f"--{each.name}"), _HARMFUL[each.name])
     said = {each.name: each for each in found}  # of an option that is there twice, Slurm takes the last
     reading = _Reading(str(path), said)
-    name, gpus = clean_name(reading.value("job-name") or path.name), reading.gpus()
-    fields = {"name": name, **gpus, **reading.fields()}
-    env = {**reading.exported(environ), "SLURM_JOB_NAME": name, "SLURM_SUBMIT_DIR": str(here())}
+    name = clean_name(reading.value("job-name") or path.name)
+    fields = {"name": name, **reading.gpus(), **reading.fields()}
+    env = {**reading.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(here())}
     command = (*_interpreter(script, path), str(absolute(path)), *arguments)
-    notes = (*reading.notes(script), *(() if gpus else ("it asks for no GPU; it gets 1, the least there is",)))
     return Draft(
         literal_words(command),
         env=env,
         fields=fields,
         variants=reading.variants(),
         source=Source(str(path), {}),
-        notes=tuple(f"{path}: {each}" for each in notes),
+        notes=tuple(f"{path}: {each}" for each in reading.notes(script)),
     )
+
+
+def settled(draft: Draft) -> Draft:
+    """The draft of a script once options have been laid over it.
+
+    An array that they ask for has Slurm's variables too, and if nobody asks for GPUs it is noted what the job gets.
+    """
+    told = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
+    return replace(draft, variants=_named_by_slurm(draft.variants), notes=(*draft.notes, *told))
+
+
+def _named_by_slurm(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """The jobs of an array, with what they know of it under Slurm's names as well; those of a sweep are as they were."""
+    known = tuple(variants)
+    indices = [int(each[ARRAY_INDEX]) for each in known if ARRAY_INDEX in each]
+    if not indices:
+        return known
+    shared = {
+        "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+        "SLURM_ARRAY_TASK_MIN": str(min(indices)),
+        "SLURM_ARRAY_TASK_MAX": str(max(indices)),
+    }
+    return tuple({**each, "SLURM_ARRAY_TASK_ID": each[ARRAY_INDEX], **shared} for each in known)
 
 
 def options(script: str, file: str) -> Iterator[Option]:
@@ -111,6 +138,7 @@ def _options(words: list[str], file: str, number: int) -> Iterator[Option]:
         word = left.pop(0)
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _SAME.get(name, name)
         elif len(word) > 1 and word[0] == "-" and word[1] in _LONG:
             name, value = _LONG[word[1]], word[2:].removeprefix("=")
             equals = value
@@ -147,7 +175,8 @@ class _Reading:
 
     def fields(self) -> dict[str, Any]:
         """What needs no second look: time, folder, tenant, preemption, hold."""
-        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"}
+        # A script that says nothing to Slurm is a job like any other.
+        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"} if self._said else {}
         if self.value("time") and (seconds := self._time()):
             fields["max_duration"] = seconds
         if folder := self.value("chdir"):
@@ -160,7 +189,7 @@ class _Reading:
 
     def gpus(self) -> dict[str, Any]:
         """GPUs of all nodes together, and their type; empty where none are asked for."""
-        name = next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+        name = self._asking()
         if name is None:
             return {}
         text = self.value(name) or ""
@@ -171,7 +200,7 @@ class _Reading:
         match = _GPUS.fullmatch(text)
         if match is None:
             raise self.error(name, f"expected GPUs such as 2 or v100:2, got {text[:40]!r}; mixed types are not supported")
-        times = {"gpus": 1, "gpus-per-task": self._count("ntasks")}.get(name, self._count("nodes"))
+        times = {"gpus": 1, "gpus-per-task": self._tasks()}.get(name, self._count("nodes"))
         return {"gpus": int(match[2]) * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 
     def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -193,18 +222,12 @@ class _Reading:
         if text is None:
             return ()
         indices = self._indices(text)
-        shared = {
-            ARRAY_COUNT: str(len(indices)),
-            "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
-            "SLURM_ARRAY_TASK_MIN": str(indices[0]),
-            "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
-        }
-        return tuple({ARRAY_INDEX: str(each), "SLURM_ARRAY_TASK_ID": str(each), **shared} for each in indices)
+        return _named_by_slurm({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(indices))} for each in indices)
 
     def notes(self, script: str) -> Iterator[str]:
         """What was left out, and what the script will miss."""
         for each in self._said.values():
-            if each.name not in _READ:
+            if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
                 told = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
                 yield f"--{each.name} is ignored" + (f": {told}" if told else "")
         if "ALL" in (self.value("export") or "").split(","):
@@ -215,6 +238,17 @@ class _Reading:
             yield f"it uses {name}, which is not set here"
         for name in sorted(set(_SRUN.findall(script))):
             yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one a GPU)"
+
+    def _asking(self) -> str | None:
+        """The option that says how many GPUs; of several, the one that says it most directly."""
+        return next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+
+    def _tasks(self) -> int:
+        """As many as are asked for; otherwise those of all nodes."""
+        return self._count("nodes") * self._count("ntasks-per-node") if self._counts_by_node() else self._count("ntasks")
+
+    def _counts_by_node(self) -> bool:
+        return self._asking() == "gpus-per-task" and self.value("ntasks") is None
 
     def _folder(self, text: str) -> str:
         try:

@@ -6,8 +6,12 @@
     trainer = Trainer(model, TrainingArguments("out", save_total_limit=2), train_dataset=data, callbacks=[lease])
     trainer.train(resume_from_checkpoint=lease.newest())
 
-The Trainer writes checkpoints to its `output_dir`; complete ones are linked into the job's own directory, or copied if
-that is on another disk.
+The Trainer writes checkpoints to its `output_dir`; complete ones are copied into the job's own directory. They are not
+linked: whoever writes the same files again, such as a job with the same `output_dir`, would write into what is kept.
+
+An evaluation that is due where the lease ends is done first, and the end of an epoch too. With `save_strategy="best"` the
+Trainer decides for itself what it saves after an evaluation: the lease is left one step later then, and if an evaluation is
+due there too, that one is left out.
 """
 
 import os
@@ -28,7 +32,9 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
 
     def __init__(self) -> None:
         self._lease = attach()
-        self._wish = Wish.GO_ON
+        self._due = Wish.GO_ON
+        self._is_put_off = False
+        self._is_epoch_over = False
 
     def newest(self) -> str | None:
         """The `resume_from_checkpoint` to give to `trainer.train`."""
@@ -38,38 +44,57 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         """Training begins, or goes on."""
         if state.global_step == 0 and self.newest() is not None:
             raise WorkerError("there is a checkpoint: give trainer.train(resume_from_checkpoint=callback.newest())")
+        if args.save_only_model and "POISE_RUN_DIR" in os.environ:
+            raise WorkerError("save_only_model: a job cannot go on without its optimizer; leave it out of TrainingArguments")
         self._lease.begin(state.global_step, state.max_steps if state.max_steps > 0 else None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ANN401  theirs
         """Between two optimizer steps: report, and ask for a checkpoint if one is due."""
-        wish, is_done = self._lease.wish(state.global_step), state.global_step >= state.max_steps
-        self._wish = Wish.GO_ON if is_done else wish
-        if is_done or wish is not Wish.GO_ON:
+        wish = self._lease.wish(state.global_step)
+        self._due = self._due if wish is Wish.GO_ON else wish
+        if state.global_step >= state.max_steps:
+            self._due = Wish.GO_ON  # there is nothing to leave for
             control.should_save = True
-        if self._wish is Wish.LEAVE:
-            control.should_evaluate = False
+        # A checkpoint of an epoch's last step is taken up with the next epoch: the end of this one comes before it.
+        self._is_epoch_over = self._due is not Wish.GO_ON and float(state.epoch).is_integer()
+        if not self._is_epoch_over:
+            self._ask(args, control)
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ANN401  theirs
+        """Between two epochs: ask for the checkpoint that was due at the last step."""
+        self._is_epoch_over = False
+        self._ask(args, control)
         return control
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401  theirs
         """A checkpoint is written, whoever asked for it: take it over; leave if it was the last of this lease."""
+        if self._is_epoch_over:
+            return
         if _distributed.is_available() and _distributed.is_initialized():
             _distributed.barrier()  # every rank writes a file of its own
         written = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
 
         def take(path: str) -> None:
-            shutil.copytree(written, path, copy_function=_link)
+            shutil.copytree(written, path)
 
-        if self._wish is Wish.LEAVE:
+        # The Trainer forgets that it was to stop early when it is started again: it stops now.
+        if self._due is Wish.LEAVE and not control.should_training_stop:
             self._lease.leave(state.global_step, take)
         self._lease.checkpoint(state.global_step, take)
+        self._due, self._is_put_off = Wish.GO_ON, False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401  theirs
         """All steps are done; the checkpoint of the last was asked for as it ended."""
         self._lease.finish(state.global_step, None)
 
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    def _ask(self, args: Any, control: Any) -> None:  # noqa: ANN401  theirs
+        if self._due is Wish.GO_ON:
+            return
+        if control.should_evaluate and args.save_strategy == "best":
+            # Whatever is asked for, the Trainer saves after this evaluation if it finds the best model so far.
+            if not self._is_put_off:
+                self._is_put_off = True
+                return
+            control.should_evaluate = False
+        control.should_save = True

@@ -7,8 +7,10 @@
     trainer = Trainer(max_epochs=10, callbacks=[lease])
     trainer.fit(model, Batches(data, batch_size=32, seed=0), ckpt_path=lease.newest())
 
-Lightning goes on at the right batch of an epoch only with a loader that can say where it is, such as `Batches`. A validation
-that is due at the very step where the lease ends is left out.
+Lightning goes on at the right batch of an epoch only with a loader that can say where it is, such as `Batches`. A lease that
+ends with the last batch of an epoch is left when the next epoch begins, with the same number of steps done: what Lightning
+does at the end of an epoch, such as a validation, has been done then. Where a validation is due in the middle of an epoch,
+the lease is left one step later; if one is due there too, that one is left out.
 """
 
 import os
@@ -35,6 +37,9 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         self._lease = attach(writers=Writers.ALL)
         self._last = 0
         self._random: Mapping[str, Any] | None = None
+        self._put_off = Wish.GO_ON
+        self._is_between_epochs = False
+        self._metrics: dict[str, Any] = {}
         # Said here: where Lightning waits for processes that nobody starts, it calls back no more.
         gpus, processes = os.environ.get("POISE_GPUS", ""), self._lease.world_size
         if self._lease.rank == 0 and gpus.isdecimal() and int(gpus) > processes:
@@ -45,12 +50,14 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         return self._lease.newest()
 
     def state_dict(self) -> dict[str, Any]:
-        """Generators of random numbers: Lightning does not keep them."""
-        return {"random": random_state()}
+        """What Lightning does not keep: generators of random numbers, metrics, and whether an epoch begins."""
+        return {"random": random_state(), "metrics": self._metrics, "between epochs": self._is_between_epochs}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """They are set when training begins: what is set up until then draws numbers too."""
+        """Generators are set when training begins: what is set up until then draws numbers too."""
         self._random = state_dict["random"]
+        self._metrics = state_dict.get("metrics", {})
+        self._is_between_epochs = state_dict.get("between epochs", False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
         """Training begins, or goes on."""
@@ -61,8 +68,17 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
             say(f"Lightning trains with a world size of {size}, and the job has WORLD_SIZE={wanted}: {_REMEDY}")
         if self._random is not None:
             restore_random(self._random, self._lease.rank)
+        trainer.callback_metrics.update(self._metrics)
         self._last = trainer.global_step
         self._lease.begin(self._last, _total(trainer, pl_module))
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
+        """Between two epochs: do what was put off when the last batch of the one before had ended."""
+        if self._is_between_epochs:
+            self._begin_epoch(trainer)
+        self._is_between_epochs = True
+        self._do_what_was_put_off(trainer)
+        self._is_between_epochs = False
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # noqa: ANN401  Lightning's
         """Between two optimizer steps: report, save, leave."""
@@ -70,17 +86,45 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         if step == self._last:
             return
         self._last = step
-        wish = self._lease.wish(step)
-        if _is_done(trainer):
+        before, wish = self._put_off, self._lease.wish(step)
+        self._put_off = before if wish is Wish.GO_ON else wish
+        # Saved at the last batch, the end of the epoch would be left out, and Lightning would count epochs wrongly from then
+        # on; saved before a validation, that would be left out, and the random numbers that it draws. Where every step is
+        # validated it cannot be helped.
+        if _is_done(trainer) or trainer.is_last_batch or (before is Wish.GO_ON and _is_validated(trainer)):
             return
-        if wish is Wish.LEAVE:
-            self._lease.leave(step, trainer.save_checkpoint)
-        elif wish is Wish.CHECKPOINT:
-            self._lease.checkpoint(step, trainer.save_checkpoint)
+        self._do_what_was_put_off(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
+        """The epoch in which training was resumed ends as any other.
+
+        Lightning takes no step of the plateau schedulers there, as it has not kept their metrics; here they are known.
+        """
+        monitored = (each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau)
+        if all(name in trainer.callback_metrics for name in monitored):
+            trainer.fit_loop._restarting = False  # its setter sets it again where there is a max_steps
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
         """All steps are done."""
         self._lease.finish(trainer.global_step, trainer.save_checkpoint)
+
+    def _do_what_was_put_off(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
+        wish, self._put_off = self._put_off, Wish.GO_ON
+        if wish is not Wish.GO_ON:
+            self._metrics = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
+        if wish is Wish.LEAVE:
+            self._lease.leave(trainer.global_step, trainer.save_checkpoint)
+        elif wish is Wish.CHECKPOINT:
+            self._lease.checkpoint(trainer.global_step, trainer.save_checkpoint)
+
+    def _begin_epoch(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
+        """Resumed between two epochs: Lightning would take the batches of the one before for those of this one."""
+        trainer.fit_loop.epoch_loop.restarting = False
+        progress = trainer.fit_loop.epoch_progress
+        for count in (progress.total, progress.current):
+            count.ready = count.completed + 1  # it counts this epoch once or twice, depending on its version
+        if self._random is not None:
+            restore_random(self._random, self._lease.rank)
 
 
 def _total(trainer: Any, module: Any) -> int | None:  # noqa: ANN401  Lightning's
@@ -96,3 +140,8 @@ def _is_done(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
     if 0 <= trainer.max_steps <= trainer.global_step:
         return True
     return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
+
+
+def _is_validated(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
+    """Whether a validation comes before the next batch."""
+    return bool(trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))

@@ -10,7 +10,9 @@ def test_training_resumes_exactly():
 """
 
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
@@ -34,7 +36,7 @@ def preempting(after_steps: int | Sequence[int]) -> Iterator["Preempting"]:
 
 
 class Preempting:
-    """Starts a training as Poise would, again after every preemption, until it has done all its work.
+    """Starts a training as Poise would, one process alone, again after every preemption, until it has done all its work.
 
     starts           how often it was started
     checkpoint_dir   where its checkpoints are
@@ -57,7 +59,7 @@ class Preempting:
         """
         while True:
             saved, variables = self._saved(), self._start()
-            before = dict(os.environ)
+            before, had_group = dict(os.environ), _group() is not None
             os.environ.update(variables)
             try:
                 answer = train(*arguments, **named)
@@ -69,6 +71,8 @@ class Preempting:
             finally:
                 os.environ.clear()
                 os.environ.update(before)
+                if not had_group and (group := _group()):
+                    group.destroy_process_group()  # the next start is another process, but for this
             self._require_progress(saved)
 
     def run_command(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -95,6 +99,13 @@ class Preempting:
             "POISE_CHECKPOINT_DIR": self.checkpoint_dir,
             "POISE_LEASE_VERSION": str(VERSION),
             "POISE_LEASE_STEPS": "" if limit is None else str(limit),
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
         }
 
     def _run_dir(self) -> str:
@@ -112,3 +123,15 @@ class Preempting:
             raise AssertionError(
                 f"start {self.starts} left with {self._saved()} steps saved, no more than before: it would never end"
             )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _group() -> Any:  # noqa: ANN401  torch.distributed
+    """The module of torch, if this process has a group of ranks; a Trainer makes one of its own where RANK is set."""
+    found = sys.modules.get("torch.distributed")
+    return found if found and found.is_available() and found.is_initialized() else None
