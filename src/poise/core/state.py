@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from poise.core.beliefs import NO_BELIEF, Belief, why_impossible, within
 from poise.core.leaving import Leaving
@@ -54,7 +55,6 @@ class State:
         self.leaving = Leaving()
         self.yields: dict[int, Yields] = {}
         """When runs of a job may be preempted, unless at any time."""
-        """Jobs that keep what they hold until they end."""
         self.on_hold: set[int] = set()
         """Jobs that are away until their owners release them."""
         self.losses: dict[int, list[tuple[float, float]]] = {}
@@ -174,7 +174,12 @@ class State:
             survey=survey,
             estimate=self.estimate,
             losses=self.losses,
+            pinned=self.pinned(),
         )
+
+    def pinned(self) -> frozenset[int]:
+        """Running jobs that may not be preempted: never, or not before something happens to them."""
+        return frozenset(row for row in self.yields if self.protected.get(row) == inf)
 
     def estimate(self, row: int) -> Estimate:
         """What is believed of the speed of a job."""

@@ -103,7 +103,16 @@ class Survey:
             divides=divides if has_divisible else None,
             part=_part(snapshot, speed, held) if has_divisible else None,
             tenant_weight=np.array(columns.tenant_weights),
+            pinned=snapshot.among(snapshot.pinned) if snapshot.pinned else None,
+            free=gpus - self._kept(snapshot) if snapshot.pinned else None,
         )
+
+    def _kept(self, snapshot: Snapshot) -> Floats:
+        """GPUs of each type that pinned jobs hold."""
+        kept = np.zeros(self._types)
+        for holding in snapshot.kept().values():
+            kept += self._topology.mix(holding)
+        return kept
 
     def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
         """Jobs whose rounds divide and whose gang no type has enough live GPUs for are to have what there is."""
