@@ -44,8 +44,13 @@ class Survey:
         self._beside = None
 
     def beside(self, one: int, other: int, gpu_type: int) -> float:
-        """Steps per second of a kind beside another one."""
-        return self._pairs[one, other][gpu_type]
+        """Steps per second of a kind beside another one; 0 if nothing is known of the two, or they do not fit together."""
+        return self._pairs[one, other][gpu_type] if (one, other) in self._pairs else 0.0
+
+    @property
+    def knows_pairs(self) -> bool:
+        """Whether anything is known of pairs: only where the policy lets jobs share GPUs."""
+        return bool(self._pairs)
 
     def _known_beside(self, columns: int) -> Floats | None:
         """(kinds, kinds, columns); pairs are packed. None if nothing is known of pairs."""
