@@ -49,6 +49,16 @@ def test_a_pinned_job_has_the_share_that_it_would_have_otherwise() -> None:
     assert shares(pinning(workload, 0)).share[0, 0] == pytest.approx(shares(workload).share[0, 0])
 
 
+def test_pairs_are_of_the_others_and_of_a_pinned_job_where_it_is() -> None:
+    """Together any two do 1.6 times as much as one after the other; the first type is the pinned job's alone."""
+    workload = a_workload([[1.0, 1.0]] * 4, [1, 1], held=[0, -1, -1, -1], kind=[0] * 4, beside=[[[0.8, 0.8]]])
+    pairs = shares(pinning(workload, 0)).pairs
+    jobs = np.sort(np.stack((pairs.first, pairs.second)), axis=0)
+    those = {(one, other): column for one, other, column in zip(*jobs.tolist(), pairs.column.tolist(), strict=True)}
+    assert {(1, 2), (1, 3), (2, 3)} <= those.keys()
+    assert all(column == (one > 0) for (one, _), column in those.items())
+
+
 def test_what_is_remembered_is_of_everybody() -> None:
     policy = FinishTime()
     workload = pinning(a_workload([[1.0]] * 2, [2], held=[0, -1]), 0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from poise.model.arrays import Ints
-from poise.model.workload import Allocation, Allocator, Workload
+from poise.model.arrays import Bools, Ints
+from poise.model.workload import Allocation, Allocator, Pairs, Workload
 
 WHOLE = 1.0 - 1e-6
 """A share from which on a job is to run there all the time."""
@@ -70,11 +70,10 @@ def shared_out(allocator: Allocator, workload: Workload, memory: Any) -> tuple[A
     """Shares of pinned jobs as if they could be stopped, and of all others in the GPUs that those leave.
 
     So who keeps its GPUs gets ahead of its share, which counts once it can be stopped; and nobody else is owed what was not
-    to be had. What the allocator remembers is of everybody. Where jobs may share GPUs its answer for everybody stands: a
-    pinned job may be one of a pair.
+    to be had. Time beside a pinned job comes on top of that. What the allocator remembers is of everybody.
     """
     whole, after = allocator.allocate(workload, memory)
-    if workload.pinned is None or workload.known_beside is not None:
+    if workload.pinned is None:
         return whole, after
     pinned = np.flatnonzero(workload.pinned)
     if (whole.share[pinned, workload.held[pinned]] >= WHOLE).all():  # it lets everybody who runs go on
@@ -82,4 +81,17 @@ def shared_out(allocator: Allocator, workload: Workload, memory: Any) -> tuple[A
     rest, _ = allocator.allocate(workload.only(~workload.pinned, workload.free), memory)
     share = whole.share.copy()
     share[~workload.pinned] = rest.share
-    return replace(rest, share=share), after
+    return replace(rest, share=share, pairs=_pairs(workload, workload.pinned, whole.pairs, rest.pairs)), after
+
+
+def _pairs(workload: Workload, pinned: Bools, whole: Pairs, rest: Pairs) -> Pairs:
+    """Those of the others, and those of a pinned job and another one that can be where the pinned one is."""
+    others = np.flatnonzero(~pinned)
+    host = np.where(pinned[whole.first], whole.first, whole.second)
+    hosted = (pinned[whole.first] != pinned[whole.second]) & (workload.held[host] == whole.column)
+    return Pairs(
+        np.append(others[rest.first], whole.first[hosted]),
+        np.append(others[rest.second], whole.second[hosted]),
+        np.append(rest.column, whole.column[hosted]),
+        np.append(rest.share, whole.share[hosted]),
+    )
