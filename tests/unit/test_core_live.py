@@ -13,6 +13,7 @@ from poise.model.event import (
     Attached,
     Belated,
     Carried,
+    Colocated,
     Estimated,
     Event,
     Failed,
@@ -26,7 +27,7 @@ from poise.model.event import (
 from poise.model.job import Job, Yields
 from poise.model.speed import Estimate
 from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
+from poise.policies.catalogue import POLICIES, policy_named
 
 KNOWN = Estimated("k", Estimate(((1.0, 1.0, 1.0),)))
 
@@ -43,9 +44,10 @@ def a_job(name: str, steps: float = 100.0, **more: object) -> Submitted:
     return Submitted(Job(name, 0.0, 2, **more), "k", steps)  # type: ignore[arg-type]
 
 
-def carried(name: str, *, gpus: bool, **more: object) -> Carried:
+def carried(name: str, *, gpus: bool, yields: Yields = Yields.ANY_TIME, **more: object) -> Carried:
     given = {"epoch": 3, "done": 40.0, "received": 50.0, "failures": 1, "since": 5.0, "held": False} | more
-    return Carried(Job(name, 0.0, 2), "k", 100.0, gpus=(Slots(0, 0b11),) if gpus else (), **given)  # type: ignore[arg-type]
+    job, held = Job(name, 0.0, 2, yields=yields), (Slots(0, 0b11),) if gpus else ()
+    return Carried(job, "k", 100.0, gpus=held, **given)  # type: ignore[arg-type]
 
 
 def names(actions: Sequence[Action]) -> list[tuple[str, str]]:
@@ -223,6 +225,66 @@ def test_of_two_carried_jobs_that_share_gpus_the_later_one_makes_way(policy: str
     core.handle(12.0, [Stopped("b", 3, 44.0)])
     assert columns.steps_done[row] == 44
     assert names(core.handle(20.0, [Finished("a", 3)])) == [("Launch", "b")]
+
+
+PAIRED = Colocated("k", "k", ((0.7, 0.7),))
+BLIND = [name for name in POLICIES if name != "gandiva"]
+
+
+def a_new_chapter(policy: str, one: Yields, other: Yields, *known: Event) -> tuple[Scheduler, list[tuple[str, str]]]:
+    """Two jobs that shared the GPUs of a cluster are carried over; what becomes of them at once, and in the first rounds."""
+    settings = Settings(round=10.0)
+    core = Scheduler(
+        parse_cluster("gpu:2"), planned(policy_named(policy), settings), placement_named("consolidate"), settings
+    )
+    both = [carried("a", gpus=True, yields=one), carried("b", gpus=True, yields=other)]
+    did = names(core.handle(10.0, [KNOWN, *known, *both]))
+    for now in (20.0, 30.0, 40.0):
+        did += names(core.handle(now, [Woke()]))
+    return core, did
+
+
+@pytest.mark.parametrize("yields", Yields)
+@pytest.mark.parametrize("policy", ["max-min+packed", "gandiva"])
+def test_two_carried_jobs_go_on_sharing_under_a_policy_that_lets_jobs_share(policy: str, yields: Yields) -> None:
+    core, did = a_new_chapter(policy, yields, yields, PAIRED)
+    assert did == []
+    assert core.state.ledger.partner == {0: 1, 1: 0}
+    assert list(core.state.columns.rate[:2]) == [0.7, 0.7]
+
+
+@pytest.mark.parametrize("policy", BLIND)
+def test_two_carried_jobs_that_may_not_be_preempted_go_on_sharing_under_any_policy(policy: str) -> None:
+    core, did = a_new_chapter(policy, Yields.NEVER, Yields.ATTACHED)
+    assert did == []
+    assert list(core.state.columns.rate[:2]) == [0.5, 0.5]
+    assert core.state.free.idle == [0]
+    core.handle(45.0, [Attached("b", 3), a_job("c", 1.0)])
+    for now in range(50, 2000, 50):
+        assert names(core.handle(float(now), [Woke()])) == []
+    core.handle(2000.0, [Finished("a", 3)])  # so `b` is alone, and may be preempted
+    assert sorted(core.state.columns.rate[:3]) == [0.0, 0.0, 1.0]
+    assert core.state.ledger.partner == {}
+
+
+@pytest.mark.parametrize("policy", BLIND)
+@pytest.mark.parametrize(("one", "other", "leaver"), [("any-time", "never", "a"), ("never", "any-time", "b")])
+def test_of_two_carried_jobs_that_share_the_one_leaves_that_may_be_preempted(
+    policy: str, one: str, other: str, leaver: str
+) -> None:
+    core, did = a_new_chapter(policy, Yields(one), Yields(other))
+    assert did == [("Preempt", leaver)]
+    assert core.explain(leaver).code != "running"
+    assert core.state.columns.rate[1 - "ab".index(leaver)] == 1.0
+    assert core.state.columns.held["ab".index(leaver)] == 55.0
+
+
+def test_beside_a_carried_job_that_may_not_be_preempted_others_take_turns() -> None:
+    core, _ = a_new_chapter("max-min+packed", Yields.NEVER, Yields.ANY_TIME, PAIRED)
+    core.handle(45.0, [a_job("c", 1e6)])
+    did = [each for now in range(50, 400, 10) for each in names(core.handle(float(now), [Woke()]))]
+    assert did[:4] == [("Preempt", "b"), ("Launch", "c"), ("Preempt", "c"), ("Launch", "b")]
+    assert core.explain("a").code == "running"
 
 
 def test_a_carried_job_leaves_gpus_that_it_cannot_use_any_more() -> None:

@@ -332,7 +332,7 @@ def pair(tmp_path: Path) -> tuple[Service, list[str]]:
     for _ in range(5):
         service.pass_time(10)
         for job, _ in sorted(service.machine.leaving):
-            service.machine.end(job, Ending.YIELDED)
+            service.machine.end(job, Ending.YIELDED, steps=1.0)  # it has kept something, and may be asked again
         service.settle()
     return service, jobs
 
@@ -356,6 +356,26 @@ def test_a_policy_that_shares_no_gpus_takes_over_from_one_that_does(pair: tuple[
     assert len(service.machine.leaving) == 1
     finish_all(service)
     check_books(service, jobs)
+
+
+@pytest.mark.parametrize("policy", ["max-min+packed", "max-min", "las", "themis", "optimus"])
+def test_jobs_that_share_gpus_and_may_not_be_preempted_outlive_a_new_chapter(policy: str, tmp_path: Path) -> None:
+    service = Service(tmp_path, "max-min+packed", "v100:1")
+    models = (("LM", 80), ("Recommendation", 2048), ("A3C", None), ("ResNet-18", 128))
+    given = {"preemption": "never", "duration": 5000.0}
+    service.submit(*(a_request(model=model, batch_size=batch, **given) for model, batch in models))
+    service.pass_time(20)
+    alive = sorted(service.machine.alive)
+    assert len(alive) == 2
+    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
+    service.wish(lambda engine: engine.set_policy(ALICE, policy))
+    for _ in range(5):
+        service.pass_time(10)
+    service.restart()
+    service.pass_time(10)
+    assert sorted(service.machine.alive) == alive
+    check_standing(service)
+    finish_all(service)
 
 
 def test_what_is_told_of_a_kind_is_told_once_and_in_every_chapter(tmp_path: Path) -> None:

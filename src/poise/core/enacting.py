@@ -49,15 +49,19 @@ class Enacting:
         return Cancel(state.columns.ids[row], reason)
 
     def _preempt(self, row: int, desk: Desk) -> Preempt:
-        state, columns, now, after = self._state, self._state.columns, desk.now, desk.after[row]
+        columns, after = self._state.columns, desk.after[row]
         why = Why.OUTRANKED if row in desk.beneficiary else Why.UNPLANNED
         if after is not None:
             why = Why.MOVED if gpu_count(after) == columns.gpus[row] else Why.RESIZED
-        state.stop(row, now, Status.WAITING)  # the desk has given its GPUs to others already
+        taken_for = None if after is not None else desk.beneficiary_of(row)
+        return self.stop(row, desk.now, why, None if taken_for is None else columns.ids[taken_for])
+
+    def stop(self, row: int, now: float, why: Why, beneficiary: str | None) -> Preempt:
+        """A running job waits from now on; who calls has given its GPUs to others."""
+        state, columns = self._state, self._state.columns
+        state.stop(row, now, Status.WAITING)
         state.begin_waiting(row, now)
         state.leaving.add(row, columns.epoch[row])
-        taken_for = None if after is not None else desk.beneficiary_of(row)
-        beneficiary = None if taken_for is None else columns.ids[taken_for]
         self._answering.preempted(row, now)
         return Preempt(columns.ids[row], columns.epoch[row], why, beneficiary)
 

@@ -378,7 +378,7 @@ class Holdings(Protocol):
         """Its GPUs."""
 
     def gpus_of(self, row: int, gpu_type: int) -> int:
-        """How many of them are of a type."""
+        """How many of a type would come free if it stopped."""
 
 
 Clearing = Callable[[Desk, int, Shape], bool]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from poise.core.beliefs import NO_BELIEF, Belief, why_impossible, within
 from poise.core.leaving import Leaving
@@ -11,7 +12,7 @@ from poise.core.shapes import Shapes
 from poise.core.survey import Survey
 from poise.core.trials import Pool
 from poise.core.verify import Ledger
-from poise.core.waiting import NO_WAIT, Shape
+from poise.core.waiting import NO_WAIT, Shape, added, less
 from poise.model.action import Waited
 from poise.model.cluster import Cluster, Holding, site_of
 from poise.model.columns import JobColumns, JobView, Snapshot
@@ -54,7 +55,6 @@ class State:
         self.leaving = Leaving()
         self.yields: dict[int, Yields] = {}
         """When runs of a job may be preempted, unless at any time."""
-        """Jobs that keep what they hold until they end."""
         self.on_hold: set[int] = set()
         """Jobs that are away until their owners release them."""
         self.losses: dict[int, list[tuple[float, float]]] = {}
@@ -121,7 +121,7 @@ class State:
     def come_back(self, row: int, now: float) -> None:
         """A job that waits is to be seen again; it was held back while it was away."""
         since = self.away.pop(row)
-        self._waited_before[row] = _added(self._waited_before.get(row, NO_WAIT), Waited(now - since, 0.0, 0.0))
+        self._waited_before[row] = added(self._waited_before.get(row, NO_WAIT), Waited(now - since, 0.0, 0.0))
         last = next(reversed(self.active), -1)
         self.active[row] = None
         if row < last:
@@ -174,7 +174,16 @@ class State:
             survey=survey,
             estimate=self.estimate,
             losses=self.losses,
+            pinned=self.pinned(),
         )
+
+    def pinned(self) -> frozenset[int]:
+        """Running jobs that may not be preempted: never, or not before something happens to them.
+
+        Under a policy that does not share GPUs so do two that share them since before: to stop one of them frees none.
+        """
+        pinned = frozenset(row for row in self.yields if self.protected.get(row) == inf)
+        return pinned if self.survey.knows_pairs else pinned.union(self.ledger.partner)
 
     def estimate(self, row: int) -> Estimate:
         """What is believed of the speed of a job."""
@@ -242,7 +251,7 @@ class State:
         began = self._wait_began.pop(row, None)
         if began is not None:
             past = self._waited_before.get(row, NO_WAIT)
-            self._waited_before[row] = _added(past, _less(before.reading(now), began))
+            self._waited_before[row] = added(past, less(before.reading(now), began))
             self._wait_began[row] = shape.reading(now)
         self._leave_shape(before)
         self.shape_of[row] = shape
@@ -286,8 +295,8 @@ class State:
         before = self._waited_before.pop(row, None) if self._waited_before else None
         if self.columns.waiting_since[row] == now:
             return NO_WAIT
-        waited = NO_WAIT if began is None else _less(shape.reading(now), began)  # none: back since this moment
-        return waited if before is None else _added(before, waited)
+        waited = NO_WAIT if began is None else less(shape.reading(now), began)  # none: back since this moment
+        return waited if before is None else added(before, waited)
 
     def start(self, row: int, holding: Holding, now: float) -> Waited:
         """A run begins on GPUs that `free` has already given out; returns how long the job waited."""
@@ -320,13 +329,18 @@ class State:
         """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
         holding = self.ledger.join(row, other)
         gpu_type = self.topology.type_of[holding[0].node]
-        kinds, gpus = self.columns.kind, self.columns.gpus[other]
+        gpus, place = self.columns.gpus[other], self.columns.place[other] - 1
         waited = self.end_waiting(row, now)
-        rate = self.survey.beside(kinds[row], kinds[other], gpu_type)
-        place = self.columns.place[other] - 1
+        rate = self._rate_beside(row, other, gpu_type)
         self.columns.start(row, now, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
-        self.columns.change_rate(other, now, self.survey.beside(kinds[other], kinds[row], gpu_type))
+        self.columns.change_rate(other, now, self._rate_beside(other, row, gpu_type))
         return waited
+
+    def _rate_beside(self, row: int, other: int, gpu_type: int) -> float:
+        """Speed of a job on GPUs that it shares; half its speed alone where nothing is known of the two."""
+        kinds = self.columns.kind
+        known = self.survey.beside(kinds[row], kinds[other], gpu_type)
+        return known or 0.5 * self._belief_of[row].rate_on(self.ledger.holding(row), self.topology)
 
     def stop(self, row: int, now: float, status: Status) -> Holding:
         """A run ends; returns the GPUs, which the caller gives back to `free` unless it has done so.
@@ -379,7 +393,9 @@ class State:
         return self.topology.type_of[self.ledger.holding(row)[0].node]
 
     def gpus_of(self, row: int, gpu_type: int) -> int:
-        """The GPUs of a type that a running job holds."""
+        """The GPUs of a type that would come free if a running job stopped; none if it shares them."""
+        if row in self.ledger.partner:
+            return 0
         if not self.columns.tasks[row]:
             return self.columns.gpus[row] if self.type_of(row) == gpu_type else 0
         return self.topology.mix(self.ledger.holding(row))[gpu_type]
@@ -390,11 +406,3 @@ def _all_free(topology: Topology, pool: Pool) -> FreeGpus:
     free = FreeGpus(topology)
     free.take(pool.slots)
     return free
-
-
-def _less(later: Waited, earlier: Waited) -> Waited:
-    return Waited(*(late - early for late, early in zip(later, earlier, strict=True)))
-
-
-def _added(one: Waited, other: Waited) -> Waited:
-    return Waited(*(mine + others for mine, others in zip(one, other, strict=True)))

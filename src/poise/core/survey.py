@@ -44,8 +44,13 @@ class Survey:
         self._beside = None
 
     def beside(self, one: int, other: int, gpu_type: int) -> float:
-        """Steps per second of a kind beside another one."""
-        return self._pairs[one, other][gpu_type]
+        """Steps per second of a kind beside another one; 0 if nothing is known of the two, or they do not fit together."""
+        return self._pairs[one, other][gpu_type] if (one, other) in self._pairs else 0.0
+
+    @property
+    def knows_pairs(self) -> bool:
+        """Whether anything is known of pairs: only where the policy lets jobs share GPUs."""
+        return bool(self._pairs)
 
     def _known_beside(self, columns: int) -> Floats | None:
         """(kinds, kinds, columns); pairs are packed. None if nothing is known of pairs."""
@@ -103,7 +108,16 @@ class Survey:
             divides=divides if has_divisible else None,
             part=_part(snapshot, speed, held) if has_divisible else None,
             tenant_weight=np.array(columns.tenant_weights),
+            pinned=snapshot.among(snapshot.pinned) if snapshot.pinned else None,
+            free=gpus - self._kept(snapshot) if snapshot.pinned else None,
         )
+
+    def _kept(self, snapshot: Snapshot) -> Floats:
+        """GPUs of each type that pinned jobs hold."""
+        kept = np.zeros(self._types)
+        for holding in snapshot.kept().values():
+            kept += self._topology.mix(holding)
+        return kept
 
     def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
         """Jobs whose rounds divide and whose gang no type has enough live GPUs for are to have what there is."""

@@ -88,3 +88,13 @@ class Shape:
         clock = list(self._clock)
         clock[self.cause] += now - self._since
         return Waited(*clock)
+
+
+def less(later: Waited, earlier: Waited) -> Waited:
+    """What was waited between two readings, by cause."""
+    return Waited(*(late - early for late, early in zip(later, earlier, strict=True)))
+
+
+def added(one: Waited, other: Waited) -> Waited:
+    """Two waits one after the other, by cause."""
+    return Waited(*(mine + others for mine, others in zip(one, other, strict=True)))

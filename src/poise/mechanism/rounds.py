@@ -24,6 +24,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from poise.mechanism.pinning import WHOLE, Served, Unit, shared_out
 from poise.mechanism.standing import Standing, Terms, accounted, aligned
 from poise.model.action import Remark
 from poise.model.arrays import Floats, Ints
@@ -37,8 +38,6 @@ from poise.solve import chance
 
 TIED = 1e-6
 """Relative difference of priorities that may be one of rounding."""
-WHOLE = 1.0 - 1e-6
-"""A share from which on a job is to run there all the time."""
 
 
 class Newcomers(Enum):
@@ -56,15 +55,6 @@ class Unlucky(Enum):
 
     LEAVE_OUT = auto()
     CLAIM = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What everybody is to have in a round: the column of each job, -1 for none, and its partner, -1 for none."""
-
-    column: Ints
-    partner: Ints
-    order: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +121,7 @@ class Rounds:
     def _computed(self, standing: Standing, workload: Workload) -> tuple[Standing, tuple[str, ...]]:
         """New shares, and what there is to say of them. If there are none, the old ones stay until the next round."""
         try:
-            allocation, memory = self.allocator.allocate(workload, standing.policy)
+            allocation, memory = shared_out(self.allocator, workload, standing.policy)
         except SolveError as error:
             return standing, (f"no new shares: {error}; the old ones stay",)
         return standing.renewed(workload, allocation, memory, self.terms), allocation.remarks
@@ -147,10 +137,16 @@ class Rounds:
         if workload.part is not None:
             stays &= workload.part >= WHOLE  # with a part of its GPUs it is not where it is to be
         # A pair goes on as it is; of a pair that parts, only one can stay where it is.
-        stays &= (served.partner < 0) | (served.partner == workload.partner)
+        paired = served.partner >= 0
+        stays &= ~paired | (served.partner == workload.partner)
         parts = (workload.partner >= 0) & (served.partner != workload.partner)
-        stays &= ~(parts & stays[workload.partner] & (workload.partner < np.arange(workload.jobs)))
-        fresh = [job for job in served.order if not stays[job]]
+        if workload.pinned is None:
+            stays &= ~(parts & stays[workload.partner] & (workload.partner < np.arange(workload.jobs)))
+        else:
+            stays |= workload.pinned
+            is_behind = (workload.partner < np.arange(workload.jobs)) | workload.pinned[workload.partner]
+            stays &= ~(parts & stays[workload.partner] & is_behind) | workload.pinned
+        fresh = [job for job in served.order if not (stays[job] and stays[served.partner[job] if paired[job] else job])]
         stops = workload.rows[running & ~stays].tolist()
         if standing.allocation.leftover is Leftover.FILLED:
             fresh.sort(key=lambda job: (column[job] >= types, -workload.gang[job]))
@@ -169,26 +165,24 @@ class Rounds:
         )
 
     def _serve(self, standing: Standing, workload: Workload, counted: Floats) -> Served:
-        """Type by type, units by priority, gangs whole."""
-        left = workload.gpus.astype(np.int64).tolist()
+        """Pinned jobs where they are; then type by type, units by priority, gangs whole."""
+        left = (workload.gpus if workload.free is None else workload.free).astype(np.int64).tolist()
         gangs = workload.gang.astype(np.int64).tolist()
-        column, partner = np.full(workload.jobs, -1), np.full(workload.jobs, -1)
-        order: list[int] = []
-        is_served = [False] * workload.jobs
+        served = Served.first(workload)
+        is_served = served.is_served
         for gpu_type in self._types_in_order(standing, workload):
             room = left[gpu_type]
-            for job, other, where in _queue(standing, workload, counted, gpu_type, self._may_fill(standing)):
+            units = _queue(standing, workload, counted, gpu_type, self._may_fill(standing))
+            if served.hosts and len(standing.pairs.share):
+                served.join(units, workload)
+            for job, other, where in units:
                 if not room:
                     break
                 if is_served[job] or gangs[job] > room or (other >= 0 and is_served[other]):
                     continue
                 room -= gangs[job]
-                is_served[job], column[job] = True, where
-                order.append(job)
-                if other >= 0:
-                    is_served[other], column[other] = True, where
-                    partner[job], partner[other] = other, job
-        return Served(column, partner, order)
+                served.serve(job, other, where)
+        return served
 
     def _may_fill(self, standing: Standing) -> NDArray[np.bool_]:
         """Jobs that may take what is left over without a share in it."""
@@ -226,6 +220,8 @@ class Rounds:
         wishes = np.sort((standing.share[later][:, mine] / counted[later][:, mine]).ravel())
         wishes = wishes[wishes > 0]
         runs = np.flatnonzero((served.column >= 0) & (rank[served.column] == place))
+        if workload.pinned is not None:
+            runs = runs[~workload.pinned[runs]]  # they go on however low they fall
         share, received = standing.share[runs, served.column[runs]], standing.received[runs, served.column[runs]]
         below = np.searchsorted(wishes, share / counted[runs, served.column[runs]] * (1.0 + TIED), side="right")
         falls = (below > 0) & (share > 0)
@@ -235,10 +231,11 @@ class Rounds:
         return float((share[falls] / wishes[below[falls] - 1] + patience - received[falls]).min())
 
     def _is_steady(self, standing: Standing, workload: Workload, column: Ints) -> bool:
-        """Every job is where it is to be all the time."""
+        """Every job is where it is to be all the time, or where it stays anyhow."""
         if (column < 0).any():
             return False
-        return bool((standing.share[np.arange(workload.jobs), column] >= WHOLE).all())
+        is_whole = standing.share[np.arange(workload.jobs), column] >= WHOLE
+        return bool((is_whole if workload.pinned is None else is_whole | workload.pinned).all())
 
     def _filled(self, standing: Standing, workload: Workload, idle: tuple[int, ...]) -> Plan:
         """Inside a round: free GPUs go to those who wait, the furthest behind first."""
@@ -309,9 +306,7 @@ def _claims_anywhere(workload: Workload, jobs: Ints, priority: Floats) -> tuple[
     return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
 
 
-def _queue(
-    standing: Standing, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]
-) -> list[tuple[int, int, int]]:
+def _queue(standing: Standing, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]) -> list[Unit]:
     """Who is to be served on a type, in order: (job, partner or -1, column). Jobs without a share there come last."""
     parts = [
         standing.alone(

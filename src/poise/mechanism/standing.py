@@ -38,6 +38,7 @@ class Standing:
     order      GPU types, that on which jobs are fastest first
     since      moment up to which `received` is counted;  due: end of the round after which to choose anew
     computed   moment at which shares were computed;  gpus: GPUs alive then;  is_stale: something has changed since
+    pinned     jobs that kept their GPUs whoever waited, when shares were computed; None: nobody did
     """
 
     rows: Ints
@@ -57,6 +58,7 @@ class Standing:
     gpus: Floats
     is_stale: bool
     policy: Any
+    pinned: NDArray[np.bool_] | None = None
 
     @property
     def is_urgent(self) -> bool:
@@ -117,6 +119,7 @@ class Standing:
             gpus=workload.gpus,
             is_stale=False,
             policy=memory,
+            pinned=workload.pinned,
         )
 
     def counted(self, workload: Workload, terms: Terms) -> Floats:
@@ -187,7 +190,8 @@ def aligned(standing: Standing, workload: Workload) -> Standing:
     columns = workload.speed.shape[1]
     is_same = len(standing.rows) == workload.jobs and bool((standing.rows == workload.rows).all())
     if is_same and columns == standing.share.shape[1]:
-        return standing if (standing.gpus == workload.gpus).all() else replace(standing, is_stale=True)
+        is_stale = (standing.gpus != workload.gpus).any() or not _same(standing.pinned, workload.pinned)
+        return replace(standing, is_stale=True) if is_stale else standing
     place = np.searchsorted(standing.rows, workload.rows)
     place[place == len(standing.rows)] = 0
     known = standing.rows[place] == workload.rows if len(standing.rows) else np.zeros(workload.jobs, dtype=bool)
@@ -206,7 +210,13 @@ def aligned(standing: Standing, workload: Workload) -> Standing:
         begun=carried(standing.begun, 1.0),
         owed=carried(standing.owed, 0.0),
         is_stale=True,
+        pinned=None,
     )
+
+
+def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bool:
+    """The same jobs keep their GPUs."""
+    return before is now or (before is not None and now is not None and bool((before == now).all()))
 
 
 def _pairs_aligned(standing: Standing, workload: Workload) -> Standing:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.model.arrays import Bools, Floats, Ints
+from poise.model.cluster import Holding
 from poise.model.floor import Floor
 from poise.model.job import Job, Status
 from poise.model.speed import Estimate
@@ -220,6 +221,7 @@ class Snapshot:
     gpus     how many GPUs are alive;  idle: how many are free, by type;  is_contended: whether anybody waits
     floor    where free GPUs are and who holds which;  estimate: what is believed of the speed of the job in a row
     losses   what has been reported of the jobs in these rows: (steps, loss), in order of time
+    pinned   rows of running jobs that keep what they hold whoever waits; to stop or to move one of them is no use
     """
 
     now: float
@@ -233,6 +235,7 @@ class Snapshot:
     survey: Callable[["Snapshot"], Workload]
     estimate: Callable[[int], Estimate]
     losses: Mapping[int, Sequence[tuple[float, float]]]
+    pinned: frozenset[int] = frozenset()
 
     @cached_property
     def rows(self) -> Ints:
@@ -293,6 +296,19 @@ class Snapshot:
     def ints(self, column: "array[int]") -> Ints:
         """Some column of these jobs."""
         return _frozen(np.frombuffer(column, dtype=np.int64)[self.rows]) if len(self.rows) else np.empty(0, dtype=np.int64)
+
+    def kept(self) -> dict[int, Holding]:
+        """What pinned jobs hold, by ascending row; of two that share, once."""
+        partner, holdings = self.floor.partner, self.floor.holdings
+        return {
+            row: holdings[row]
+            for row in sorted(self.pinned)
+            if partner.get(row, row) >= row or partner[row] not in self.pinned
+        }
+
+    def among(self, rows: frozenset[int]) -> Bools:
+        """Which of these jobs are in some rows."""
+        return np.isin(self.rows, sorted(rows)) if rows else np.zeros(len(self.rows), dtype=bool)
 
     def jobs(self) -> Iterable[JobView]:
         """The same jobs one by one; each view is valid until the next is asked for."""

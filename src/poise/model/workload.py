@@ -34,6 +34,8 @@ class Workload:
     divides      jobs whose rounds divide: a part of the gang, or a mix of types, will do; None if there are none
     part         speed now ÷ speed of the whole gang on the column held, of those jobs; None likewise
     tenant_weight  weight of each tenant, by index; None if all weigh 1
+    pinned       running jobs that keep what they hold whoever waits; None if there are none
+    free         (types,): GPUs alive that pinned jobs do not hold; None likewise
     """
 
     now: float
@@ -56,6 +58,8 @@ class Workload:
     divides: Bools | None = None
     part: Floats | None = None
     tenant_weight: Floats | None = None
+    pinned: Bools | None = None
+    free: Floats | None = None
 
     @property
     def jobs(self) -> int:
@@ -74,6 +78,8 @@ class Workload:
             **{name: column[chosen] for name in _PER_JOB if (column := getattr(self, name)) is not None},
             partner=np.full(len(self.rows[chosen]), -1),
             gpus=self.gpus if gpus is None else gpus,
+            pinned=None,
+            free=None,
         )
 
 

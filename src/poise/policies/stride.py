@@ -11,7 +11,7 @@ Without the clamp a job entitled to more than its gang falls behind for ever and
 A job arrives with the least pass of the others. O(J log J) a quantum.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -60,11 +60,18 @@ def current(gangs: Sequence[Gang], passes: Passes) -> dict[int, float]:
     return {gang.row: passes.of.get(gang.row, least) for gang in gangs}
 
 
-def charge(gangs: Sequence[Gang], passes: Passes, quanta: Mapping[int, float], clamp: Clamp) -> Passes:
-    """The passes after service: `quanta` says how much each was served, in quanta of its whole gang."""
+def charge(
+    gangs: Sequence[Gang], passes: Passes, quanta: Mapping[int, float], clamp: Clamp, pinned: Container[int] = ()
+) -> Passes:
+    """The passes after service: `quanta` says how much each was served, in quanta of its whole gang.
+
+    What pinned gangs hold is not shared, and does not count for the pass of a perfectly served job: it would run away from
+    all others, and the clamp would make them all alike.
+    """
     now = current(gangs, passes)
-    used = sum(gang.gpus * quanta.get(gang.row, 0.0) for gang in gangs)
-    everybody = passes.everybody + (used / sum(gang.tickets for gang in gangs) if gangs else 0.0)
+    sharing = [gang for gang in gangs if gang.row not in pinned]
+    used = sum(gang.gpus * quanta.get(gang.row, 0.0) for gang in sharing)
+    everybody = passes.everybody + (used / sum(gang.tickets for gang in sharing) if sharing else 0.0)
     for gang in gangs:
         now[gang.row] += gang.stride * quanta.get(gang.row, 0.0)
         if clamp is Clamp.LAG:
@@ -118,7 +125,7 @@ class Stride:
             return self._plan(order, memory.ends), memory
         attained = dict(zip(rows, snapshot.attained_seconds.tolist(), strict=True))
         quanta = {row: (attained[row] - memory.attained.get(row, 0.0)) / self.quantum for row in rows}
-        passes = charge(gangs, memory.passes, quanta, self.clamp)
+        passes = charge(gangs, memory.passes, quanta, self.clamp, snapshot.pinned)
         order = sorted(rows, key=lambda row: (passes.of[row], row))
         ends = snapshot.now + self.quantum
         return self._plan(order, ends), Slices(passes, MappingProxyType(attained), ends)

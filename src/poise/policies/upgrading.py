@@ -71,7 +71,8 @@ def _gains(snapshot: Snapshot, seen: Seen | None, moved: Mapping[int, float], *,
     for row, holding in snapshot.floor.holdings.items():
         here, gang, kind = type_of[holding[0].node], columns.gang[row], (columns.tenant[row], columns.kind[row])
         rates = snapshot.estimate(row).rates
-        for there in idle if columns.gpus[row] == gang and row not in snapshot.floor.partner else ():
+        may_move = columns.gpus[row] == gang and row not in snapshot.floor.partner and row not in snapshot.pinned
+        for there in idle if may_move else ():
             known = seen is None or (*kind, there) in seen
             speed = rates[there][Locality.PACKED]
             if known and snapshot.idle[there] >= gang and speed > 0:

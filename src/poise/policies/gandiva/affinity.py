@@ -7,6 +7,7 @@ those included that wait for a turn, over what it has.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 
 from poise.model.cluster import Part, Site
 from poise.policies.sketch import Sketch
@@ -15,17 +16,24 @@ Home = tuple[int, ...]
 """The nodes on which a job takes turns with others; several only for a gang that no node holds."""
 
 
+NOTHING_KEPT: Mapping[int, int] = MappingProxyType({})
+"""Nobody is pinned."""
+
+
 class Affinities:
     """Affinities of nodes in the making.
 
     of     the size of the gangs that a node serves
+    kept   GPUs of nodes that pinned jobs hold, by node: as if they were not there
     """
 
-    def __init__(self, sketch: Sketch, alive: Sequence[bool], of: Mapping[int, int]) -> None:
+    def __init__(
+        self, sketch: Sketch, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] = NOTHING_KEPT
+    ) -> None:
         self.of = dict(of)
         self._sketch = sketch
         self._alive = alive
-        self._size = [mask.bit_count() for mask in sketch.topology.full]
+        self._size = [mask.bit_count() - kept.get(node, 0) for node, mask in enumerate(sketch.topology.full)]
 
     def place(self, gang: int, types: Sequence[int]) -> Site | None:
         """Free GPUs for a gang, by the first three rules; types in order of preference. The place is taken.
@@ -81,13 +89,17 @@ class Affinities:
         """Whole nodes of one type for a gang that no node holds: few of them, of those the least loaded. None: too few."""
         type_of = self._sketch.topology.type_of
         for kind in types:
-            able = [node for node, alive in enumerate(self._alive) if alive and type_of[node] == kind]
+            able = [node for node, alive in enumerate(self._alive) if alive and type_of[node] == kind and self._size[node]]
             able.sort(key=lambda node: (-self._size[node], self._load(node, crowd), node))
             reach = list(accumulate(self._size[node] for node in able))
             needed = bisect_left(reach, gang) + 1
             if needed <= len(able):
                 return tuple(sorted(able[:needed]))
         return None
+
+    def holds(self, home: Home, gang: int) -> bool:
+        """A gang fits there, if only all who can make way do."""
+        return sum(self._size[node] for node in home) >= gang
 
     def parts(self, home: Home, gang: int) -> Site:
         """How a gang is spread over its home: whole nodes, and the last as far as needed."""

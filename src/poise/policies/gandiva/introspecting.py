@@ -72,23 +72,27 @@ def judge(moment: Moment, pairing: Pairing) -> None:
         gpu_type = moment.type_of(row)
         worth = pairing.worth(row, other, gpu_type)
         pairing.verdicts[pairing.combination(row, other, gpu_type)] = worth
-        if worth <= WORTH:
-            moment.stop((_later(moment, row, other),), tuple(slots.node for slots in moment.snapshot.floor.holdings[row]))
+        leaver = _later(moment, row, other)
+        if worth <= WORTH and leaver is not None:
+            moment.stop((leaver,), tuple(slots.node for slots in moment.snapshot.floor.holdings[row]))
 
 
 def _pairs(moment: Moment) -> list[tuple[int, int]]:
     return sorted((row, other) for row, other in moment.snapshot.floor.partner.items() if row < other)
 
 
-def _later(moment: Moment, row: int, other: int) -> int:
-    """Of a pair, who joined the other."""
-    return max(row, other, key=lambda each: (moment.columns.started[each], each))
+def _later(moment: Moment, row: int, other: int) -> int | None:
+    """Of a pair, who joined the other; of those who can be made to leave at all."""
+    able = [each for each in (row, other) if each not in moment.snapshot.pinned]
+    return max(able, key=lambda each: (moment.columns.started[each], each), default=None)
 
 
 def part(moment: Moment) -> None:
     """There is room for everybody: who joined another gets GPUs of its own."""
     for row, other in _pairs(moment):
         joined = _later(moment, row, other)
+        if joined is None:
+            continue
         gang, types = moment.columns.gang[joined], moment.types_of(joined)
         found = moment.affinities.place(gang, types) if moment.has_idle(gang, types) else None
         if found is not None:
@@ -136,7 +140,7 @@ def draw_together(moment: Moment, since: float) -> None:
     floor, sketch = moment.snapshot.floor, moment.sketch
     moment.spread.intersection_update(floor.holdings)
     for row in sorted(moment.spread):
-        if row in floor.partner or moment.is_young(row, since):
+        if row in floor.partner or row in moment.snapshot.pinned or moment.is_young(row, since):
             continue
         site, gang = site_of(floor.holdings[row]), moment.columns.gpus[row]
         sketch.give(site)
@@ -206,6 +210,7 @@ def grow(moment: Moment, since: float) -> None:
         holding = floor.holdings[row]
         most, held = columns.most[row], columns.gpus[row]
         may_grow = most > held and most > columns.gang[row] and len(holding) == 1 and row not in floor.partner
+        may_grow = may_grow and row not in moment.snapshot.pinned
         if not may_grow or row in claimed or not sketch.free[holding[0].node] or moment.is_young(row, since):
             continue
         node = holding[0].node

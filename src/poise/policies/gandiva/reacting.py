@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.cluster import Part, Site
+from poise.model.cluster import Part, Site, site_of
 from poise.model.columns import Snapshot
 from poise.model.plan import Claim
 from poise.model.speed import Locality
@@ -85,6 +85,9 @@ class Moment:
         self.homes = {
             row: home for row, home in habits.homes.items() if row in is_here and all(alive[node] for node in home)
         }
+        if snapshot.pinned:  # one of them may be in the way for good
+            gang = self.columns.gang
+            self.homes = {row: home for row, home in self.homes.items() if self.affinities.holds(home, gang[row])}
         self._types: dict[int, tuple[int, ...]] = {}
 
     @cached_property
@@ -95,7 +98,11 @@ class Moment:
     @cached_property
     def affinities(self) -> Affinities:
         """Affinities as planned so far."""
-        return Affinities(self.sketch, self.snapshot.floor.alive, self.habits.affinity)
+        kept: dict[int, int] = {}
+        for holding in self.snapshot.kept().values():
+            for node, gpus in site_of(holding):
+                kept[node] = kept.get(node, 0) + gpus
+        return Affinities(self.sketch, self.snapshot.floor.alive, self.habits.affinity, kept)
 
     def affinity(self) -> MappingProxyType[int, int]:
         """Affinities to be remembered."""
@@ -132,11 +139,12 @@ class Moment:
 
     @cached_property
     def residents(self) -> dict[int, list[Unit]]:
-        """Units by the node that they are on; who is on several is left out."""
+        """Units by the node that they are on; who is on several is left out, and who may not be stopped."""
         found: dict[int, list[Unit]] = {}
         partner, columns = self.snapshot.floor.partner, self.columns
+        pinned = self.snapshot.pinned
         for row, holding in self.snapshot.floor.holdings.items():
-            if len(holding) == 1:
+            if len(holding) == 1 and row not in pinned and partner.get(row) not in pinned:
                 other = partner.get(row)
                 if other is None:
                     found.setdefault(holding[0].node, []).append(Unit((row,), columns.gpus[row], columns.started[row]))
@@ -232,7 +240,7 @@ class _Lent:
         gpus, gang = moment.columns.gpus, moment.columns.gang
         self._grown: dict[int, list[int]] = {}
         holdings = moment.snapshot.floor.holdings
-        for row in sorted(row for row in holdings if gpus[row] > gang[row]):
+        for row in sorted(row for row in holdings if gpus[row] > gang[row] and row not in moment.snapshot.pinned):
             self._grown.setdefault(holdings[row][0].node, []).append(row)
 
     def __bool__(self) -> bool:

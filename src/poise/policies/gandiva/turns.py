@@ -21,7 +21,7 @@ class Turns:
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment
-        self._claimed = moment.claimed().union(moment.stops)
+        self._claimed = moment.claimed().union(moment.stops, moment.snapshot.pinned)
         self._guests: dict[int, list[int]] = {}
         self._wide: list[int] = []
         self._taken: set[int] = set()
@@ -50,7 +50,8 @@ class Turns:
         for row, holding in sorted(floor.holdings.items()):
             if len(holding) > 1 and row not in self._claimed and moment.columns.started[row] < moment.snapshot.now:
                 other = floor.partner.get(row)
-                if awaited.intersection(slots.node for slots in holding) and (other is None or row < other):
+                is_paired = other is not None and (row > other or other in moment.snapshot.pinned)
+                if awaited.intersection(slots.node for slots in holding) and not is_paired:
                     moment.stop((row,) if other is None else (row, other), tuple(slots.node for slots in holding))
                     moment.sketch.give(site_of(holding))
 

@@ -85,17 +85,20 @@ class Slicing:
         self._is_due = self._now >= memory.ends  # otherwise the quantum goes on
         self._moved = {row: memory.moved[row] for row in self._rows if row in memory.moved}
         topology = snapshot.floor.topology
+        self._pinned = snapshot.pinned
         sizes = self._usable()
         self._homes = Homes(sizes, topology.type_of, topology.rack_of)
+        self._shared = self._live(sizes)
         self._type_of: dict[int, int] = {}
         self._seen = with_running(snapshot, memory.seen)
-        self._crowd = Crowd.of(snapshot, self._live(sizes))
+        kept = map(topology.mix, snapshot.kept().values())
+        self._crowd = Crowd.of(snapshot, [sum(gpus) for gpus in zip(self._shared, *kept, strict=True)])
 
     def _usable(self) -> list[int]:
-        """GPUs of each node that jobs have or could have: not those of lost nodes, nor those that are set aside."""
+        """GPUs of each node that can be shared: not those of lost nodes, nor those set aside or held by pinned jobs."""
         sizes = self._snapshot.floor.free()
-        for holding in self._holdings.values():
-            for node, mask in holding:
+        for row, holding in self._holdings.items():
+            for node, mask in holding if row not in self._pinned else ():
                 sizes[node] += mask.bit_count()
         return sizes
 
@@ -136,7 +139,9 @@ class Slicing:
         settling: list[int] = []
         for row in self._rows:
             site = site_of(self._holdings[row]) if row in self._holdings else self._memory.homes.get(row)
-            if site is None or any(self._homes.size[node] < gpus for node, gpus in site):
+            if row in self._pinned and site is not None:
+                self._type_of[row] = topology.type_of[site[0].node]
+            elif site is None or any(self._homes.size[node] < gpus for node, gpus in site):
                 settling.append(row)
             else:
                 self._homes.of[row] = site
@@ -157,9 +162,9 @@ class Slicing:
         return asked
 
     def _able(self, row: int) -> list[int]:
-        """Types on which a job can run, if only all of their live nodes were free."""
+        """Types on which a job can run, if only all made way who can."""
         speeds = self._crowd.speeds[self._snapshot.columns.kind[row]]
-        return [each for each, speed in enumerate(speeds) if speed > 0 and self._gang[row] <= self._crowd.live[each]]
+        return [each for each, speed in enumerate(speeds) if speed > 0 and self._gang[row] <= self._shared[each]]
 
     def _assign(self, row: int, asked: dict[int, list[float]]) -> None:
         tenant, gang = self._tenant[row], self._gang[row]
@@ -256,7 +261,7 @@ class Slicing:
                 self._moved[row] = self._now
 
     def _contenders(self, lodgers: Mapping[int, Lodger], accounts: Accounts) -> dict[int, list[Contender]]:
-        """By pool; inside a quantum only those who wait."""
+        """By pool, without those who go on whoever waits; inside a quantum only those who wait."""
         pools: dict[int, list[Contender]] = {}
         waiting_since = self._snapshot.columns.waiting_since
         asked: dict[Place, float] = {}
@@ -266,7 +271,7 @@ class Slicing:
         per_gpu = STIFFNESS / self._rules.quantum
         for row, lodger in lodgers.items():
             runs = row in self._holdings
-            if runs and not self._is_due:
+            if runs and (row in self._pinned or not self._is_due):
                 continue
             place = (self._tenant[row], self._type_of[row])
             lag = accounts.behind.get(row, 0.0) + per_gpu * accounts.lags.get(place, 0.0) / asked[place]
@@ -285,7 +290,8 @@ class Slicing:
         for gpu_type in range(len(self._crowd.live)):
             share = {tenant: each for (tenant, kind), each in shares.items() if kind == gpu_type}
             lags = ((tenant, accounts.lags.get((tenant, gpu_type), 0.0)) for tenant in share)
-            budgets = {tenant: share[tenant] + lag / self._rules.quantum for tenant, lag in lags}
+            kept = self._kept(gpu_type)
+            budgets = {tenant: share[tenant] + lag / self._rules.quantum - kept.get(tenant, 0) for tenant, lag in lags}
             sizes = self._whole_room(gpu_type)
             if self._is_due and gpu_type in contended:
                 quantum = decide(sizes, pools.get(gpu_type, ()), shares=share, budgets=budgets)
@@ -297,8 +303,16 @@ class Slicing:
             self._over_pools(pools, quanta)
         return quanta
 
+    def _kept(self, gpu_type: int) -> dict[int, int]:
+        """GPUs of a pool that pinned jobs hold, by tenant, who have so much less to spend on others."""
+        kept: dict[int, int] = {}
+        for row in self._snapshot.kept():
+            if self._type_of[row] == gpu_type:
+                kept[self._tenant[row]] = kept.get(self._tenant[row], 0) + self._gang[row]
+        return kept
+
     def _whole_room(self, gpu_type: int) -> dict[int, int]:
-        """All GPUs of a pool."""
+        """All GPUs of a pool that can be given to others."""
         size = self._homes.size
         return {node: int(size[node]) for node in self._homes.nodes(gpu_type)}
 
@@ -347,4 +361,5 @@ class Slicing:
         if not self._is_due:
             return ()
         contended = {self._type_of[row] for row in self._waiting if row in self._type_of}
-        return tuple(row for row in sorted(self._holdings) if row not in chosen and self._type_of[row] in contended)
+        rows = (row for row in sorted(self._holdings) if row not in chosen and row not in self._pinned)
+        return tuple(row for row in rows if self._type_of[row] in contended)

@@ -7,7 +7,7 @@ Going through the jobs by rank, each takes the best of what is left: a gang its 
 the fewest GPUs, of whatever types, on which its round is shortest. That is the grain of leases, for tasks that are short
 beside a lease. Tasks that take `long` seconds or more on the job's fastest type are dealt with one by one: each ready task
 takes the free GPU that computes it fastest, keeps it until it is done, and is never stopped. Between the ends of leases only
-free GPUs are dealt out; but a newcomer is not made to wait for them.
+free GPUs are dealt out; but a newcomer is not made to wait for them. What pinned jobs hold is never dealt out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -155,7 +155,7 @@ class _Table:
         snapshot = self._snapshot
         left = list(snapshot.idle)
         for row, has in self._held.items():
-            if self._is_lent(self._kind(row)):
+            if self._is_lent(row):
                 left = [most + gpus for most, gpus in zip(left, has, strict=True)]
         gets: dict[int, Mix] = {}
         self._share_out(order, left, gets)
@@ -163,13 +163,13 @@ class _Table:
             self._failed.clear()
             self._share_out([row for row in order if row not in gets and self._is_passed_over(row)], left, gets)
         self._note_settled(order, gets)
-        stops = [row for row in self._held if row not in gets and self._is_lent(self._kind(row))]
+        stops = [row for row in self._held if row not in gets and self._is_lent(row)]
         claims = tuple(self._claim(row, mix) for row, mix in gets.items() if self._is_change(row, mix))
         return Plan.changing(claims, tuple(stops), self._dealer.next_end(snapshot))
 
-    def _is_lent(self, kind: Kind) -> bool:
-        """What such a job holds is dealt out anew."""
-        return self._title is Title.LENT and not kind.is_long
+    def _is_lent(self, row: int) -> bool:
+        """What the job holds, if it holds anything, is dealt out anew."""
+        return self._title is Title.LENT and not self._kind(row).is_long and row not in self._snapshot.pinned
 
     def _is_passed_over(self, row: int) -> bool:
         """It could use a GPU, and got none, for want of one and not for waiting for a better one."""
@@ -207,6 +207,8 @@ class _Table:
             if columns.kind[row] in self._failed:
                 continue
             kind = self._kind(row)
+            if row in self._snapshot.pinned:
+                continue
             if not kind.is_long:
                 has = self._held.get(row)
                 yield Wish(row, columns.gang[row], kind.types_for(has), kind.tasks, 0, has, self._title)
@@ -270,7 +272,7 @@ class _Table:
         """Whether time alone could make another deal: somebody waits, or would be faster with what others have."""
         for row in order:
             kind = self._kind(row)
-            mix = gets.get(row) if self._is_lent(kind) else gets.get(row) or self._held.get(row)
+            mix = gets.get(row) if self._is_lent(row) else gets.get(row) or self._held.get(row)
             if mix is None or not self._is_best(row, kind, mix):
                 self.is_settled = False
                 return

@@ -120,8 +120,8 @@ class Optimus:
 
     def _anew(self, work: "_Work", due: float) -> Plan:
         """Everybody's number of GPUs from scratch; only those whose number or type is another one are touched."""
-        held = work.everybody_held()
-        seats, left = work.first_seats(work.snapshot.active, work.capacity(held))
+        held, pinned = work.everybody_held(), work.snapshot.pinned
+        seats, left = work.first_seats((row for row in work.snapshot.active if row not in pinned), work.capacity(held))
         granted = self._grown(work, seats, left)
         changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
         stops = tuple(row for row in held if row not in granted)
@@ -183,11 +183,12 @@ class _Work:
         return None if holding is None else (floor.topology.type_of[holding[0].node], self.snapshot.columns.gpus[row])
 
     def everybody_held(self) -> dict[int, tuple[int, int]]:
-        """Types and numbers of GPUs of all running jobs."""
-        return {row: held for row in self.snapshot.floor.holdings if (held := self.held(row))}
+        """Types and numbers of GPUs of all running jobs, but for those that keep theirs whoever waits."""
+        rows = (row for row in self.snapshot.floor.holdings if row not in self.snapshot.pinned)
+        return {row: held for row in rows if (held := self.held(row))}
 
     def capacity(self, held: Mapping[int, tuple[int, int]]) -> list[int]:
-        """Live GPUs by type."""
+        """GPUs by type that are free, or held by these."""
         gpus = list(self.snapshot.idle)
         for gpu_type, count in held.values():
             gpus[gpu_type] += count

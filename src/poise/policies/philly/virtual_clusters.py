@@ -65,7 +65,7 @@ class VirtualClusters:
     def over(self) -> list[int]:
         """Running jobs that took their tenant over its quota, the latest first.
 
-        Of each tenant the jobs that started last, until the rest is within the quota.
+        Of each tenant the jobs that started last, until the rest is within the quota; but none that may not be stopped.
         """
         over: list[int] = []
         for tenant, (used, quota) in enumerate(zip(self.used, self.quotas, strict=True)):
@@ -76,9 +76,10 @@ class VirtualClusters:
 
     def _latest(self, tenant: int, excess: float) -> list[int]:
         started, gpus = self._snapshot.columns.started, self._snapshot.columns.gpus
-        rows = sorted(self._running[self._tenants == tenant].tolist(), key=lambda row: (started[row], row))
+        own = set(self._running[self._tenants == tenant].tolist()) - self._snapshot.pinned
+        rows = sorted(own, key=lambda row: (started[row], row))
         found: list[int] = []
-        while excess > SLACK:
+        while excess > SLACK and rows:
             found.append(rows.pop())
             excess -= gpus[found[-1]]
         return found

@@ -204,9 +204,10 @@ class Crowd:
         columns, row = self._snapshot.columns, int(self.rows[index])
         gang = columns.gang[row]
         estimate = self.estimates[int(self.kind[index])]
-        counts = counts_of(estimate, gang, columns.least[row], columns.most[row])
-        rates = estimate.at
         held, speed = int(self.held[index]), float(self.rate[index])
+        is_pinned = row in self._snapshot.pinned
+        counts = (held,) if is_pinned else counts_of(estimate, gang, columns.least[row], columns.most[row])
+        rates = estimate.at
         floor = self._snapshot.floor
         gpu_type = floor.topology.type_of[floor.holdings[row][0].node] if held else -1
         return Member(row, gang, counts, held, speed, float(self.left[index]), float(self.best[index]), rates, gpu_type)

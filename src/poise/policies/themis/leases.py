@@ -39,14 +39,14 @@ class Leases:
         return float(self.end(snapshot.origin, np.array([snapshot.now]))[0])
 
     def ends(self, snapshot: Snapshot) -> Floats:
-        """When the leases of all active jobs end; of jobs that hold nothing, never."""
+        """When the leases of all active jobs end; of jobs that hold nothing, or keep it whoever waits, never."""
         started = snapshot.floats(snapshot.columns.started)
         until = self.end(snapshot.origin, started)
         if len(self.rows):
             at, is_there = _found(self.rows, snapshot.rows)
             counts = is_there & (self.since[at] >= started)
             until = np.where(counts, self.until[at], until)
-        return np.where(snapshot.running, until, np.inf)
+        return np.where(snapshot.running & ~snapshot.among(snapshot.pinned), until, np.inf)
 
     def renewed(self, snapshot: Snapshot, until: Floats, is_noted: Bools) -> "Leases":
         """The same with what has just been granted; leases of rows that are no longer active are forgotten."""

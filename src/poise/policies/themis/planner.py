@@ -172,4 +172,4 @@ def _next(until: Floats, now: float) -> float:
 def _is_hungry(snapshot: Snapshot, roll: Roll) -> bool:
     """Whether a job that runs can use more GPUs than it has."""
     columns = snapshot.columns
-    return any(0 < columns.gpus[row] < columns.most[row] for row in roll.elastic)
+    return any(0 < columns.gpus[row] < columns.most[row] and row not in snapshot.pinned for row in roll.elastic)

@@ -74,7 +74,7 @@ class Sale:
         self._number, self._ahead = number, ahead
         self._has = snapshot.ints(columns.gpus)
         self._most = snapshot.ints(columns.most)
-        self._wants = self._has < self._most
+        self._wants = (self._has < self._most) & ~snapshot.among(snapshot.pinned)
         self.sketch = Sketch(snapshot.floor)
         self.sites: dict[int, Site] = {}
         self.parts: dict[int, float] = {}
