@@ -182,7 +182,8 @@ class State:
 
         Under a policy that does not share GPUs so do two that share them since before: to stop one of them frees none.
         """
-        pinned = frozenset(row for row in self.yields if self.protected.get(row) == inf)
+        running = self.protected if self.yields else {}  # most jobs of `yields` wait
+        pinned = frozenset(row for row, until in running.items() if until == inf and row in self.yields)
         return pinned if self.survey.knows_pairs else pinned.union(self.ledger.partner)
 
     def estimate(self, row: int) -> Estimate:
