@@ -14,8 +14,10 @@ from poise.model.job import Job
 from poise.traces.schema import Trace, TraceJob
 
 SCATTER = tuple(each / 10 for each in range(5, 16))
-"""Live starts take from half to one and a half times the average, and whose turn is next can hang on that. The simulator goes
-through all of it, and what it says is the mean."""
+"""Live starts take from half to one and a half times the average, and whose turn is next can hang on that. The simulator
+
+goes through all of it, and what it says is the mean.
+"""
 ORIGIN = "origin"
 """A job that is over at once: with it, rounds of the simulation are counted from the moment that live ones are."""
 
