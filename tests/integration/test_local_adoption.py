@@ -47,7 +47,7 @@ def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage:
     order = stage.begun("1", "import os, time\nwhile not os.path.exists('closed'): time.sleep(0.01)")
     stage.world.close()
     (stage.folder / "jobs" / "1" / "work" / "closed").touch()
-    until(lambda: (stage.run_dir("1") / "exit.json").exists())
+    until(lambda: (stage.run_dir("1") / "exit.json").exists() and not stage.processes())
     written = record(stage, "1", "exit.json")
     stage.reopen((order, Grip.RUN))
     [ended] = stage.of(RunEnded, "1")  # there already: nothing is decided before it is known
