@@ -21,7 +21,7 @@ from poise.model.event import Belated, Woke
 from poise.server.belated import told_late
 from poise.server.instant import Instant
 from poise.server.opening import is_as_asked, opened, renewed, restored
-from poise.server.ordering import held_runs, run_orders
+from poise.server.ordering import carry_out, held_runs
 from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
@@ -362,19 +362,7 @@ class Loop:
 
     def _carry_out(self, orders: Orders) -> None:
         """Have the world do what is committed."""
-        for job, epoch, notice in orders.leaves:
-            self.parts.metrics.preempted(notice.cause)
-            self.parts.log.info("preempt", job=job, epoch=epoch, text=notice.text)
-            self.world.leave(job, epoch, notice)
-        for job, epoch, reason in orders.kills:
-            self.world.kill(job, epoch, reason)
-        runs = [(self.situation.records[job], run) for job, run in orders.launches]
-        for (record, run), order in zip(runs, run_orders(self.store, self.situation, runs), strict=True):
-            if record.launches == 1:
-                self.parts.metrics.waited(record.waited)
-            self.parts.metrics.launched()
-            self.parts.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
-            self.world.launch(order)
+        carry_out(orders, self.situation, self.parts, self.world)
 
     def _renew(self, wish: Weigh | Adopt | None, header: Header | None = None) -> None:
         """Go on in a new chapter, with what is wished for, or as another header has it."""

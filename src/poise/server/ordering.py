@@ -1,11 +1,12 @@
-"""Runs as the world has to know them."""
+"""Runs as the world has to know them, and what it is told to do."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from poise.engine.live import Grip, RunOrder
+from poise.engine.live import Grip, RunOrder, World
 from poise.model.errors import JournalError
+from poise.server.parts import Parts
 from poise.server.records import Record, RunRecord
-from poise.server.situation import JOB_ENDED, Situation
+from poise.server.situation import JOB_ENDED, Orders, Situation
 from poise.server.store import Store
 from poise.wire.request import Request
 
@@ -13,10 +14,27 @@ from poise.wire.request import Request
 def held_runs(store: Store, situation: Situation) -> list[tuple[RunOrder, Grip]]:
     """Every run that the journal does not know the end of, and what is wanted of it."""
     runs = [(record, run) for record in situation.records.values() for run in record.open_runs()]
-    return list(zip(run_orders(store, situation, runs), (run.grip for _, run in runs), strict=True))
+    return list(zip(_run_orders(store, situation, runs), (run.grip for _, run in runs), strict=True))
 
 
-def run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, RunRecord]]) -> Iterator[RunOrder]:
+def carry_out(orders: Orders, situation: Situation, parts: Parts, world: World) -> None:
+    """Have the world do what is committed: who is to leave first, then who is to begin in their place."""
+    for job, epoch, notice in orders.leaves:
+        parts.metrics.preempted(notice.cause)
+        parts.log.info("preempt", job=job, epoch=epoch, text=notice.text)
+        world.leave(job, epoch, notice)
+    for job, epoch, reason in orders.kills:
+        world.kill(job, epoch, reason)
+    runs = [(situation.records[job], run) for job, run in orders.launches]
+    for (record, run), order in zip(runs, _run_orders(parts.store, situation, runs), strict=True):
+        if record.launches == 1:
+            parts.metrics.waited(record.waited)
+        parts.metrics.launched()
+        parts.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
+        world.launch(order)
+
+
+def _run_orders(store: Store, situation: Situation, runs: Sequence[tuple[Record, RunRecord]]) -> Iterator[RunOrder]:
     """What is to be started, where, and beside whom."""
     requests = store.submissions.requests([record.job.id for record, _ in runs])
     for record, run in runs:

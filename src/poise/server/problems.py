@@ -52,7 +52,7 @@ def reply(status: int, code: str, detail: str, headers: Mapping[str, str] | None
 def encoded(model: BaseModel) -> bytes:
     """A model as JSON in UTF-8, whatever is in it: a letter that has no UTF-8 (half of a surrogate pair) becomes `?`.
 
-    Such letters may be in a journal that was written before they were refused, and one must not hide all the rest.
+    Whoever said it, a client or a job, one such letter must not hide all the rest.
     """
     try:
         return model.model_dump_json().encode()

@@ -1,5 +1,6 @@
 """Which runs there are, where they are, and which have to be gone before another may begin."""
 
+import os
 from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import count
@@ -77,6 +78,12 @@ class LocalRun:
         self.silence = self.silence + seconds if turns is not None and turns == self.turns else 0.0
         self.turns = turns
         return self.silence
+
+    def give_back(self) -> None:
+        """The lock, if this world has it."""
+        if self.lock >= 0:
+            os.close(self.lock)
+        self.lock = -1
 
     @property
     def must_end(self) -> bool:

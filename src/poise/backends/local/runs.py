@@ -108,7 +108,7 @@ class Runs:
         """Watch nothing any more; what runs goes on."""
         for run in self.table:
             self._unwatch(run)
-            _give_back(run)
+            run.give_back()
 
     def _strays(self, wanted: set[Key]) -> list[LocalRun]:
         """Runs of which something lives that nobody knows. Its marks lead there: directories may be many."""
@@ -235,7 +235,7 @@ class Runs:
         if run.must_end:
             with suppress(OSError):
                 self._folders.put(*run.key, EXIT, unbegun_fields())
-        _give_back(run)
+        run.give_back()
         self._unbegun(run)
 
     # From its beginning
@@ -355,7 +355,7 @@ class Runs:
     def _gone(self, run: LocalRun, news: RunEnded) -> None:
         """Nothing of a run is left: tell it, and begin what has waited for that."""
         self._unwatch(run)
-        _give_back(run)
+        run.give_back()
         run.phase = Phase.OVER
         self.table.remove(run)
         self._ports.discard(run.port)
@@ -398,9 +398,3 @@ class Runs:
         report = progressed(*run.key, self._folders.get(*run.key, PROGRESS))
         if report is not None:
             self._tell(report)
-
-
-def _give_back(run: LocalRun) -> None:
-    if run.lock >= 0:
-        os.close(run.lock)
-    run.lock = -1
