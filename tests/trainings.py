@@ -43,3 +43,17 @@ def huggingface_model() -> Any:
 def rows() -> list[dict[str, Any]]:
     """The samples, as a Trainer takes them."""
     return [{"inputs": inputs, "labels": wanted} for inputs, wanted in data()]
+
+
+def lightning_class(lightning: Any) -> Any:
+    """The network, as Lightning takes it: a class without optimizers."""
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
+
+    return Module

@@ -1,5 +1,6 @@
 """Live worlds under test: what they tell is collected, and nothing that they start is left behind."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -125,6 +126,12 @@ class LocalStage(Stage):
 
     def run_dir(self, job: str, epoch: int = 1) -> Path:
         return self.folder / "jobs" / job / "runs" / str(epoch)
+
+    def said(self, job: str, name: str, epoch: int = 1) -> dict[str, Any]:
+        """What a file of a run says."""
+        found = json.loads((self.run_dir(job, epoch) / name).read_text())
+        assert isinstance(found, dict)
+        return found
 
     def text(self, job: str, replica: int = 0) -> str:
         return self.world.log(job, replica, 0, 1 << 20).text.decode()

@@ -1,9 +1,12 @@
-"""What the sweeps of these tests run in."""
+"""What sweeps, worlds of real processes and trainings run in."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.worlds import LocalStage
 
 
 @pytest.fixture
@@ -18,3 +21,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process nothing forks; commands that are run apart use the cores there are."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[LocalStage]:
+    """A world of processes, of which nothing is left afterwards."""
+    made = LocalStage(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch sums in one order, so that bits can be compared; its generators are given back as they were."""
+    torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.worlds import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
@@ -18,27 +16,14 @@ from poise.backends.local.spawning import MAIN
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
 
 
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[LocalStage]:
-    made = LocalStage(tmp_path)
-    yield made
-    made.close()
-
-
-def record(stage: LocalStage, job: str, name: str = "runner.json") -> dict[str, Any]:
-    found = json.loads((stage.run_dir(job) / name).read_text())
-    assert isinstance(found, dict)
-    return found
-
-
 def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
     order = stage.begun("1", TRAINS)
-    before = record(stage, "1")
+    before = stage.said("1", "runner.json")
     stage.reopen((order, Grip.RUN))
     again = stage.wait(RunBegan, "1", count=2)
     assert again.at == before["began"]
     stage.wait(RunProgressed, "1", count=3)
-    assert record(stage, "1") == before
+    assert stage.said("1", "runner.json") == before
     stage.world.leave("1", 1, notice())
     assert stage.wait(RunEnded, "1").codes == (75,)
 
@@ -48,7 +33,7 @@ def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage:
     stage.world.close()
     (stage.folder / "jobs" / "1" / "work" / "closed").touch()
     until(lambda: (stage.run_dir("1") / "exit.json").exists() and not stage.processes())
-    written = record(stage, "1", "exit.json")
+    written = stage.said("1", "exit.json")
     stage.reopen((order, Grip.RUN))
     [ended] = stage.of(RunEnded, "1")  # there already: nothing is decided before it is known
     assert (ended.at, ended.how, ended.codes) == (written["at"], Ending.FINISHED, (0,))
@@ -83,22 +68,22 @@ def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: Loca
     order = stage.run("1", STUBBORN)
     stage.says("1", "ready")
     stage.reopen((replace(order, reason="preempted (outranked): job 7 stands before it"), grip))
-    until(lambda: record(stage, "1", "lease.json")["ends"] is not None)
-    assert record(stage, "1", "lease.json")["text"] == "preempted (outranked): job 7 stands before it"
+    until(lambda: stage.said("1", "lease.json")["ends"] is not None)
+    assert stage.said("1", "lease.json")["text"] == "preempted (outranked): job 7 stands before it"
 
 
 def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> None:
     order = stage.run("1", STUBBORN)
     stage.says("1", "ready")
     stage.world.leave("1", 1, notice(deadline=500.0))
-    until(lambda: record(stage, "1", "lease.json")["ends"] is not None)
-    lease = record(stage, "1", "lease.json")
+    until(lambda: stage.said("1", "lease.json")["ends"] is not None)
+    lease = stage.said("1", "lease.json")
     stage.reopen((order, Grip.LEAVE))
     stage.wait(RunBegan, "1", count=2)
     stage.world.leave("1", 1, notice(deadline=900.0))
     stage.run("2", "", 1)
     stage.wait(RunEnded, "2")
-    assert record(stage, "1", "lease.json") == lease
+    assert stage.said("1", "lease.json") == lease
 
 
 def test_run_of_a_job_that_was_given_up_is_ended(stage: LocalStage) -> None:
@@ -110,7 +95,7 @@ def test_run_of_a_job_that_was_given_up_is_ended(stage: LocalStage) -> None:
 def test_run_that_nobody_knows_is_ended_before_its_gpus_are_used(stage: LocalStage) -> None:
     stage.run("1", STUBBORN)
     stage.says("1", "ready")
-    pid = record(stage, "1")["replicas"][0]["pid"]
+    pid = stage.said("1", "runner.json")["replicas"][0]["pid"]
     stage.reopen((an_order("2", a_request("")), Grip.RUN))
     stage.wait(RunBegan, "2")
     assert not is_alive(pid)
@@ -128,7 +113,7 @@ def test_launch_that_was_ordered_waits_for_what_is_to_leave(stage: LocalStage) -
 
 def test_run_whose_runner_was_killed_meanwhile_ended_when_it_last_gave_a_sign(stage: LocalStage) -> None:
     order = stage.begun("1")
-    runner = record(stage, "1")
+    runner = stage.said("1", "runner.json")
     stage.world.close()
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["pid"]))
@@ -136,7 +121,7 @@ def test_run_whose_runner_was_killed_meanwhile_ended_when_it_last_gave_a_sign(st
     stage.reopen((order, Grip.RUN))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.at) == (Ending.FAILED, "node-lost", runner["began"])
-    assert record(stage, "1", "exit.json")["how"] == "failed"
+    assert stage.said("1", "exit.json")["how"] == "failed"
 
 
 def test_process_that_got_the_number_of_a_dead_one_is_left_alone(stage: LocalStage) -> None:

@@ -1,34 +1,19 @@
-"""Runs of real processes: how they leave, what is left of them, and who waits for that."""
+"""Runs of real processes: how they leave, and what is left of them."""
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, until
 
 import poise
 from poise.backends.local import spawning
 from poise.backends.local.orders import LocalSettings
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[LocalStage]:
-    made = LocalStage(tmp_path)
-    yield made
-    made.close()
-
-
-def runner_of(stage: LocalStage, job: str, epoch: int = 1) -> dict[str, Any]:
-    found = json.loads((stage.run_dir(job, epoch) / "runner.json").read_text())
-    assert isinstance(found, dict)
-    return found
 
 
 def test_worker_that_saves_yields_and_goes_on_from_there(stage: LocalStage) -> None:
@@ -153,7 +138,7 @@ def test_worker_that_dies_while_it_saves_has_failed_and_goes_on_from_the_checkpo
 def test_job_that_reports_and_never_saves_goes_on_from_nothing(stage: LocalStage) -> None:
     stage.begun("1", TRAINS, preemption="restart")
     stage.wait(RunProgressed, "1")
-    os.kill(runner_of(stage, "1")["replicas"][0]["pid"], signal.SIGKILL)
+    os.kill(stage.said("1", "runner.json")["replicas"][0]["pid"], signal.SIGKILL)
     assert stage.wait(RunEnded, "1").steps == 0.0
 
 
@@ -239,7 +224,7 @@ def test_run_is_over_only_when_nothing_of_it_is_left(stage: LocalStage) -> None:
 
 def test_runner_that_is_killed_takes_everything_with_it_and_its_run_has_failed(stage: LocalStage) -> None:
     stage.begun("1", SPAWNS + WAITS)
-    child, runner = grandchild(stage, "1"), runner_of(stage, "1")
+    child, runner = grandchild(stage, "1"), stage.said("1", "runner.json")
     os.kill(runner["pid"], signal.SIGKILL)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (None,))
@@ -252,7 +237,7 @@ def test_runner_that_is_killed_while_its_run_leaves_has_yielded(stage: LocalStag
     stage.says("1", "ready")
     stage.world.leave("1", 1, notice())
     until(lambda: "preempted" in (stage.run_dir("1") / "lease.json").read_text())
-    os.kill(runner_of(stage, "1")["pid"], signal.SIGKILL)
+    os.kill(stage.said("1", "runner.json")["pid"], signal.SIGKILL)
     assert stage.wait(RunEnded, "1").how is Ending.YIELDED
 
 
@@ -260,7 +245,7 @@ def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
     stage.world.close()
     stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.2))
     stage.begun("1")
-    os.kill(runner_of(stage, "1")["pid"], signal.SIGSTOP)
+    os.kill(stage.said("1", "runner.json")["pid"], signal.SIGSTOP)
     stage.world.leave("1", 1, notice(deadline=0.1))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause) == (Ending.YIELDED, "KILL")
@@ -290,8 +275,8 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
     stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.1))
     stage.begun("1", "")
     stage.begun("2", WAITS, 1)
-    until(lambda: not is_alive(runner_of(stage, "1")["replicas"][0]["pid"]))
-    os.kill(runner_of(stage, "2")["pid"], signal.SIGSTOP)
+    until(lambda: not is_alive(stage.said("1", "runner.json")["replicas"][0]["pid"]))
+    os.kill(stage.said("2", "runner.json")["pid"], signal.SIGSTOP)
     for job in ("1", "2"):
         stage.world.leave(job, 1, notice(deadline=0.1))
     assert stage.wait(RunEnded, "2").cause == "KILL"
@@ -303,76 +288,19 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
 
 def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:
     stage.begun("1")
-    os.kill(runner_of(stage, "1")["pid"], signal.SIGTERM)
+    os.kill(stage.said("1", "runner.json")["pid"], signal.SIGTERM)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (-15,))
 
 
 def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalStage) -> None:
     order = stage.begun("1")
-    runner = runner_of(stage, "1")
+    runner = stage.said("1", "runner.json")
     stage.world.close()
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["replicas"][0]["pid"]))
     stage.reopen((order, Grip.RUN))
     assert stage.wait(RunEnded, "1").cause == "node-lost"
-
-
-# Whom a launch waits for
-
-
-def test_launch_waits_until_the_run_before_it_has_left_its_gpus(stage: LocalStage) -> None:
-    stage.run("1", STUBBORN, 0, 1)
-    stage.says("1", "ready")
-    stage.world.leave("1", 1, notice())
-    stage.run("2", "", 1, 2)
-    stage.run("3", "", 3)
-    stage.wait(RunEnded, "3")
-    stage.world.kill("1", 1, "cancelled")
-    stage.wait(RunEnded, "2")
-    order = [(type(news), news.job) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
-    assert order.index((RunEnded, "3")) < order.index((RunEnded, "1")) < order.index((RunBegan, "2"))
-
-
-def test_launch_that_still_waits_yields_at_once_if_it_is_not_wanted(stage: LocalStage) -> None:
-    stage.run("1", STUBBORN)
-    stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=500.0))
-    for job in ("2", "3"):
-        stage.run(job, "")
-    stage.world.leave("2", 1, notice())
-    stage.world.kill("3", 1, "cancelled")
-    for job in ("2", "3"):
-        ended = stage.wait(RunEnded, job)
-        assert (ended.how, ended.codes) == (Ending.YIELDED, ())
-        assert not stage.run_dir(job).exists()
-    assert not stage.of(RunEnded, "1")
-
-
-def test_launch_waits_for_the_run_of_its_own_job_wherever_that_is(stage: LocalStage) -> None:
-    stage.run("1", STUBBORN, 0)
-    stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.3))
-    stage.run("1", "", 3, epoch=2)
-    stage.wait(RunEnded, "1", 2)
-    kinds = [(type(news), news.epoch) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
-    assert kinds == [(RunBegan, 1), (RunEnded, 1), (RunBegan, 2), (RunEnded, 2)]
-
-
-def test_run_that_is_to_share_gpus_does_not_wait_for_them(stage: LocalStage) -> None:
-    stage.begun("1", WAITS, 0)
-    stage.world.launch(an_order("2", a_request(""), beside="1"))
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
-
-
-def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalStage) -> None:
-    stage.begun("1", WAITS, 0, preemption="restart")
-    stage.run("2", "", 0)
-    stage.run("3", "", 1)
-    stage.wait(RunEnded, "3")
-    assert not stage.of(RunBegan, "2")
-    stage.world.leave("1", 1, notice())
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
 
 
 # Housekeeping

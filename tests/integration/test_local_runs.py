@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,6 @@ from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 from poise.backends.local import checking
 from poise.engine.live import Ending, Part, RunBegan, RunEnded
 from poise.model.errors import RequestError
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[LocalStage]:
-    made = LocalStage(tmp_path)
-    yield made
-    made.close()
-
-
-def runner_of(stage: LocalStage, job: str, epoch: int = 1) -> dict[str, Any]:
-    found = json.loads((stage.run_dir(job, epoch) / "runner.json").read_text())
-    assert isinstance(found, dict)
-    return found
-
 
 SHOWS = """
 import json, os, resource, sys
@@ -205,7 +190,7 @@ def test_first_replica_that_fails_takes_the_others_with_it(stage: LocalStage) ->
 
 def test_replica_that_is_killed_from_outside_fails_as_killed(stage: LocalStage) -> None:
     stage.begun("1")
-    os.kill(runner_of(stage, "1")["replicas"][0]["pid"], signal.SIGKILL)
+    os.kill(stage.said("1", "runner.json")["replicas"][0]["pid"], signal.SIGKILL)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "killed", (-9,))
 

@@ -1,12 +1,11 @@
 """Leases that end with an epoch, or where a validation is due: the same steps and weights as of an uninterrupted run."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainings import data, huggingface_model, network, rows, weights
+from tests.trainings import data, huggingface_model, lightning_class, rows, weights
 
 from poise.worker import WorkerError
 from poise.worker.testing import preempting
@@ -15,17 +14,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
 Length = int | list[int]
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order, so that bits can be compared; the generators are given back as they were."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def _lightning() -> Any:
@@ -37,14 +26,7 @@ def _lightning() -> Any:
 def _validated(lightning: Any) -> Any:
     """Its loader for validations draws a random number, as loaders do, and its learning rate follows from what they find."""
 
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network()
-
-        def training_step(self, batch: Any, _: int) -> Any:
-            return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
-
+    class Module(lightning_class(lightning)):  # type: ignore[misc]
         def validation_step(self, batch: Any, _: int) -> None:
             self.log("found", torch.nn.functional.mse_loss(self.network(batch[0]), batch[1]))
 

@@ -1,42 +1,27 @@
 """Trainings with PyTorch, Lightning and the Hugging Face Trainer end with the same weights, interrupted or not."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.docs_runner import ROOT, blocks
-from tests.trainings import data, huggingface_model, network, rows, weights
+from tests.trainings import data, huggingface_model, lightning_class, network, rows, weights
 
 from poise.worker import WorkerError, attach
 from poise.worker.testing import preempting
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 13
 """Of three epochs, of which the first has 5 steps, the second too, and the third is cut short."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order, so that bits can be compared; the generators are given back as they were."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.set_rng_state(state)
-
-
 def _lightning_module(lightning: Any) -> Any:
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network()
-
-        def training_step(self, batch: Any, _: int) -> Any:
-            return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
-
+    class Module(lightning_class(lightning)):  # type: ignore[misc]
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]

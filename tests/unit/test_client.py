@@ -1,86 +1,20 @@
 """`poise.Client` against answers that are made up: what it sends, what it makes of answers, when it tries again."""
 
-import json
 import os
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.fake_desk import DETAIL, QUEUE, ROW, SUBMITTED, Reply, problem, talking
 
-from poise.client import Client, RefusedError, Request, UnavailableError, WaitTimeoutError, connection, following, handle
+from poise.client import Client, RefusedError, Request, UnavailableError, WaitTimeoutError
 from poise.model.errors import PoiseError, RequestError
 from poise.wire.request import MOST_JOBS
-from poise.wire.views import Role, State
+from poise.wire.views import State
 
-SUBMITTED = {"jobs": ["j1"]}
-ROW: dict[str, Any] = {
-    "id": "j1", "name": "n", "tenant": "t", "app": None, "state": "PENDING", "flags": [], "position": 1, "gpus": 0,
-    "wanted": 1, "reason": {"code": "capacity", "text": "no GPU is free"}, "gpu_type": None, "gpu_types": [],
-    "submitted": 1.0, "started": None, "finished": None, "waited": 0.0, "ran": 0.0, "restarts": 0, "eta": None,
-    "share": None,
-}  # fmt: skip
-DETAIL: dict[str, Any] = {
-    "job": ROW, "preemptions": 0, "failures": 0, "gpu_seconds": 0.0, "lost_gpu_seconds": 0.0, "steps": 0.0,
-    "total_steps": None, "checkpoint_steps": None, "throughput": None, "loss": None, "cause": None, "runs": [],
-    "request": None,
-}  # fmt: skip
-QUEUE = {"jobs": [ROW], "total": 1, "counts": {"PENDING": 1}}
-
-Reply = httpx.Response | type[Exception]
-
-
-def problem(status: int, code: str, detail: str) -> httpx.Response:
-    return httpx.Response(status, json={"code": code, "detail": detail})
-
-
-@dataclass
-class Desk:
-    """Answers one request after the other; the last answer is given again and again."""
-
-    replies: list[Reply | Callable[[httpx.Request], httpx.Response]]
-    seen: list[httpx.Request] = field(default_factory=list)
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.seen.append(request)
-        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        if isinstance(reply, httpx.Response):
-            return reply
-        if isinstance(reply, type):
-            raise reply("it broke")
-        return reply(request)
-
-    @property
-    def bodies(self) -> list[Any]:
-        return [json.loads(request.content) for request in self.seen]
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes by itself: every pause, and every look at the clock, moves it on."""
-    now = 0.0
-
-    def pause(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    def clock() -> float:
-        pause(1e-6)
-        return now
-
-    for module in (connection, following):
-        monkeypatch.setattr(module, "sleep", pause)
-        monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(handle, "monotonic", clock)
-
-
-def talking(*replies: Any, patience: float = 15.0) -> tuple[Client, Desk]:
-    desk = Desk([httpx.Response(200, json=each) if isinstance(each, dict) else each for each in replies])
-    return Client("http://server:1", "secret-token", transport=httpx.MockTransport(desk), patience=patience), desk
+pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 def test_a_submission_says_what_was_asked_where_and_under_a_key() -> None:
@@ -154,74 +88,6 @@ def test_a_server_that_never_answered_is_not_waited_for_long() -> None:
     assert len(desk.seen) <= 6
 
 
-def test_a_token_is_not_made_twice_after_a_lost_connection() -> None:
-    client, desk = talking(httpx.ReadError)
-    with pytest.raises(UnavailableError):
-        client.make_token("ci", tenant="vision", role=Role.READER)
-    assert len(desk.seen) == 1
-
-
-@pytest.mark.parametrize(("code", "sent"), [("busy", 2), ("not-ready", 1)])
-def test_a_token_is_asked_for_again_only_if_the_server_did_not_look_at_it(code: str, sent: int) -> None:
-    made = {"token": "x", "account": {"name": "ci", "tenant": "t", "role": "user"}}
-    client, desk = talking(problem(503, code, "no answer in time; it may yet be done"), made)
-    with suppress(UnavailableError):
-        client.make_token("ci", tenant="t")
-    assert len(desk.seen) == sent
-
-
-def test_a_token_is_not_shown_to_whoever_listens_where_a_server_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POISE_STATE", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "admin.token").write_text("secret-token\n")
-    with socket.create_server(("127.0.0.1", 0)) as thief:
-        said = {"url": f"http://127.0.0.1:{thief.getsockname()[1]}", "pid": os.getpid(), "born": 1}
-        (tmp_path / "server.json").touch(mode=0o600)
-        (tmp_path / "server.json").write_text(json.dumps(said))
-        with (
-            Client.from_config() as client,
-            pytest.raises(UnavailableError, match="has ended; start one with `poise serve`"),
-        ):
-            client.queue()
-        thief.settimeout(0)
-        with pytest.raises(BlockingIOError):
-            thief.accept()
-
-
-@pytest.mark.parametrize("token", [None, "from-the-environment"])
-def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
-    token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POISE_STATE", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
-        monkeypatch.delenv(name, raising=False)
-    if token is not None:
-        monkeypatch.setenv("POISE_TOKEN", token)
-    (tmp_path / "admin.token").write_text("secret-token\n")
-    server = tmp_path / "server.json"
-
-    def announce(url: str) -> None:
-        server.touch(mode=0o600)
-        server.write_text(json.dumps({"url": url, "pid": os.getpid()}))
-
-    announce("http://127.0.0.1:1")
-    with Client.from_config() as client:
-        assert client._link.whereabouts is not None
-        server.unlink()
-        (tmp_path / "poise").mkdir()
-        (tmp_path / "poise" / "client.toml").write_text('url = "http://127.0.0.1:2"\ntoken = "secret-token"\n')
-        assert client._link.whereabouts.look() == "http://127.0.0.1:1"
-        announce("http://127.0.0.1:3")
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
-        announce("https://127.0.0.1:4")
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
-        monkeypatch.setenv("POISE_STATE", str(tmp_path / "other"))
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
-
-
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 429])
 def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int) -> None:
     client, desk = talking(problem(status, "some-code", "first\nsecond"))
@@ -229,26 +95,6 @@ def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int
         client.why("j1")
     assert (caught.value.status, caught.value.code, len(desk.seen)) == (status, "some-code", 1)
     assert isinstance(caught.value, RequestError)
-
-
-def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = problem(401, "no-token", "a token is needed: Authorization: Bearer TOKEN")
-    client, _ = talking(answer)
-    with pytest.raises(RefusedError, match=r"^the token is not known to http://server:1, or has expired$"):
-        client.queue()
-    monkeypatch.setenv("POISE_STATE", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("POISE_URL", "POISE_TOKEN", "POISE_CA"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "poise").mkdir()
-    config = tmp_path / "poise" / "client.toml"
-    config.write_text('url = "http://far:1"\ntoken = "old"\n')
-    for where in (str(config), "POISE_TOKEN"):
-        with Client.from_config() as client:
-            monkeypatch.setattr(client._link._http, "request", lambda *_, **__: answer)
-            with pytest.raises(RefusedError, match=f"^the token in {where} is not known to http://far:1, or has expired$"):
-                client.queue()
-        monkeypatch.setenv("POISE_TOKEN", "older")
 
 
 @pytest.mark.parametrize(
@@ -380,71 +226,6 @@ def test_waiting_ends_with_the_final_state_or_with_the_time() -> None:
     assert issubclass(WaitTimeoutError, PoiseError | TimeoutError)
 
 
-def a_log(text: str, ended_after: int) -> Callable[[httpx.Request], httpx.Response]:
-    """A log of which a few bytes more are there at each look, and which ends after so many looks."""
-    looks = 0
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        nonlocal looks
-        looks += 1
-        there = text if looks >= ended_after else text[: 5 * looks]
-        asked = int(request.url.params["offset"])
-        start = max(0, len(there) + asked) if asked < 0 else min(asked, len(there))
-        part = there[start : start + int(request.url.params["limit"])]
-        return httpx.Response(
-            200, json={"text": part, "offset": start, "next": start + len(part), "ended": looks >= ended_after}
-        )
-
-    return reply
-
-
-def test_a_log_is_followed_to_its_end_across_lost_connections() -> None:
-    text = "".join(f"line {number}\n" for number in range(50))
-    client, _ = talking(httpx.ReadError, a_log(text, ended_after=20), patience=600.0)
-    assert "".join(client.job("j1").logs(follow=True)) == text
-
-
-def test_a_log_is_read_whole_in_parts() -> None:
-    text = "x" * (2 * following.PART + 5)
-    client, desk = talking(a_log(text, ended_after=0))
-    assert client.job("j1").logs() == text
-    assert len(desk.seen) == 4
-
-
-@pytest.mark.parametrize(("lines", "want"), [(0, ""), (2, "line 8\nline 9\n"), (100, None)])
-def test_the_tail_of_a_log_is_its_last_lines(lines: int, want: str | None) -> None:
-    text = "".join(f"line {number}\n" for number in range(10))
-    client, _ = talking(a_log(text, ended_after=0))
-    assert client.tail("j1", lines) == (text if want is None else want, len(text))
-
-
-def test_the_tail_of_a_log_of_long_lines_is_looked_for_further_back() -> None:
-    text = "".join(f"{number}{'.' * following.PART}\n" for number in range(9))
-    client, _ = talking(a_log(text, ended_after=0))
-    found, offset = client.tail("j1", 3)
-    assert [line[0] for line in found.splitlines()] == ["6", "7", "8"]
-    assert offset == len(text)
-
-
-def test_a_bar_of_progress_that_is_drawn_again_is_one_line() -> None:
-    text = "begin\n" + "".join(f"\r{percent}%" for percent in range(100)) + "\ndone\x0c\u2028\n"
-    client, _ = talking(a_log(text, ended_after=0))
-    assert client.tail("j1", 2)[0] == text.removeprefix("begin\n")
-
-
-def test_the_tail_of_a_log_whose_beginning_was_deleted_is_what_is_left() -> None:
-    text, deleted = "left\n" * 3, 10_000
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        asked, end = int(request.url.params["offset"]), deleted + len(text)
-        start = min(max(deleted, end + asked if asked < 0 else asked), end)
-        return httpx.Response(200, json={"text": text[start - deleted :], "offset": start, "next": end, "ended": True})
-
-    client, desk = talking(reply)
-    assert client.tail("j1", 100) == (text, deleted + len(text))
-    assert len(desk.seen) <= 4
-
-
 def test_no_letter_of_a_refusal_is_a_command_to_the_terminal() -> None:
     client, _ = talking(problem(400, "wrong-request", "a\x1b]0;b\x07\u202e\nc"))
     with pytest.raises(RefusedError, match=r"^a\\x1b\]0;b\\x07\\u202e c$"):
@@ -480,18 +261,3 @@ def test_what_anybody_would_write_is_understood() -> None:
     assert str(desk.seen[0].url.query, "ascii") == "state=RUNNING&state=PAUSED&limit=50&offset=0"
     assert str(desk.seen[1].url.query, "ascii") == "state=FAILED&limit=50&offset=0"
     assert desk.seen[2].url.path == "/v1/jobs/7"
-
-
-def test_proxies_of_the_environment_never_see_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-    client = Client("http://127.0.0.1:1", "t", patience=0.0)
-    with pytest.raises(UnavailableError, match=r"http://127\.0\.0\.1:1"):
-        client.queue()
-
-
-def test_certificates_are_checked_unless_one_says_otherwise(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(RequestError, match="no certificates can be read from it"):
-        Client("https://127.0.0.1:1", "t", verify=tmp_path / "ca.pem")
-    Client("https://127.0.0.1:1", "t").close()

@@ -1,6 +1,5 @@
 """The live engine at its edges: late and simultaneous news, storage that fails, jobs that come in numbers, odd stores."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.engine.journal import read_entry
 from poise.engine.live import Ending, RunProgressed
-from poise.model.errors import JournalError
 from poise.model.event import Belated, Colocated, Estimated
 from poise.server import engine as engine_module
 from poise.server import instant as instant_module
@@ -92,102 +90,6 @@ def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Ser
     check_books(service, [job])
 
 
-def test_a_crash_between_late_news_and_the_decision_after_it_delays_nobody(tmp_path: Path) -> None:
-    service = Service(tmp_path, policy="fifo")
-    first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
-    service.loop.world.close()
-    service.machine.end(first, Ending.FINISHED)
-    service.machine.now += 100
-    service.restart()
-    last = read_entry(list(service.loop.store.entries(1))[-1])
-    assert isinstance(last.events[0], Belated)  # the news was kept, and nothing was decided yet
-    service.restart()
-    service.settle()
-    assert [job for job, _ in service.machine.alive] == [second]
-
-
-@pytest.mark.parametrize("policy", ["fifo", "las"], ids=["the same", "another"])
-def test_a_run_that_ended_while_the_service_was_down_is_charged_until_it_ended(policy: str, tmp_path: Path) -> None:
-    """Also if the service comes back under another policy, and if a round has ended meanwhile."""
-    service = Service(tmp_path, policy="fifo")
-    first, second = service.submit(a_request(), a_request())
-    service.pass_time(3)
-    service.loop.world.close()
-    service.machine.end(first, Ending.FINISHED)
-    service.machine.now += 100
-    service.policy = policy
-    service.restart()
-    service.settle()
-    assert service.engine.show(first).gpu_seconds == pytest.approx(3)
-    assert [job for job, _ in service.machine.alive] == [second]
-    service.machine.end(second, Ending.FINISHED)
-    service.settle()
-    check_books(service, [first, second])
-
-
-def test_a_report_that_the_journal_knows_nothing_of_dates_no_end_that_is_told_after_it(service: Service) -> None:
-    [job] = service.submit(a_request(gpus=2))
-    service.pass_time(3)
-    tell, service.machine.tell = service.machine.tell, lambda _news: None
-    service.machine.end(job, Ending.FINISHED)
-    service.machine.now += 50
-    tell(RunProgressed(job, 1, service.machine.wall, 5.0, None, 0.0, 1.0, None))
-    service.loop.turn(0.0)
-    tell(service.machine.ended[job, 1])
-    service.settle()
-    assert service.engine.show(job).gpu_seconds == pytest.approx(6)
-
-
-def test_work_that_a_run_lost_while_the_service_was_down_is_told(service: Service) -> None:
-    [job] = service.submit(a_request(gpus=2))
-    service.pass_time(4)
-    tell, service.machine.tell = service.machine.tell, lambda _news: None
-    service.machine.end(job, Ending.FAILED, cause="killed")
-    service.machine.now += 50
-    tell(RunProgressed(job, 1, service.machine.wall - 50, 4.0, None, 1.0, 1.0, None))
-    tell(replace(service.machine.ended[job, 1], steps=1.0))
-    service.settle()
-    assert service.engine.show(job).runs[0].lost == pytest.approx(2 * 4 * 3 / 4)
-
-
-def test_a_request_that_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
-    [job] = service.submit(a_request())
-    service.loop.store._db.execute("UPDATE jobs SET request = '{}'")
-    with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
-        service.restart()
-    service.loop.store.close()
-
-
-def test_time_in_which_a_run_waits_for_its_gpus_is_no_time_that_it_runs(service: Service) -> None:
-    """`max_duration` bounds that: a job may wait for long until those before it have left."""
-    [job] = service.submit(a_request())
-    record = service.loop.situation.records[job]
-    started = record.runs[0].started
-    record.runs[0].began = None
-    record.release(started + 5)
-    assert (record.ran, record.busy) == (5, 0)
-    record.runs[0].released, record.runs[0].began = None, started + 2
-    record.release(started + 5)
-    assert (record.ran, record.busy) == (10, 3)
-
-
-def test_news_from_before_a_chapter_is_not_told_as_of_before_it(service: Service) -> None:
-    [job] = service.submit(a_request(gpus=2))
-    service.machine.now += 100
-    reply = service.engine.set_weight(ALICE, "alice", 2.0)
-    service.machine.end(job, Ending.FINISHED)
-    late = service.machine.ended[job, 1]
-    service.machine.tell = lambda _news: None
-    service.loop.turn(0.0)  # the news of it is on its way
-    reply.result(0)
-    service.machine.now += 50
-    service.loop._inbox.put(late)
-    service.settle()
-    moments = [read_entry(document).now for document in service.loop.store.entries(1)]
-    assert moments == sorted(moments)
-    assert service.engine.show(job).job.state is State.SUCCEEDED
-
-
 def test_a_clock_that_is_set_back_or_forward_changes_no_charge(service: Service) -> None:
     jobs = []
     for error in (0.0, -5_000.0, 90_000.0):
@@ -209,6 +111,19 @@ def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service
 
 
 # What was done, kept and lost
+
+
+def test_time_in_which_a_run_waits_for_its_gpus_is_no_time_that_it_runs(service: Service) -> None:
+    """`max_duration` bounds that: a job may wait for long until those before it have left."""
+    [job] = service.submit(a_request())
+    record = service.loop.situation.records[job]
+    started = record.runs[0].started
+    record.runs[0].began = None
+    record.release(started + 5)
+    assert (record.ran, record.busy) == (5, 0)
+    record.runs[0].released, record.runs[0].began = None, started + 2
+    record.release(started + 5)
+    assert (record.ran, record.busy) == (10, 3)
 
 
 def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:

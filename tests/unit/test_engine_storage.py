@@ -245,3 +245,11 @@ def test_an_error_that_no_room_would_heal_is_not_waited_for(service: Service) ->
     [job] = service.submit(a_request())
     with pytest.raises(InvariantError, match="malformed JSON"):
         service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, "{")})])
+
+
+def test_a_request_that_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+    [job] = service.submit(a_request())
+    service.loop.store._db.execute("UPDATE jobs SET request = '{}'")
+    with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
+        service.restart()
+    service.loop.store.close()
