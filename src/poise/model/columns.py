@@ -39,7 +39,7 @@ class JobColumns:
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
     tenant_weights  by index of the tenant, as last heard of
-    app             row of the first job of its app; a job that names none is an app of its own
+    app             row of the first job of its app, which is its tenant's own; a job that names none is an app of its own
     least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
     tasks           that a round of it divides into, 0 if it does not;  ready: those of the current round yet to be started
     place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
@@ -77,7 +77,7 @@ class JobColumns:
         self.ready = array("q")
         self.place = array("q")
         self._tenants: dict[str, int] = {}
-        self._apps: dict[str, int] = {}
+        self._apps: dict[tuple[int, str], int] = {}
 
     def append(self, job: Job, steps: float, *, kind: int, best: float, skew: float | None, now: float) -> int:
         """Add a waiting job; returns its row."""
@@ -97,7 +97,7 @@ class JobColumns:
         self.kind[row] = kind
         self.tenant[row] = tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
         self.tenant_weights[tenant : tenant + 1] = [job.tenant_weight]
-        self.app[row] = row if job.app is None else self._apps.setdefault(job.app, row)
+        self.app[row] = row if job.app is None else self._apps.setdefault((tenant, job.app), row)
         self.apps.append(job.app)
         self.least[row] = job.min_gpus or job.gpus
         self.most[row] = job.max_gpus or job.gpus
