@@ -326,15 +326,24 @@ class State:
         """
         return 0.0 if self.columns.tasks[row] else self._restart_overhead
 
+    def worked_from(self, row: int) -> float:
+        """The moment at which the current run of a job has got beyond its overhead."""
+        return self.columns.started[row] + self._overhead(row)
+
     def join(self, row: int, other: int, now: float) -> Waited:
-        """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
+        """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited.
+
+        Of two runs of an earlier journal the other one may be the younger: they share since it is there.
+        """
         holding = self.ledger.join(row, other)
         gpu_type = self.topology.type_of[holding[0].node]
         gpus, place = self.columns.gpus[other], self.columns.place[other] - 1
         waited = self.end_waiting(row, now)
-        rate = self._rate_beside(row, other, gpu_type)
-        self.columns.start(row, now, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
-        self.columns.change_rate(other, now, self._rate_beside(other, row, gpu_type))
+        rate, both = self._rate_beside(row, other, gpu_type), max(now, self.columns.started[other])
+        first = self._belief_of[row].rate_on(holding, self.topology) if both > now else rate
+        self.columns.start(row, now, place=place, gpus=gpus, rate=first, overhead=self._overhead(row))
+        self.columns.change_rate(row, both, rate)
+        self.columns.change_rate(other, both, self._rate_beside(other, row, gpu_type))
         return waited
 
     def _rate_beside(self, row: int, other: int, gpu_type: int) -> float:
