@@ -7,7 +7,7 @@ import pytest
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
-from poise.model.action import Action, Launch, Preempt, WakeAt, Why
+from poise.model.action import Action, Launch, Preempt, Waited, WakeAt, Why
 from poise.model.cluster import Slots, parse_cluster
 from poise.model.columns import JobView
 from poise.model.event import (
@@ -70,6 +70,29 @@ def test_a_held_job_gives_its_gpus_away_and_gets_them_back_when_released() -> No
     core.handle(2, [Stopped("a", 1, 1.0), Finished("b", 1)])
     assert core.explain("a").code == "held-back"
     assert names(core.handle(3, [Released("a")])) == [("Launch", "a")]
+
+
+def waited(actions: Sequence[Action], job: str) -> Waited:
+    [launch] = [each for each in actions if isinstance(each, Launch) and each.job == job]
+    return launch.waited
+
+
+def test_what_a_job_waited_before_it_was_held_is_part_of_its_wait() -> None:
+    """5 s behind a job that holds all GPUs, 3 s held by its owner, 2 s behind it again; then once more, all in one wait."""
+    core = a_core("fifo")
+    core.handle(0, [a_job("a"), a_job("b")])
+    core.handle(5, [Held("b")])
+    core.handle(8, [Released("b")])
+    assert waited(core.handle(10, [Finished("a", 1)]), "b") == (3, 0, 7)
+    core.handle(11, [Held("b")])
+    assert waited(core.handle(15, [Released("b")]), "b") == (4, 0, 0)
+
+
+def test_who_waits_for_gpus_that_came_free_unnoticed_does_not_wait_for_capacity() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a"), a_job("b")])
+    core.handle(5, [Belated(), Finished("a", 1)])
+    assert waited(core.handle(9, []), "b") == (4, 0, 5)
 
 
 def test_holding_and_releasing_twice_is_the_same_as_once() -> None:

@@ -107,6 +107,7 @@ class Scheduler:
             self._pending = True
         if self._is_late:
             self._is_late, self._pending = False, True
+            self.state.clock_causes(now)
         else:
             self._act(now)
         if self._patience:
@@ -278,10 +279,11 @@ class Scheduler:
         return None if row is None or Status(self.state.columns.status[row]).is_final else row
 
     def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
+        """Also if nothing ran there: what others wait for may be another thing from now on, and a plan counts live GPUs."""
+        self._pending = True
         if isinstance(event, NodeReturned):
             self.state.restore(event.node)
             self._answering.opened()
-            self._pending = True
             return
         self.state.free.lose(event.node)
         for row in self.state.ledger.lose(event.node):

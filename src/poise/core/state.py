@@ -113,10 +113,12 @@ class State:
         self.begin_waiting(row, now)
         return row
 
-    def leave(self, row: int, now: float) -> None:
-        """A job that waits goes out of the policy's sight."""
+    def leave(self, row: int, now: float, waited: Waited = NO_WAIT) -> None:
+        """A job that waits goes out of the policy's sight; how long it had waited until then is kept."""
         self.away[row] = now
         self.active.pop(row, None)
+        if waited is not NO_WAIT:
+            self._waited_before[row] = waited
 
     def come_back(self, row: int, now: float) -> None:
         """A job that waits is to be seen again; it was held back while it was away."""
@@ -371,6 +373,7 @@ class State:
         self.columns.status[row] = status
         self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
+        self._waited_before.pop(row, None)
         self.leaving.forget(row)
         self.yields.pop(row, None)
         self.on_hold.discard(row)
