@@ -290,6 +290,39 @@ def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
     assert poise("cancel").refusal == "name a job, several, or an app with --app"
 
 
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_that_an_operator_names(
+    verb: str, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, tenant in enumerate(("mine", "theirs", "mine"), 2):
+        api.engine.jobs[f"job-{number}"] = Kept(tenant, Request(command=("x",), app="tuning"))
+
+    def wished(*more: str) -> list[str]:
+        said = poise(verb, "--app", "tuning", *more, "--json")
+        assert (said.code, said.err) == (0, "")
+        return [each["job"] for each in json.loads(said.out)]
+
+    several = "the app 'tuning' is of several tenants: mine, theirs; say whose with --tenant"
+    assert poise(verb, "--app", "tuning").refusal == several
+    assert {each.state for each in api.engine.jobs.values()} == {State.PENDING}
+    as_role(api, monkeypatch, "operator")
+    assert poise(verb, "--app", "tuning").refusal == several
+    assert wished("--tenant", "theirs") == ["job-3"]
+    as_role(api, monkeypatch, "user")
+    assert wished() == ["job-2", "job-4"]
+    assert (
+        poise(verb, "job-0", "--tenant", "mine").refusal == "--tenant mine says whose app is meant; name the app with --app"
+    )
+
+
+def test_the_app_of_another_tenant_is_not_reached_by_its_name(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.engine.jobs["job-2"] = Kept("theirs", Request(command=("x",), app="tuning"))
+    as_role(api, monkeypatch, "user")
+    assert poise("cancel", "--app", "tuning").refusal == "the app 'tuning' of tenant mine has no jobs that have not ended"
+    assert poise("cancel", "--app", "tuning", "--tenant", "theirs").code != 0
+    assert api.engine.jobs["job-2"].state is State.PENDING
+
+
 def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:
     said = poise("cancel", "job-0", "nobody", "job-1")
     assert (said.code, said.out) == (2, "job-0 CANCELLED\njob-1 CANCELLED\n")

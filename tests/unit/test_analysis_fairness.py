@@ -149,6 +149,13 @@ def test_n_counts_apps_not_their_jobs() -> None:
     assert rhos(story, Fairness.APP) == {"a": 1, "b": 1, "other": 1}
 
 
+def test_apps_of_two_tenants_are_two_apps_whatever_they_are_called() -> None:
+    """Two apps of 100 s on one GPU, N = 2 while both are there: the first took 100 s of 200, the second 200 s of 150."""
+    jobs = of_app("sweep", a_job("a", seconds=100), a_job("b", seconds=100))
+    story = simulate([owned(each, each.job.id) for each in jobs], cluster="gpu:1")
+    assert rhos(story, Fairness.APP) == pytest.approx({"a": 1 / 2, "b": 4 / 3})
+
+
 def test_an_app_is_not_expected_to_be_faster_than_its_longest_job() -> None:
     story = simulate(of_app("sweep", a_job("a", seconds=100), a_job("b", seconds=10)), cluster="gpu:4")
     assert rhos(story, Fairness.APP) == {"a": 1, "b": 1}

@@ -1,7 +1,8 @@
 """Why a job waits, in seconds by cause and in words."""
 
-from tests.builders import Story, a_job, simulate
+from tests.builders import Story, a_job, nodes, simulate
 
+from poise.backends.simulator.world import Outage
 from poise.core.reasons import Code
 from poise.core.settings import Cadence, Settings
 from poise.model.action import Launch, Waited
@@ -38,6 +39,14 @@ def test_a_job_whose_gpus_come_free_inside_a_round_waits_for_order_from_then_on(
     how = Settings(cadence=Cadence.ROUNDS, round=100, backfill=False)
     story = simulate([a_job("first", gpus=4, seconds=30), a_job("second", gpus=4)], settings=how)
     assert waited(story, "second") == [(70, 0, 30)]
+
+
+def test_a_job_waits_for_capacity_while_a_node_is_lost_on_which_nothing_ran() -> None:
+    """From 15 to 25 no GPU is free; before and after, two are, and the head of the queue comes first. It runs from 30 on."""
+    jobs = [a_job("runs", gpus=2, seconds=30), a_job("head", at=5, gpus=4), a_job("small", at=10, seconds=1)]
+    story = simulate(jobs, "fifo", nodes(2, 2), placement="consolidate", outages=[Outage(15, 1, 10)])
+    assert story.starts == {"runs": 0, "head": 30, "small": 40}
+    assert waited(story, "small") == [(10, 0, 20)]
 
 
 def test_waiting_is_clocked_anew_after_each_run() -> None:

@@ -7,8 +7,9 @@ import pytest
 from poise.assembly import planned
 from poise.core.scheduler import Scheduler
 from poise.core.settings import Settings
-from poise.model.action import Action, Launch, Preempt, WakeAt, Why
+from poise.model.action import Action, Launch, Preempt, Waited, WakeAt, Why
 from poise.model.cluster import Slots, parse_cluster
+from poise.model.columns import JobView
 from poise.model.event import (
     Attached,
     Belated,
@@ -54,6 +55,11 @@ def names(actions: Sequence[Action]) -> list[tuple[str, str]]:
     return [(type(each).__name__, each.job) for each in actions if isinstance(each, Launch | Preempt)]
 
 
+def left(core: Scheduler, job: str, now: float) -> float:
+    """Seconds that the core believes a job has left at its best."""
+    return JobView(core.state.columns, core.state.rows[job], now).remaining_seconds
+
+
 def test_a_held_job_gives_its_gpus_away_and_gets_them_back_when_released() -> None:
     core = a_core()
     core.handle(0, [a_job("a", 10.0), a_job("b")])
@@ -64,6 +70,29 @@ def test_a_held_job_gives_its_gpus_away_and_gets_them_back_when_released() -> No
     core.handle(2, [Stopped("a", 1, 1.0), Finished("b", 1)])
     assert core.explain("a").code == "held-back"
     assert names(core.handle(3, [Released("a")])) == [("Launch", "a")]
+
+
+def waited(actions: Sequence[Action], job: str) -> Waited:
+    [launch] = [each for each in actions if isinstance(each, Launch) and each.job == job]
+    return launch.waited
+
+
+def test_what_a_job_waited_before_it_was_held_is_part_of_its_wait() -> None:
+    """5 s behind a job that holds all GPUs, 3 s held by its owner, 2 s behind it again; then once more, all in one wait."""
+    core = a_core("fifo")
+    core.handle(0, [a_job("a"), a_job("b")])
+    core.handle(5, [Held("b")])
+    core.handle(8, [Released("b")])
+    assert waited(core.handle(10, [Finished("a", 1)]), "b") == (3, 0, 7)
+    core.handle(11, [Held("b")])
+    assert waited(core.handle(15, [Released("b")]), "b") == (4, 0, 0)
+
+
+def test_who_waits_for_gpus_that_came_free_unnoticed_does_not_wait_for_capacity() -> None:
+    core = a_core()
+    core.handle(0, [a_job("a"), a_job("b")])
+    core.handle(5, [Belated(), Finished("a", 1)])
+    assert waited(core.handle(9, []), "b") == (4, 0, 5)
 
 
 def test_holding_and_releasing_twice_is_the_same_as_once() -> None:
@@ -265,6 +294,40 @@ def test_two_carried_jobs_that_may_not_be_preempted_go_on_sharing_under_any_poli
     core.handle(2000.0, [Finished("a", 3)])  # so `b` is alone, and may be preempted
     assert sorted(core.state.columns.rate[:3]) == [0.0, 0.0, 1.0]
     assert core.state.ledger.partner == {}
+
+
+def two_pinned(*since: float) -> Scheduler:
+    """A core that two jobs of 1,000 steps are carried to at 100, in their second runs, which began then on the same GPUs."""
+    core, gpus = a_core(), (Slots(0, 0b11),)
+    runs = [
+        Carried(Job(name, 0.0, 2, yields=Yields.NEVER), "k", 1000.0, 2, 0.0, 0.0, 0, at, gpus, held=False)
+        for name, at in zip("ab", since, strict=True)
+    ]
+    core.handle(100.0, runs)
+    return core
+
+
+def test_what_a_carried_job_has_left_counts_its_speed_beside_another_and_then_alone() -> None:
+    """300 of 1,000 steps in 600 s beside another one, then 2 in 2 s alone: 698 are left."""
+    core = two_pinned(0.0, 0.0)
+    assert left(core, "a", 100.0) == left(core, "b", 100.0) == 950.0
+    core.handle(600.0, [Finished("b", 2)])
+    assert left(core, "a", 602.0) == 698.0
+
+
+@pytest.mark.parametrize(("since", "want"), [((0.0, 40.0), (930.0, 970.0)), ((40.0, 0.0), (970.0, 930.0))])
+def test_two_carried_jobs_share_since_the_younger_run_is_there(
+    since: tuple[float, float], want: tuple[float, float]
+) -> None:
+    core = two_pinned(*since)
+    assert (left(core, "a", 100.0), left(core, "b", 100.0)) == want
+
+
+def test_news_of_an_earlier_run_takes_nothing_from_what_the_current_one_has_done() -> None:
+    core = two_pinned(0.0, 0.0)
+    core.handle(600.0, [Finished("b", 2)])
+    core.handle(601.0, [Stopped("a", 1, 42.0)])
+    assert left(core, "a", 602.0) == 698.0 - 42.0
 
 
 @pytest.mark.parametrize("policy", BLIND)

@@ -8,6 +8,7 @@ from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.engine.journal import read_entry
 from poise.engine.live import Ending, RunProgressed
+from poise.model.columns import JobView
 from poise.model.event import Belated, Colocated, Estimated
 from poise.server import engine as engine_module
 from poise.server import instant as instant_module
@@ -291,6 +292,27 @@ def test_jobs_that_share_gpus_and_may_not_be_preempted_outlive_a_new_chapter(pol
     assert sorted(service.machine.alive) == alive
     check_standing(service)
     finish_all(service)
+
+
+def test_what_a_run_did_beside_another_counts_once_in_a_new_chapter(tmp_path: Path) -> None:
+    """A run of 1,000 s at most has done that much at most; what it did before its speed changed was counted twice."""
+    service = Service(tmp_path, "max-min+packed", "v100:1")
+    given = {"preemption": "never", "duration": 5000.0}
+    models = (("LM", 80), ("ResNet-18", 128))
+    jobs = service.submit(*(a_request(model=model, batch_size=batch, **given) for model, batch in models))
+    service.pass_time(500)
+    assert len(service.machine.alive) == 2
+    service.machine.end(jobs[1], Ending.FINISHED)
+    service.pass_time(500)
+    assert left(service, jobs[0]) >= 4000
+    service.wish(lambda engine: engine.set_policy(ALICE, "srtf"))
+    assert left(service, jobs[0]) >= 4000
+
+
+def left(service: Service, job: str) -> float:
+    """Seconds that a job is believed to have left at its best."""
+    state = service.loop.situation.scheduler.state
+    return JobView(state.columns, state.rows[job], service.loop.clock.now()).remaining_seconds
 
 
 def test_what_is_told_of_a_kind_is_told_once_and_in_every_chapter(tmp_path: Path) -> None:

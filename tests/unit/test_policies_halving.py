@@ -70,6 +70,17 @@ def test_jobs_without_an_app_are_rivals_not_siblings() -> None:
     assert len(run(a_sweep([0.5, 0.1], app=None)).finishes) == 2
 
 
+def test_two_tenants_may_call_their_apps_the_same() -> None:
+    """Each app of two is judged by itself, at half of the work; taken for one, its four jobs would be at a quarter."""
+    jobs = [
+        replace(each, job=replace(each.job, tenant="owner" if number < 2 else "stranger"))
+        for number, each in enumerate(a_sweep([0.8, 0.7, 0.2, 0.1]))
+    ]
+    story = run(jobs)
+    assert [(now / HOUR, wish.job) for now, wish in story.actions(Cancel)] == [(4, "0"), (4, "2")]
+    assert story.finishes == {"1": 8 * HOUR, "3": 8 * HOUR}
+
+
 def test_halving_by_one_keeps_everybody() -> None:
     assert len(run(a_sweep([0.5, 0.1, 0.3]), halving=1.0).finishes) == 3
 

@@ -79,9 +79,9 @@ def _gpu_seconds(life: Life, speed: float) -> float:
     return min(needed, life.gpu_seconds) if life.status is Status.CANCELLED else needed
 
 
-def _app(life: Life) -> tuple[str, str]:
-    """What tells apps apart: their names, or the job itself."""
-    return ("job", life.id) if life.app is None else ("app", life.app)
+def _app(life: Life) -> tuple[str, ...]:
+    """What tells apps apart: their tenants and names, or the job itself."""
+    return ("job", life.id) if life.app is None else ("app", life.tenant, life.app)
 
 
 def jain(values: Floats) -> float:

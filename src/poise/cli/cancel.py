@@ -16,7 +16,8 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option("--app", help="All jobs of this app that have not ended.")
+@click.option("--tenant", help="Whose app is meant.  [default: your own; an operator: the only one]")
 @json_option
-def cancel(jobs: tuple[str, ...], app: str | None, as_json: bool) -> int:
+def cancel(jobs: tuple[str, ...], app: str | None, tenant: str | None, as_json: bool) -> int:
     """Withdraw jobs. Those that run are stopped; what they have printed stays."""
-    return wish(Client.cancel, jobs, app, as_json=as_json)
+    return wish(Client.cancel, jobs, app, as_json=as_json, tenant=tenant)

@@ -16,7 +16,8 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option("--app", help="All jobs of this app that have not ended.")
+@click.option("--tenant", help="Whose app is meant.  [default: your own; an operator: the only one]")
 @json_option
-def release(jobs: tuple[str, ...], app: str | None, as_json: bool) -> int:
+def release(jobs: tuple[str, ...], app: str | None, tenant: str | None, as_json: bool) -> int:
     """End a hold: the jobs may run again."""
-    return wish(Client.release, jobs, app, as_json=as_json)
+    return wish(Client.release, jobs, app, as_json=as_json, tenant=tenant)

@@ -6,6 +6,7 @@ from math import inf
 from poise.core.answering import Answering
 from poise.core.settings import Settings
 from poise.core.state import State
+from poise.core.waiting import NO_WAIT
 from poise.model.action import Action, Launch, Preempt, Why
 from poise.model.job import Status
 
@@ -110,11 +111,12 @@ class Absence:
         """The policy does not see the job any more; what it held is free."""
         state = self._state
         self._answering.catch_up(now)
+        waited = NO_WAIT
         if state.running(row):
             state.free.give(state.stop(row, now, Status.WAITING))
         else:
-            state.end_waiting(row, now)
-        state.leave(row, now)
+            waited = state.end_waiting(row, now)
+        state.leave(row, now, waited)
         self._answering.ended(row, now)
 
     def next_change(self) -> float:

@@ -5,7 +5,7 @@ a decision means. Here only waiting claims are looked at: before a claim there i
 further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 from typing import Protocol
@@ -113,11 +113,24 @@ class Desk:
                 before.add(row)
         return before
 
-    def settle_stops(self, stopped: Iterable[int], partner: Mapping[int, int]) -> None:
-        """Of jobs that were stopped to make room: those whose GPUs nobody took go on; of the others, say who took them."""
+    def settle_stops(
+        self, stopped: Collection[int], partner: Mapping[int, int], kept: Collection[int] = frozenset()
+    ) -> None:
+        """Of jobs that were stopped to make room: those whose GPUs nobody took go on; of the others, say who took them.
+
+        Two that shared their GPUs go on together. One whose partner was left alone on purpose was stopped for that one.
+
+        kept   jobs that were to be stopped too, and could not be
+        """
         for row in sorted(stopped):
-            if self.after[row] is None:
-                self._spare(row)
+            if self.after[row] is not None:
+                continue
+            other = partner.get(row, -1)
+            if self._spare(row):
+                if other in stopped and self.after[other] is None:
+                    self.after[other] = self.before[other]
+            elif other in kept and other not in self.joins.values():
+                self.after[row] = self.before[row]
         takers: dict[int, list[tuple[int, int]]] = {}
         for row, holding in (*self.after.items(), *self.computes.items()):
             for node, mask in holding or ():

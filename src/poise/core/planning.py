@@ -79,11 +79,14 @@ class PlannerAnswering:
         desk.mixes = {claim.row: claim.mix for claim in plan.claims if claim.mix is not None}
         self._give_up(plan, desk)
         evicted: set[int] = set()
+        kept: set[int] = set()
         if allowed is Preemption.BY_RANK:
             for row in self._to_stop(plan):
                 if desk.may_preempt(row):
                     desk.evict(row, state.of(row), state.ledger.partner.get(row))
                     evicted.add(row)
+                else:
+                    kept.add(row)
         preemption = plan.preemption if allowed is Preemption.BY_RANK else allowed
         holds = state.ledger.rows() - evicted
         shape = partial(self._shape, now)
@@ -94,7 +97,7 @@ class PlannerAnswering:
         for claim in tasks:
             self._start_tasks(claim, desk)
         if plan.stopping is Stops.FOR_OTHERS:
-            desk.settle_stops(evicted, state.ledger.partner)
+            desk.settle_stops(evicted, state.ledger.partner, kept)
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)
             desk.sites |= {claim.row: claim.site for claim in more if claim.site is not None}

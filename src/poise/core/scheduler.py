@@ -107,6 +107,7 @@ class Scheduler:
             self._pending = True
         if self._is_late:
             self._is_late, self._pending = False, True
+            self.state.clock_causes(now)
         else:
             self._act(now)
         if self._patience:
@@ -220,7 +221,7 @@ class Scheduler:
             self._pending = True
         else:
             self._interrupt(row, now)
-        self.state.columns.steps_done[row] = event.steps
+        self.state.columns.report(row, event.steps)
         if row in self.state.active:
             self._answering.reported(row, now)
 
@@ -236,7 +237,7 @@ class Scheduler:
         running, last = self.state.running(row), self.state.columns.epoch[row]
         if event.epoch == last - running or self.state.leaving.has(row, event.epoch):
             self.state.leaving.drop(row, event.epoch)
-            self.state.columns.steps_done[row] = event.steps
+            self.state.columns.report(row, event.steps)
             if row in self.state.active:
                 self._answering.reported(row, now)
         elif running and event.epoch == last:
@@ -254,7 +255,7 @@ class Scheduler:
             computed(self.state, row, event.gpus, now)
         else:
             self._interrupt(row, now)
-            self.state.columns.steps_done[row] = event.steps
+            self.state.columns.report(row, event.steps)
         self._pending = True
 
     def _wanted(self, event: Cancelled | Held | Released, now: float) -> None:
@@ -278,10 +279,11 @@ class Scheduler:
         return None if row is None or Status(self.state.columns.status[row]).is_final else row
 
     def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
+        """Also if nothing ran there: what others wait for may be another thing from now on, and a plan counts live GPUs."""
+        self._pending = True
         if isinstance(event, NodeReturned):
             self.state.restore(event.node)
             self._answering.opened()
-            self._pending = True
             return
         self.state.free.lose(event.node)
         for row in self.state.ledger.lose(event.node):
@@ -372,7 +374,7 @@ class Scheduler:
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
 
     def _unworked(self, now: float, row: int) -> bool:
-        return now <= self.state.columns.progress_from[row] > self.state.columns.started[row]
+        return now <= self.state.worked_from(row) > self.state.columns.started[row]
 
     def _boundary_after(self, now: float) -> float:
         return end_after(self.state.origin or 0.0, now, self.settings.round)

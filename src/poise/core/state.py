@@ -113,10 +113,12 @@ class State:
         self.begin_waiting(row, now)
         return row
 
-    def leave(self, row: int, now: float) -> None:
-        """A job that waits goes out of the policy's sight."""
+    def leave(self, row: int, now: float, waited: Waited = NO_WAIT) -> None:
+        """A job that waits goes out of the policy's sight; how long it had waited until then is kept."""
         self.away[row] = now
         self.active.pop(row, None)
+        if waited is not NO_WAIT:
+            self._waited_before[row] = waited
 
     def come_back(self, row: int, now: float) -> None:
         """A job that waits is to be seen again; it was held back while it was away."""
@@ -326,15 +328,24 @@ class State:
         """
         return 0.0 if self.columns.tasks[row] else self._restart_overhead
 
+    def worked_from(self, row: int) -> float:
+        """The moment at which the current run of a job has got beyond its overhead."""
+        return self.columns.started[row] + self._overhead(row)
+
     def join(self, row: int, other: int, now: float) -> Waited:
-        """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited."""
+        """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited.
+
+        Of two runs of an earlier journal the other one may be the younger: they share since it is there.
+        """
         holding = self.ledger.join(row, other)
         gpu_type = self.topology.type_of[holding[0].node]
         gpus, place = self.columns.gpus[other], self.columns.place[other] - 1
         waited = self.end_waiting(row, now)
-        rate = self._rate_beside(row, other, gpu_type)
-        self.columns.start(row, now, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
-        self.columns.change_rate(other, now, self._rate_beside(other, row, gpu_type))
+        rate, both = self._rate_beside(row, other, gpu_type), max(now, self.columns.started[other])
+        first = self._belief_of[row].rate_on(holding, self.topology) if both > now else rate
+        self.columns.start(row, now, place=place, gpus=gpus, rate=first, overhead=self._overhead(row))
+        self.columns.change_rate(row, both, rate)
+        self.columns.change_rate(other, both, self._rate_beside(other, row, gpu_type))
         return waited
 
     def _rate_beside(self, row: int, other: int, gpu_type: int) -> float:
@@ -362,6 +373,7 @@ class State:
         self.columns.status[row] = status
         self.dividing -= self.columns.tasks[row] > 0
         self.losses.pop(row, None)
+        self._waited_before.pop(row, None)
         self.leaving.forget(row)
         self.yields.pop(row, None)
         self.on_hold.discard(row)

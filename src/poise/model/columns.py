@@ -33,13 +33,15 @@ class JobColumns:
     """What the core believes of every job. Only the core writes to it.
 
     steps           total declared work; inf if nobody knows
-    steps_done      work done when the current run began (or was last reported);  began_at: when the current run began
+    steps_done      work done when `rate` last changed (or was last reported);  began_at: when the current run began
     rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
-    progress_from   moment from which `rate` counts: start of the run plus the restart overhead
+    progress_from   moment from which `rate` counts: start of the run plus the restart overhead, or the last change of `rate`
+    counted_from    the same as if runs had no overhead;  ahead: steps that the run is then counted to have done until that
+                    moment, beyond those in `steps_done`
     held            seconds with GPUs before the current run;  started: start of the current run
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
     tenant_weights  by index of the tenant, as last heard of
-    app             row of the first job of its app; a job that names none is an app of its own
+    app             row of the first job of its app, which is its tenant's own; a job that names none is an app of its own
     least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
     tasks           that a round of it divides into, 0 if it does not;  ready: those of the current round yet to be started
     place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
@@ -63,6 +65,8 @@ class JobColumns:
         self.rate = array("d")
         self.best = array("d")
         self.progress_from = array("d")
+        self.counted_from = array("d")
+        self.ahead = array("d")
         self.held = array("d")
         self.started = array("d")
         self.waiting_since = array("d")
@@ -77,7 +81,7 @@ class JobColumns:
         self.ready = array("q")
         self.place = array("q")
         self._tenants: dict[str, int] = {}
-        self._apps: dict[str, int] = {}
+        self._apps: dict[tuple[int, str], int] = {}
 
     def append(self, job: Job, steps: float, *, kind: int, best: float, skew: float | None, now: float) -> int:
         """Add a waiting job; returns its row."""
@@ -97,7 +101,7 @@ class JobColumns:
         self.kind[row] = kind
         self.tenant[row] = tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
         self.tenant_weights[tenant : tenant + 1] = [job.tenant_weight]
-        self.app[row] = row if job.app is None else self._apps.setdefault(job.app, row)
+        self.app[row] = row if job.app is None else self._apps.setdefault((tenant, job.app), row)
         self.apps.append(job.app)
         self.least[row] = job.min_gpus or job.gpus
         self.most[row] = job.max_gpus or job.gpus
@@ -123,15 +127,33 @@ class JobColumns:
         self.gpus[row] = gpus
         self.rate[row] = rate
         self.began_at[row] = self.steps_done[row]
-        self.started[row] = now
+        self.started[row] = self.counted_from[row] = now
         self.progress_from[row] = now + overhead
+        self.ahead[row] = 0.0
 
     def change_rate(self, row: int, now: float, rate: float) -> None:
         """The run goes on at another speed."""
+        if now > self.counted_from[row]:
+            self.ahead[row] += self.rate[row] * (now - self.counted_from[row])
+            self.counted_from[row] = now
         if now > self.progress_from[row]:
-            self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
+            done = self.rate[row] * (now - self.progress_from[row])
+            self.steps_done[row] += done
+            self.ahead[row] -= done
             self.progress_from[row] = now
         self.rate[row] = rate
+
+    def done_before(self, row: int) -> float:
+        """Work done when the current run began; of a job that does not run, all that it has done."""
+        return self.began_at[row] if self.status[row] == Status.RUNNING else self.steps_done[row]
+
+    def report(self, row: int, steps: float) -> None:
+        """The world says what a job had done before its current run, or in all if it does not run."""
+        if self.status[row] == Status.RUNNING:
+            self.steps_done[row] = steps + (self.steps_done[row] - self.began_at[row])
+            self.began_at[row] = steps
+        else:
+            self.steps_done[row] = steps
 
     def stop(self, row: int, now: float, status: Status) -> None:
         """The run ends; what was done is believed until somebody reports otherwise."""
@@ -202,9 +224,8 @@ class JobView:
         """
         columns, row = self._columns, self.row
         left = columns.steps[row] - columns.steps_done[row]
-        rate = columns.rate[row]
-        if rate:
-            left -= rate * (self.now - columns.started[row])
+        if columns.status[row] == Status.RUNNING:
+            left -= columns.rate[row] * (self.now - columns.counted_from[row]) + columns.ahead[row]
         return left / columns.best[row]
 
     @property

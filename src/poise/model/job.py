@@ -35,6 +35,7 @@ class Job:
     gpus            the gang: GPUs needed at once, all or nothing
     steps           declared work, in the steps of the throughput table; None if the owner does not know
     duration        seconds on the table's reference GPU type, packed; used where `steps` is not given
+    app             jobs that are explored together have one; apps of two tenants are two, whatever they are called
     weight          its own among all jobs, times its tenant's
     tenant_weight   its tenant's among tenants, as of the moment at which this is said; what is said last counts
     gpu_types       types it may run on; empty means any

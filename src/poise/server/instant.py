@@ -211,7 +211,7 @@ class Instant:
         """Steps as the worker counts them, in the core's units: those may be seconds on the reference type."""
         columns, rows = self._situation.scheduler.state.columns, self._situation.scheduler.state.rows
         row = rows.get(record.job.id)
-        believed = 0.0 if row is None else columns.steps_done[row]
+        believed = 0.0 if row is None else columns.done_before(row)
         if steps is None:
             return believed
         job = record.job

@@ -198,7 +198,7 @@ class Situation:
         kind, estimate, steps = self.intake.resolve(job)
         done, failures, until = 0.0, record.failures, None
         if before is not None and (row := before.state.rows.get(job.id)) is not None:
-            done, failures = before.state.columns.steps_done[row], before.state.columns.failures[row]
+            done, failures = before.state.columns.done_before(row), before.state.columns.failures[row]
             until = before.backs_off_until(job.id)
         run = record.current
         epoch = record.runs[-1].epoch if record.runs else 0

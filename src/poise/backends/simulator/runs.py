@@ -13,9 +13,10 @@ class Run:
     """A run under way: since when it is how fast, from which step, where, and whether it dies at its end.
 
     began   when it first made progress;  note: number of the last forecast of its end
+    kept    work that the last checkpoint held when the speed last changed
     """
 
-    __slots__ = ("began", "dies", "epoch", "gpus", "note", "rate", "since", "steps")
+    __slots__ = ("began", "dies", "epoch", "gpus", "kept", "note", "rate", "since", "steps")
 
     def __init__(self, epoch: int, gpus: Holding, rate: float, since: float, steps: float) -> None:
         self.epoch = epoch
@@ -25,7 +26,7 @@ class Run:
         self.gpus = gpus
         self.rate = rate
         self.since = since
-        self.steps = steps
+        self.steps = self.kept = steps
 
     def is_on(self, node: int) -> bool:
         """It has GPUs of this node."""
@@ -39,13 +40,19 @@ class Run:
         """Work done so far."""
         return self.steps + self.rate * self.seconds(now)
 
-    def change_rate(self, now: float, rate: float) -> None:
-        """From now on it is as fast as this."""
+    def change_rate(self, now: float, rate: float, every: float) -> None:
+        """From now on it is as fast as this; nothing is saved for that."""
+        self.kept = self.saved_at(now, every)
         self.steps, self.since, self.rate = self.steps_at(now), max(now, self.since), rate
 
     def saved_at(self, now: float, every: float) -> float:
-        """Work that the last checkpoint holds."""
-        return self.steps + self.rate * every * floor(self.seconds(now) / every) if every > 0 else self.steps_at(now)
+        """Work that the last checkpoint holds, of those that are written every so many seconds from its beginning on."""
+        if every <= 0:
+            return self.steps_at(now)
+        if self.since == self.began:
+            return self.steps + self.rate * every * floor(self.seconds(now) / every)
+        last = self.began + every * floor((now - self.began) / every)
+        return self.steps + self.rate * (last - self.since) if last >= self.since else self.kept
 
 
 class Round:

@@ -347,7 +347,7 @@ class Simulator:
             if isinstance(run, Run):
                 alone = self._alone(fate, run.gpus)
                 together = len(here) > 1 and self._truths.pair(jobs[mine], jobs[1 - mine])[gpu_type][0]
-                run.change_rate(now, together or (alone / len(here)))
+                run.change_rate(now, together or (alone / len(here)), self._truth.checkpoint_every)
                 self._foresee(fate, run)
 
 

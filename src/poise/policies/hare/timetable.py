@@ -119,8 +119,7 @@ def _gpus(snapshot: Snapshot, started: Sequence[Started]) -> tuple[list[int], li
 
 def _done(snapshot: Snapshot, row: int) -> float:
     """The work that a job had done when its current round began, or is about to begin."""
-    columns = snapshot.columns
-    return columns.began_at[row] if columns.status[row] == Status.RUNNING else columns.steps_done[row]
+    return snapshot.columns.done_before(row)
 
 
 def _round(snapshot: Snapshot, row: int) -> int:

@@ -1,0 +1,60 @@
+"""An app is its tenant's own: apps of two tenants that have one name fare as apps of two names."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import Story
+from tests.strategies import World, policies, worlds
+
+from poise.analysis.fairness import Fairness, rho
+from poise.analysis.history import History
+from poise.model.arrays import Floats
+from poise.model.event import Submitted
+from poise.model.journal import Entry
+from poise.traces.schema import Curve, TraceJob
+
+SWEEPING = ("themis", "themis:lease=5", "themis:lease=3,f=0.4,error=0.2,payment=lease")
+"""Policies that look at apps."""
+
+
+def own(each: TraceJob) -> TraceJob:
+    """The same job, its app called by its tenant as well."""
+    app = None if each.job.app is None else f"{each.job.tenant}'s {each.job.app}"
+    return replace(each, job=replace(each.job, app=app))
+
+
+def unnamed(entries: list[Entry]) -> list[Entry]:
+    """A journal without the names of apps."""
+    return [
+        entry._replace(
+            events=tuple(
+                replace(fact, job=replace(fact.job, app=None)) if isinstance(fact, Submitted) else fact
+                for fact in entry.events
+            )
+        )
+        for entry in entries
+    ]
+
+
+def by_app(story: Story) -> Floats:
+    history = History.of(story.entries, story.cluster)
+    lives = history.ran()
+    return rho(history, lives, Fairness.APP) if lives else np.empty(0)
+
+
+def swept(world: World) -> World:
+    """The same, with all jobs in an app of one name, and reports that come to different ends."""
+    curves = (Curve(0.5, 1.0, 0.1 * (n % 7)) for n in range(len(world.jobs)))
+    jobs = [
+        replace(each, job=replace(each.job, app="sweep"), loss=curve) for each, curve in zip(world.jobs, curves, strict=True)
+    ]
+    return replace(world, jobs=jobs)
+
+
+@given(worlds(policy=st.sampled_from(SWEEPING)).map(swept) | worlds(policy=policies))
+def test_apps_of_two_tenants_with_one_name_fare_as_apps_of_two_names(world: World) -> None:
+    story, apart = world.played(), replace(world, jobs=[own(each) for each in world.jobs]).played()
+    assert unnamed(story.entries) == unnamed(apart.entries)
+    assert np.array_equal(by_app(story), by_app(apart), equal_nan=True)
