@@ -41,6 +41,7 @@ from poise.model.event import (
     NodeReturned,
     Progressed,
     Released,
+    Revealed,
     Stopped,
     Submitted,
     Synchronised,
@@ -149,7 +150,7 @@ class Scheduler:
                 self._advanced(event, now)
             case Cancelled() | Held() | Released():
                 self._wanted(event, now)
-            case Estimated() | Colocated() | Progressed():
+            case Estimated() | Colocated() | Progressed() | Revealed():
                 self._learn(event)
             case NodeLost() | NodeReturned():
                 self._node_changed(event, now)
@@ -162,13 +163,13 @@ class Scheduler:
         else:
             self._is_late = True
 
-    def _learn(self, event: Estimated | Colocated | Progressed) -> None:
-        """Take in what is known of speeds and losses; no decision is due for it."""
+    def _learn(self, event: Estimated | Colocated | Progressed | Revealed) -> None:
+        """Take in what is believed of speeds and known of losses, but not what is true; no decision is due for it."""
         if isinstance(event, Estimated):
             self.state.believe(event.kind, self.policy.perceive(event.estimate))
         elif isinstance(event, Colocated):
             self.state.believe_pair(event)
-        elif (row := self._running_row(event.job, event.epoch)) is not None:
+        elif isinstance(event, Progressed) and (row := self._running_row(event.job, event.epoch)) is not None:
             self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
     def _arrived(self, event: Submitted | Carried, now: float) -> None:
