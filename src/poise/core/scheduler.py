@@ -347,9 +347,9 @@ class Scheduler:
         return bool(self.state.waiting_shapes) and self._answering.drifts
 
     def _decide(self, now: float, allowed: Preemption, *, spares_unworked: bool = False) -> None:
-        """Decide. If nothing but time calls for it, runs that have not got beyond their overhead are to be spared:
+        """Decide. If nothing but time calls for it, runs that have not worked for as long as they took to start are spared:
 
-        otherwise time slices that are no longer than the overhead would leave nobody ever getting anything done.
+        otherwise time slices that are hardly longer than the overhead would leave nobody ever getting anything done.
         """
         self._pending = self._is_half_done = False
         if self._answering.is_idle():
@@ -373,7 +373,7 @@ class Scheduler:
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
 
     def _unworked(self, now: float, row: int) -> bool:
-        return now <= self.state.columns.progress_from[row] > self.state.columns.started[row]
+        return now < self.state.columns.repaid[row]
 
     def _boundary_after(self, now: float) -> float:
         return end_after(self.state.origin or 0.0, now, self.settings.round)

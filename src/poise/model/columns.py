@@ -37,6 +37,7 @@ class JobColumns:
     rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
     progress_from   moment from which `rate` counts: start of the run plus the restart overhead
     held            seconds with GPUs before the current run;  started: start of the current run
+    repaid          when the current run has worked for as long as it took to start
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
     tenant_weights  by index of the tenant, as last heard of
     app             row of the first job of its app; a job that names none is an app of its own
@@ -65,6 +66,7 @@ class JobColumns:
         self.progress_from = array("d")
         self.held = array("d")
         self.started = array("d")
+        self.repaid = array("d")
         self.waiting_since = array("d")
         self.deadline = array("d")
         self.kind = array("q")
@@ -125,6 +127,7 @@ class JobColumns:
         self.began_at[row] = self.steps_done[row]
         self.started[row] = now
         self.progress_from[row] = now + overhead
+        self.repaid[row] = now + 2 * overhead
 
     def change_rate(self, row: int, now: float, rate: float) -> None:
         """The run goes on at another speed."""
@@ -188,6 +191,11 @@ class JobView:
         columns, row = self._columns, self.row
         held = columns.held[row]
         return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
+
+    @property
+    def repaid(self) -> float:
+        """When a running job has worked for as long as it took to start; to stop it before then is a waste of GPUs."""
+        return self._columns.repaid[self.row]
 
     @property
     def attained_service(self) -> float:

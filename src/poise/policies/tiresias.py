@@ -1,7 +1,8 @@
 """Discretised two-dimensional least attained service (`tiresias`; Tiresias-L of NSDI'19).
 
 A_m = g_m·t_m, attained service in GPU-seconds (or t_m in seconds with `service=seconds`).
-K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i.
+K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i, and while its run has
+not worked for as long as it took to start: or else jobs that are promoted could go on restarting for ever.
 - arrival: tail of the first queue; on reaching a limit: tail of the next queue
 - inside a queue: running jobs before waiting ones, each in order of arrival in that section; a preempted job goes to
   the head of the waiting ones, so jobs of one queue do not preempt each other once they run
@@ -63,7 +64,7 @@ class Queues:
         attained = total - previous.memory
         queue = max(previous.queue, bisect_right(self.limits, attained))
         if job.running:
-            return self._running(job.now, previous, queue, attained, speed, inside)
+            return self._running(job, previous, queue, attained, speed, inside)
         until = self._promotion(job, queue, attained / speed)
         if job.now >= until:
             return self._at_tail(job.now, 0, 0.0, total, inside)
@@ -73,8 +74,11 @@ class Queues:
             value = previous.value if stays else -job.now
         return Rank(value, queue, WAITING, 0.0, until, previous.memory)
 
-    def _running(self, now: float, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
+    def _running(self, job: JobView, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
         """The rank of a running job, which gains `speed` units of service a second."""
+        now = job.now
+        if previous.section == RUNNING and now < previous.until:
+            return previous
         if queue == previous.queue and now >= previous.until and previous.section == RUNNING:
             queue += 1  # the limit was reached just now, whatever rounding says of the service attained
         if queue > previous.queue:
@@ -82,7 +86,7 @@ class Queues:
             return self._at_tail(now, queue, attained, previous.memory, inside)._replace(until=now)
         if previous.section == RUNNING:
             return previous
-        until = now + (self.limits[queue] - attained) / speed if queue < len(self.limits) else inf
+        until = max(now + (self.limits[queue] - attained) / speed, job.repaid) if queue < len(self.limits) else inf
         return Rank(now, queue, RUNNING, 0.0, until, previous.memory)
 
     @staticmethod
