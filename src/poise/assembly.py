@@ -67,10 +67,10 @@ PRESETS = {
         "+plain",
     ),
     "tiresias": Preset(
-        "the authors' simulator: events, GPUs are counted, ties as in the list kept from the previous event",
+        "the authors' simulator: events, GPUs are counted, whole seconds, ties as in the list kept from the previous event",
         Settings(cadence=Cadence.EVENTS),
         "count",
-        "+stable",
+        "+stable+ticks",
     ),
     "themis": Preset(
         "its policy keeps leases of 10 minutes; decide at every change, tight placement", _EVENTS, "consolidate"
