@@ -10,7 +10,7 @@ of queue, then a pass through the lists from the front, in which a job runs if i
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from poise.policies.hare.schedule import Gpus, Work
@@ -103,8 +103,12 @@ class Authors:
             free -= task.gpus if fits else 0
             self.preemptions += task.running and not fits
             if task.running and not fits:
-                task.pending = Fraction(0)
+                self.stop(task)
             task.running = fits
+
+    def stop(self, task: Task) -> None:
+        """A job has to stop; it begins to wait."""
+        task.pending = Fraction(0)
 
     def add(self, task: Task) -> None:
         """A job arrives."""
@@ -188,9 +192,13 @@ class Queues(Authors):
             if task.running and task.queue < len(self.limits):
                 if task.executed * self.weigh(task) >= self.limits[task.queue]:
                     self.move(task, task.queue + 1)
-            elif self.is_promotable(task) and task.pending >= self.promote * task.executed:
+            elif self.is_promotable(task) and task.pending >= self.due(task):
                 task.executed = task.pending = Fraction(0)
                 self.move(task, 0)
+
+    def due(self, task: Task) -> Fraction:
+        """Seconds of waiting after which a job is promoted."""
+        return self.promote * task.executed
 
     def move(self, task: Task, queue: int) -> None:
         self.queues[task.queue].remove(task)
@@ -203,7 +211,34 @@ class Queues(Authors):
             queue.sort(key=lambda task: not task.running)
 
 
-def oracle(policy: str, tasks: list[Task], gpus: int) -> Outcome:
+class WholeSeconds(Queues):
+    """The same by whole seconds. Waiting counts once a job has run, and adds up until it is promoted."""
+
+    def events(self) -> list[Fraction]:
+        demotions = [
+            self.now + ceil(self.limits[task.queue] / self.weigh(task) - task.executed)
+            for task in self.active
+            if task.running and task.queue < len(self.limits)
+        ]
+        promotions = [
+            self.now + floor(self.promote * task.executed) - task.pending for task in self.active if self.is_promotable(task)
+        ]
+        return Authors.events(self) + demotions + [moment for moment in promotions if moment > self.now]
+
+    def live(self, task: Task, seconds: Fraction) -> None:
+        waited = task.pending
+        super().live(task, seconds)
+        if not task.executed:
+            task.pending = waited
+
+    def due(self, task: Task) -> Fraction:
+        return Fraction(floor(self.promote * task.executed))
+
+    def stop(self, task: Task) -> None:
+        """What it has waited before still counts."""
+
+
+def oracle(policy: str, tasks: list[Task], gpus: int, queues: type[Queues] = Queues) -> Outcome:
     """What the authors' simulator does with a policy of ours by this name."""
     name, _, arguments = policy.partition(":")
     given = dict(argument.split("=") for argument in arguments.split(",") if argument)
@@ -213,7 +248,7 @@ def oracle(policy: str, tasks: list[Task], gpus: int) -> Outcome:
         return Sorted(tasks, gpus, SORTED[name]).run()
     limits = tuple(map(Fraction, given.get("limits", "3250/7200").split("/")))
     by_seconds = given.get("service") == "seconds"
-    return Queues(
+    return queues(
         tasks, gpus, limits, Fraction(given.get("promote", "0")), lambda task: 1 if by_seconds else task.gpus
     ).run()
 

@@ -26,7 +26,7 @@ from poise.model.errors import JournalError, RequestError, UnknownNameError
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.plan import Policy
-from poise.model.workload import Allocator
+from poise.model.workload import Allocator, Filling
 from poise.placement.strategies import placement_named
 from poise.policies.catalogue import policy_named, with_combinators
 from poise.policies.packed import shares_gpus
@@ -60,15 +60,17 @@ PRESETS = {
     "none": Preset("Poise's own: decide at every change, and at rounds where time matters", Settings(), "consolidate"),
     "gavel": Preset(
         "rounds of 360 s, shares at most every 1,920 s, GPUs freed inside a round stay idle, GPUs are counted",
-        Settings(cadence=Cadence.ROUNDS, round=360.0, backfill=False, recompute=1920.0, patience=0.0),
+        Settings(
+            cadence=Cadence.ROUNDS, round=360.0, backfill=False, recompute=1920.0, patience=0.0, filling=Filling.BY_TYPE
+        ),
         "count",
         "+plain",
     ),
     "tiresias": Preset(
-        "the authors' simulator: events, GPUs are counted, ties as in the list kept from the previous event",
+        "the authors' simulator: events, GPUs are counted, whole seconds, ties as in the list kept from the previous event",
         Settings(cadence=Cadence.EVENTS),
         "count",
-        "+stable",
+        "+stable+ticks",
     ),
     "themis": Preset(
         "its policy keeps leases of 10 minutes; decide at every change, tight placement", _EVENTS, "consolidate"
@@ -140,7 +142,7 @@ def planned(policy: Policy, settings: Settings, seed: int = 0) -> Policy:
     unlucky = Unlucky.CLAIM if settings.packed_wait or settings.rack_wait else Unlucky.LEAVE_OUT
     rounds = Rounds(
         policy.answer, settings.round, settings.recompute, settings.credit, newcomers, seed + FIRST_STREAM,
-        settings.patience, unlucky,
+        settings.patience, unlucky, settings.filling,
     )  # fmt: skip
     return replace(policy, answer=rounds)
 

@@ -73,6 +73,10 @@ class NaiveJob:
         return self.attained_seconds * self.gang
 
     @property
+    def repaid(self) -> float:
+        return self.started + 2 * (self.progress_from - self.started)
+
+    @property
     def remaining_seconds(self) -> float:
         return self.steps - self.done - self.rate * (self.now - self.progress_from)
 

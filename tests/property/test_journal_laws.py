@@ -51,6 +51,7 @@ from poise.model.event import (
     NodeReturned,
     Progressed,
     Released,
+    Revealed,
     Stopped,
     Submitted,
     Synchronised,
@@ -103,6 +104,7 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Estimated: st.builds(Estimated, names, estimates),
     Colocated: st.builds(Colocated, names, names, st.lists(st.tuples(amounts, amounts), max_size=3).map(tuple)),
     Submitted: st.builds(Submitted, given_jobs, names, amounts | st.just(inf)),
+    Revealed: st.builds(Revealed, names, amounts, st.lists(amounts, max_size=3).map(tuple)),
     Carried: st.builds(
         Carried,
         given_jobs,

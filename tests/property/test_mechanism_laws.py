@@ -20,7 +20,7 @@ from poise.model.arrays import Floats
 from poise.model.plan import Policy
 from poise.model.speed import Locality
 from poise.model.topology import Topology
-from poise.model.workload import Allocation, Workload
+from poise.model.workload import Allocation, Filling, Workload
 from poise.throughput.measured import Alone, JobClass, Throughputs, Together
 from poise.traces.schema import TraceJob
 
@@ -64,7 +64,9 @@ EVEN = Throughputs.of("even", "v100", [Alone(JobClass("m"), t, 1, Locality.PACKE
 traces = st.lists(
     choices((0.0, 0.0, 0.0, 5.0, 30.0), (1, 1, 2), (7.0, 25.0, 40.0, 100.0), tuple(MODELS)), min_size=1, max_size=6
 )
-arrangements = choices(tuple(Cadence), (True, False), (0.0, 25.0), (0.0, 1.0), ("count", "consolidate"), CLUSTERS)
+arrangements = choices(
+    tuple(Cadence), (True, False), (0.0, 25.0), (0.0, 1.0), ("count", "consolidate"), CLUSTERS, tuple(Filling)
+)
 
 
 def a_trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
@@ -72,8 +74,10 @@ def a_trace(parts: list[tuple[Any, ...]]) -> list[TraceJob]:
 
 
 def played(trace: list[TraceJob], policy: str, arrangement: tuple[Any, ...]) -> Story:
-    cadence, backfill, recompute, patience, placement, cluster = arrangement
-    settings = Settings(cadence=cadence, round=ROUND, backfill=backfill, recompute=recompute, patience=patience)
+    cadence, backfill, recompute, patience, placement, cluster, filling = arrangement
+    settings = Settings(
+        cadence=cadence, round=ROUND, backfill=backfill, recompute=recompute, patience=patience, filling=filling
+    )
     table = PAIRS.flat() if placement == "count" else PAIRS
     fitting = [each for each in trace if cluster != "v100:1" or each.job.gpus == 1]
     return simulate(fitting, policy, cluster, settings=settings, placement=placement, believed=table)
@@ -220,6 +224,84 @@ def test_received_fractions_of_several_types_tend_to_shares(seed: int, patience:
         shares[np.arange(3), random.permutation(3)] += part
     off = abs(received(shares, "v100:1,p100:1,k80:1", 60, patience) - shares).max()
     assert off <= 4.0 / 60
+
+
+# Shares before leftovers
+
+
+def laid_out(seed: int, jobs: int, gpus: tuple[int, int, int]) -> Floats:
+    """Feasible shares of three types for jobs of one GPU: each has some of one or two types, some have none."""
+    random = np.random.default_rng(seed)
+    shares = random.random((jobs, 3)) * (random.random((jobs, 3)) < 0.4)
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1.0)
+    shares *= np.minimum(1.0, np.array(gpus) / np.maximum(shares.sum(axis=0), 1e-9))
+    return shares
+
+
+def on_shares(shares: Floats, gpus: tuple[int, int, int], seconds: list[float], patience: float) -> Story:
+    cluster = ",".join(f"{name}:{count}" for name, count in zip(("v100", "p100", "k80"), gpus, strict=True))
+    jobs = [a_job(str(i), seconds=each, model="m") for i, each in enumerate(seconds)]
+    fixed = Policy("fixed", Fixed(tuple(map(tuple, shares.tolist()))))
+    settings = Settings(round=ROUND, patience=patience)
+    return simulate(jobs, fixed, cluster, settings=settings, believed=EVEN, until=30 * ROUND)
+
+
+def places(story: Story, moment: float) -> dict[int, int]:
+    """GPU type of every job that runs just after this moment."""
+    types = Topology(story.cluster).type_of
+    return {int(run.job): types[run.gpus[0].node] for run in story.runs if run.began <= moment < run.ended}
+
+
+some_gpus = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+
+
+@given(seed=st.integers(0, 2**32 - 1), gpus=some_gpus, jobs=st.integers(2, 9), patience=st.sampled_from((0.0, 1.0)))
+def test_nobody_fills_up_a_type_while_a_job_with_a_share_of_it_has_no_share_where_it_is(
+    seed: int, gpus: tuple[int, int, int], jobs: int, patience: float
+) -> None:
+    shares = laid_out(seed, jobs, gpus)
+    story = on_shares(shares, gpus, [1e9] * jobs, patience)
+    for number in range(30):
+        there = places(story, (number + 0.5) * ROUND)
+        fillers = {place for job, place in there.items() if shares[job, place] == 0}
+        passed_over = [job for job in range(jobs) if job not in there or shares[job, there[job]] == 0]
+        assert not any(shares[job, place] > 0 for job in passed_over for place in fillers)
+        assert len(there) == min(jobs, sum(gpus))  # and no GPU idles beside a job that waits
+    event("somebody fills" if any(shares[j, p] == 0 for j, p in places(story, 5.0).items()) else "nobody fills")
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    gpus=some_gpus,
+    ends=st.lists(st.sampled_from((3.0, 14.0, 17.0, 26.0, 58.0, 1e9)), min_size=4, max_size=12),
+)
+def test_gpus_that_come_free_inside_a_round_go_to_those_with_a_share_of_them_first(
+    seed: int, gpus: tuple[int, int, int], ends: list[float]
+) -> None:
+    shares = laid_out(seed, len(ends), gpus)
+    story = on_shares(shares, gpus, ends, 1.0)
+    types = Topology(story.cluster).type_of
+    gone = {int(job): moment for job, moment in story.finishes.items()}
+    for now in sorted({run.began for run in story.runs if run.began % ROUND}):
+        started = {int(run.job): types[run.gpus[0].node] for run in story.runs if run.began == now}
+        there = places(story, now)
+        waits = [job for job in range(len(ends)) if job not in there and gone.get(job, now + 1) > now]
+        fills = {place for job, place in started.items() if shares[job, place] == 0}
+        passed_over = waits + [job for job, place in started.items() if shares[job, place] == 0]
+        assert not any(shares[job, place] > 0 for job in passed_over for place in fills)
+        assert not waits or len(there) == sum(gpus)
+    event("somebody starts inside a round" if any(run.began % ROUND for run in story.runs) else "nobody does")
+
+
+@pytest.mark.parametrize("policy", ["sjf", "max-min", "makespan", "finish-time"])
+def test_a_job_with_a_share_of_a_later_type_does_not_fill_up_an_earlier_one(policy: str) -> None:
+    trace = [
+        a_job("r", seconds=72_000.0, model="resnet50"),
+        a_job("a", seconds=36_000.0, model="recommendation"),  # which is faster on a K80
+    ]
+    story = simulate(trace, policy, "v100:2,k80:2", settings=Settings())
+    assert story.finishes["a"] == pytest.approx(25_754.3, abs=0.1)
+    assert story.finishes["r"] == 72_000.0
 
 
 # Starvation

@@ -5,18 +5,34 @@ tenants, over the job's life.
 """
 
 from dataclasses import replace
-from math import isnan
+from functools import partial
+from math import inf, isnan
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.builders import Story, a_job, simulate
+from tests.builders import EVENTS, Story, a_job, a_table, simulate
 
 from poise.analysis.fairness import Fairness, jain, rho
 from poise.analysis.history import History
+from poise.analysis.losses import losses
+from poise.analysis.recording import records_of
+from poise.analysis.summary import measure
+from poise.assembly import Experiment
+from poise.assembly import simulate as run
+from poise.audit.lies import Hearsay, Lie
 from poise.backends.simulator.world import Truth
-from poise.model.speed import Locality
+from poise.core.scheduler import Scheduler
+from poise.engine.journal_file import JournalReader
+from poise.model.cluster import parse_cluster
+from poise.model.event import Estimated, Finished, Revealed, Submitted
+from poise.model.job import Job
+from poise.model.journal import Entry
+from poise.model.speed import Estimate, Locality
+from poise.placement.strategies import placement_named
+from poise.policies.catalogue import policy_named
 from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import Curve, TraceJob
+from poise.traces.schema import Curve, Trace, TraceJob
 
 
 def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
@@ -122,6 +138,68 @@ def test_a_job_without_work_has_no_rho() -> None:
     found = rhos(simulate([a_job("nothing", seconds=0), a_job("something")]))
     assert isnan(found["nothing"])
     assert found["something"] == 1
+
+
+def test_a_job_of_unknown_work_has_no_rho() -> None:
+    entries = [
+        Entry(0.0, (Estimated("k", Estimate(((1.0, 1.0, 1.0),))), Submitted(Job("a", 0.0, 1), "k", inf)), ()),
+        Entry(5.0, (Finished("a", 1),), ()),
+    ]
+    history = History.of(entries, parse_cluster("gpu:1"))
+    assert np.isnan(rho(history, history.ran())).all()
+
+
+# What is true, and what is believed
+
+
+def in_steps(steps: float, name: str = "a") -> TraceJob:
+    return TraceJob(Job(name, 0.0, 1, steps=steps, model="m"))
+
+
+def test_rho_measures_with_true_speeds_whatever_is_believed() -> None:
+    """1,000 steps believed at 10 steps a second, truly 5: alone on its GPU it takes 200 s, and would in no better world."""
+    story = simulate([in_steps(1000)], cluster="v100:1", believed=a_table(m=10.0), true=a_table(m=5.0))
+    assert story.finishes == {"a": 200}
+    assert rhos(story) == {"a": 1}
+    assert rhos(story, Fairness.APP) == {"a": 1}
+
+
+def test_rho_measures_with_true_work_whatever_owners_say() -> None:
+    cluster = parse_cluster("v100:1")
+    trace = Trace("t", (in_steps(1000),))
+    lies = partial(Hearsay, lies={"a": Lie(size=4.0)})
+    experiment = Experiment(cluster, throughputs=a_table(m=10.0), hearsay=lies)
+    outcome = run(trace, experiment)
+    assert outcome.summary.worst_rho == 1
+    assert outcome.history.jobs["a"].steps == 1000
+
+
+def test_a_journal_tells_what_is_true_where_that_is_not_what_is_believed(tmp_path: Path) -> None:
+    trace = Trace("t", (in_steps(1000), in_steps(500, "b")))
+    apart = Experiment(parse_cluster("v100:1"), throughputs=a_table(m=10.0), truths=a_table(m=5.0))
+    outcome = run(trace, apart, journal=tmp_path / "journal.jsonl")
+    reader = JournalReader(tmp_path / "journal.jsonl")
+    history = History.of(reader.entries(), reader.header.cluster)
+    assert measure(history).rhos.tolist() == outcome.measured.rhos.tolist() == pytest.approx([1 / 2, 9 / 5])
+    together = replace(apart, throughputs=a_table(m=5.0))
+    assert measure(history).rhos.tolist() == run(trace, together).measured.rhos.tolist()
+    run(trace, together, journal=tmp_path / "true.jsonl")
+    assert "revealed" not in (tmp_path / "true.jsonl").read_text()
+
+
+def test_the_scheduler_does_not_look_at_what_is_true() -> None:
+    trace = [in_steps(1000), in_steps(100, "b"), in_steps(300, "c")]
+    story = simulate(trace, "srtf", "v100:1", believed=a_table(m=10.0), true=a_table(m=5.0))
+    assert story.events(Revealed)
+    scheduler = Scheduler(story.cluster, policy_named("srtf"), placement_named("count"), EVENTS)
+    for now, events, actions in story.entries:
+        assert scheduler.handle(now, [each for each in events if not isinstance(each, Revealed)]) == actions
+
+
+def test_gpu_time_that_kept_all_its_steps_is_not_lost_whatever_was_believed_of_speed() -> None:
+    story = simulate([in_steps(1000)], cluster="v100:1", believed=a_table(m=10.0), true=a_table(m=5.0))
+    found = losses(records_of(History.of(story.entries, story.cluster)))
+    assert [row[-1] for row in found.rows] == [0.0]
 
 
 # By app

@@ -38,6 +38,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.speed import Estimate
 from poise.model.tasks import Tasks
+from poise.model.workload import Filling
 
 HEADER = Header(
     trace="t.jsonl",
@@ -45,7 +46,23 @@ HEADER = Header(
     policy="tiresias:limits=3/9+stable",
     placement="best-fit",
     settings=Settings(
-        Cadence.ROUNDS, 60.0, False, 5.0, 7.0, 1, 120.0, 0.25, 2.0, 30.0, 90.0, 15.0, 2, 45.0, Retry.CAUSE, 20.0
+        Cadence.ROUNDS,
+        60.0,
+        False,
+        5.0,
+        7.0,
+        1,
+        120.0,
+        0.25,
+        2.0,
+        30.0,
+        90.0,
+        15.0,
+        2,
+        45.0,
+        Retry.CAUSE,
+        20.0,
+        Filling.LAST,
     ),
     seed=42,
 )
@@ -84,7 +101,7 @@ TEXT = """\
 {"journal":1,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
 {"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1,"recompute":120.0,\
 "credit":0.25,"patience":2.0,"packed_wait":30.0,"rack_wait":90.0,"defragment":15.0,"validation_gpus":2,\
-"validation_time":45.0,"retry":"cause","backoff":20.0},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
+"validation_time":45.0,"retry":"cause","backoff":20.0,"filling":"last"},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
 [0.0,[["estimated","k",[[[1.0,0.5,0.25],[2.0,2.0,2.0]],0.75]],["estimated","l",[[[0.0,0.0,0.0],[1e-09,1e-09,1e-09]],null]],\
 ["colocated","l","k",[[0.0,0.0],[5e-10,1.5]]],["submitted",{"id":"a","submitted":0.0,"gpus":2,"duration":10.0},"k",10.0],\
 ["submitted",{"id":"b","submitted":0.0,"gpus":64,"steps":5.0,"model":"m","weight":2.0,"priority":-1,\
@@ -179,6 +196,12 @@ def test_a_setting_that_an_older_journal_does_not_have_is_the_default(tmp_path: 
     found = reader(tmp_path, older)
     assert found.header.settings == replace(HEADER.settings, recompute=Settings().recompute, credit=Settings().credit)
     assert tuple(found.entries()) == ENTRIES
+
+
+def test_leftovers_are_filled_type_by_type_where_an_older_journal_does_not_say(tmp_path: Path) -> None:
+    older = TEXT.replace(',"filling":"last"', "")
+    assert older != TEXT
+    assert reader(tmp_path, older).header.settings == replace(HEADER.settings, filling=Filling.BY_TYPE)
 
 
 def test_what_is_read_is_of_the_same_types(tmp_path: Path) -> None:

@@ -100,3 +100,11 @@ def test_the_limit_counts_time_with_gpus_whether_work_is_done_or_not() -> None:
     how = Settings(cadence=Cadence.EVENTS, restart_overhead=4)
     jobs = [a_job("a", seconds=20), a_job("b", at=1, seconds=1)]
     assert simulate(jobs, "tiresias:limits=10", "gpu:1", settings=how).starts["b"] == 10
+
+
+def test_nobody_is_demoted_before_it_has_worked_as_long_as_it_took_to_start() -> None:
+    """A limit of 10 s, restarts of 15 s: a turn takes 30 s. Else both jobs, promoted again and again, would only restart."""
+    jobs = [a_job("a", seconds=25), a_job("b", seconds=25)]
+    how = Settings(cadence=Cadence.EVENTS, restart_overhead=15.0)
+    story = simulate(jobs, "tiresias:limits=10,promote=1", "gpu:1", settings=how)
+    assert runs(story) == [("a", 0, 30), ("b", 30, 60), ("a", 60, 85), ("b", 85, 110)]

@@ -5,7 +5,8 @@ every GPU type, in which a gang larger than the slice is served for a part of th
 
     T_m = steps_m / (Σ_j T_mj·N_j / C)  ·  max(1, g_m·N / C)            C GPUs in all
 
-N is the mean number of active jobs, or of tenants with active jobs, over the life of m.
+N is the mean number of active jobs, or of tenants with active jobs, over the life of m. steps and T are the true ones, where
+the journal tells them (`History.rates_of`).
 
 By app, all jobs of an app have its ρ: from its first submission to the end of its last job, over the time that all its work
 would take on a 1/N slice, N the mean number of active apps over the life of the app:
@@ -37,17 +38,16 @@ class Fairness(StrEnum):
 
 
 def rho(history: History, lives: Sequence[Life], fairness: Fairness = Fairness.JOB) -> Floats:
-    """ρ of these jobs, which have ended; NaN for jobs without work."""
+    """ρ of these jobs, which have ended; NaN for jobs without work, and for those of which nobody knows how much it is."""
     if fairness is Fairness.APP:
         return _rho_by_app(history, lives)
     submitted = floats(life.submitted for life in lives)
     ended = floats(life.ended for life in lives)
     gangs = floats(life.gpus for life in lives)
     slices = np.maximum(1.0, gangs * _mean_level(_active(history, fairness), submitted, ended) / history.cluster.gpus)
-    speeds = {kind: _mean_rate(history, rates) for kind, rates in history.rates.items()}
-    alone = floats(life.steps / speeds[life.kind] for life in lives) * slices
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(alone > 0, (ended - submitted) / alone, np.nan)
+        alone = floats(life.steps for life in lives) / _mean_rates(history, lives) * slices
+        return _ratio(ended - submitted, alone)
 
 
 def _rho_by_app(history: History, lives: Sequence[Life]) -> Floats:
@@ -56,13 +56,14 @@ def _rho_by_app(history: History, lives: Sequence[Life]) -> Floats:
     submitted = floats(min(life.submitted for life in members) for members in apps.values())
     ended = floats(max(_end(history, life) for life in members) for members in apps.values())
     level = _mean_level(_present(history, apps), submitted, ended)
-    speeds = {kind: _mean_rate(history, rates) for kind, rates in history.rates.items()}
-    work = [[_gpu_seconds(life, speeds[life.kind]) for life in members] for members in apps.values()]
+    work = [
+        [_gpu_seconds(life, speed) for life, speed in zip(members, _mean_rates(history, members).tolist(), strict=True)]
+        for members in apps.values()
+    ]
     gangs = [[life.gpus for life in members] for members in apps.values()]
     slices = (history.cluster.gpus / np.maximum(level, 1.0)).tolist()
     alone = floats(_alone(*each) for each in zip(work, gangs, slices, strict=True))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        by_app = np.where(alone > 0, (ended - submitted) / alone, np.nan)
+    by_app = _ratio(ended - submitted, alone)
     place = {name: index for index, name in enumerate(apps)}
     return by_app[[place[_app(life)] for life in lives]]
 
@@ -75,7 +76,7 @@ def _alone(work: Sequence[float], gangs: Sequence[int], gpus: float) -> float:
 
 def _gpu_seconds(life: Life, speed: float) -> float:
     """What a job needs on the cluster's mix of types; of a job that was given up, no more than was spent on it."""
-    needed = life.steps * life.gpus / speed if life.steps else 0.0
+    needed = life.steps * life.gpus / speed if life.steps and speed else 0.0
     return min(needed, life.gpu_seconds) if life.status is Status.CANCELLED else needed
 
 
@@ -90,11 +91,23 @@ def jain(values: Floats) -> float:
     return float(np.sum(values)) ** 2 / squares if squares else 1.0
 
 
-def _mean_rate(history: History, rates: tuple[float, ...]) -> float:
-    """Speed on the cluster's mix of types."""
+def _ratio(took: Floats, alone: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((alone > 0) & np.isfinite(alone), took / alone, np.nan)
+
+
+def _mean_rates(history: History, lives: Iterable[Life]) -> Floats:
+    """Speed of each job on the cluster's mix of types."""
     cluster = history.cluster
     counts = [cluster.gpus_of(name) for name in cluster.gpu_types]
-    return sum(rate * count for rate, count in zip(rates, counts, strict=True)) / cluster.gpus
+    known: dict[tuple[float, ...], float] = {}
+
+    def mean(rates: tuple[float, ...]) -> float:
+        if rates not in known:
+            known[rates] = sum(rate * count for rate, count in zip(rates, counts, strict=True)) / cluster.gpus
+        return known[rates]
+
+    return floats(mean(history.rates_of(life)) for life in lives)
 
 
 def _active(history: History, fairness: Fairness) -> list[tuple[float, int]]:

@@ -20,25 +20,27 @@ from poise.model.event import (
     Finished,
     NodeLost,
     NodeReturned,
+    Revealed,
     Stopped,
     Submitted,
     Synchronised,
 )
 from poise.model.job import Status
 from poise.model.journal import Entry
-from poise.model.speed import Locality
 
 
 class Life:
     """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
 
+    steps   its work: the true one where the journal tells it, else the declared one, inf if nobody knows
+    rates   true steps per second by GPU type, packed; None where the journal tells nothing but what is believed of its kind
     tasks   GPUs that compute a task for it now, as (node, bit of the slot), since when
     kept    steps of its work that the last fact about a run of its says are done;  last: its last stint, if any
     """
 
     __slots__ = (
         "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kept", "kind", "last", "least", "migrations",
-        "preemptions", "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using",
+        "preemptions", "rates", "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using",
         "waited", "weight",
     )  # fmt: skip
 
@@ -52,6 +54,7 @@ class Life:
         self.least = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
         self.kind = event.kind
         self.steps = event.steps
+        self.rates: tuple[float, ...] | None = None
         self.submitted = job.submitted
         self.started = self.ended = self.since = nan
         self.status = Status.WAITING
@@ -121,7 +124,7 @@ class History:
     cluster: Cluster
     jobs: dict[str, Life] = field(default_factory=dict)
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Steps per second, packed, a GPU type, by kind of job."""
+    """Steps per second, packed, a GPU type, by kind of job, as they are believed; `rates_of` knows better of some jobs."""
     held: list[tuple[float, int]] = field(default_factory=list)
     """(moment, change of the number of GPUs held)."""
     waiting: list[tuple[float, int]] = field(default_factory=list)
@@ -186,13 +189,20 @@ class History:
                 self._give_back(event, now)
             case Cancelled():
                 self._release(self.jobs[event.job], now, Status.CANCELLED, End.CANCELLED)
-            case Estimated():
-                self.rates[event.kind] = tuple(row[Locality.PACKED] for row in event.estimate.rates)
+            case Estimated() | Revealed():
+                self._learn(event)
             case NodeLost() | NodeReturned():
                 gpus = self.cluster.nodes[event.node].gpus
                 self.live.append((now, gpus if isinstance(event, NodeReturned) else -gpus))
             case _:
                 pass
+
+    def _learn(self, event: Estimated | Revealed) -> None:
+        if isinstance(event, Estimated):
+            self.rates[event.kind] = event.estimate.packed
+        else:
+            life = self.jobs[event.job]
+            life.steps, life.rates = event.steps, event.rates
 
     def _action(self, action: Action, now: float) -> None:
         match action:
@@ -294,6 +304,10 @@ class History:
         begun = life.last.kept if life.last else 0.0
         life.last = Stint(life.id, life.since, now, gpus, ended, cause, begun, life.kept)
         self.stints.append(life.last)
+
+    def rates_of(self, life: Life) -> tuple[float, ...]:
+        """Steps per second by GPU type, packed: the true ones where the journal tells them, else those last believed."""
+        return self.rates[life.kind] if life.rates is None else life.rates
 
     def ran(self) -> list[Life]:
         """Jobs that came to an end of their own: finished, failed or cancelled."""

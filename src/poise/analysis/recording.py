@@ -139,18 +139,18 @@ def _ideals(history: History, stints: Sequence[Stint]) -> Floats:
     type_of = Topology(history.cluster).type_of
     divided = {stint.job for stint in stints if stint.ended is End.COMPUTED}
     return floats(
-        nan if stint.job in divided else _ideal(stint, history.jobs[stint.job], history.rates, type_of) for stint in stints
+        nan if stint.job in divided else _ideal(history, stint, history.jobs[stint.job], type_of) for stint in stints
     )
 
 
-def _ideal(stint: Stint, life: Life, rates: dict[str, tuple[float, ...]], type_of: Sequence[int]) -> float:
+def _ideal(history: History, stint: Stint, life: Life, type_of: Sequence[int]) -> float:
     if stint.ended not in _KEPT:
         return nan
     steps = stint.kept - stint.begun
     if steps <= 0:  # whatever it ran on: most trials are such runs
         return 0.0
     kind = type_of[stint.gpus[0].node]
-    rate = rates[life.kind][kind]
+    rate = history.rates_of(life)[kind]
     if gpu_count(stint.gpus) != life.gpus:  # of other sizes the history knows no speed
         return nan
     if rate <= 0 or not isfinite(steps) or any(type_of[slots.node] != kind for slots in stint.gpus):

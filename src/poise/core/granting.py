@@ -43,7 +43,7 @@ class Desk:
     """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
 
     beneficiary       for a job that lost its GPUs: the job they were taken for
-    unworked          says of a job that its run has not got beyond its restart overhead; such a run is spared (None: no)
+    unworked          says of a run that it has worked for less time than it took to start; it is spared then (None: no)
     joins             jobs that are to share GPUs, each with the job that holds them
     sites             claims that insist on certain nodes;  mixes: claims for so many GPUs of each type
     computes          GPUs on which tasks are to be computed, by job

@@ -41,6 +41,7 @@ from poise.model.event import (
     NodeReturned,
     Progressed,
     Released,
+    Revealed,
     Stopped,
     Submitted,
     Synchronised,
@@ -150,7 +151,7 @@ class Scheduler:
                 self._advanced(event, now)
             case Cancelled() | Held() | Released():
                 self._wanted(event, now)
-            case Estimated() | Colocated() | Progressed():
+            case Estimated() | Colocated() | Progressed() | Revealed():
                 self._learn(event)
             case NodeLost() | NodeReturned():
                 self._node_changed(event, now)
@@ -163,13 +164,13 @@ class Scheduler:
         else:
             self._is_late = True
 
-    def _learn(self, event: Estimated | Colocated | Progressed) -> None:
-        """Take in what is known of speeds and losses; no decision is due for it."""
+    def _learn(self, event: Estimated | Colocated | Progressed | Revealed) -> None:
+        """Take in what is believed of speeds and known of losses, but not what is true; no decision is due for it."""
         if isinstance(event, Estimated):
             self.state.believe(event.kind, self.policy.perceive(event.estimate))
         elif isinstance(event, Colocated):
             self.state.believe_pair(event)
-        elif (row := self._running_row(event.job, event.epoch)) is not None:
+        elif isinstance(event, Progressed) and (row := self._running_row(event.job, event.epoch)) is not None:
             self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
     def _arrived(self, event: Submitted | Carried, now: float) -> None:
@@ -348,9 +349,9 @@ class Scheduler:
         return bool(self.state.waiting_shapes) and self._answering.drifts
 
     def _decide(self, now: float, allowed: Preemption, *, spares_unworked: bool = False) -> None:
-        """Decide. If nothing but time calls for it, runs that have not got beyond their overhead are to be spared:
+        """Decide. If nothing but time calls for it, runs that have not worked for as long as they took to start are spared:
 
-        otherwise time slices that are no longer than the overhead would leave nobody ever getting anything done.
+        otherwise time slices that are hardly longer than the overhead would leave nobody ever getting anything done.
         """
         self._pending = self._is_half_done = False
         if self._answering.is_idle():
@@ -374,7 +375,7 @@ class Scheduler:
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
 
     def _unworked(self, now: float, row: int) -> bool:
-        return now <= self.state.worked_from(row) > self.state.columns.started[row]
+        return now < self.state.columns.repaid[row]
 
     def _boundary_after(self, now: float) -> float:
         return end_after(self.state.origin or 0.0, now, self.settings.round)

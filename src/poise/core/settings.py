@@ -5,6 +5,7 @@ from enum import StrEnum
 from math import inf
 
 from poise.model.errors import RequestError
+from poise.model.workload import Filling
 
 
 class Cadence(StrEnum):
@@ -33,6 +34,7 @@ class Settings:
     credit             rounds that every job is taken to have received when shares change (Gavel: half a round)
     patience           rounds that a running job may get ahead of its share before it has to make way, with debts carried
                        along when shares change; 0: neither, as Gavel
+    filling            when GPUs that nobody with a share took go to others: after all shares, or type by type as Gavel does
     packed_wait        a waiting job insists on as few nodes as possible for this long
     rack_wait          a waiting job insists on one rack for this long
     defragment         running jobs may be moved to make room on one node, each this long after its start; 0: never
@@ -58,6 +60,7 @@ class Settings:
     validation_time: float = 300.0
     retry: Retry = Retry.COUNT
     backoff: float = 60.0
+    filling: Filling = Filling.LAST
 
     def __post_init__(self) -> None:
         if not self.round > 0:

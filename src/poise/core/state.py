@@ -328,10 +328,6 @@ class State:
         """
         return 0.0 if self.columns.tasks[row] else self._restart_overhead
 
-    def worked_from(self, row: int) -> float:
-        """The moment at which the current run of a job has got beyond its overhead."""
-        return self.columns.started[row] + self._overhead(row)
-
     def join(self, row: int, other: int, now: float) -> Waited:
         """A run begins on the GPUs of another job, which goes on beside it; returns how long the job waited.
 

@@ -8,6 +8,7 @@ without it was cut off. A moment or an amount that is infinite is written as nul
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from math import inf
 from operator import attrgetter
 from sys import float_info
@@ -23,6 +24,7 @@ from poise.model.job import Job, Yields
 from poise.model.journal import Entry
 from poise.model.speed import Estimate, Rates
 from poise.model.tasks import Tasks
+from poise.model.workload import Filling
 
 Read = TypeVar("Read")
 
@@ -52,6 +54,12 @@ _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in (*_EVENTS
 _NAMES = {kind: name for name, kind in (*_EVENTS.items(), *_ACTIONS.items())}
 _BY_TYPE = ("speeds", "prices")
 _SETTINGS = {each.name for each in fields(Settings)}
+_WAYS: dict[str, tuple[Callable[[str], StrEnum], str]] = {
+    "cadence": (Cadence, ""),
+    "retry": (Retry, Retry.COUNT),
+    "filling": (Filling, Filling.BY_TYPE),
+}
+"""Settings that name a way of doing something: how they are read, and what was done before there was a choice."""
 _JOB_DEFAULTS = {each.name: each.default for each in fields(Job)}
 _stated = attrgetter(*_JOB_DEFAULTS)
 
@@ -274,9 +282,7 @@ def header_of(document: dict[str, Any]) -> Header:
         Cluster(tuple(_node(*node) for node in document["nodes"]), *(_by_type(document.get(each, {})) for each in _BY_TYPE)),
         _text(document["policy"]),
         _text(document["placement"]),
-        Settings(
-            **{**settings, "cadence": Cadence(settings["cadence"]), "retry": Retry(settings.get("retry", Retry.COUNT))}
-        ),
+        Settings(**{**settings, **{name: read(settings.get(name, before)) for name, (read, before) in _WAYS.items()}}),
         document["seed"],
     )
 

@@ -56,6 +56,18 @@ class Served:
             self.is_served[other], self.column[other] = True, where
             self.partner[job], self.partner[other] = other, job
 
+    def take(self, units: list[Unit], gangs: list[int], room: int) -> int:
+        """Units in this order have their places as far as there is room, whoever is not served yet; says what is left."""
+        is_served = self.is_served
+        for job, other, where in units:
+            if not room:
+                break
+            if is_served[job] or gangs[job] > room or (other >= 0 and is_served[other]):
+                continue
+            room -= gangs[job]
+            self.serve(job, other, where)
+        return room
+
     def join(self, units: list[Unit], workload: Workload) -> None:
         """Of units by priority, those of a pinned job and another one: the first that can be, unless it is first alone."""
         for job, other, where in units:

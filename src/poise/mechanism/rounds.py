@@ -5,9 +5,10 @@
     priority    x_kc / received_kc: how far behind its share a unit is
 
 At the end of a round the GPU types are served one after the other: units by falling priority, then by what they were owed
-when shares last changed, take their gang if it still fits and none of their jobs has been served. Jobs without a share take
-what is left, so that no GPU idles while a job that fits waits, unless the allocation wants it to. A job that is served where
-it runs already just goes on. Inside a round nobody is stopped: GPUs that come free go to who is furthest behind.
+when shares last changed, take their gang if it still fits and none of their jobs has been served. When that is done on all
+types, jobs that got nothing take what is left, so that no GPU idles while a job that fits waits, unless the allocation wants
+it to; Gavel fills up each type in its turn (`Filling.BY_TYPE`). A job that is served where it runs already just goes on.
+Inside a round nobody is stopped: GPUs that come free go to who is furthest behind its share of them, then to others.
 
 A job that runs may get ahead by `patience` before it has to make way, so that jobs are not moved in every round for little;
 debts are then carried along when shares change. Without patience (Gavel) debts only break ties.
@@ -33,7 +34,7 @@ from poise.model.errors import SolveError
 from poise.model.grid import end_after, is_end
 from poise.model.plan import Claim, Plan, Preemption, Stops, Unfitting
 from poise.model.speed import Locality
-from poise.model.workload import Allocator, Leftover, Sight, Workload
+from poise.model.workload import Allocator, Filling, Leftover, Sight, Workload
 from poise.solve import chance
 
 TIED = 1e-6
@@ -69,6 +70,7 @@ class Rounds:
     stream: int = 0
     patience: float = 1.0
     unlucky: Unlucky = Unlucky.LEAVE_OUT
+    filling: Filling = Filling.LAST
 
     @property
     def terms(self) -> Terms:
@@ -149,7 +151,8 @@ class Rounds:
         fresh = [job for job in served.order if not (stays[job] and stays[served.partner[job] if paired[job] else job])]
         stops = workload.rows[running & ~stays].tolist()
         if standing.allocation.leftover is Leftover.FILLED:
-            fresh.sort(key=lambda job: (column[job] >= types, -workload.gang[job]))
+            fills = self._fills(standing, served)
+            fresh.sort(key=lambda job: (column[job] >= types, fills[job], -workload.gang[job]))
         else:
             fresh.sort()
         return Plan(
@@ -165,24 +168,32 @@ class Rounds:
         )
 
     def _serve(self, standing: Standing, workload: Workload, counted: Floats) -> Served:
-        """Pinned jobs where they are; then type by type, units by priority, gangs whole."""
+        """Pinned jobs where they are; then type by type, units by priority, gangs whole; then who fills what is left."""
         left = (workload.gpus if workload.free is None else workload.free).astype(np.int64).tolist()
         gangs = workload.gang.astype(np.int64).tolist()
         served = Served.first(workload)
-        is_served = served.is_served
-        for gpu_type in self._types_in_order(standing, workload):
-            room = left[gpu_type]
-            units = _queue(standing, workload, counted, gpu_type, self._may_fill(standing))
+        order, able = self._types_in_order(standing, workload), self._may_fill(standing)
+        by_type = able if self.filling is Filling.BY_TYPE else np.zeros_like(able)
+        for gpu_type in order:
+            units = _queue(standing, workload, counted, gpu_type, by_type)
             if served.hosts and len(standing.pairs.share):
                 served.join(units, workload)
-            for job, other, where in units:
-                if not room:
-                    break
-                if is_served[job] or gangs[job] > room or (other >= 0 and is_served[other]):
-                    continue
-                room -= gangs[job]
-                served.serve(job, other, where)
+            left[gpu_type] = served.take(units, gangs, left[gpu_type])
+        if self.filling is Filling.LAST and any(left) and able.any():
+            able = able & ~np.array(served.is_served)
+            for gpu_type in order:
+                fits = able & (workload.gang <= left[gpu_type])
+                if fits.any():
+                    served.take(_fillers(standing, workload, gpu_type, fits), gangs, left[gpu_type])
         return served
+
+    def _fills(self, standing: Standing, served: Served) -> NDArray[np.bool_]:
+        """Jobs that are served where they have no share, once all shares are served."""
+        if self.filling is Filling.BY_TYPE:
+            return np.zeros_like(standing.covered)
+        jobs = np.arange(len(served.column))
+        fills: NDArray[np.bool_] = (served.column >= 0) & (served.partner < 0) & (standing.share[jobs, served.column] <= 0)
+        return fills
 
     def _may_fill(self, standing: Standing) -> NDArray[np.bool_]:
         """Jobs that may take what is left over without a share in it."""
@@ -213,9 +224,12 @@ class Rounds:
         return end_after(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
 
     def _first_tie(self, standing: Standing, workload: Workload, served: Served, counted: Floats, place: int) -> float:
-        """Seconds after which one who runs on the type at this place is first as low as one who may come instead."""
+        """Seconds after which one who runs on the type at this place is first as low as one who may come instead.
+
+        That is whoever is served after it: on a later type, as one who fills, or not at all.
+        """
         rank = np.argsort(standing.order)[workload.column_type]
-        later = (served.column < 0) | (rank[served.column] > place)
+        later = (served.column < 0) | (rank[served.column] > place) | self._fills(standing, served)
         mine = np.flatnonzero(rank == place)
         wishes = np.sort((standing.share[later][:, mine] / counted[later][:, mine]).ravel())
         wishes = wishes[wishes > 0]
@@ -262,9 +276,42 @@ class Rounds:
             return ()
         best = np.where(standing.covered[jobs], priority[jobs].max(axis=1), inf)
         order = jobs[np.lexsort((jobs, -best))]
+        if self.filling is Filling.LAST:
+            order = _shares_first(standing, workload, order, priority[order], idle)
         if self.unlucky is Unlucky.LEAVE_OUT:
             order = order[_may_get(workload, order, idle)]
         return _claims_anywhere(workload, order, priority[order])
+
+
+def _shares_first(standing: Standing, workload: Workload, jobs: Ints, priority: Floats, idle: tuple[int, ...]) -> Ints:
+    """The jobs in another order: newcomers, then those whose turn it is by shares of the free GPUs, then those who fill.
+
+    As at the end of a round, its share of a type that is full does not bring a job before others on types that are not.
+    """
+    room = list(idle)
+    gang = workload.gang[jobs].astype(np.int64).tolist()
+    column_type = workload.column_type.tolist()
+    taken = dict.fromkeys(np.flatnonzero(~standing.covered[jobs]).tolist())
+    for index in taken:
+        fastest = np.argsort(-workload.speed[jobs[index]], kind="stable").tolist()
+        of = next((column_type[each] for each in fastest if gang[index] <= room[column_type[each]]), None)
+        if of is not None:
+            room[of] -= gang[index]
+    fits = workload.gang[jobs, None] <= np.array(idle)[workload.column_type]
+    wants = np.where(fits & (workload.speed[jobs] > 0), priority, 0.0)
+    who, where = np.nonzero(wants)
+    by_priority = np.lexsort((who, -wants[who, where]))
+    for index, column in zip(who[by_priority].tolist(), where[by_priority].tolist(), strict=True):
+        of = column_type[column]
+        if index not in taken and gang[index] <= room[of]:
+            room[of] -= gang[index]
+            taken[index] = None
+            if not any(room):
+                break
+    first = np.array([*taken], dtype=np.int64)
+    rest = np.ones(len(jobs), dtype=bool)
+    rest[first] = False
+    return np.concatenate((jobs[first], jobs[rest]))
 
 
 def _may_get(workload: Workload, jobs: Ints, idle: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -322,6 +369,15 @@ def _queue(standing: Standing, workload: Workload, counted: Floats, gpu_type: in
     order = np.lexsort((job, -share, -owed, -priority))
     chosen = units[:3, order].astype(np.int64)
     return list(zip(*chosen.tolist(), strict=True))
+
+
+def _fillers(standing: Standing, workload: Workload, gpu_type: int, able: NDArray[np.bool_]) -> list[Unit]:
+    """Who of these jobs fills up a type, in order: by what they are owed there, then by submission."""
+    columns = np.flatnonzero(workload.column_type == gpu_type)
+    job, place = np.nonzero(able[:, None] & (workload.speed[:, columns] > 0))
+    where = columns[place]
+    order = np.lexsort((where, job, -standing.owed[job, where]))
+    return [(job, -1, column) for job, column in zip(job[order].tolist(), where[order].tolist(), strict=True)]
 
 
 def shuffled(things: tuple[int, ...], stream: int, index: int) -> tuple[int, ...]:

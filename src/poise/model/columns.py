@@ -39,6 +39,7 @@ class JobColumns:
     counted_from    the same as if runs had no overhead;  ahead: steps that the run is then counted to have done until that
                     moment, beyond those in `steps_done`
     held            seconds with GPUs before the current run;  started: start of the current run
+    repaid          when the current run has worked for as long as it took to start
     kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
     tenant_weights  by index of the tenant, as last heard of
     app             row of the first job of its app, which is its tenant's own; a job that names none is an app of its own
@@ -69,6 +70,7 @@ class JobColumns:
         self.ahead = array("d")
         self.held = array("d")
         self.started = array("d")
+        self.repaid = array("d")
         self.waiting_since = array("d")
         self.deadline = array("d")
         self.kind = array("q")
@@ -130,6 +132,7 @@ class JobColumns:
         self.started[row] = self.counted_from[row] = now
         self.progress_from[row] = now + overhead
         self.ahead[row] = 0.0
+        self.repaid[row] = now + 2 * overhead
 
     def change_rate(self, row: int, now: float, rate: float) -> None:
         """The run goes on at another speed."""
@@ -210,6 +213,11 @@ class JobView:
         columns, row = self._columns, self.row
         held = columns.held[row]
         return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
+
+    @property
+    def repaid(self) -> float:
+        """When a running job has worked for as long as it took to start; to stop it before then is a waste of GPUs."""
+        return self._columns.repaid[self.row]
 
     @property
     def attained_service(self) -> float:

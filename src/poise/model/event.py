@@ -41,6 +41,18 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Revealed:
+    """What is true of the job that arrived just before, where it is not what is believed: for metrics, not for the core.
+
+    steps   its work;  rates: steps per second of the whole gang, packed, by GPU type
+    """
+
+    job: str
+    steps: float
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Carried:
     """A job that was submitted before this journal begins, as it stands now. Only estimates come before it.
 
@@ -181,6 +193,7 @@ Event = (
     Estimated
     | Colocated
     | Submitted
+    | Revealed
     | Carried
     | Attached
     | Finished

@@ -54,7 +54,7 @@ class Rank(NamedTuple):
     section: int = 0
     slope: float = 0.0
     until: float = math.inf
-    memory: float = 0.0
+    memory: tuple[float, ...] = ()
 
 
 def anywhere(_job: JobView) -> Locality:
@@ -75,6 +75,7 @@ class Order:
              rank's `until` has come, and once more after the decision at that moment if it still runs.
     asks     the locality that the job insists on; asked once, at submission
     memory   what the order knows of jobs that have finished; `learn` updates it and says whether ranks are now stale
+    ticking  the rank by a clock of whole seconds; None: it is the same by any clock
     """
 
     rank: Callable[[JobView, Rank | None, Any], Rank]
@@ -84,6 +85,7 @@ class Order:
     asks: Callable[[JobView], Locality] = anywhere
     memory: Any = None
     learn: Callable[[Any, JobView], tuple[Any, bool]] = nothing_learnt
+    ticking: Callable[[JobView, Rank | None, Any], Rank] | None = None
 
 
 class Stops(Enum):

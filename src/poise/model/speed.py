@@ -38,9 +38,14 @@ class Estimate:
     others: tuple[tuple[int, Rates], ...] = ()
     tasks: Tasks | None = None
 
+    @property
+    def packed(self) -> tuple[float, ...]:
+        """Steps per second of the gang by GPU type, packed."""
+        return tuple(row[Locality.PACKED] for row in self.rates)
+
     def best(self) -> float:
         """Steps per second on the fastest type, packed; 0 if it can run nowhere."""
-        return max((row[Locality.PACKED] for row in self.rates), default=0.0)
+        return max(self.packed, default=0.0)
 
     def at(self, gpus: int) -> Rates:
         """Rates with so many GPUs: of the gang, unless it is another number that the job can do with.

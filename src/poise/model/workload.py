@@ -5,7 +5,7 @@ type again with gangs spread.
 """
 
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -119,6 +119,16 @@ class Leftover(Enum):
 
     FILLED = auto()
     IDLE = auto()
+
+
+class Filling(StrEnum):
+    """When GPUs that nobody with a share took are filled: after shares are served on all types, or type by type (Gavel).
+
+    Type by type, a job that only fills up an early type is gone when the type on which it has a share has its turn.
+    """
+
+    LAST = "last"
+    BY_TYPE = "by-type"
 
 
 @dataclass(frozen=True)

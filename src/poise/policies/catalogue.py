@@ -10,7 +10,7 @@ from typing import Any
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.plan import Order, Policy
 from poise.model.workload import Allocator
-from poise.policies import agnostic, fallback, packed, partitioned, plain, stable
+from poise.policies import agnostic, fallback, packed, partitioned, plain, stable, ticks
 from poise.policies.combining import on_shares
 from poise.policies.listing import Claim, Combinator, Family, Listing, Parameter, at_least_one, text
 from poise.policies.market_listings import MARKETS
@@ -35,6 +35,7 @@ COMBINATORS: Mapping[str, Combinator] = {
     for combinator in (
         Combinator("agnostic", "takes all GPU types for equally fast", agnostic.agnostic),
         Combinator("stable", "equal ranks keep the order of the previous decision", stable.stable, to=Order),
+        Combinator("ticks", "queues change at whole seconds", ticks.ticks, to=Order),
         Combinator("packed", "two jobs may share GPUs where they were measured to gain by it", packed.packed, to=Allocator),
         Combinator(
             "partitioned",

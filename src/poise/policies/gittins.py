@@ -15,13 +15,14 @@ O(log S) a question, O(S) at a new fit, amortised O(1) a job.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
 from poise.model.arrays import Floats
 from poise.model.columns import JobView
 from poise.model.plan import Order, Preemption, Rank, Unfitting
-from poise.policies.tiresias import Queues, Service, by_skew, first_come
+from poise.policies.tiresias import Clock, Queues, Service, by_skew, first_come
 
 
 class Delta(StrEnum):
@@ -85,9 +86,8 @@ def gittins(
     samples: int = 10,
 ) -> Order:
     """Queues by attained service; highest Gittins index first inside each but the last."""
-    queues = Queues(limits, promote, Service.GPU_SECONDS)
 
-    def rank(job: JobView, previous: Rank | None, sizes: Sizes) -> Rank:
+    def rank(queues: Queues, job: JobView, previous: Rank | None, sizes: Sizes) -> Rank:
         def inside(queue: int, attained: float) -> float | None:
             if queue >= len(limits):
                 return None
@@ -97,13 +97,15 @@ def gittins(
 
         return queues.rank(job, previous, inside if len(sizes.samples) >= samples else first_come)
 
+    exact, ticking = (partial(rank, Queues(limits, promote, Service.GPU_SECONDS, clock)) for clock in Clock)
     return Order(
-        rank=rank,
+        rank=exact,
         preemption=Preemption.BY_RANK,
         unfitting=Unfitting.SKIPPED,
         asks=by_skew(packlimit),
         memory=Sizes.of(np.empty(0)),
         learn=_learn,
+        ticking=ticking,
     )
 
 

@@ -1,7 +1,8 @@
 """Discretised two-dimensional least attained service (`tiresias`; Tiresias-L of NSDI'19).
 
 A_m = g_m·t_m, attained service in GPU-seconds (or t_m in seconds with `service=seconds`).
-K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i.
+K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i, and while its run has
+not worked for as long as it took to start: or else jobs that are promoted could go on restarting for ever.
 - arrival: tail of the first queue; on reaching a limit: tail of the next queue
 - inside a queue: running jobs before waiting ones, each in order of arrival in that section; a preempted job goes to
   the head of the waiting ones, so jobs of one queue do not preempt each other once they run
@@ -14,14 +15,15 @@ The rank of a job changes only when it crosses a limit, starts or stops: no job 
 
 Deliberate differences from the authors' simulator: the moment of demotion is (L_i − A_m)/g_m from now, not a mix of
 seconds and GPU-seconds (ALGORITHMS §7.4); jobs that enter a section at one instant stand there by submission
-(`+stable` keeps the authors' list order).
+(`+stable` keeps the authors' list order); moments are what they are (`+ticks` rounds them up to whole seconds, and counts
+waiting as the authors do).
 """
 
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
+from math import ceil, floor, inf, isnan, nan
 
 from poise.model.columns import JobView
 from poise.model.plan import Order, Preemption, Rank, Unfitting
@@ -29,6 +31,13 @@ from poise.model.speed import Locality
 
 RUNNING, WAITING = 0, 1
 """Sections of a queue."""
+
+
+class Clock(StrEnum):
+    """How moments and waiting are counted: as they are, from the last run; or by whole seconds, from the first run."""
+
+    EXACT = "exact"
+    TICKS = "ticks"
 
 
 class Service(StrEnum):
@@ -48,33 +57,41 @@ def first_come(_queue: int, _attained: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """The rule of queues, shared with the Gittins variant. A rank's memory is the service at the last promotion."""
+    """The rule of queues, shared with the Gittins variant.
+
+    A rank's memory is the service at the last promotion, and the start of the first run since then, NaN before that.
+    """
 
     limits: tuple[float, ...]
     promote: float
     service: Service
+    clock: Clock = Clock.EXACT
 
     def rank(self, job: JobView, previous: Rank | None, inside: Inside = first_come) -> Rank:
         """Where the job stands now."""
         if previous is None:
-            return self._at_tail(job.now, 0, 0.0, 0.0, inside)
+            return self._at_tail(job.now, 0, 0.0, (0.0, nan), inside)
         speed = job.gang if self.service is Service.GPU_SECONDS else 1
         total = job.attained_seconds * speed
-        attained = total - previous.memory
+        promoted_at, first_run = previous.memory
+        attained = total - promoted_at
         queue = max(previous.queue, bisect_right(self.limits, attained))
         if job.running:
-            return self._running(job.now, previous, queue, attained, speed, inside)
-        until = self._promotion(job, queue, attained / speed)
+            return self._running(job, previous, queue, attained, speed, inside)
+        until = self._promotion(job, queue, attained / speed, first_run)
         if job.now >= until:
-            return self._at_tail(job.now, 0, 0.0, total, inside)
+            return self._at_tail(job.now, 0, 0.0, (total, nan), inside)
         value = inside(queue, attained)
         if value is None:
             stays = previous.section == WAITING and previous.queue == queue
             value = previous.value if stays else -job.now
         return Rank(value, queue, WAITING, 0.0, until, previous.memory)
 
-    def _running(self, now: float, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
+    def _running(self, job: JobView, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
         """The rank of a running job, which gains `speed` units of service a second."""
+        now = job.now
+        if previous.section == RUNNING and now < previous.until:
+            return previous
         if queue == previous.queue and now >= previous.until and previous.section == RUNNING:
             queue += 1  # the limit was reached just now, whatever rounding says of the service attained
         if queue > previous.queue:
@@ -82,18 +99,28 @@ class Queues:
             return self._at_tail(now, queue, attained, previous.memory, inside)._replace(until=now)
         if previous.section == RUNNING:
             return previous
-        until = now + (self.limits[queue] - attained) / speed if queue < len(self.limits) else inf
-        return Rank(now, queue, RUNNING, 0.0, until, previous.memory)
+        until = (
+            max(now + self._seconds((self.limits[queue] - attained) / speed), job.repaid)
+            if queue < len(self.limits)
+            else inf
+        )
+        promoted_at, first_run = previous.memory
+        return Rank(now, queue, RUNNING, 0.0, until, (promoted_at, now if isnan(first_run) else first_run))
+
+    def _seconds(self, span: float) -> float:
+        return float(ceil(span)) if self.clock is Clock.TICKS else span
 
     @staticmethod
-    def _at_tail(now: float, queue: int, attained: float, memory: float, inside: Inside) -> Rank:
+    def _at_tail(now: float, queue: int, attained: float, memory: tuple[float, ...], inside: Inside) -> Rank:
         value = inside(queue, attained)
         return Rank(now if value is None else value, queue, WAITING, memory=memory)
 
-    def _promotion(self, job: JobView, queue: int, ran: float) -> float:
+    def _promotion(self, job: JobView, queue: int, ran: float, first_run: float) -> float:
         """When a waiting job that has run for some seconds has waited long enough to be promoted."""
         if self.promote <= 0 or queue == 0 or ran <= 0:
             return inf
+        if self.clock is Clock.TICKS:
+            return first_run + ran + floor(self.promote * ran)
         return job.waiting_since + self.promote * ran
 
 
@@ -115,9 +142,15 @@ def tiresias(
     service: Service = Service.GPU_SECONDS,
 ) -> Order:
     """Queues by attained service; first come, first served inside each."""
-    queues = Queues(limits, promote, service)
 
-    def rank(job: JobView, previous: Rank | None, _memory: None) -> Rank:
-        return queues.rank(job, previous)
+    def by(clock: Clock) -> Callable[[JobView, Rank | None, None], Rank]:
+        queues = Queues(limits, promote, service, clock)
+        return lambda job, previous, _memory: queues.rank(job, previous)
 
-    return Order(rank=rank, preemption=Preemption.BY_RANK, unfitting=Unfitting.SKIPPED, asks=by_skew(packlimit))
+    return Order(
+        rank=by(Clock.EXACT),
+        preemption=Preemption.BY_RANK,
+        unfitting=Unfitting.SKIPPED,
+        asks=by_skew(packlimit),
+        ticking=by(Clock.TICKS),
+    )

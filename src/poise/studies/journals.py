@@ -18,7 +18,7 @@ from poise.engine.journal_file import NAME, JournalReader
 from poise.model.action import Compute, Launch
 from poise.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots
 from poise.model.errors import JournalError
-from poise.model.event import Computed, Estimated, Finished, NodeLost, NodeReturned, Submitted
+from poise.model.event import Computed, Estimated, Finished, NodeLost, NodeReturned, Revealed, Submitted
 from poise.model.journal import Entry
 from poise.model.topology import Topology
 from poise.studies.subject import Source, Subject
@@ -98,6 +98,10 @@ class Reading:
         if fact.job.id in self.history.jobs:
             raise ValueError(f"job {fact.job.id!r} is submitted a second time")
 
+    def _revealed(self, fact: Revealed, _now: float) -> None:
+        if len(fact.rates) != len(self._topology.types):
+            raise ValueError(f"{len(fact.rates)} rates of job {fact.job!r} on {len(self._topology.types)} GPU types")
+
     def _started(self, fact: Launch | Compute, _now: float) -> None:
         self._check_gpus(fact.gpus)
         life = self.history.jobs.get(fact.job)
@@ -134,6 +138,7 @@ class Reading:
 _CHECKS: dict[type, Callable[[Reading, Any, float], None]] = {
     Estimated: Reading._estimated,
     Submitted: Reading._submitted,
+    Revealed: Reading._revealed,
     Finished: Reading._finished,
     Launch: Reading._started,
     Compute: Reading._started,

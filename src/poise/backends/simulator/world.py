@@ -26,6 +26,7 @@ from poise.model.event import (
     NodeLost,
     NodeReturned,
     Progressed,
+    Revealed,
     Stopped,
     Submitted,
     Woke,
@@ -202,7 +203,10 @@ class Simulator:
                 self._tell_pairs(kind, job, facts)
         facts.append(Submitted(job, kind, steps))
         if self._truths is not self._beliefs:
+            believed = steps, estimate.packed
             _, estimate, steps = self._truths.resolve(job)
+            if believed != (steps, estimate.packed):
+                facts.append(Revealed(job.id, steps, estimate.packed))
         self._fates[job.id] = Fate(trace_job, estimate, steps, 0.0 if estimate.tasks is None else self._cold(job))
 
     def _cold(self, job: Job) -> float:
