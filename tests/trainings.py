@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.docs_runner import ROOT, blocks
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -57,3 +58,10 @@ def lightning_class(lightning: Any) -> Any:
             return torch.nn.functional.mse_loss(self.network(batch[0]), batch[1])
 
     return Module
+
+
+def block_of_the_page(word: str, *, having: str = "") -> str:
+    """The first block of the how-to page that imports from this module, and has this text."""
+    page = (ROOT / "docs" / "how-to" / "make-a-training-script-resumable.md").read_text(encoding="utf-8")
+    found = (block.text for block in blocks(page) if block.language == "text" and f"poise.worker.{word} " in block.text)
+    return next(text for text in found if having in text)

@@ -145,6 +145,10 @@ class Service:
         """A command that counts steps, each of so many seconds."""
         return self.guarded(EXAMPLES / "count_steps.py", "--steps", steps, "--seconds-per-step", seconds, "--seed", seed)
 
+    def ranks(self, steps: int, seconds: float, seed: str) -> tuple[str, ...]:
+        """A command that counts steps on several ranks, each step together."""
+        return self.guarded(WORKERS / "ranks.py", steps, seconds, seed)
+
     def held(self, steps: int, seconds: float, seed: str) -> tuple[str, ...]:
         """The same command, which counts no further than `let` says: however slow the machine is, it is not over sooner."""
         count = (EXAMPLES / "count_steps.py", "--steps", steps, "--seconds-per-step", seconds, "--seed", seed)

@@ -1,5 +1,8 @@
 """Server, runners and replicas are killed with SIGKILL at random moments while 50 jobs run: nothing is lost or done twice.
 
+Most jobs are one process; some are two or three ranks that do each step together, and must go on at the same step, each
+with its own random numbers.
+
 POISE_CRASH_KILLS and POISE_CRASH_SEED say how often, and which random numbers:
 
     POISE_CRASH_KILLS=600 POISE_CRASH_SEED=7 python -m pytest -s tests/e2e/test_crashes.py
@@ -8,11 +11,13 @@ POISE_CRASH_KILLS and POISE_CRASH_SEED say how often, and which random numbers:
 import hashlib
 import os
 import random
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 from tests.e2e.service import PATIENCE, Kind, Service, ended, until
@@ -39,6 +44,13 @@ PAUSE = 0.3
 MOST_A_JOB = 25
 """Kills of one job: in the end a job that dies again and again is given up, and on a slow machine few are there."""
 SERVER = "server"
+PEER_GONE = 70
+"""Exit code of a rank that finds another one dead; such runs are forgiven, whichever end the runner sees first."""
+
+
+def ranks_of(number: int) -> int:
+    """Processes of a job: of most jobs one, of some two or three that do each step together."""
+    return {1: 2, 5: 3}.get(number % 10, 1)
 
 
 def chain(seed: str) -> str:
@@ -46,6 +58,16 @@ def chain(seed: str) -> str:
     hashed = hashlib.sha256(seed.encode()).hexdigest()
     for step in range(STEPS):
         hashed = hashlib.sha256(f"{hashed} {step}".encode()).hexdigest()
+    return hashed
+
+
+def joint_chain(seed: str, ranks: int) -> str:
+    """What tests/e2e/workers/ranks.py prints when nothing interrupts it."""
+    draws = [random.Random(f"{seed}/{rank}") for rank in range(ranks)]
+    hashed = hashlib.sha256(seed.encode()).hexdigest()
+    for step in range(STEPS):
+        drawn = " ".join(f"{step} {draw.getrandbits(32)}" for draw in draws)
+        hashed = hashlib.sha256(f"{hashed} {drawn}".encode()).hexdigest()
     return hashed
 
 
@@ -82,34 +104,54 @@ class Havoc:
             self._by_job[victim.job] += 1
 
 
-def submit_all(service: Service, client: Client, havoc: Havoc) -> dict[str, str]:
-    """All jobs, each with a submission of its own, spread over the kills; the seed by job."""
-    seeds = {}
+def submit_all(service: Service, client: Client, havoc: Havoc) -> dict[str, int]:
+    """All jobs, each with a submission of its own, spread over the kills; the number by job."""
+    numbers = {}
     for number in range(JOBS):
         due = max(0, number - FIRST) * (KILLS - LAST) // (JOBS - FIRST)
         until(lambda due=due: havoc.idle or havoc.counts.total() >= due, "the kills have stopped", PATIENCE + KILLS)  # type: ignore[misc]
         job = client.submit(
-            command=service.counting(STEPS, SECONDS, f"seed-{number}"),
-            name=f"count-{number}",
-            gpus=2 if number % 4 == 0 else 1,
-            checkpoint={"every": 0.2, "deadline": 20.0},
+            name=f"count-{number}", checkpoint={"every": 0.2, "deadline": 20.0}, **fields_of(service, number)
         )
-        seeds[job.id] = f"seed-{number}"
-    return seeds
+        numbers[job.id] = number
+    return numbers
 
 
-def check_work(client: Client, seeds: dict[str, str]) -> dict[str, JobDetail]:
+def fields_of(service: Service, number: int) -> dict[str, Any]:
+    """What a job runs, and on how many GPUs."""
+    seed, ranks = f"seed-{number}", ranks_of(number)
+    if ranks == 1:
+        return {"command": service.counting(STEPS, SECONDS, seed), "gpus": 2 if number % 4 == 0 else 1}
+    command, retry = service.ranks(STEPS, SECONDS, seed), {"exit_codes": [PEER_GONE]}
+    return {"command": command, "gpus": ranks, "replicas": "gpu", "retry": retry}
+
+
+def check_work(client: Client, numbers: dict[str, int]) -> dict[str, JobDetail]:
     """Every job has done every step once: the hash says so, and so do its runs, each of which begins where one ended."""
     details = {}
-    for job, seed in seeds.items():
+    for job, number in numbers.items():
         detail = details[job] = ended(client, job)
-        printed = {line for line in client.log(job).splitlines() if len(line) == 64 and " " not in line}
-        assert printed == {chain(seed)}, f"job {job}"
+        ranks = ranks_of(number)
+        logs = [client.log(job, replica=rank) for rank in range(ranks)]
+        want = chain(f"seed-{number}") if ranks == 1 else joint_chain(f"seed-{number}", ranks)
+        assert [set(re.findall("^[0-9a-f]{64}$", log, re.MULTILINE)) for log in logs] == [{want}] * ranks, f"job {job}"
         kept = [run.kept for run in detail.runs if run.kept is not None]
         assert kept == sorted(kept), detail
         assert kept[-1] == detail.steps == STEPS
         check_runs(detail)
+        check_ranks(detail, logs)
     return details
+
+
+def check_ranks(detail: JobDetail, logs: Sequence[str]) -> None:
+    """All ranks of a run that came to begin have begun at the same step, which is where the run before it ended."""
+    begun = {run.epoch: run.begun for run in detail.runs}
+    for log in logs:
+        assert "AssertionError" not in log, log
+        for text in log.split("--- run ")[1:]:
+            epoch, steps = int(text.split()[0]), re.findall("^begins at step ([0-9]+)$", text, re.MULTILINE)
+            if epoch in begun:  # of a job with bad luck the last ones are told
+                assert [float(step) for step in steps] in ([], [begun[epoch]]), detail
 
 
 def check_runs(detail: JobDetail) -> None:
@@ -179,11 +221,11 @@ def test_processes_killed_at_random_lose_nothing_and_do_nothing_twice(a_service:
             submitting = pool.submit(submit_all, service, service.client(), havoc)
             until(service.processes, "no job has begun")
             havoc.rage(KILLS)
-            seeds = submitting.result()
+            numbers = submitting.result()
         raged = monotonic() - began
-        details = check_work(client, seeds)
+        details = check_work(client, numbers)
         page = client.queue(states=list(State), limit=500)
-        assert (page.total, {row.id for row in page.jobs}) == (JOBS, set(seeds))
+        assert (page.total, {row.id for row in page.jobs}) == (JOBS, set(numbers))
         check_quiet(service)
         service.kill()
         check_journal(service, details)

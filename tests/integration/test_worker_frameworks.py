@@ -1,13 +1,13 @@
 """Trainings with PyTorch, Lightning and the Hugging Face Trainer end with the same weights, interrupted or not."""
 
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docs_runner import ROOT, blocks
-from tests.trainings import data, huggingface_model, lightning_class, network, rows, weights
+from tests.trainings import block_of_the_page, data, huggingface_model, lightning_class, network, rows, weights
 
 from poise.worker import WorkerError, attach
 from poise.worker.testing import preempting
@@ -164,6 +164,26 @@ def test_worker_state_refuses_a_checkpoint_of_other_parts(tmp_path: Path) -> Non
         State(network=network()).load(str(tmp_path / "one"))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_state_reads_the_tensors_of_the_first_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    from poise.worker.pytorch import State
+
+    model, path = network(), str(tmp_path / "step-1")
+    generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    want = float(torch.rand(1))
+    torch.save({"parts": {"model": model.state_dict()}, "random": generators}, path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    drawn = []
+    for _ in range(2):
+        State(model=model).load(path)
+        drawn.append(float(torch.rand(1)))
+    assert drawn[0] == drawn[1]
+    assert (drawn[0] == want) == (rank == 0)
+
+
 def test_worker_batches_of_all_ranks_are_the_batch_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from poise.worker.pytorch import Batches
 
@@ -213,12 +233,6 @@ def _said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("poise: ")]
 
 
-def _block_of_the_page(word: str) -> str:
-    """The first block of the how-to page that imports from this module."""
-    page = (ROOT / "docs" / "how-to" / "make-a-training-script-resumable.md").read_text(encoding="utf-8")
-    return next(block.text for block in blocks(page) if block.language == "text" and f"poise.worker.{word} " in block.text)
-
-
 def _names() -> dict[str, Any]:
     """What the blocks of the page take as given."""
     model, samples = network(), data()
@@ -231,7 +245,7 @@ def _names() -> dict[str, Any]:
 def test_worker_page_shows_a_pytorch_script_that_runs() -> None:
     names = _names()
     before = weights(names["model"])
-    exec(_block_of_the_page("pytorch"), names)
+    exec(block_of_the_page("pytorch"), names)
     assert weights(names["model"]) != before
 
 
@@ -241,7 +255,7 @@ def test_worker_page_shows_a_lightning_script_that_runs() -> None:
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
         names = {**_names(), "module": _lightning_module(lightning)}
-        exec(_block_of_the_page("lightning"), names)
+        exec(block_of_the_page("lightning"), names)
     assert names["trainer"].global_step == 10
 
 
@@ -252,5 +266,5 @@ def test_worker_page_shows_a_huggingface_script_that_runs(tmp_path: Path) -> Non
         pytest.importorskip("transformers", reason="transformers is not installed")
         pytest.importorskip("accelerate", reason="accelerate is not installed")
         names = {**_names(), "model": huggingface_model(), "rows": rows(), "output_dir": str(tmp_path)}
-        exec(_block_of_the_page("huggingface"), names)
+        exec(block_of_the_page("huggingface"), names)
     assert names["trainer"].state.global_step == 10

@@ -288,6 +288,7 @@ def test_checkpoint_that_ranks_cannot_load_ends_the_run_and_the_next_takes_the_o
 
 
 def _ranks(count: int, monkeypatch: pytest.MonkeyPatch, **more: object) -> list[tuple[Training, Iterator[int]]]:
+    monkeypatch.setattr("poise.worker.ranks.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
     monkeypatch.setenv("WORLD_SIZE", str(count))
     found = []
     for rank in range(count):
@@ -319,17 +320,18 @@ def test_ranks_stop_at_the_same_step_whoever_comes_first(run: Run, monkeypatch: 
     assert codes == [YIELDED] * 3
     assert [training.done for training, _ in ranks] == [list(range(5))] * 3
     assert run.says("stop.json") == {"version": 1, "step": 5}
-    assert run.saved() == ["step-5"]
+    assert run.saved() == ["ranks-5.json", "step-5"]
 
 
 def test_rank_0_alone_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     second = _ranks(2, monkeypatch, checkpoint_every=1e-9)[1]
     assert list(second[1]) == list(range(10))
-    assert sorted(os.listdir(run.folder)) == ["lease.json"]
+    assert sorted(os.listdir(run.folder)) == ["lease.json", "rank-1.json"]
     assert not run.checkpoints.exists()
 
 
 def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.worker.ranks.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
     monkeypatch.setenv("WORLD_SIZE", "2")
     asked: list[tuple[int, int, str]] = []
     leases = []
@@ -349,6 +351,13 @@ def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Ru
                 lease.checkpoint(step, save)  # once more on all ranks or on none: they wait for each other
     assert asked == [(step, rank, f"saving-{step}") for step in (2, 4) for rank in (0, 1)]
     assert {"step-2", "step-4"} <= set(run.saved())
+
+
+def test_checkpoints_in_pieces_that_ranks_cannot_agree_on_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 alone would come to `save`, and wait there for the others."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WorkerError, match="outside Poise, ranks that all write cannot agree on a step"):
+        attach(checkpoint_dir="kept", checkpoint_every=600, writers=Writers.ALL)
 
 
 def test_script_without_save_begins_at_0_and_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 Other names there:
 
+    ranks-<n>.json   what each of several ranks has of its own at that step (ranks.py); there before `step-<n>` has its name
     saving-<n>       being written, or left by a process that died while writing
     removing-<n>     an old one on its way out
     bad-step-<n>     could not be loaded when the one before it could; kept for its owner to look at, until the next such one
@@ -16,6 +17,7 @@ KEPT = 2
 """Complete checkpoints that are kept: the newest, and the one before it in case that cannot be loaded."""
 
 _COMPLETE = re.compile(r"step-([0-9]{1,18})")
+_RANKS = re.compile(r"ranks-([0-9]{1,18})\.json")
 
 
 class Checkpoints:
@@ -32,6 +34,14 @@ class Checkpoints:
         """Where it is as long as it is being written. Not a hidden file: torch.save takes none."""
         return os.path.join(self._folder, f"saving-{step}")
 
+    def ranks(self, step: int) -> bytes | None:
+        """What the ranks have of their own at that step; None: nothing was kept, or it cannot be read."""
+        try:
+            with open(self._ranks_path(step), "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
     def complete(self) -> list[int]:
         """Steps of the complete checkpoints, newest first."""
         try:
@@ -43,10 +53,11 @@ class Checkpoints:
         found = (int(match[1]) for match in matches if match and match[1] == str(int(match[1])))
         return sorted(found, reverse=True)
 
-    def write(self, step: int, save: Callable[[str], object]) -> None:
+    def write(self, step: int, save: Callable[[str], object], ranks: Callable[[], bytes | None] = lambda: None) -> None:
         """Have `save(path)` write one. It counts from one instant on, survives a power failure, and replaces older ones.
 
-        Whatever goes wrong comes out, nothing is left of this one then, and older ones are untouched.
+        `ranks` is asked after that for what is to be kept beside it, for `self.ranks`; None: nothing is. Whatever goes wrong
+        comes out, nothing is left of this one then, and older ones are untouched.
         """
         os.makedirs(self._folder, exist_ok=True)
         part = self.part(step)
@@ -54,10 +65,12 @@ class Checkpoints:
             save(part)
             _require(part)
             _flush_tree(part)
+            self._write_ranks(step, ranks())
             os.rename(part, self.path(step))
         except BaseException:
             with suppress(OSError):
                 _remove(part)
+                _remove(self._ranks_path(step))
             raise
         _flush(self._folder)
         for old in self.complete()[KEPT:]:
@@ -81,6 +94,25 @@ class Checkpoints:
         """Remove what processes that died have left half-written, as far as possible."""
         with suppress(OSError):
             self._remove_all("saving-", "removing-")
+            kept = set(self.complete())
+            for match in filter(None, map(_RANKS.fullmatch, os.listdir(self._folder))):
+                if int(match[1]) not in kept:
+                    _remove(os.path.join(self._folder, match[0]))
+
+    def _ranks_path(self, step: int) -> str:
+        return os.path.join(self._folder, f"ranks-{step}.json")
+
+    def _write_ranks(self, step: int, text: bytes | None) -> None:
+        path = self._ranks_path(step)
+        if text is None:
+            _remove(path)  # of a run with more ranks that came to this step too, and died before it was complete
+            return
+        part = os.path.join(self._folder, f"saving-ranks-{step}")
+        with open(part, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(part, path)
 
     def _remove_all(self, *beginnings: str, but: str | None = None) -> None:
         for name in os.listdir(self._folder):
@@ -95,6 +127,7 @@ class Checkpoints:
             _remove(going)
             os.rename(self.path(step), going)
             _remove(going)
+            _remove(self._ranks_path(step))
 
 
 def _require(path: str) -> None:

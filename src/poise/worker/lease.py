@@ -35,6 +35,7 @@ from poise.worker.protocol import (
     surroundings,
     tell_failure,
 )
+from poise.worker.ranks import Ranks
 from poise.worker.sharing import share
 
 Use = Callable[[str], object]
@@ -89,6 +90,8 @@ def attach(
         found = found._replace(checkpoint_dir=os.fspath(checkpoint_dir))
     if found.checkpoint_every is None:
         found = found._replace(checkpoint_every=checkpoint_every)
+    if writers is Writers.ALL and found.run_dir is None and found.world_size > 1 and found.checkpoint_every is not None:
+        raise WorkerError("attach: checkpoint_every: outside Poise, ranks that all write cannot agree on a step")
     return Lease(found, save, load, writers)
 
 
@@ -103,6 +106,7 @@ class Lease:
         self._where, self._writers = where, writers
         self._save, self._load = save, load
         self._checkpoints = None if where.checkpoint_dir is None else Checkpoints(where.checkpoint_dir)
+        self._ranks = Ranks(where)
         self._progress = Progress(where.run_dir if where.rank == 0 else None)
         self._lease = Watched(where.run_dir, LEASE)
         self._stop, self._saving = Appointment(where, STOP), Appointment(where, SAVE)
@@ -182,12 +186,20 @@ class Lease:
             return None
         return next((self._checkpoints.path(step) for step in self._checkpoints.complete()), None)
 
+    def restore_generators(self, step: int) -> bool:
+        """Have this rank's random generators go on as in the checkpoint of `step` steps; whether that has them.
+
+        Checkpoints of several ranks inside Poise have those of each. A rank that was not there gets a stream of its own.
+        """
+        return self._checkpoints is not None and self._ranks.restore(self._checkpoints.ranks(step), step)
+
     def begin(self, step: int, total: int | None) -> None:
         """The first step of this run begins, with `step` done before. total: steps in all, to be shown; None: not known."""
         self._require_only_loop()
         self._first, self._kept = step, step
         if self._checkpoints is not None:
             self._progress.checkpoint = step
+            self._ranks.begin()
             if self.rank == 0:
                 self._checkpoints.sweep()
         if self._where.run_dir is not None and _in_main_thread():
@@ -256,6 +268,7 @@ class Lease:
             if step == self._tried:
                 return
             self._tried = step
+        self._ranks.tell(step)  # before `save`, which may draw random numbers
         if self.rank == 0:
             self._write_here(self._checkpoints, step, save)
         elif self._writers is Writers.ALL:
@@ -264,7 +277,7 @@ class Lease:
     def _write_here(self, checkpoints: Checkpoints, step: int, save: Use) -> None:
         began = monotonic()
         try:
-            checkpoints.write(step, save)
+            checkpoints.write(step, save, lambda: self._ranks.gathered(step))
             self._kept = self._progress.checkpoint = step
         finally:
             self._last_save = monotonic()
@@ -287,6 +300,7 @@ class Lease:
             else:
                 for unusable in steps[:place]:
                     self._checkpoints.set_aside(unusable)
+                self.restore_generators(step)
                 return step
         if steps:
             self._fail(f"none of the checkpoints can be loaded (of {', '.join(map(str, steps))} steps)")

@@ -19,9 +19,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from poise.worker.generators import generators
 from poise.worker.lease import Wish, Writers, attach
 from poise.worker.protocol import WorkerError, say
-from poise.worker.pytorch import random_state, restore_random
+from poise.worker.pytorch import restore_random
 
 # Not a plain import: it is under either name, and types are to be the same whether or not it is installed.
 _CALLBACK: Any = import_module("lightning.pytorch" if find_spec("lightning") else "pytorch_lightning").Callback
@@ -51,7 +52,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning does not keep: generators of random numbers, metrics, and whether an epoch begins."""
-        return {"random": random_state(), "metrics": self._metrics, "between epochs": self._is_between_epochs}
+        return {"random": generators(), "metrics": self._metrics, "between epochs": self._is_between_epochs}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Generators are set when training begins: what is set up until then draws numbers too."""
@@ -66,8 +67,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         size, wanted = trainer.world_size, self._lease.world_size
         if "POISE_RUN_DIR" in os.environ and size != wanted:
             say(f"Lightning trains with a world size of {size}, and the job has WORLD_SIZE={wanted}: {_REMEDY}")
-        if self._random is not None:
-            restore_random(self._random, self._lease.rank)
+        self._restore_random(trainer)
         trainer.callback_metrics.update(self._metrics)
         self._last = trainer.global_step
         self._lease.begin(self._last, _total(trainer, pl_module))
@@ -123,7 +123,11 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         progress = trainer.fit_loop.epoch_progress
         for count in (progress.total, progress.current):
             count.ready = count.completed + 1  # it counts this epoch once or twice, depending on its version
-        if self._random is not None:
+        self._restore_random(trainer)
+
+    def _restore_random(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
+        # Lightning's own checkpoint has what rank 0 knows. A checkpoint of the lease has the generators of each rank.
+        if self._random is not None and not self._lease.restore_generators(trainer.global_step):
             restore_random(self._random, self._lease.rank)
 
 

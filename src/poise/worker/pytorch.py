@@ -10,15 +10,13 @@ for step in lease.steps(10_000):
     ...
 """
 
-import hashlib
 import os
-import random
-import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol
 
+from poise.worker import generators
 from poise.worker.protocol import surroundings
 from poise.worker.sharing import share
 
@@ -40,7 +38,8 @@ class State:
     """The state of a training: of named parts, and of the random generators of torch, Python and numpy.
 
     Give the model itself, not what DistributedDataParallel makes of it, so that the number of ranks may change. Generators
-    are those of rank 0; the other ranks get streams of their own that follow from them.
+    are those of rank 0. Inside Poise the lease keeps those of the other ranks as well; elsewhere these get streams of their
+    own that follow from rank 0's.
     """
 
     def __init__(self, **parts: Stateful) -> None:
@@ -49,7 +48,7 @@ class State:
     def save(self, path: str) -> None:
         """Write it to a new file."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        torch.save({"parts": parts, "random": random_state()}, path)
+        torch.save({"parts": parts, "random": generators.generators()}, path)
 
     def load(self, path: str) -> None:
         """Read it. The parts must be those that were saved."""
@@ -91,6 +90,7 @@ class Batches:
         self._size, self._seed = batch_size, seed
         self._next = 0
         where = surroundings(os.environ)
+        self._rank = where.rank
         mine = share(batch_size, where.rank, (1.0,) * where.world_size)
         self._mine = slice(mine.start, mine.stop)
 
@@ -113,48 +113,31 @@ class Batches:
     def _loader(self, steps: range) -> Any:  # noqa: ANN401  torch's
         batches = (batch_at(step, samples=len(self._data), batch_size=self._size, seed=self._seed) for step in steps)
         rows = [batch[self._mine].tolist() for batch in batches]
-        # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training.
-        generator = torch.Generator().manual_seed(_number(f"{self._seed}/{steps.start}/workers"))
+        # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training. By
+        # rank, since workers of different ranks that draw the same numbers would change different samples in the same way.
+        seed = generators.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
+        generator = torch.Generator().manual_seed(seed)
         return torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more)
 
 
 @lru_cache(maxsize=2)
 def _order(samples: int, seed: int, epoch: int) -> Any:  # noqa: ANN401  torch.Tensor
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(_number(f"{seed}/{epoch}")))
-
-
-def _number(text: str) -> int:
-    """A seed that follows from a text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def random_state() -> dict[str, Any]:
-    """The state of the generators of torch, Python and, where it is in use, numpy."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if numpy := sys.modules.get("numpy"):  # whoever has not imported it has not used its generator
-        kind, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (kind, keys.tolist(), *rest)  # plain values: Lightning refuses to load others
-    return state
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(generators.number(f"{seed}/{epoch}")))
 
 
 def restore_random(state: Mapping[str, Any], rank: int) -> None:
     """Go on with these generators on rank 0; the other ranks get streams of their own that follow from them."""
+    if not isinstance(state["torch"], str):
+        state = _plain(state)
     if rank:
-        return _seed_apart(state["torch"], rank)
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    if "cuda" in state and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state:
-        import_module("numpy").random.set_state(state["numpy"])
-    return None
+        generators.seed(f"{state['torch']}/{rank}")
+    else:
+        generators.restore(state)
 
 
-def _seed_apart(state: Any, rank: int) -> None:  # noqa: ANN401  torch.Tensor
-    seed = _number(f"{state.tolist()}/{rank}") >> 31  # numpy takes 32 bits
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed)
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the tensors of a checkpoint that has them, as the first ones had, into plain values."""
+    plain = {**state, "torch": generators.text_of(state["torch"])}
+    if "cuda" in state:
+        plain.update(cuda=[generators.text_of(each) for each in state["cuda"]], device=0)
+    return plain

@@ -1,6 +1,7 @@
 """Runs a script while it holds the locks of its job and of its GPUs: `python guarded.py FOLDER SCRIPT [WORD]...`.
 
-Whoever finds one taken writes that down in FOLDER/violations: two runs of a job, or two jobs on a GPU, were there at once.
+Of several ranks each holds those of its rank and of its own GPU. Whoever finds one taken writes that down in
+FOLDER/violations: two runs of a job, or two jobs on a GPU, were there at once.
 """
 
 import fcntl
@@ -10,7 +11,10 @@ import sys
 
 folder, script = sys.argv[1:3]
 run = os.environ["POISE_RUN"]
-names = [f"job-{os.environ['POISE_JOB']}", *(f"gpu-{each}" for each in os.environ["CUDA_VISIBLE_DEVICES"].split(","))]
+gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+if int(os.environ["LOCAL_WORLD_SIZE"]) > 1:  # a process for each GPU
+    gpus = [gpus[int(os.environ["LOCAL_RANK"])]]
+names = [f"job-{os.environ['POISE_JOB']}-{os.environ['RANK']}", *(f"gpu-{each}" for each in gpus)]
 for name in names:
     handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
     try:
