@@ -1,4 +1,4 @@
-"""Hypothesis profiles, by the environment variable POISE_HYPOTHESIS.
+"""Hypothesis profiles, by the environment variable POISE_HYPOTHESIS; and a shell without a virtual environment.
 
 check   the default: few examples, the same ones every time
 quick   several hundred random examples, reported as found, without making them smaller first
@@ -6,7 +6,9 @@ long    many random examples
 """
 
 import os
+import sys
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
@@ -17,3 +19,12 @@ settings.register_profile(
 )
 settings.register_profile("quick", settings.get_profile("long"), max_examples=300, phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("POISE_HYPOTHESIS", "check"))
+
+
+@pytest.fixture
+def no_venv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are submitted from a shell in which no virtual environment is active, whatever the tests run in."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)

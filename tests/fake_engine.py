@@ -17,6 +17,7 @@ from poise.policies.catalogue import policy_named
 from poise.server.accounts import Accounts
 from poise.server.api import Conditions, create_app
 from poise.server.seam import Fault, RefusedError
+from poise.wire.notes import notes_on
 from poise.wire.request import Request, Submission
 from poise.wire.views import (
     Account,
@@ -80,7 +81,7 @@ class FakeEngine:
             for job, request in zip(ids, submission.jobs, strict=True):
                 self.jobs[job] = Kept(request.tenant or by.tenant, request)
                 self._happens("submitted", job, by)
-        return _done(Submitted(jobs=tuple(ids)))
+        return _done(Submitted(jobs=tuple(ids), notes=notes_on(submission.jobs)))
 
     def cancel(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.CANCELLED)
@@ -105,7 +106,16 @@ class FakeEngine:
     def owner(self, job: str) -> str:
         return self._of(job).tenant
 
-    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+    def queue(
+        self,
+        *,
+        states: frozenset[State],
+        tenant: str | None,
+        app: str | None,
+        limit: int,
+        offset: int,
+        name: str | None = None,
+    ) -> Queue:
         self._may_fail()
         kept = {
             job: each
@@ -113,6 +123,7 @@ class FakeEngine:
             if (each.state in states if states else not each.state.is_final)
             and tenant in {None, each.tenant}
             and app in {None, each.request.app}
+            and name in {None, each.request.name or job}
         }
         counts = dict(Counter(each.state.value for each in kept.values()))
         names = list(kept)[offset : offset + limit]
@@ -156,6 +167,8 @@ class FakeEngine:
         return Shares(tenants=tuple(_share(tenant, self.weights.get(tenant, 1.0)) for tenant in tenants))
 
     def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+        if job is not None:
+            self.owner(job)
         first = max(0, len(self.happened) + after) if after < 0 else after
         found = [each for each in self.happened[first:] if job in {None, each.job} and tenant in {None, each.tenant}][:limit]
         return Events(events=tuple(found), next=found[-1].number if found else first)

@@ -34,7 +34,7 @@ class Bridge(httpx.BaseTransport):
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Api:
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_venv: None) -> Api:
     """A service with job-0 of tenant mine and job-1 of tenant theirs; commands talk to it as its admin."""
     made = an_api(tmp_path, Conditions(log=Logbook(io.StringIO())))
     as_role(made, monkeypatch, "admin")
@@ -169,7 +169,16 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["typo.yaml"], "typo.yaml:2: unknown key 'gups'; did you mean gpus?"),
         (["-g", "two", "--", "x"], "--gpus: expected a number of GPUs such as 4, or 1..4 for an elastic job, got 'two'"),
         (["-g", "0", "--", "x"], "gpus: expected at least 1, got 0"),
-        (["--env", "A", "--", "x"], "--env: expected NAME=VALUE, got 'A'"),
+        (["--env", "A-1", "--", "x"], "--env: expected NAME=VALUE, or the NAME of a variable of this shell, got 'A-1'"),
+        (["--env", "NO_SUCH", "--", "x"], "--env: NO_SUCH is not set in this shell; write --env NO_SUCH=VALUE, or export it "
+                                          "first"),
+        (["--env-file", "none.env", "--", "x"], "none.env: No such file or directory"),
+        (["--venv", "a", "--no-venv", "--", "x"], "--venv and --no-venv do not go together; leave one of them out"),
+        (["--json", "-q", "--", "x"], "--json and --id-only are two forms of one answer; leave one of them out"),
+        (["--follow", "-q", "--", "x"], "--follow prints what the job prints; leave --json and --id-only out, or take "
+                                        "--wait"),
+        (["--follow", "--array", "2", "--", "x"], "--follow prints one log, and these are 2 jobs; take --wait, or `poise "
+                                                        "logs -f` of one"),
         (["--sweep", "A=1", "--sweep", "A=2", "--", "x"], "--sweep: A is there twice; write all its values with commas"),
         (["--sweep", "A", "--", "x"], "--sweep: expected NAME=V1,V2,..., got 'A'"),
         (["--array", "0", "--", "x"], "--array: expected at least 1 job, got 0"),
@@ -260,13 +269,101 @@ def test_show_and_why_tell_of_one_job(api: Api) -> None:
     assert poise("why", "job-0", "--json").json["reason"]["code"] == "capacity"
 
 
-@pytest.mark.parametrize("verb", ["show", "why", "logs", "cancel", "hold", "release"])
+OF_A_JOB = ["show", "why", "logs", "cancel", "hold", "release", "wait"]
+"""Verbs that are given a job."""
+
+
+@pytest.mark.parametrize("verb", OF_A_JOB)
 def test_a_job_that_is_not_there_gets_the_nearest_that_are(verb: str, api: Api) -> None:
-    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="resnet50"))
     assert poise(verb, "job-9").refusal == "there is no job 'job-9'; did you mean job-1 or job-0?"
-    assert poise(verb, "resnet50").refusal == "there is no job 'resnet50'; did you mean a17?"
     assert poise(verb, "zzz").refusal == "there is no job 'zzz'; `poise queue` lists those that there are"
     assert "is no name of a job" in poise(verb, "../x").refusal
+
+
+@pytest.mark.parametrize("verb", OF_A_JOB)
+def test_a_job_may_be_given_by_its_name_if_no_other_is_called_so(verb: str, api: Api) -> None:
+    done = State.SUCCEEDED if verb == "wait" else State.PENDING
+    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="resnet50"), done)
+    assert poise(verb, "resnet50").out == poise(verb, "a17").out != ""
+    api.engine.jobs["a18"] = Kept("mine", Request(command=("x",), name="resnet50"), State.FAILED)
+    said = poise(verb, "resnet50").refusal
+    assert (
+        said == f"several jobs are called 'resnet50': a17 ({api.engine.jobs['a17'].state}), a18 (FAILED); give the id of one"
+    )
+
+
+def test_what_happened_to_a_job_is_told_by_its_name_as_well(api: Api) -> None:
+    assert poise("submit", "-n", "resnet50", "--", "x").code == 0
+    assert poise("events", "--job", "resnet50").out == poise("events", "--job", "job-2").out != ""
+
+
+def test_an_id_is_never_taken_for_a_name(api: Api) -> None:
+    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="job-0"))
+    assert poise("cancel", "job-0").out == "job-0 CANCELLED\n"
+    assert api.engine.jobs["a17"].state is State.PENDING
+
+
+def test_variables_come_from_files_then_options_and_from_the_shell(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "s3")
+    (tmp_path / "job.yaml").write_text("run: x ${B}\nenv: {A: file, B: file, C: file, D: file}\n")
+    (tmp_path / "one.env").write_text("B=one\nC=one\nD=one\n")
+    (tmp_path / "two.env").write_text("C=two\nD=two\n")
+    words = ("--env-file", "one.env", "--env-file", "two.env", "--env", "D=option", "--env", "SECRET")
+    assert poise("submit", "job.yaml", *words).code == 0
+    got = kept(api, "job-2")
+    assert got.env == {"A": "file", "B": "one", "C": "two", "D": "option", "SECRET": "s3"}
+    assert got.command == ("x", "one")
+
+
+def test_ids_alone_are_one_a_line(api: Api) -> None:
+    said = poise("submit", "-q", "--array", "2", "--", "fit")
+    assert (said.out, said.err) == ("job-2\njob-3\n", "")
+
+
+def test_the_virtual_environment_of_the_shell_is_sent_and_shown(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = tmp_path / "env"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").touch()
+    (venv / "bin" / "python").touch(mode=0o755)
+    monkeypatch.setenv("VIRTUAL_ENV", str(venv))
+    said = poise("submit", "--", "python", "x.py").out
+    assert f"\nruns in the virtual environment {venv} (--no-venv: in none)\n" in said
+    assert f"virtual env  {venv}" in poise("show", "job-2").out
+    assert poise("submit", "--json", "--", "x").json == {"jobs": ["job-3"], "venv": str(venv)}
+    assert poise("submit", "--dry-run", "--", "x").json["venv"] == str(venv)
+    (tmp_path / "s.sbatch").write_text("#!/bin/bash\n#SBATCH --gpus=1 --array=0-1\npython x.py\n")
+    assert [each["venv"] for each in poise("submit", "--dry-run", "s.sbatch").json] == [str(venv)] * 2
+    assert "virtual" not in poise("submit", "--no-venv", "--", "x").out
+    (tmp_path / "none.yaml").write_text("run: x\nvenv: none\n")
+    (tmp_path / "other.yaml").write_text("run: x\nvenv: other\n")
+    assert "venv" not in poise("submit", "--dry-run", "none.yaml").json
+    assert poise("submit", "--dry-run", "other.yaml").json["venv"] == str(tmp_path / "other")
+    assert poise("submit", "--dry-run", "none.yaml", "--venv", "mine").json["venv"] == str(tmp_path / "mine")
+
+
+def test_a_priority_is_noted_to_have_no_effect(api: Api) -> None:
+    said = poise("submit", "--dry-run", "--priority", "7", "--", "x")
+    assert said.err.startswith("note: priority 7 has no effect: ")
+    assert poise("submit", "--priority", "7", "--", "x").err == said.err
+    assert "7, without effect: no policy of this version looks at priorities" in poise("show", "job-2").out
+
+
+def test_waiting_ends_with_all_jobs_and_with_their_worst_exit_code(api: Api) -> None:
+    for number, state in enumerate((State.SUCCEEDED, State.SUCCEEDED, State.FAILED, State.CANCELLED)):
+        api.engine.jobs[f"e{number}"] = Kept("mine", Request(command=("x",)), state)
+    said = poise("wait", "e0", "e1", "e0")
+    assert (said.code, said.out) == (0, "e0 SUCCEEDED\ne1 SUCCEEDED\n")
+    assert said.err.startswith("e0: SUCCEEDED, ")
+    said = poise("wait", "-q", "e0", "e2")
+    assert (said.code, said.out, said.err) == (1, "e0 SUCCEEDED\ne2 FAILED\n", "")
+    said = poise("wait", "-q", "e3", "--json")
+    assert (said.code, json.loads(said.out)) == (1, [{"job": "e3", "state": "CANCELLED"}])
+    said = poise("wait", "-q", "e0", "job-0", "--timeout", "0.05")
+    assert (said.code, said.out, said.err) == (124, "", "poise: job job-0 is PENDING after 0.05 s; it goes on\n")
 
 
 def test_logs_are_printed_as_they_are(api: Api) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.client import connection, following, handle
+from poise.client import connection, following, waiting
 
 
 @pytest.fixture
@@ -21,4 +21,4 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (connection, following):
         monkeypatch.setattr(module, "sleep", pause)
         monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(handle, "monotonic", clock)
+    monkeypatch.setattr(waiting, "monotonic", clock)

@@ -14,7 +14,7 @@ from poise.model.errors import PoiseError, RequestError
 from poise.wire.request import MOST_JOBS
 from poise.wire.views import State
 
-pytestmark = pytest.mark.usefixtures("no_pauses")
+pytestmark = pytest.mark.usefixtures("no_pauses", "no_venv")
 
 
 def test_a_submission_says_what_was_asked_where_and_under_a_key() -> None:

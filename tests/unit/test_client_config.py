@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from poise.backends.local.processes import start_of
-from poise.client.config import NOTHING, Address, Process, find_server, state_folder
+from poise.client.config import NOTHING, Address, find_server, state_folder
+from poise.client.restarts import Process
 from poise.model.errors import RequestError
 
 GONE = 2**22 + 1

@@ -13,11 +13,12 @@ import click
 from poise import __version__
 from poise.cli import INTERRUPTED
 from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
+from poise.wire.plain import plain
 
 STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
 LIVE = (
-    "serve", "submit", "queue", "show", "logs", "why", "cancel", "hold", "release", "nodes", "shares", "events", "use",
-    "tokens",
+    "serve", "submit", "queue", "show", "logs", "wait", "why", "cancel", "hold", "release", "nodes", "shares", "events",
+    "use", "tokens",
 )  # fmt: skip
 VERBS = (*STUDY, *LIVE)
 
@@ -111,5 +112,5 @@ def _on_one_line(error: click.ClickException) -> str:
 
 
 def _say(message: object, code: int) -> int:
-    click.echo(f"poise: {message}", err=True)
+    click.echo(f"poise: {plain(str(message))}", err=True)
     return code

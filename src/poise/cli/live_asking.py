@@ -13,8 +13,11 @@ from poise.cli import INTERRUPTED
 from poise.client import Client, RefusedError
 from poise.client.errors import NOT_FOUND
 from poise.model.errors import RequestError
+from poise.wire.plain import plain
 from poise.wire.request import Wire
 
+PATIENCE = 30.0
+"""Seconds for which a verb that asks once waits for a server that restarts."""
 LONG_PATIENCE = 600.0
 """Seconds for which a verb that follows something waits for a server that is away."""
 _LOOKED_AT = 1_000
@@ -25,17 +28,28 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 
 
 def connected() -> Client:
-    """The server that a command talks to."""
-    return Client.from_config()
+    """The server that a command talks to. While it restarts it is waited for."""
+    return Client.from_config(patience=PATIENCE, waiting=_say_that_it_waits)
 
 
-def patiently_connected() -> Client:
-    """The same, for a verb that follows something: a restart of the server does not end it."""
-    return Client.from_config(patience=LONG_PATIENCE, waiting=_say_that_it_waits)
+def patiently_connected(most: float | None = None) -> Client:
+    """The same, for a verb that follows something: a longer absence of the server does not end it.
+
+    most   seconds, if the verb itself ends after so many
+    """
+    return Client.from_config(
+        patience=LONG_PATIENCE if most is None else min(most, LONG_PATIENCE), waiting=_say_that_it_waits
+    )
 
 
 def _say_that_it_waits(why: str) -> None:
-    click.echo(f"poise: {why}; waiting for it, Ctrl-C ends that", err=True)
+    click.echo(f"poise: {plain(why)}; waiting for it, Ctrl-C ends that", err=True)
+
+
+def found(client: Client, job: str) -> str:
+    """The id of a job that was named on the command line."""
+    with knowing(client, job):
+        return client.find(job)
 
 
 @contextmanager

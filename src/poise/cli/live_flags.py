@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import click
 
 from poise.model.errors import RequestError
 from poise.model.units import parse_seconds
+from poise.wire.envfile import read_env_file
 from poise.wire.jobfile import read_draft, read_text
 from poise.wire.jobfile_draft import Draft, Variant, array_of, sweep_of
 from poise.wire.jobfile_tree import MOST_BYTES
@@ -30,8 +31,16 @@ _OPTIONS = (
         "--replicas", type=click.Choice([each.value for each in Replicas]), help="One process a node, or one a GPU."
     ),
     click.option(
-        "--env", multiple=True, metavar="NAME=VALUE", help="A variable of the job's environment; repeat it for more."
+        "--env",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more.",
     ),
+    click.option("--env-file", multiple=True, metavar="FILE", help="Variables, a line NAME=VALUE each; --env wins over it."),
+    click.option(
+        "--venv", metavar="DIR", help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"
+    ),
+    click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
     click.option("--cwd", metavar="DIR", help="Working directory.  [default: the current one]"),
     click.option("--steps", type=float, help="How long it is, in steps, if you know."),
     click.option("--duration", metavar="TIME", help="How long it is on the reference GPU type, if you know."),
@@ -78,7 +87,7 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def draft(file: str | None, command: Sequence[str], options: dict[str, Any]) -> Draft:
     """What a file or a command says, with the options laid over it."""
     written = _written(file, tuple(command))
-    overlaid = written.overlaid(_fields(options), dict(_pair("--env", each) for each in options["env"]))
+    overlaid = written.overlaid(_fields(options), _variables(options["env_file"], options["env"], os.environ))
     variants = _variants(options)
     found = replace(overlaid, variants=variants) if variants else overlaid
     return settled(found) if JOB_NAME in written.env else found
@@ -120,7 +129,7 @@ def _stdin() -> str:
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request that were given as options."""
-    options = {**options, **{name: _seconds(name, options[name]) for name in _TIMES if options[name] is not None}}
+    options = {**options, **{name: seconds_of(name, options[name]) for name in _TIMES if options[name] is not None}}
     fields: dict[str, Any] = {name: options[name] for name in _SAME if options[name] is not None}
     for option, (name, part) in _INNER.items():
         if options[option] is not None:
@@ -132,19 +141,45 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
             raise RequestError(f"--gpus: {error}") from None
     if options["types"]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
-    if options["cwd"] is not None:
-        fields["cwd"] = _folder(options["cwd"])
+    for name in ("cwd", "venv"):
+        if options[name] is not None:
+            fields[name] = _folder(name, options[name])
+    if options["no_venv"]:
+        if options["venv"] is not None:
+            raise RequestError("--venv and --no-venv do not go together; leave one of them out")
+        fields["venv"] = None
     return fields
 
 
-def _folder(text: str) -> str:
+def _folder(option: str, text: str) -> str:
     try:
         return parse_folder(text, Path())
     except ValueError as error:
-        raise RequestError(f"--cwd: {error}") from None
+        raise RequestError(f"--{option}: {error}") from None
 
 
-def _seconds(option: str, text: str) -> float:
+def _variables(files: Sequence[str], given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What files and options say of the job's environment; of a variable that is there twice, what is said last counts."""
+    found: dict[str, str] = {}
+    for each in files:
+        found |= read_env_file(Path(each))
+    for text in given:
+        name, value = (text, _copied(text, environ)) if "=" not in text else _pair("--env", text)
+        found[name] = value
+    return found
+
+
+def _copied(name: str, environ: Mapping[str, str]) -> str:
+    """The value of a variable of this shell."""
+    if not name.isidentifier() or not name.isascii():
+        raise RequestError(f"--env: expected NAME=VALUE, or the NAME of a variable of this shell, got {name[:60]!r}")
+    if name not in environ:
+        raise RequestError(f"--env: {name} is not set in this shell; write --env {name}=VALUE, or export it first")
+    return environ[name]
+
+
+def seconds_of(option: str, text: str) -> float:
+    """What an option says that is seconds, or 90s, 15m, 1h30m."""
     try:
         return parse_seconds(text)
     except ValueError as error:

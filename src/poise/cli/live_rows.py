@@ -5,6 +5,7 @@ import shlex
 from poise.cli.live_asking import clock
 from poise.report.amounts import amount
 from poise.report.page import Table
+from poise.wire.notes import NO_PRIORITIES
 from poise.wire.plain import plain
 from poise.wire.views import JobDetail, JobRow, Nodes, Run, Shares
 
@@ -85,7 +86,7 @@ def shares_table(shares: Shares) -> Table:
         (
             each.tenant,
             amount(each.weight, "plain"),
-            amount(each.entitled, "percent"),
+            NONE if each.entitled is None else amount(each.entitled, "percent"),
             amount(each.held, "percent"),
             f"{each.gpus:,}",
             f"{each.running:,}",
@@ -123,8 +124,17 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("cause", detail.cause),
         ("command", None if detail.request is None else shlex.join(detail.request.command)),
         ("folder", None if detail.request is None else detail.request.cwd),
+        ("virtual env", None if detail.request is None else detail.request.venv),
+        ("priority", _priority(detail)),
     ]
     return [(heading, plain(text)) for heading, text in found if text is not None]
+
+
+def _priority(detail: JobDetail) -> str | None:
+    """What its owner gave it, which comes to nothing yet."""
+    if detail.request is None or not detail.request.priority:
+        return None
+    return f"{detail.request.priority}, without effect: {NO_PRIORITIES}"
 
 
 def _hours(seconds: float) -> str:

@@ -15,7 +15,8 @@ def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:
     if as_json:
         echo_json(document(found))
     else:
-        show_table(shares_table(found), counted(len(found.tenants), "tenant"))
+        promised = "" if found.policy is None or found.promise is None else f"; {found.policy} {found.promise}"
+        show_table(shares_table(found), counted(len(found.tenants), "tenant") + promised)
     return 0
 
 

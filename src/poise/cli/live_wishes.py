@@ -7,6 +7,7 @@ import click
 from poise.cli.live_asking import connected, document, echo_json, knowing
 from poise.client import Client
 from poise.model.errors import PoiseError, RequestError
+from poise.wire.plain import plain
 from poise.wire.views import Done, JobRow, Role
 
 PAGE = 1_000
@@ -43,7 +44,7 @@ def _each(client: Client, verb: Verb, jobs: tuple[str, ...]) -> tuple[list[dict[
         try:
             found.append(document(_done(client, verb, job)))
         except PoiseError as error:
-            click.echo(f"poise: {error}" if len(jobs) == 1 else f"poise: {job}: {error}", err=True)
+            click.echo(plain(f"poise: {error}" if len(jobs) == 1 else f"poise: {job}: {error}"), err=True)
             found.append({"job": job, "error": str(error)})
             code = max(code, 2 if isinstance(error, RequestError) else 1)
     return found, code

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 from dataclasses import dataclass
 from time import sleep
 from typing import Any
@@ -15,6 +16,7 @@ from poise.cli.tables import show_table
 from poise.client import Client
 from poise.model.errors import RequestError, UnknownNameError
 from poise.model.units import counted
+from poise.wire.plain import plain
 from poise.wire.views import JobRow, Queue, State
 
 PAGE = 1_000
@@ -108,7 +110,7 @@ def show(found: Queue, form: str) -> None:
     elif form == "yaml":
         click.echo(yaml.safe_dump(document(found), sort_keys=False, allow_unicode=True), nl=False)
     elif form == "csv":
-        click.echo(_csv(found), nl=False)
+        click.echo(_csv(found, is_for_people=sys.stdout.isatty()), nl=False)
     elif not found.jobs:
         click.echo("no jobs")
     else:
@@ -122,7 +124,7 @@ def _title(found: Queue) -> str:
     return counts or counted(found.total, "job")
 
 
-def _csv(found: Queue) -> str:
+def _csv(found: Queue, *, is_for_people: bool) -> str:
     """The columns of the JSON document; several words in a cell are joined by +."""
     out = io.StringIO()
     names = [name for name in JobRow.model_fields if name != "reason"]
@@ -130,5 +132,6 @@ def _csv(found: Queue) -> str:
     writer.writerow([*names, "reason", "reason_text"])
     for row in document(found)["jobs"]:
         cells = ["+".join(cell) if isinstance(cell, list) else cell for cell in (row[name] for name in names)]
-        writer.writerow([*cells, row["reason"]["code"], row["reason"]["text"]])
+        text = row["reason"]["text"]
+        writer.writerow([*cells, row["reason"]["code"], plain(text) if is_for_people else text])
     return out.getvalue()

@@ -11,18 +11,17 @@ from typing import Any, Literal, Self, TypeVar, overload
 from uuid import uuid4
 
 import httpx
-from pydantic import ValidationError
 
-from poise.client.config import Address, find_server
+from poise.client.config import Address, awaited_server, find_server
 from poise.client.connection import Again, Connection
-from poise.client.errors import RefusedError
+from poise.client.errors import NOT_FOUND, RefusedError
 from poise.client.following import growing_events, growing_log, last_lines, log_parts
 from poise.client.handle import JobHandle
+from poise.client.placing import made, no_request, placed, request_of, variants_of
+from poise.client.waiting import wait_for
 from poise.model.errors import RequestError, UnknownNameError
-from poise.wire.jobfile_complaints import complaint
-from poise.wire.jobfile_draft import draft_of, sweep_of
-from poise.wire.jobfile_values import here, parse_folder
-from poise.wire.request import MOST_JOBS, NAME, Request, Submission, Wire
+from poise.wire.jobfile_draft import draft_of
+from poise.wire.request import MOST_JOBS, NAME, Request, Submission
 from poise.wire.views import (
     Account,
     Accounts,
@@ -44,8 +43,10 @@ from poise.wire.views import (
     Why,
 )
 
-Sent = TypeVar("Sent", bound=Wire)
+Found = TypeVar("Found")
 
+MOST_NAMED = 11
+"""Jobs of one name that are looked for: one more than are listed."""
 PATIENCE = 15.0
 """Seconds for which a request is sent again while the server is away: a restart takes less."""
 
@@ -82,7 +83,7 @@ class Client:
 
         waiting   is told why, where an answer takes long
         """
-        found = find_server(os.environ)
+        found = awaited_server(os.environ, patience, waiting)
         client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
         client._link.whereabouts = _Whereabouts(found)
         client._link.waiting = waiting
@@ -100,8 +101,11 @@ class Client:
         self._link.close()
 
     def submit(self, request: Request | None = None, /, **fields: Any) -> JobHandle:  # noqa: ANN401 - fields of a request
-        """Submit a job: a Request, or its fields. Without `cwd` it runs in the current folder."""
-        return self.submit_all([_request(request, fields)])[0]
+        """Submit a job: a Request, or its fields.
+
+        Without `cwd` it runs in the current folder, without `venv` in the virtual environment that is active; None: in none.
+        """
+        return self.submit_all([request_of(request, fields)])[0]
 
     def submit_all(self, requests: Sequence[Request], *, key: str | None = None) -> tuple[JobHandle, ...]:
         """Submit jobs that are taken all together or not at all, and once however often they are sent.
@@ -110,10 +114,10 @@ class Client:
         """
         wrong = next((each for each in requests if not isinstance(each, Request)), None)
         if wrong is not None:
-            raise _no_request(wrong)
+            raise no_request(wrong)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        submission = _made(Submission, jobs=tuple(map(placed, requests)), key=new_key() if key is None else key)
+        submission = made(Submission, jobs=tuple(map(placed, requests)), key=new_key() if key is None else key)
         try:
             taken = self._link.send(Submitted, "POST", "/v1/jobs", submission)
         except RefusedError as error:
@@ -121,7 +125,7 @@ class Client:
                 raise
             text = f"{len(requests):,} jobs are too much for one submission ({error}); divide them, or make them smaller"
             raise RefusedError(error.status, error.code, text) from None
-        return tuple(map(self.job, taken.jobs))
+        return tuple(JobHandle(self, job, taken.notes) for job in taken.jobs)
 
     def map(
         self, request: Request, params: Iterable[Mapping[str, object]] | Mapping[str, Iterable[object] | object]
@@ -132,23 +136,22 @@ class Client:
         of a list of values is one value.
         """
         if not isinstance(request, Request):
-            raise _no_request(request)
-        try:
-            variants = (
-                sweep_of({name: _values(values) for name, values in params.items()})
-                if isinstance(params, Mapping)
-                else tuple({name: str(value) for name, value in each.items()} for each in _environments(params))
-            )
-        except ValueError as error:
-            raise RequestError(f"params: {error}") from None
-        if not variants:
-            raise RequestError("params: expected at least one environment")
+            raise no_request(request)
+        variants = variants_of(params)
         key = new_key()
         return self.submit_all(replace(draft_of(request), variants=variants).requests(key), key=key)
 
     def job(self, job: str) -> JobHandle:
-        """A job by its id. Nothing is asked yet."""
+        """A job by its id, or by its name if no other is called so. Nothing is asked yet."""
         return JobHandle(self, job)
+
+    def find(self, job: str) -> str:
+        """The id of a job that is given by its id or its name; RequestError if there is none, or several have the name."""
+        return self._named(job, lambda each: self._link.get(JobDetail, _job(each))).job.id
+
+    def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, State]:
+        """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
+        return wait_for(self, list(dict.fromkeys(map(str, jobs))), timeout=timeout)
 
     def queue(
         self,
@@ -156,32 +159,35 @@ class Client:
         states: Sequence[State | str] = (),
         tenant: str | None = None,
         app: str | None = None,
+        name: str | None = None,
         limit: int = 50,
         offset: int = 0,
     ) -> Queue:
         """Jobs in scheduling order; no states: those that have not ended."""
         words = [_state(word).value for word in ([states] if isinstance(states, str) else states)] or None
-        return self._link.get(Queue, "/v1/jobs", state=words, tenant=tenant, app=app, limit=limit, offset=offset)
+        asked = {"tenant": tenant, "app": app, "name": name}
+        return self._link.get(Queue, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
 
     def show(self, job: str) -> JobDetail:
         """Everything about a job."""
-        return self._link.get(JobDetail, _job(job))
+        return self._named(job, lambda each: self._link.get(JobDetail, _job(each)))
 
     def why(self, job: str) -> Why:
         """Why a job runs, waits or has ended: one reason, the evidence, what would help."""
-        return self._link.get(Why, _job(job) + "/why")
+        return self._named(job, lambda each: self._link.get(Why, _job(each) + "/why"))
 
     def log(self, job: str, *, replica: int = 0) -> str:
         """What a replica of a job has printed."""
-        return "".join(part.text for part in log_parts(self._link, _checked(job), replica, 0))
+        return self._named(job, lambda each: "".join(part.text for part in log_parts(self._link, each, replica, 0)))
 
     def tail(self, job: str, lines: int, *, replica: int = 0) -> tuple[str, int]:
         """The last lines of a replica's log, and the offset to follow it from."""
-        return last_lines(self._link, _checked(job), replica, lines)
+        return self._named(job, lambda each: last_lines(self._link, each, replica, lines))
 
     def follow_log(self, job: str, *, replica: int = 0, offset: int = 0) -> Iterator[str]:
         """A replica's log, part by part as it is written, until nothing is added any more."""
-        return (part.text for part in growing_log(self._link, _checked(job), replica, offset))
+        parts = self._growing(_checked(job), lambda each: growing_log(self._link, each, replica, offset))
+        return (part.text for part in parts)
 
     @overload
     def logs(self, job: str, *, follow: Literal[False] = False, replica: int = 0) -> str: ...
@@ -217,17 +223,23 @@ class Client:
 
     def set_weights(self, weights: Sequence[tuple[str, float]]) -> Shares:
         """Change shares of tenants, one after the other. What can be seen to be wrong is refused before the first."""
-        wishes = [(f"/v1/shares/{_name('tenant', tenant)}", _made(Weight, weight=weight)) for tenant, weight in weights]
+        wishes = [(f"/v1/shares/{_name('tenant', tenant)}", made(Weight, weight=weight)) for tenant, weight in weights]
         answers = [self._link.send(Shares, "PUT", path, wish) for path, wish in wishes]
         return answers[-1] if answers else self.shares()
 
     def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> Events:
         """What happened after a number of the journal; negative: the last so many."""
-        return self._link.get(Events, "/v1/events", after=after, job=job, tenant=tenant, limit=limit)
+
+        def ask(each: str | None) -> Events:
+            return self._link.get(Events, "/v1/events", after=after, job=each, tenant=tenant, limit=limit)
+
+        return ask(None) if job is None else self._named(job, ask)
 
     def follow_events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None) -> Iterator[Happening]:
         """The same, and whatever happens from now on, without end."""
-        return growing_events(self._link, after, job, tenant)
+        if job is None:
+            return growing_events(self._link, after, None, tenant)
+        return self._growing(job, lambda each: growing_events(self._link, after, each, tenant))
 
     def service(self) -> Service:
         """What runs there."""
@@ -239,7 +251,7 @@ class Client:
 
     def use(self, policy: str) -> Service:
         """Go on under another policy of the catalogue."""
-        return self._link.send(Service, "PUT", "/v1/policy", _made(PolicyName, policy=policy))
+        return self._link.send(Service, "PUT", "/v1/policy", made(PolicyName, policy=policy))
 
     def me(self) -> Account:
         """Whom the token stands for."""
@@ -253,7 +265,7 @@ class Client:
         self, name: str, *, tenant: str | None = None, role: Role = Role.USER, days: float | None = None
     ) -> MadeToken:
         """A new token, which is shown this once. tenant: whose jobs those are that it submits; None: called as the token."""
-        wish = _made(NewToken, name=name, tenant=tenant, role=role, days=days)
+        wish = made(NewToken, name=name, tenant=tenant, role=role, days=days)
         return self._link.send(MadeToken, "POST", "/v1/tokens", wish, again=Again.UNSENT)
 
     def drop_token(self, name: str) -> Account:
@@ -261,7 +273,39 @@ class Client:
         return self._link.send(Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
 
     def _wish(self, job: str, verb: str) -> Done:
-        return self._link.send(Done, "POST", f"{_job(job)}/{verb}")
+        return self._named(job, lambda each: self._link.send(Done, "POST", f"{_job(each)}/{verb}"))
+
+    def _named(self, job: str, ask: Callable[[str], Found]) -> Found:
+        """What is answered of a job that is given by its id or its name. An id is never taken for a name."""
+        given = _checked(job)
+        try:
+            return ask(given)
+        except RefusedError as error:
+            if error.code != NOT_FOUND:
+                raise
+            found = self._called(given)
+            if found is None or found == given:
+                raise
+        return ask(found)
+
+    def _growing(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
+        """What is told bit by bit of a job that is given by its id or its name."""
+        first, others = self._named(job, lambda each: _begun(ask(each)))
+        if first is not None:
+            yield first
+            yield from others
+
+    def _called(self, name: str) -> str | None:
+        """The id of the one job of this name; None: there is none, or the server is too old to look for it."""
+        try:
+            rows = self.queue(states=list(State), name=name, limit=MOST_NAMED).jobs
+        except RefusedError:
+            return None
+        if len(rows) > 1:
+            ids = ", ".join(f"{row.id} ({row.state})" for row in rows[: MOST_NAMED - 1])
+            more = ", …" if len(rows) == MOST_NAMED else ""
+            raise RequestError(f"several jobs are called {name!r}: {ids}{more}; give the id of one")
+        return rows[0].id if rows else None
 
 
 class _Whereabouts:
@@ -273,6 +317,10 @@ class _Whereabouts:
     @property
     def is_gone(self) -> bool:
         return self._at.is_gone
+
+    @property
+    def is_restarting(self) -> bool:
+        return self._at.is_restarting
 
     def look(self) -> str:
         """Where it is by now. A token goes to no other server, also if that is all that is known at this moment."""
@@ -287,70 +335,9 @@ def new_key() -> str:
     return uuid4().hex
 
 
-def placed(request: Request) -> Request:
-    """The request with what only the one who submits it knows: the folder, and programs that are named relative to it."""
-    cwd = request.cwd or str(here())
-    changed = {"cwd": cwd, "command": _found(request.command, cwd), "setup": _found(request.setup, cwd)}
-    return _made(Request, **request.model_dump(exclude_unset=True) | changed)
-
-
-def _found(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
-    """`./train.sh` is a file of the folder; `python` is looked up where the job runs."""
-    if not command or "/" not in command[0]:
-        return command
-    return (str(Path(cwd, command[0])), *command[1:])
-
-
-def _request(request: Request | None, fields: Mapping[str, Any]) -> Request:
-    if request is None:
-        return _made(Request, **_rooted(fields))
-    if not isinstance(request, Request):
-        raise _no_request(request)
-    if fields:
-        raise RequestError("give a Request, or the fields of one")
-    return request
-
-
-def _no_request(got: object) -> RequestError:
-    """Programs have no types to go by."""
-    hint = "; read_job_file(Path(...)) of poise.wire.jobfile reads a job file" if isinstance(got, str | Path) else ""
-    return RequestError(f"expected a Request, got {type(got).__name__}{hint}")
-
-
-def _values(given: object) -> tuple[str, ...]:
-    """The values of one variable."""
-    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        return tuple(map(str, given))
-    return (str(given),)
-
-
-def _environments(params: object) -> Iterator[Mapping[str, object]]:
-    """One for each job. Programs have no types to go by."""
-    for each in params if isinstance(params, Iterable) and not isinstance(params, str | bytes) else [params]:
-        if not isinstance(each, Mapping):
-            expected = "environments, [{'LR': 0.1}], or values, {'LR': [0.1, 0.01]}"
-            raise RequestError(f"params: expected {expected}, got {type(each).__name__}")
-        yield each
-
-
-def _rooted(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with an absolute folder, if there is one."""
-    cwd = fields.get("cwd")
-    if not isinstance(cwd, str | Path):
-        return dict(fields)
-    try:
-        return {**fields, "cwd": parse_folder(str(cwd), Path())}
-    except ValueError as error:
-        raise RequestError(f"cwd: {error}") from None
-
-
-def _made(kind: type[Sent], **fields: Any) -> Sent:  # noqa: ANN401 - whatever its owner gave
-    """Something to be sent; RequestError says what is wrong with it."""
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        name, problem = complaint(error)
-        raise RequestError(f"{name}: {problem}" if name else problem) from None
+def _begun(parts: Iterator[Found]) -> tuple[Found | None, Iterator[Found]]:
+    """The first of them, if there is any, and the others: whatever is wrong with all of them shows with the first."""
+    return next(parts, None), parts
 
 
 def _job(job: str) -> str:

@@ -9,13 +9,14 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from poise.backends.local.processes import start_of
+from poise.client.restarts import Process, seems_to_restart
 from poise.model.errors import RequestError
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
@@ -23,26 +24,9 @@ _ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin
 _SECRET = "admin.token"
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
+FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
+"""Seconds before somebody is told that a server is waited for, and between two looks for it."""
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process of this machine; `born`: its start, as a pid alone is used again (None: not known)."""
-
-    pid: int
-    born: int | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        """It has not ended."""
-        try:
-            os.kill(self.pid, 0)
-        except PermissionError:
-            pass  # somebody else's
-        except (OSError, OverflowError):
-            return False
-        return self.pid > 0 and self.born in (None, start_of(self.pid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +56,11 @@ class Address:
         """Whoever listens there now, it is not the server that was."""
         return self.process is not None and not self.process.is_alive
 
+    @property
+    def is_restarting(self) -> bool:
+        """It is gone, and another one is there in its place, or there is reason to think that one will be."""
+        return self.is_gone and self.home is not None and (_is_up(self.home) or is_restarting(self.home))
+
     def is_same(self, other: "Address") -> bool:
         """It is the same server, with the same token and no less protection: of the same state directory or URL."""
         is_there = self.url == other.url if self.home is None else _scheme(self.url) == _scheme(other.url)
@@ -99,18 +88,67 @@ def find_server(environ: Mapping[str, str]) -> Address:
             raise RequestError(f"POISE_URL is {url}, and POISE_TOKEN is not set; set both")
         found: Address | None = Address(url, token.strip(), token_in=_TOKEN)
     else:
-        found = _chosen(_local(state_folder(environ), token), _configured(_config_file(environ)))
+        state, config = _state(environ), _config_file(environ)
+        local = None if state is None else _local(state, token)
+        found = _chosen(local, None if config is None else _configured(config))
     if found is None:
         raise RequestError(_nothing(state_folder(environ)))
     found = replace(found, token=token.strip(), token_in=_TOKEN) if token else found
     return replace(found, ca=Path(environ["POISE_CA"])) if environ.get("POISE_CA") else found
 
 
+def awaited_server(environ: Mapping[str, str], patience: float, waiting: Callable[[str], None] | None) -> Address:
+    """The same. One of this machine that has just stopped, or is starting, is waited for, for so many seconds.
+
+    waiting   is told why, once
+    """
+    begun = monotonic()
+    while True:
+        try:
+            return find_server(environ)
+        except RequestError:
+            state = None if environ.get("POISE_URL") else _state(environ)
+            if state is None or monotonic() - begun > patience or not is_restarting(state):
+                raise
+        if waiting is not None and monotonic() - begun > FIRST_LOOKS:
+            waiting(f"the server of {state} is not there at the moment")
+            waiting = None
+        sleep(BETWEEN_LOOKS)
+
+
+def is_restarting(state: Path) -> bool:
+    """The server of a state directory is away, and there is reason to think that it comes back."""
+    return seems_to_restart(state, _process(state))
+
+
+def _is_up(state: Path) -> bool:
+    process = _process(state)
+    return process is not None and process.is_alive
+
+
+def _process(state: Path) -> Process | None:
+    """The server of a state directory, as it says itself; None: it says nothing that can be read."""
+    try:
+        said = _announced(state)
+    except RequestError:
+        return None
+    return None if said is None else said[1]
+
+
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where the service of this user keeps everything."""
+    """Where the service of this user keeps everything; RequestError if the user has no home."""
+    found = _state(environ)
+    if found is None:
+        raise RequestError(
+            f"HOME is not set, and user {os.getuid()} has no name here; set HOME, or POISE_STATE to a directory"
+        )
+    return found
+
+
+def _state(environ: Mapping[str, str]) -> Path | None:
     if given := environ.get("POISE_STATE"):
         return Path(given)
-    return _home(environ, "XDG_STATE_HOME", ".local/state") / "poise"
+    return _under(environ, "XDG_STATE_HOME", ".local/state", "poise")
 
 
 def _chosen(local: Address | None, configured: Address | None) -> Address | None:
@@ -199,10 +237,14 @@ def _configured(path: Path) -> Address | None:
     return Address(said["url"], said["token"], ca, token_in=str(path))
 
 
-def _config_file(environ: Mapping[str, str]) -> Path:
-    return _home(environ, "XDG_CONFIG_HOME", ".config") / "poise" / "client.toml"
+def _config_file(environ: Mapping[str, str]) -> Path | None:
+    return _under(environ, "XDG_CONFIG_HOME", ".config", "poise/client.toml")
 
 
-def _home(environ: Mapping[str, str], name: str, otherwise: str) -> Path:
+def _under(environ: Mapping[str, str], name: str, otherwise: str, path: str) -> Path | None:
+    """A path in a folder that a variable names, or in one of the user's home; None: there is neither."""
     given = environ.get(name, "")
-    return Path(given) if given.startswith("/") else Path.home() / otherwise
+    try:
+        return (Path(given) if given.startswith("/") else Path.home() / otherwise) / path
+    except RuntimeError:  # HOME is not set, and the user has no name
+        return None

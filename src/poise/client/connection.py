@@ -29,7 +29,7 @@ BUSY = "busy"
 NO_TOKEN = "no-token"
 """Code of a server that does not know the token."""
 FIRST_CONTACT = 1.0
-"""Seconds for which a server that never answered is asked again: it does not seem to run."""
+"""Seconds for which a server that never answered is asked again: it does not seem to run, nor to restart."""
 
 Answer = TypeVar("Answer", bound=Wire)
 Parameters = dict[str, str | int | list[str]]
@@ -48,6 +48,10 @@ class Whereabouts(Protocol):
     @property
     def is_gone(self) -> bool:
         """It has ended: whoever listens there now must not see the token."""
+
+    @property
+    def is_restarting(self) -> bool:
+        """It has ended, and there is reason to think that it comes back."""
 
     def look(self) -> str:
         """Its address by now."""
@@ -105,15 +109,19 @@ class Connection:
             try:
                 return self._once(method, path, parameters, content)
             except _PassingError as error:
-                patience = self._patience if self._reached else min(self._patience, FIRST_CONTACT)
                 is_allowed = again is Again.ALWAYS or not error.may_be_done
-                if not is_allowed or monotonic() - begun + pause > patience:
+                if not is_allowed or monotonic() - begun + pause > self._patience_now():
                     raise UnavailableError(str(error)) from None
                 self._look_around()
                 if self.waiting is not None and pause < LONGEST_PAUSE <= 2 * pause:
                     self.waiting(str(error))
             sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _patience_now(self) -> float:
+        """Seconds: few for a server that never answered, unless it seems to be on its way back."""
+        is_known = self._reached or (self.whereabouts is not None and self.whereabouts.is_restarting)
+        return self._patience if is_known else min(self._patience, FIRST_CONTACT)
 
     def _look_around(self) -> None:
         if self.whereabouts is not None:

@@ -1,11 +1,9 @@
 """One job of a live Poise."""
 
 from collections.abc import Iterator
-from time import monotonic
 from typing import TYPE_CHECKING, Literal, overload
 
-from poise.client.errors import WaitTimeoutError
-from poise.client.following import Pauses
+from poise.client.waiting import wait_for
 from poise.wire.views import Done, JobDetail, State, Why
 
 if TYPE_CHECKING:
@@ -13,11 +11,13 @@ if TYPE_CHECKING:
 
 
 class JobHandle:
-    """A job, by its id. Nothing about it is remembered: every question is asked anew."""
+    """A job, by its id or its name. Nothing about it is remembered: every question is asked anew."""
 
-    def __init__(self, client: "Client", job: str) -> None:
+    def __init__(self, client: "Client", job: str, notes: tuple[str, ...] = ()) -> None:
         self._client = client
         self.id = job
+        self.notes = notes
+        """What the server said of its submission: what was asked for and has no effect."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"
@@ -59,10 +59,4 @@ class JobHandle:
 
     def wait(self, timeout: float | None = None) -> State:
         """The final state, once it is reached; WaitTimeoutError after `timeout` seconds. Look at it: FAILED is final too."""
-        deadline = None if timeout is None else monotonic() + timeout
-        pauses = Pauses()
-        while not (state := self.state).is_final:
-            if deadline is not None and monotonic() >= deadline:
-                raise WaitTimeoutError(f"job {self.id} is {state} after {timeout:g} s; it goes on")
-            pauses.take(after_news=False, until=deadline)
-        return state
+        return wait_for(self._client, [self.id], timeout=timeout)[self.id]

@@ -37,7 +37,9 @@ class Category(NamedTuple):
 
 CATEGORIES = (
     Category(
-        "incorrect-inputs", Verdict.HOPELESS, ("wrong input", "bad input", "invalid input", "no such file", "file not found")
+        "incorrect-inputs",
+        Verdict.HOPELESS,
+        ("wrong input", "bad input", "invalid input", "no such file", "file not found", "virtual environment gone"),
     ),
     Category("syntax-error", Verdict.HOPELESS, ("indentation error", "name error")),
     Category("semantic-error", Verdict.HOPELESS, ("type error", "value error", "attribute error", "key error")),

@@ -14,10 +14,22 @@ from poise.policies import agnostic, fallback, packed, partitioned, plain, stabl
 from poise.policies.combining import on_shares
 from poise.policies.listing import Claim, Combinator, Family, Listing, Parameter, at_least_one, text
 from poise.policies.market_listings import MARKETS
+from poise.policies.promises import Promise
 from poise.policies.queues import QUEUES
 from poise.policies.share_listings import SHARES
 
-__all__ = ["COMBINATORS", "POLICIES", "Claim", "Family", "Listing", "Parameter", "policy_named", "with_combinators"]
+__all__ = [
+    "COMBINATORS",
+    "POLICIES",
+    "Claim",
+    "Family",
+    "Listing",
+    "Parameter",
+    "listing_of",
+    "policy_named",
+    "promise_of",
+    "with_combinators",
+]
 
 POLICIES: Mapping[str, Listing] = {listing.name: listing for listing in (*QUEUES, *SHARES, *MARKETS)}
 
@@ -63,14 +75,31 @@ def with_combinators(spec: str, more: str) -> str:
     return spec + "".join(f"+{name}" for name in names if isinstance(answer, COMBINATORS[name].to))
 
 
-def policy_named(spec: str) -> Policy:
-    """The policy that a specification asks for."""
-    base, *combinators = spec.split("+")
+def listing_of(spec: str) -> Listing:
+    """What the catalogue says of the policy that a specification asks for, whatever combinators it has."""
+    return _listed(spec.split("+")[0])[0]
+
+
+def promise_of(spec: str) -> Promise:
+    """What the policy that a specification asks for promises to those who share. No combinator changes that."""
+    base = spec.split("+")[0]
+    listing, arguments = _listed(base)
+    return listing.promise(**_values(listing.name, listing.parameters, arguments, spec))
+
+
+def _listed(base: str) -> tuple[Listing, str]:
     name, arguments = _parted(base)
     listing = POLICIES.get(name)
     if listing is None:
         raise UnknownNameError("policy", name, POLICIES)
-    policy = Policy(spec, listing.make(**_values(name, listing.parameters, arguments, spec)))
+    return listing, arguments
+
+
+def policy_named(spec: str) -> Policy:
+    """The policy that a specification asks for."""
+    base, *combinators = spec.split("+")
+    listing, arguments = _listed(base)
+    policy = Policy(spec, listing.make(**_values(listing.name, listing.parameters, arguments, spec)))
     for each in combinators:
         name, arguments = _parted(each)
         combinator = COMBINATORS.get(name)

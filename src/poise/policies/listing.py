@@ -10,6 +10,7 @@ from typing import Any
 
 from poise.model.plan import Order, Planner, Policy
 from poise.model.workload import Allocator
+from poise.policies.promises import Promise, no_shares
 
 
 class Claim(StrEnum):
@@ -61,7 +62,10 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A row of the catalogue."""
+    """A row of the catalogue.
+
+    promise   what it promises to those who share, from the values of its parameters
+    """
 
     name: str
     family: Family
@@ -71,6 +75,7 @@ class Listing:
     make: Callable[..., Order | Planner | Allocator]
     parameters: tuple[Parameter, ...] = ()
     traits: Traits = field(kw_only=True)
+    promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

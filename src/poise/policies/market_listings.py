@@ -1,5 +1,7 @@
 """The rows of the catalogue that say exactly who gets which GPUs: auctions, trades, affinities, marginal gains, quotas."""
 
+from typing import Any
+
 from poise.policies import gandiva, gandiva_emulated, gandiva_fair, hare, optimus, philly, themis
 from poise.policies.listing import (
     Claim,
@@ -15,6 +17,18 @@ from poise.policies.listing import (
     part,
     positive,
 )
+from poise.policies.promises import AmongTenants, Promise, Quotas, among_jobs_alike
+
+_PerTenant = tuple[tuple[str, float], ...]
+
+
+def _by_tickets(tickets: _PerTenant = (), **_parameters: Any) -> Promise:  # noqa: ANN401 - all that it takes
+    return AmongTenants(named=dict(tickets))
+
+
+def _by_quotas(quotas: _PerTenant = (), **_parameters: Any) -> Promise:  # noqa: ANN401
+    return Quotas(stated=dict(quotas))
+
 
 MARKETS: tuple[Listing, ...] = (
     Listing(
@@ -61,6 +75,7 @@ MARKETS: tuple[Listing, ...] = (
             Parameter("rest", "300", "seconds between two moves of a job from node to node", number),
             Parameter("cost", "60", "seconds of running that a move is taken to cost; it must gain more", number),
         ),
+        promise=_by_tickets,
         traits=Traits(
             optimises="GPU time of tenants in proportion to tickets",
             fairness="between tenants, over any hour; jobs of a tenant alike",
@@ -80,6 +95,7 @@ MARKETS: tuple[Listing, ...] = (
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING),
         gandiva_emulated.GandivaEmulated,
         (Parameter("seed", "0", "of the pairs that are drawn", count),),
+        promise=among_jobs_alike,
         traits=Traits(
             optimises="nothing; pairs raise throughput",
             fairness="equal time for every pair and every job without one",
@@ -140,6 +156,7 @@ MARKETS: tuple[Listing, ...] = (
             Parameter("rack", "3", "failed tries after which any nodes of one rack will do", count),
             Parameter("any", "6", "failed tries after which any nodes will do", count),
         ),
+        promise=_by_quotas,
         traits=Traits(
             optimises="locality first, then use of idle GPUs",
             fairness="a quota of GPUs a tenant; idle ones are lent and taken back when 90 % are in use",

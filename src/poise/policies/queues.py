@@ -2,6 +2,7 @@
 
 from poise.policies import ffdl, fifo, gittins, las, remaining, smallest_first, stride, tiresias
 from poise.policies.listing import Claim, Family, Listing, Parameter, Traits, choice, count, limits, number, positive
+from poise.policies.promises import among_jobs
 
 _LIMITS = Parameter("limits", "3250/7200", "service at which a job moves to the next queue, in GPU-seconds", limits)
 _PROMOTE = Parameter(
@@ -200,6 +201,7 @@ QUEUES = (
             Parameter("quantum", "60", "length of a time slice in seconds", positive),
             Parameter("clamp", "lag", "lag bounds how far a job may fall behind; off does not", choice(stride.Clamp)),
         ),
+        promise=among_jobs,
         traits=Traits(
             optimises="GPU-time in proportion to weight",
             fairness="proportional share by weight, lag of at most one quantum",

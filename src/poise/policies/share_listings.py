@@ -1,5 +1,7 @@
 """The rows of the catalogue that answer with shares of time."""
 
+from typing import Any
+
 from poise.policies import (
     allox,
     fifo_fastest,
@@ -16,6 +18,7 @@ from poise.policies import (
     strategy_proof,
 )
 from poise.policies.listing import Claim, Family, Listing, Parameter, Traits, choice, fraction, weights
+from poise.policies.promises import AmongTenants, Promise, among_jobs, among_jobs_alike
 
 _GAVEL = "Narayanan et al., Gavel, OSDI'20"
 _THEN = Parameter(
@@ -25,6 +28,11 @@ _THEN = Parameter(
     choice(max_min.Then),
 )
 _SECOND = Parameter("then", "throughput", "what becomes of the rest: throughput, or nothing", choice(shares.Second))
+
+
+def _by_tenant(weights: tuple[float, ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401 - all that it takes
+    return AmongTenants(listed=weights)
+
 
 SHARES = (
     Listing(
@@ -38,6 +46,7 @@ SHARES = (
             Parameter("norm", "proportional", "what a job's throughput is measured by", choice(shares.Norm)),
             _THEN,
         ),
+        promise=among_jobs,
         traits=Traits(
             optimises="the least effective throughput over jobs",
             fairness="max-min over throughput relative to a fair share",
@@ -55,6 +64,7 @@ SHARES = (
         (Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.PARETO, Claim.NO_STARVATION),
         finish_time.FinishTime,
         (_SECOND,),
+        promise=among_jobs,
         traits=Traits(
             optimises="the worst finish-time ratio",
             fairness="max-min over finish time against an n-th of the cluster",
@@ -133,6 +143,7 @@ SHARES = (
             Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(hierarchical.Inside)),
             Parameter("weights", "1", "of the tenants in order of first submission; 1 for those not listed", weights),
         ),
+        promise=_by_tenant,
         traits=Traits(
             optimises="the least share over tenants, then over their jobs",
             fairness="weighted max-min over tenants; fair or by arrival inside",
@@ -149,6 +160,7 @@ SHARES = (
         f"{_GAVEL}: the baseline of sharing incentive",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.NO_ENVY, Claim.NO_STARVATION),
         isolated.Isolated,
+        promise=among_jobs_alike,
         traits=Traits(
             optimises="nothing: the baseline of sharing incentive",
             fairness="an n-th of every type for each job",
@@ -165,6 +177,7 @@ SHARES = (
         f"{_GAVEL}: the normaliser of its code",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.SHARING_INCENTIVE, Claim.NO_ENVY, Claim.NO_STARVATION),
         proportional.Proportional,
+        promise=among_jobs_alike,
         traits=Traits(
             optimises="nothing: the normaliser",
             fairness="time on every type by how many GPUs there are of it",
@@ -181,6 +194,7 @@ SHARES = (
         f"Cole et al., EC'13; {_GAVEL}'s code",
         (Claim.NO_DURATIONS, Claim.WORK_CONSERVING, Claim.NO_ENVY, Claim.NO_INFLATION),
         strategy_proof.StrategyProof,
+        promise=among_jobs,
         traits=Traits(
             optimises="the product of throughputs, less a discount",
             fairness="proportional fairness; lying about speeds gains nothing",

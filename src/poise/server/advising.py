@@ -1,13 +1,16 @@
 """Why a job stands where it stands: the one dominant reason, the numbers behind it, and what would help."""
 
 from collections import Counter
+from collections.abc import Iterator
 from heapq import nsmallest
 
 from poise.core.reasons import Code, Reason
+from poise.core.settings import Cadence
 from poise.core.waiting import Cause
 from poise.engine.live import Ending
 from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
+from poise.policies.catalogue import Claim, Family, listing_of
 from poise.policies.philly.planner import Philly
 from poise.server.records import Record
 from poise.server.situation import Situation
@@ -93,7 +96,7 @@ def why(situation: Situation, record: Record, now: float) -> views.Why:
         state=record.state,
         reason=reason,
         evidence=(*_past(record, now), *_contention(situation, record, reason.code, now)),
-        advice=_advice(situation, record, reason.code),
+        advice=_advice(situation, record, reason.code, now),
     )
 
 
@@ -174,7 +177,7 @@ def _holder(record: Record, gpus: dict[str, int], stays: bool) -> str:
     return f"job {record.job.id} (tenant {record.job.tenant}, {held}{', not preempted' * stays})"
 
 
-def _advice(situation: Situation, record: Record, code: str) -> str | None:
+def _advice(situation: Situation, record: Record, code: str, now: float) -> str | None:
     """One next step."""
     job = record.job
     if code == Code.REJECTED:
@@ -184,7 +187,7 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     if situation.scheduler.backs_off_until(job.id) is not None:
         return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
-        return _smaller(situation, record)
+        return _smaller(situation, record, now)
     if code == Code.ORDER:
         return "nothing to do: it gets its turn as those ahead of it have had theirs"
     if code == Code.SHARE:
@@ -192,7 +195,7 @@ def _advice(situation: Situation, record: Record, code: str) -> str | None:
     return None
 
 
-def _smaller(situation: Situation, record: Record) -> str:
+def _smaller(situation: Situation, record: Record, now: float) -> str:
     """What would fit right now, if anything would."""
     state, job = situation.scheduler.state, record.job
     free = dict(zip(state.topology.types, state.free.idle, strict=True))
@@ -205,7 +208,40 @@ def _smaller(situation: Situation, record: Record) -> str:
     if 0 < most < job.gpus:
         # No more than that: under some policies those ahead of it, which do not fit, hold up a job that does.
         return f"with {counted(most, 'GPU')} it would fit into what is free now"
-    return "nothing to do: it starts when enough GPUs come free"
+    return _patience(situation, record, now)
+
+
+def _patience(situation: Situation, record: Record, now: float) -> str:
+    """What a job waits for that needs nothing but time: free GPUs, or its turn, as the policy in force works."""
+    free = "nothing to do: it starts when enough GPUs are free"
+    listing = listing_of(situation.header.policy)
+    if Claim.NO_PREEMPTION in listing.claims:
+        return free
+    holders = list(_holders(situation, record))
+    if holders and all(_stays(situation, each, now) is not None for each in holders):
+        return f"{free}; the jobs that hold them now are not preempted"
+    if listing.family is Family.QUEUE:
+        return f"{free}, or when it comes before jobs that run: these then make room for it"
+    if Claim.NO_STARVATION in listing.claims:
+        return f"nothing to do: it gets its turn {_looks(situation)}, or sooner if enough GPUs are free"
+    return f"{free}, or when policy {listing.name}, which looks again {_looks(situation)}, gives it a turn"
+
+
+def _looks(situation: Situation) -> str:
+    """When the policy may take GPUs from jobs that run."""
+    settings = situation.header.settings
+    if settings.cadence is Cadence.EVENTS:
+        return "whenever a job comes or ends"
+    return f"at the end of a round (every {format_seconds(settings.round)})"
+
+
+def _holders(situation: Situation, record: Record) -> Iterator[Record]:
+    """Jobs that hold GPUs which it can use."""
+    mine = record.job.gpu_types
+    for name in situation.running:
+        held = situation.records[name].current
+        if held is not None and any(not mine or gpu_type in mine for gpu_type in held.by_type):
+            yield situation.records[name]
 
 
 def _larger_share(situation: Situation, tenant: str) -> str:

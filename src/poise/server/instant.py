@@ -16,6 +16,7 @@ from poise.server.store import Store
 from poise.server.submissions import check_same, holder
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, grant, refuse
 from poise.wire import views
+from poise.wire.notes import notes_on
 from poise.wire.request import Request
 
 MOST_QUEUED = 200_000
@@ -87,7 +88,7 @@ class Instant:
         if ids is None:
             ids = tuple(self._enter(request, wish.by) for request in wish.submission.jobs)
             self._note_key(wish, ids)
-        answer = views.Submitted(jobs=ids)
+        answer = views.Submitted(jobs=ids, notes=notes_on(wish.submission.jobs))
         self._answers.append(lambda: grant(wish.reply, answer))
 
     def _taken(self, wish: Submit) -> tuple[str, ...] | None:

@@ -19,16 +19,17 @@ To find the place of any one of 50,000 takes 10 to 20 ms under an order, during 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs: in one of these states (none: in any), a tenant's, an app's."""
+    """Which jobs: in one of these states (none: in any), a tenant's, an app's, called so."""
 
     states: frozenset[State]
     tenant: str | None
     app: str | None
+    name: str | None = None
 
     @property
     def is_everything(self) -> bool:
         """All of them."""
-        return not self.states and self.tenant is None and self.app is None
+        return not self.states and self.tenant is None and self.app is None and self.name is None
 
     def among(self, situation: Situation) -> list[str]:
         """Those jobs, in order of submission."""
@@ -37,7 +38,8 @@ class Wanted:
         return [name for name in names if self._has(records[name])]
 
     def _has(self, record: Record) -> bool:
-        return (not self.states or record.state in self.states) and self.app in (None, record.job.app)
+        is_called_so = self.name in (None, record.name)
+        return is_called_so and (not self.states or record.state in self.states) and self.app in (None, record.job.app)
 
 
 class Page(NamedTuple):

@@ -135,10 +135,15 @@ class EngineGauges:
         tenants = self._engine.shares().tenants
         most = sorted(tenants, key=_standing)[:MOST_TENANTS]
         share = GaugeMetricFamily("poise_tenant_share", "Part of all held GPUs that a tenant holds", labels=("tenant",))
-        due = GaugeMetricFamily("poise_tenant_entitled", "Part of all GPUs that a tenant is entitled to", labels=("tenant",))
+        due = GaugeMetricFamily(
+            "poise_tenant_entitled",
+            "Part of all GPUs that the policy promises a tenant, if it promises any",
+            labels=("tenant",),
+        )
         for each in most:
             share.add_metric((each.tenant,), each.held)
-            due.add_metric((each.tenant,), each.entitled)
+            if each.entitled is not None:
+                due.add_metric((each.tenant,), each.entitled)
         yield share
         yield due
         yield GaugeMetricFamily("poise_tenants", "Tenants that the service knows", len(tenants))

@@ -19,6 +19,7 @@ from poise.server.store import Ended, JobRowText, Named, Reader
 from poise.server.surveying import nodes, shares
 from poise.server.telling import Telling
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, grant
+from poise.wire.notes import notes_on
 from poise.wire.request import Replicas, Request, Submission
 from poise.wire.views import (
     Account,
@@ -65,7 +66,7 @@ class LiveEngine:
         wish = Submit(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
-            grant(wish.reply, Submitted(jobs=ids))
+            grant(wish.reply, Submitted(jobs=ids, notes=notes_on(submission.jobs)))
             return wish.reply
         intake = self._loop.situation.intake
         for request in submission.jobs:
@@ -107,16 +108,25 @@ class LiveEngine:
         """The tenant that a job belongs to."""
         return self._record(job)[0].job.tenant
 
-    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+    def queue(
+        self,
+        *,
+        states: frozenset[State],
+        tenant: str | None,
+        app: str | None,
+        limit: int,
+        offset: int,
+        name: str | None = None,
+    ) -> Queue:
         """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
         wants_ended = any(state.is_final for state in states)
         with self._loop.lock:
             situation = self._loop.situation
-            page = page_of(situation, Wanted(states, tenant, app), limit=limit, offset=offset)
+            page = page_of(situation, Wanted(states, tenant, app, name), limit=limit, offset=offset)
             rows = [self._row(situation.records[name], page.places.get(name)) for name in page.names]
         counts, before = page.counts, page.counts.total()
         if wants_ended:
-            reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app)
+            reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app, name)
             found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - before))
             listed = {row.id for row in rows}  # of these some may have ended since
             ended = [_read(each) for each in found]

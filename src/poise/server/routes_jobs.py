@@ -36,6 +36,7 @@ class QueueQuery(Wire):
     state: Annotated[tuple[State, ...], Field(max_length=len(State))] = ()
     tenant: Name | None = None
     app: Name | None = None
+    name: Name | None = None
     limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 50
     offset: Annotated[int, Field(ge=0, le=FARTHEST)] = 0
 
@@ -116,7 +117,12 @@ class Jobs:
     def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
         """List jobs in scheduling order."""
         found = self._engine.queue(
-            states=frozenset(query.state), tenant=query.tenant, app=query.app, limit=query.limit, offset=query.offset
+            states=frozenset(query.state),
+            tenant=query.tenant,
+            app=query.app,
+            limit=query.limit,
+            offset=query.offset,
+            name=query.name,
         )
         return answer(found)
 

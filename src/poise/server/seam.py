@@ -57,7 +57,16 @@ class Engine(Protocol):
     def owner(self, job: str) -> str:
         """The tenant that a job belongs to."""
 
-    def queue(self, *, states: frozenset[State], tenant: str | None, app: str | None, limit: int, offset: int) -> Queue:
+    def queue(
+        self,
+        *,
+        states: frozenset[State],
+        tenant: str | None,
+        app: str | None,
+        limit: int,
+        offset: int,
+        name: str | None = None,
+    ) -> Queue:
         """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
 
     def show(self, job: str) -> JobDetail:

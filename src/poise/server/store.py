@@ -65,6 +65,7 @@ _REWEIGHED = "UPDATE jobs SET job = given.column2 FROM (VALUES {}) AS given WHER
 _TENANTS = "SELECT name, weight, gpu_seconds, preemptions FROM tenants"
 _ENTRIES = "SELECT number, document, notes FROM entries"
 _STATE = "json_extract(record, '$.state')"
+_NAME = "json_extract(record, '$.name')"
 _JOBS = "SELECT id, tenant, app, ended, job, request, record FROM jobs"
 
 
@@ -359,15 +360,16 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Which of the jobs that have ended: in one of these states; a tenant's, an app's."""
+    """Which of the jobs that have ended: in one of these states; a tenant's, an app's; called so."""
 
     states: tuple[str, ...]
     tenant: str | None = None
     app: str | None = None
+    name: str | None = None
 
     def condition(self) -> tuple[str, tuple[str, ...]]:
         """Conditions, without any text that came from outside, and their values."""
-        given = {"tenant": self.tenant, "app": self.app}
+        given = {"tenant": self.tenant, "app": self.app, _NAME: self.name}
         chosen = {name: value for name, value in given.items() if value is not None}
         among = ", ".join("?" * len(self.states))
         conditions = ("ended IS NOT NULL", f"{_STATE} IN ({among})", *(f"{name} = ?" for name in chosen))

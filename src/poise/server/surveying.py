@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from poise.policies.catalogue import promise_of
+from poise.policies.promises import Claimant
 from poise.server.situation import Books, Situation
 from poise.wire.views import NodeRow, Nodes, Shares, TenantShare
 
@@ -39,17 +41,30 @@ def shares(situation: Situation, now: float) -> Shares:
             running[tenant] += 1
             unpaid[tenant] = unpaid.get(tenant, 0.0) + run.count * (now - run.started)
     names = sorted({*situation.books, *running, *waiting})
-    present = {name for name in names if running[name] or waiting[name]}
-    active = sum(situation.weight_of(name) for name in present)
+    promise = promise_of(situation.header.policy)
+    parts = promise.parts(_claimants(situation), situation.header.cluster.gpus)
     held = situation.tally.held
     rows = []
     for name in names:
         weight, books = situation.weight_of(name), situation.books.get(name, Books())
         rows.append(
             TenantShare(
-                tenant=name, weight=weight, entitled=weight / active if name in present else 0.0,
+                tenant=name, weight=weight, entitled=None if parts is None else parts.get(name, 0.0),
                 held=held.share(name) or 0.0, gpus=held.by_tenant[name], running=running[name], waiting=waiting[name],
                 gpu_seconds=books.gpu_seconds + unpaid.get(name, 0.0), preemptions=books.preemptions,
             )
         )  # fmt: skip
-    return Shares(tenants=tuple(rows))
+    return Shares(tenants=tuple(rows), policy=situation.header.policy, promise=promise.text)
+
+
+def _claimants(situation: Situation) -> dict[str, Claimant]:
+    """All tenants that the core knows, in the order of their first submission, with their jobs that run or may."""
+    counts: Counter[str] = Counter()
+    weights: dict[str, float] = {}
+    for record in situation.records.values():
+        if record.finished is None and not record.held:
+            tenant = record.job.tenant
+            counts[tenant] += 1
+            weights[tenant] = weights.get(tenant, 0.0) + record.job.weight
+    names = dict.fromkeys((*situation.scheduler.state.columns.tenants, *counts))
+    return {name: Claimant(situation.weight_of(name), counts[name], weights.get(name, 0.0)) for name in names}

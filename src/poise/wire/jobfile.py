@@ -18,6 +18,7 @@ from poise.wire.jobfile_tree import MOST_BYTES, Items, Keys, Scalar, Tree, check
 from poise.wire.jobfile_values import (
     folder,
     gang,
+    is_none,
     items,
     keys,
     number,
@@ -59,7 +60,7 @@ _PARTS: dict[str, dict[str, Reader]] = {
     "limits": {"memory": size, "cpu_seconds": whole_seconds, "open_files": whole, "processes": whole},
 }
 _GPU_KEYS = ("count", "any_of", "in_order", "memory")
-KEYS = ("run", "setup", "gpus", "env", "cwd", "array", "sweep", *_SIMPLE, *_PARTS)
+KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_SIMPLE, *_PARTS)
 """Every key that a job file may have."""
 
 
@@ -105,6 +106,8 @@ def _draft(tree: Tree, file: str, base: Path) -> Draft:
             fields |= _gpus(value, places[key])
         elif key == "cwd":
             fields[key] = folder(value, places[key], base)
+        elif key == "venv":
+            fields[key] = None if is_none(value) else folder(value, places[key], base)
     commands = {key: _command(tree.entries[key], places[key]) for key in ("run", "setup") if key in tree.entries}
     env = _env(tree.entries["env"], places["env"]) if "env" in tree.entries else {}
     source = Source(file, {**tree.lines, **_inner_lines(tree)})

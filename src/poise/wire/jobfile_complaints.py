@@ -58,7 +58,9 @@ def _text(kind: str, field: str, got: str) -> str:
     if field == "key":
         return f"expected 8 to 64 letters, digits, `_` and `-`, got {got}"
     if kind == "string_pattern_mismatch":
-        return f"expected an absolute path, got {got}" if field == "cwd" else "a character in it cannot be passed on"
+        return (
+            f"expected an absolute path, got {got}" if field in ("cwd", "venv") else "a character in it cannot be passed on"
+        )
     if kind in ("string_too_long", "string_too_short"):
         return f"expected a text that is neither empty nor too long, got {got}"
     return f"expected text, got {got}"

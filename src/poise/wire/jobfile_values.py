@@ -12,6 +12,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B)?")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 _COUNT = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_NONE = ("none", "no", "false", "off")
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -78,6 +79,11 @@ def folder(tree: Tree, where: Where, base: Path) -> str:
         return parse_folder(text(tree, where), base)
     except ValueError as error:
         raise refusal(where, str(error)) from None
+
+
+def is_none(tree: Tree) -> bool:
+    """The word that says that there is to be none."""
+    return isinstance(tree, Scalar) and not tree.is_null and tree.text.lower() in _NONE
 
 
 def scalar(tree: Tree, where: Where) -> Scalar:

@@ -113,6 +113,7 @@ class Request(Wire):
     gpus           the gang; `min_gpus` and `max_gpus` make the job elastic
     gpu_types      any of these; empty: any that there are
     cwd            working directory, absolute
+    venv           virtual environment, of venv or conda, absolute; its programs come first in PATH. None: none
     steps          how long it is, if its owner knows; or `duration`: seconds on the reference GPU type
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
     micro_batches  tasks that a step divides into: any mix of GPUs will do then
@@ -131,6 +132,7 @@ class Request(Wire):
     replicas: Replicas = Replicas.NODE
     env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_few)] = {}
     cwd: Path | None = None
+    venv: Path | None = None
     steps: Annotated[float, Field(gt=0, le=MOST_STEPS)] | None = None
     duration: Seconds | None = None
     model: Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")] | None = None

@@ -141,9 +141,10 @@ class Queue(Wire):
 
 
 class Submitted(Wire):
-    """What became of a submission: the jobs' ids, in order."""
+    """What became of a submission: the jobs' ids, in order; notes: what was asked for and has no effect."""
 
     jobs: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Done(Wire):
@@ -172,14 +173,17 @@ class Nodes(Wire):
 
 
 class TenantShare(Wire):
-    """weight: its own, and a factor of its jobs'; entitled: its part of all weights of tenants that have jobs; held:
+    """A tenant, and what it gets.
 
-    its part of the GPUs that are held now; gpu_seconds: what it has received since the service began to keep books.
+    weight       its own, and a factor of its jobs'
+    entitled     the part of all GPUs that the policy promises it while all have enough to run; None: it promises no shares
+    held         its part of the GPUs that are held now
+    gpu_seconds  what it has received since the service began to keep books
     """
 
     tenant: str
     weight: float
-    entitled: float
+    entitled: float | None
     held: float
     gpus: int
     running: int
@@ -189,9 +193,11 @@ class TenantShare(Wire):
 
 
 class Shares(Wire):
-    """All tenants, by name."""
+    """All tenants, by name. `policy` is the one in force, and `promise` says what it entitles tenants to."""
 
     tenants: tuple[TenantShare, ...]
+    policy: str | None = None
+    promise: str | None = None
 
 
 class Weight(Wire):

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Mapping
 
 from poise.backends.local.orders import inherited
+from poise.backends.local.venvs import has_python, path_inside
 from poise.model.errors import RequestError
 from poise.wire.request import Request
 
@@ -23,12 +24,19 @@ def checked(request: Request, environ: Mapping[str, str] | None = None) -> None:
     if cwd is not None and not os.path.isdir(cwd):
         what = "is not a directory" if os.path.exists(cwd) else "does not exist"
         raise RequestError(f"cwd: {cwd[:LONGEST_SHOWN]!r} {what}; name a directory of the machine that the service runs on")
-    path = request.env.get("PATH", base.get("PATH", os.defpath))
+    _check_venv(request.venv)
+    path = path_inside(request.venv, request.env.get("PATH", base.get("PATH", os.defpath)))
     for field, command in (("command", request.command), ("setup", request.setup)):
         if command:
             _check_bytes(field, {f"argument {number}": text for number, text in enumerate(command)})
             _check_program(field, command[0], cwd, path)
     _check_bytes("env", {name: f"{name}={value}" for name, value in request.env.items()})
+
+
+def _check_venv(venv: str | None) -> None:
+    if venv is not None and not has_python(venv):
+        text = "is no virtual environment of the machine that the service runs on: it has no bin/python"
+        raise RequestError(f"venv: {venv[:LONGEST_SHOWN]!r} {text}; name one that is, or submit with --no-venv")
 
 
 def _check_program(field: str, program: str, cwd: str | None, path: str) -> None:

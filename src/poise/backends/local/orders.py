@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from poise.backends.local.folders import Folders
 from poise.backends.local.records import VERSION, Fields
+from poise.backends.local.venvs import inside
 from poise.engine.live import Notice, Part, RunOrder
 from poise.wire.request import Preemption, Replicas, Request
 
@@ -71,6 +72,7 @@ def order_fields(
     """What order.json says."""
     request = order.request
     most = request.max_duration
+    own = inside(request.venv, {**base, "PYTHONUNBUFFERED": "1", **request.env})
     return {
         "job": order.job,
         "epoch": order.epoch,
@@ -78,7 +80,8 @@ def order_fields(
         "argv": list(request.command),
         "setup": list(request.setup),
         "directory": directory(request, folders, order.job),
-        "environment": {**base, "PYTHONUNBUFFERED": "1", **request.env, **_common(order, folders, port)},
+        "venv": request.venv,
+        "environment": {**own, **_common(order, folders, port)},
         "replicas": list(_replicas(order, devices)),
         "limits": request.limits.model_dump(),
         "deadline": request.checkpoint.deadline,

@@ -33,6 +33,7 @@ from poise.backends.local.records import (
 from poise.backends.local.runner.lease import CHECKPOINT, NEVER, STOP, Lease
 from poise.backends.local.runner.logfile import LogFile
 from poise.backends.local.runner.replica import CannotStartError, Replica, adopt_orphans
+from poise.backends.local.venvs import GONE, has_python
 
 LOOK_SECONDS = 0.5
 """Most time between two looks at the lease."""
@@ -144,11 +145,18 @@ class Supervisor:
 
     def _start(self, rank: int, argv: list[str], environment: dict[str, str], log: LogFile) -> Replica | None:
         try:
+            self._check_venv()
             return Replica(rank, argv, self._order, {**self._order["environment"], **environment}, log)
         except CannotStartError as error:
             log.title(str(error))
             self._fail(error.code, "", error.cause)
             return None
+
+    def _check_venv(self) -> None:
+        """Without it another Python would be found in PATH, which the job was not meant for."""
+        venv = self._order.get("venv")
+        if venv is not None and not has_python(venv):
+            raise CannotStartError(127, GONE, f"cannot start: the virtual environment {venv} is gone: it has no bin/python")
 
     def _announce(self) -> None:
         """All replicas run. Who waits for that is told by the closing of a pipe."""
