@@ -11,7 +11,7 @@ from poise.backends.local.folders import KEPT_RUNS
 from poise.core.reasons import Code
 from poise.model.action import Why
 from poise.model.failures import CATEGORIES, Verdict
-from poise.server import guard, listening
+from poise.server import accepting, damping, guard, listening
 from poise.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
 from poise.server.guard import Bounds
 from poise.server.instant import MOST_QUEUED
@@ -66,12 +66,22 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
 def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
     rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
-    bounds = Bounds()
+    bounds, room = Bounds(), accepting.ROOM
     for of, values in {
-        "connections at once": (listening.MOST_CONNECTIONS, listening.BACKLOG, listening.SPARE_FILES, listening.FILES_A_RUN),
+        "connections at once that have brought no token yet": (room.strangers, room.grace, accepting.BACKLOG),
+        "connections at once that have brought one": (room.known, room.each),
+        "open files that connections leave to the rest of the service": (
+            accepting.SPARE_FILES,
+            room.all + accepting.SPARE_FILES,
+            accepting.FILES_A_RUN,
+        ),
+        "the time of a TLS handshake": (listening.HEAD_SECONDS,),
+        "the time of a body": (bounds.upload,),
+        "those of one token": (bounds.each,),
+        "lines of the log that one address": (damping.LINES, damping.MOST),
         "the time of a head": (listening.HEAD_SECONDS, listening.MOST_HEAD >> 10),
         "the time between two requests of a connection": (listening.IDLE_SECONDS,),
-        "requests under way at once": (bounds.requests,),
+        "requests under way at once": (bounds.requests, bounds.reserve),
         "the time of a request": (bounds.seconds,),
         "the time for a client to take what it is sent": (listening.READ_SECONDS,),
         "requests under way when the service stops": (listening.STOP_SECONDS,),
