@@ -8,6 +8,7 @@ from tests.fake_engine import FakeEngine
 
 from poise.backends.local import checking
 from poise.backends.local.folders import KEPT_RUNS
+from poise.cli.serve import _setup, serve
 from poise.core.reasons import Code
 from poise.model.action import Why
 from poise.model.failures import CATEGORIES, Verdict
@@ -17,6 +18,7 @@ from poise.server.guard import Bounds
 from poise.server.instant import MOST_QUEUED
 from poise.server.lining import IN_LINE
 from poise.server.metrics import Metrics
+from poise.server.quotas import MIB, Allowance
 from poise.server.records import MOST_RUNS
 from poise.server.routes_jobs import MOST_ROWS
 from poise.server.telling import MOST_ENTRIES
@@ -45,6 +47,7 @@ def _fed() -> list[Metric]:
     metrics.watch(engine)
     metrics.ended("finished")
     metrics.preempted(Why.OUTRANKED)
+    metrics.refused("user-jobs")
     metrics.requested("/v1/jobs", "GET", 200, 0.1)
     return list(metrics.registry.collect())
 
@@ -66,7 +69,7 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
 def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
     rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
-    bounds, room = Bounds(), accepting.ROOM
+    bounds, room, allowance = Bounds(), accepting.ROOM, Allowance()
     for of, values in {
         "connections at once that have brought no token yet": (room.strangers, room.grace, accepting.BACKLOG),
         "connections at once that have brought one": (room.known, room.each),
@@ -92,6 +95,7 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "tokens": (MOST_ACCOUNTS,),
         "jobs of a submission": (request.MOST_JOBS,),
         "jobs that have not ended": (MOST_QUEUED,),
+        "those of one user (a token of the role `user`)": (allowance.user_jobs, allowance.tenant_jobs),
         "arguments of a command": (request.MOST_ARGUMENTS, request.MOST_COMMAND),
         "variables of a job's environment": (request.MOST_VARIABLES, request.MOST_ENVIRONMENT),
         "one argument": (checking.MOST_BYTES,),
@@ -105,6 +109,21 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     }.items():
         for value in values:
             assert re.search(rf"(?<![\d,]){value:,.0f}(?![\d,]*\d)", rows[of]), (of, value)
+
+
+def test_what_users_may_queue_is_on_the_page_of_limits() -> None:
+    section = _page("reference", "limits.md").partition("## What users may queue")[2].partition("\n## ")[0]
+    found = {row[0].strip("`"): row[2] for row in _rows(section)[2:]}
+    allowed = Allowance()
+    assert found == {
+        "--user-jobs": f"{allowed.user_jobs:,}",
+        "--tenant-jobs": f"{allowed.tenant_jobs:,}",
+        "--user-rate": f"{allowed.user_rate:,}",
+        "--user-mib": f"{allowed.user_bytes // MIB:,}",
+        "--tenant-mib": f"{allowed.tenant_bytes // MIB:,}",
+    }
+    setup = _setup(serve.make_context("serve", ["--cluster", "v100:1"]).params)
+    assert setup.allowance == allowed
 
 
 def test_causes_of_failure_are_in_the_troubleshooting_with_what_comes_of_them() -> None:
