@@ -40,6 +40,7 @@ from poise.wire.views import (
     Submitted,
     TenantShare,
     Why,
+    Withdrawn,
 )
 
 LOG = "epoch 1\nepoch 2\n"
@@ -85,6 +86,13 @@ class FakeEngine:
 
     def cancel(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.CANCELLED)
+
+    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+        self._may_fail()
+        live = [job for job, kept in self.jobs.items() if kept.tenant == tenant and not kept.state.is_final]
+        for job in live:
+            self._put(by, job, State.CANCELLED)
+        return _done(Withdrawn(tenant=tenant, jobs=len(live)))
 
     def hold(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.PAUSED)

@@ -20,6 +20,7 @@ from poise.server.intake import Intake
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
 from poise.server.parts import Parts
+from poise.server.quotas import Allowance
 from poise.server.reading import LiveEngine
 from poise.server.store import Changes, Store
 from poise.wire.request import Request, Submission
@@ -224,6 +225,7 @@ class Service:
     crash_at: int | None = None
     check: Callable[[Request], None] = lambda _request: None
     world: type[PretendWorld] = PretendWorld
+    allowance: Allowance = field(default_factory=Allowance)
 
     def __post_init__(self) -> None:
         self._numbers = count()
@@ -246,6 +248,7 @@ class Service:
                 metrics=Metrics(),
                 retries=self.settings.retries,
                 keeps_policy=self.policy is None,
+                allowance=self.allowance,
                 clock_of=partial(Clock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )

@@ -40,6 +40,7 @@ TABLE = (
     Row("GET", "/v1/jobs/{job}/why", EVERYBODY, EVERYBODY),
     Row("GET", "/v1/jobs/{job}/logs", EVERYBODY, OPERATORS),
     Row("POST", "/v1/jobs/{job}/cancel", USERS, OPERATORS),
+    Row("POST", "/v1/tenants/{tenant}/cancel", USERS, OPERATORS),
     Row("POST", "/v1/jobs/{job}/hold", USERS, OPERATORS),
     Row("POST", "/v1/jobs/{job}/release", USERS, OPERATORS),
     Row("GET", "/v1/nodes", EVERYBODY, EVERYBODY),
@@ -89,7 +90,7 @@ def api(shared: Api) -> Api:
 
 
 def _path(template: str, job: str) -> str:
-    return template.format(job=job, tenant="mine", name=VICTIM)
+    return template.format(job=job, tenant="theirs" if job == THEIRS else "mine", name=VICTIM)
 
 
 def test_table_has_every_endpoint_of_the_api(api: Api) -> None:

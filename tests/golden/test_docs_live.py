@@ -8,15 +8,17 @@ from tests.fake_engine import FakeEngine
 
 from poise.backends.local import checking
 from poise.backends.local.folders import KEPT_RUNS
+from poise.cli.serve import _setup, serve
 from poise.core.reasons import Code
 from poise.model.action import Why
 from poise.model.failures import CATEGORIES, Verdict
-from poise.server import guard, listening
+from poise.server import accepting, damping, guard, listening
 from poise.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
 from poise.server.guard import Bounds
 from poise.server.instant import MOST_QUEUED
 from poise.server.lining import IN_LINE
 from poise.server.metrics import Metrics
+from poise.server.quotas import MIB, Allowance
 from poise.server.records import MOST_RUNS
 from poise.server.routes_jobs import MOST_ROWS
 from poise.server.telling import MOST_ENTRIES
@@ -45,6 +47,7 @@ def _fed() -> list[Metric]:
     metrics.watch(engine)
     metrics.ended("finished")
     metrics.preempted(Why.OUTRANKED)
+    metrics.refused("user-jobs")
     metrics.requested("/v1/jobs", "GET", 200, 0.1)
     return list(metrics.registry.collect())
 
@@ -66,12 +69,22 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
 def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
     rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
-    bounds = Bounds()
+    bounds, room, allowance = Bounds(), accepting.ROOM, Allowance()
     for of, values in {
-        "connections at once": (listening.MOST_CONNECTIONS, listening.BACKLOG, listening.SPARE_FILES, listening.FILES_A_RUN),
+        "connections at once that have brought no token yet": (room.strangers, room.grace, accepting.BACKLOG),
+        "connections at once that have brought one": (room.known, room.each),
+        "open files that connections leave to the rest of the service": (
+            accepting.SPARE_FILES,
+            room.all + accepting.SPARE_FILES,
+            accepting.FILES_A_RUN,
+        ),
+        "the time of a TLS handshake": (listening.HEAD_SECONDS,),
+        "the time of a body": (bounds.upload,),
+        "those of one token": (bounds.each,),
+        "lines of the log that one address": (damping.LINES, damping.MOST),
         "the time of a head": (listening.HEAD_SECONDS, listening.MOST_HEAD >> 10),
         "the time between two requests of a connection": (listening.IDLE_SECONDS,),
-        "requests under way at once": (bounds.requests,),
+        "requests under way at once": (bounds.requests, bounds.reserve),
         "the time of a request": (bounds.seconds,),
         "the time for a client to take what it is sent": (listening.READ_SECONDS,),
         "requests under way when the service stops": (listening.STOP_SECONDS,),
@@ -82,6 +95,7 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "tokens": (MOST_ACCOUNTS,),
         "jobs of a submission": (request.MOST_JOBS,),
         "jobs that have not ended": (MOST_QUEUED,),
+        "those of one user (a token of the role `user`)": (allowance.user_jobs, allowance.tenant_jobs),
         "arguments of a command": (request.MOST_ARGUMENTS, request.MOST_COMMAND),
         "variables of a job's environment": (request.MOST_VARIABLES, request.MOST_ENVIRONMENT),
         "one argument": (checking.MOST_BYTES,),
@@ -95,6 +109,21 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     }.items():
         for value in values:
             assert re.search(rf"(?<![\d,]){value:,.0f}(?![\d,]*\d)", rows[of]), (of, value)
+
+
+def test_what_users_may_queue_is_on_the_page_of_limits() -> None:
+    section = _page("reference", "limits.md").partition("## What users may queue")[2].partition("\n## ")[0]
+    found = {row[0].strip("`"): row[2] for row in _rows(section)[2:]}
+    allowed = Allowance()
+    assert found == {
+        "--user-jobs": f"{allowed.user_jobs:,}",
+        "--tenant-jobs": f"{allowed.tenant_jobs:,}",
+        "--user-rate": f"{allowed.user_rate:,}",
+        "--user-mib": f"{allowed.user_bytes // MIB:,}",
+        "--tenant-mib": f"{allowed.tenant_bytes // MIB:,}",
+    }
+    setup = _setup(serve.make_context("serve", ["--cluster", "v100:1"]).params)
+    assert setup.allowance == allowed
 
 
 def test_causes_of_failure_are_in_the_troubleshooting_with_what_comes_of_them() -> None:

@@ -24,10 +24,12 @@ def test_a_token_is_not_made_twice_after_a_lost_connection() -> None:
     assert len(desk.seen) == 1
 
 
-@pytest.mark.parametrize(("code", "sent"), [("busy", 2), ("not-ready", 1)])
-def test_a_token_is_asked_for_again_only_if_the_server_did_not_look_at_it(code: str, sent: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "code", "sent"), [(503, "busy", 2), (503, "not-ready", 1), (429, "too-many-requests", 2)]
+)
+def test_a_token_is_asked_for_again_only_if_the_server_did_not_look_at_it(status: int, code: str, sent: int) -> None:
     made = {"token": "x", "account": {"name": "ci", "tenant": "t", "role": "user"}}
-    client, desk = talking(problem(503, code, "no answer in time; it may yet be done"), made)
+    client, desk = talking(problem(status, code, "no answer in time; it may yet be done"), made)
     with suppress(UnavailableError):
         client.make_token("ci", tenant="t")
     assert len(desk.seen) == sent

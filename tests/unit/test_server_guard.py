@@ -11,8 +11,10 @@ from starlette.types import Message, Receive, Scope, Send
 from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
 from poise.model.errors import RequestError
+from poise.server import logs
 from poise.server.api import Conditions
-from poise.server.guard import Bounds, Guard
+from poise.server.damping import LINES, SPAN
+from poise.server.guard import BUSY, Bounds, Guard, Turnstile
 from poise.server.hosts import Hosts
 from poise.server.logs import Logbook, LogFormat
 from poise.server.metrics import Metrics
@@ -138,8 +140,47 @@ def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> 
     assert reply.headers["retry-after"] == "1"
 
 
-def test_request_that_never_arrives_in_full_is_given_up(tmp_path: Path) -> None:
-    api, _ = an_api_with(tmp_path, Bounds(seconds=0.05))
+def test_no_token_takes_all_requests_and_some_are_left_to_operators() -> None:
+    accounts = {role: Account(name=role.value, tenant="t", role=role) for role in Role}
+    turnstile = Turnstile(Bounds(requests=10, reserve=2, each=5))
+    for _ in range(5):
+        assert turnstile.enter(accounts[Role.USER]) is None
+    refusal = turnstile.enter(accounts[Role.USER])
+    assert refusal is not None
+    assert (refusal.status, refusal.code) == (429, "too-many-requests")
+    assert refusal.detail == "token 'user' has 5 requests under way, of at most 5; wait for an answer first"
+    for _ in range(3):
+        assert turnstile.enter(accounts[Role.READER]) is None
+    assert turnstile.enter(accounts[Role.READER]) is BUSY
+    for role in (Role.OPERATOR, Role.ADMIN):
+        assert turnstile.enter(accounts[role]) is None
+    assert turnstile.enter(accounts[Role.ADMIN]) is BUSY
+    turnstile.leave(accounts[Role.USER])
+    assert turnstile.enter(accounts[Role.USER]) is BUSY
+    turnstile.leave(accounts[Role.OPERATOR])
+    turnstile.leave(accounts[Role.ADMIN])
+    assert turnstile.enter(accounts[Role.USER]) is None
+
+
+def test_operator_may_have_more_requests_under_way_than_others() -> None:
+    account = Account(name="o", tenant="t", role=Role.OPERATOR)
+    turnstile = Turnstile(Bounds(requests=10, reserve=2, each=5))
+    assert [turnstile.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
+
+
+def test_requests_are_counted_out_whatever_becomes_of_them(tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, Bounds(requests=1, reserve=0, body=100, upload=0.05))
+    call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
+    for pieces in ((b"{", None), (_body(101),), (_body(100),), (b"{",)):
+        calls(api.app, [Call(call.method, call.path, call.headers, pieces)])
+    api.engine.fails = lambda: ZeroDivisionError("x")
+    assert api.call("user", "GET", "/v1/service").status == 500
+    assert api.call("user", "GET", "/v1/me").status == 200
+
+
+@pytest.mark.parametrize("bounds", [Bounds(seconds=0.05), Bounds(upload=0.05)])
+def test_request_that_never_arrives_in_full_is_given_up(bounds: Bounds, tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, bounds)
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
     pieces = (b"{", None)
     assert calls(api.app, [Call(call.method, call.path, call.headers, pieces)])[0].problem[:2] == (408, "too-slow")
@@ -179,6 +220,28 @@ def test_log_names_routes_and_accounts_and_never_a_token_a_path_or_a_query(tmp_p
     assert {"GET", "PUT"} <= {line.get("method") for line in lines}
     assert {line["route"] for line in lines if line["event"] == "request"} <= {"/v1/jobs/{job}", "/v1/policy", "other"}
     assert {"event": "token-made", "name": "new", "by": "admin"}.items() <= lines[-1].items()
+
+
+def test_refusals_are_logged_so_often_for_each_who_causes_them_and_then_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(logs, "monotonic", lambda: now)
+    api, log = an_api_with(tmp_path)
+    for who, path in ((None, "/v1/me"), ("user", "/nothing"), ("admin", "/nothing")):
+        calls(api.app, [api.request(who, "GET", path) for _ in range(50)])
+    assert _lines(log, "request") == ["127.0.0.1"] * LINES + ["user"] * LINES + ["admin"] * LINES
+    assert _lines(log, "lines-left-out") == []
+    now = SPAN
+    api.call(None, "GET", "/v1/me")
+    assert sorted(_lines(log, "lines-left-out")) == ["127.0.0.1", "token admin", "token user"]
+    assert len(_lines(log, "request")) == 3 * LINES + 1
+
+
+def _lines(log: io.StringIO, event: str) -> list[str]:
+    """Who caused the lines of an event."""
+    found = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [each.get("address") or each.get("caused_by") or each["account"] for each in found if each["event"] == event]
 
 
 def test_websocket_is_closed_unheard(api: Api) -> None:

@@ -12,8 +12,9 @@ import pytest
 from tests.certificates import a_certificate
 from tests.fake_engine import an_api, awaited
 
-from poise.server import listening
+from poise.server import accepting, listening
 from poise.server.api import Conditions
+from poise.server.guests import Room
 from poise.server.listening import Address, Certificate, Listener, bind, config_of
 from poise.server.logs import Level, Logbook
 
@@ -40,7 +41,7 @@ def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]], certific
             over[0] = True
 
     async def run() -> None:
-        server = Listener(config_of(api.app, certificate, log), ready.set, lambda: over[0])
+        server = Listener(config_of(api.app, certificate, log), ready.set, lambda: over[0], log)
         await asyncio.gather(server._serve([bound]), client())
 
     awaited(run())
@@ -85,44 +86,79 @@ def test_head_that_arrives_letter_by_letter_is_not_waited_for(tmp_path: Path, mo
     visited(tmp_path, visit)
 
 
-def test_connections_beyond_their_number_are_closed_and_the_others_go_on(
+NO_GRACE = Room(strangers=2, known=2, each=2, grace=0.0)
+
+
+def test_newcomer_takes_the_place_of_the_oldest_that_brought_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(listening, "ROOM", NO_GRACE)
+
+    async def visit(port: int, token: str) -> None:
+        known = await connected(port)
+        await _ask(known, token)
+        silent = [await connected(port) for _ in range(3)]
+        last = await connected(port)
+        assert await is_closed(silent[0][0])
+        await _ask(last, token)
+        await _ask(known, token)
+        for _, writer in (known, *silent, last):
+            writer.close()
+
+    visited(tmp_path, visit)
+
+
+def test_stranger_has_its_grace_before_it_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "ROOM", Room(strangers=1, grace=10 * LIMIT))
 
     async def visit(port: int, token: str) -> None:
         first, second = [await connected(port) for _ in range(2)]
+        third = await connected(port)  # the kernel has it, and it is taken once one of the others has brought a token
         await _ask(first, token)
         await _ask(second, token)
-        third = await connected(port)
-        assert await is_closed(third[0])
-        await _ask(first, token)
+        await _ask(third, token)
         for _, writer in (first, second, third):
             writer.close()
 
     visited(tmp_path, visit)
 
 
-def test_connections_that_do_not_shake_hands_count_too(
+def test_connections_that_do_not_shake_hands_give_way_too(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(listening, "ROOM", Room(strangers=2, known=2, grace=0.2))
     context = ssl.create_default_context(cafile=str(certificate.chain))
 
     async def visit(port: int, token: str) -> None:
         first = await connected(port, context)
         await _ask(first, token)
-        idle = await connected(port)
-        third = await connected(port)
-        assert await is_closed(third[0])
+        silent = [await connected(port) for _ in range(3)]
+        last = await connected(port, context)
+        assert await is_closed(silent[0][0])
+        await _ask(last, token)
         await _ask(first, token)
-        idle[1].close()
-        while not await _is_answered(port, token, context):
-            await asyncio.sleep(0.01)
-        for _, writer in (first, third):
+        for _, writer in (first, *silent, last):
             writer.close()
 
     visited(tmp_path, visit, certificate)
+
+
+def test_token_with_too_many_connections_loses_the_one_that_is_idle_for_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "ROOM", Room(each=2))
+
+    async def visit(port: int, token: str) -> None:
+        links = [await connected(port) for _ in range(3)]
+        for each in (0, 1, 0, 2):
+            await _ask(links[each], token)
+        assert await is_closed(links[1][0])
+        for each in (0, 2):
+            await _ask(links[each], token)
+        for _, writer in links:
+            writer.close()
+
+    visited(tmp_path, visit)
 
 
 def test_connection_that_does_not_shake_hands_in_time_is_closed(
@@ -139,16 +175,19 @@ def test_connection_that_does_not_shake_hands_in_time_is_closed(
 
 
 def test_connections_leave_files_to_the_rest_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "ROOM", Room(grace=0.0))
+
     async def visit(port: int, token: str) -> None:
         lowest = os.dup(0)
         os.close(lowest)
-        monkeypatch.setattr(listening, "_most_files", lambda: lowest + 40)
-        monkeypatch.setattr(listening, "SPARE_FILES", 20)
+        monkeypatch.setattr(accepting, "most_files", lambda: lowest + 40)
+        monkeypatch.setattr(accepting, "SPARE_FILES", 20)
         monkeypatch.setattr(listening, "HEAD_SECONDS", 10 * LIMIT)
-        links = [await connected(port) for _ in range(15)]  # each takes a file on either side
-        assert await is_closed(links[-1][0])
+        links = [await connected(port) for _ in range(25)]  # each takes a file on either side
         for link in links[:5]:
-            await _ask(link, token)
+            assert await is_closed(link[0])
+        await _ask(links[-1], token)
+        assert os.dup(0) < lowest + 40
         for _, writer in links:
             writer.close()
 
@@ -160,23 +199,9 @@ def test_room_is_asked_for_as_far_as_one_may(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
     for limits in ((1_024, 4_096), (1_024, 1_100), (1 << 20, 1 << 20), (1_024, resource.RLIM_INFINITY)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, both=limits: both)
-        listening.ask_for_files(10)
-    wanted = listening.MOST_CONNECTIONS + listening.SPARE_FILES + 10 * listening.FILES_A_RUN
+        accepting.ask_for_files(10)
+    wanted = accepting.ROOM.all + accepting.SPARE_FILES + 10 * accepting.FILES_A_RUN
     assert asked == [(wanted, 4_096), (1_100, 1_100), (wanted, resource.RLIM_INFINITY)]
-
-
-async def _is_answered(port: int, token: str, context: ssl.SSLContext | None = None) -> bool:
-    try:
-        link = await connected(port, context)
-    except OSError:
-        return False
-    try:
-        await _ask(link, token)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return False
-    finally:
-        link[1].close()
-    return True
 
 
 async def _ask(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], token: str) -> None:
@@ -188,19 +213,25 @@ async def _ask(link: tuple[asyncio.StreamReader, asyncio.StreamWriter], token: s
     await reader.readexactly(int(length.split()[1]))
 
 
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def test_client_that_does_not_read_its_answers_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(listening, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 1)
 
     async def visit(port: int, token: str) -> None:
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             deaf.connect(("127.0.0.1", port))
+            deaf.setblocking(False)
             ask = f"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
-            deaf.sendall(ask * 200)  # more than all buffers hold
-            while not await _is_answered(port, token):
+            await asyncio.get_running_loop().sock_sendall(deaf, ask * 200)  # more than all buffers hold
+            await asyncio.get_running_loop().sock_recv(deaf, 1)
+            both = _open_files()
+            while _open_files() == both:  # until the server has closed its end
                 await asyncio.sleep(0.01)
 
     visited(tmp_path, visit)

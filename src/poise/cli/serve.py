@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,20 +18,32 @@ from poise.placement.strategies import PLACEMENTS, placement_named
 from poise.policies.catalogue import policy_named
 
 if TYPE_CHECKING:
+    from poise.server.quotas import Allowance
     from poise.server.serving import Door, Running
     from poise.server.setup import Setup
 
 AUTO = "auto"
 PROTECTED = 0.1
 """Part of a round for which a job that just started is not preempted, unless said otherwise."""
+MOST_ALLOWED = 1_000_000_000
+"""Of any bound that can be set."""
 FORMATS = ("text", "json")
 WORKERS = ("local", "null")
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 EPILOG = """\b
 Examples:
   poise serve --cluster v100:4,k80:8           virtual GPUs, on a machine without any
   poise serve --listen 0.0.0.0:8642 --tls-cert cert.pem --tls-key key.pem --host-name gpu1
 """
+
+
+def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
+    """A bound on users. Operators and admins are not held to it."""
+    return click.option(
+        name, type=click.IntRange(0, MOST_ALLOWED), default=default, show_default=True, metavar="N", help=f"{text} 0: any."
+    )
 
 
 @click.command(epilog=EPILOG)
@@ -74,6 +86,11 @@ Examples:
 @click.option(
     "--retries", type=click.IntRange(0, 1_000), default=4, show_default=True, help="Failed runs of a job that are forgiven."
 )
+@_allowed("--user-jobs", 10_000, "Jobs of one user's token that have not ended.")
+@_allowed("--user-rate", 20_000, "Jobs that one user's token may submit in an hour.")
+@_allowed("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended.")
+@_allowed("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended.")
+@_allowed("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended.")
 @click.option(
     "--workers",
     type=click.Choice(WORKERS),
@@ -121,6 +138,19 @@ def _setup(options: dict[str, Any]) -> "Setup":
         world=WorldKind(options["workers"]),
         log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
         devices=devices,
+        allowance=_allowance(options),
+    )
+
+
+def _allowance(options: dict[str, Any]) -> "Allowance":
+    from poise.server.quotas import MIB, Allowance
+
+    return Allowance(
+        user_jobs=options["user_jobs"],
+        tenant_jobs=options["tenant_jobs"],
+        user_rate=options["user_rate"],
+        user_bytes=options["user_mib"] * MIB,
+        tenant_bytes=options["tenant_mib"] * MIB,
     )
 
 

@@ -41,6 +41,7 @@ from poise.wire.views import (
     Submitted,
     Weight,
     Why,
+    Withdrawn,
 )
 
 Found = TypeVar("Found")
@@ -200,6 +201,10 @@ class Client:
     def cancel(self, job: str) -> Done:
         """Withdraw a job."""
         return self._wish(job, "cancel")
+
+    def cancel_all(self, tenant: str) -> Withdrawn:
+        """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
+        return self._link.send(Withdrawn, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
 
     def hold(self, job: str) -> Done:
         """Keep a job from running, preempting it if it runs, until it is released."""

@@ -24,8 +24,8 @@ from poise.wire.views import Problem
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds before a request is sent again: doubled each time."""
-BUSY = "busy"
-"""Code of a server that has not even looked at a request."""
+BUSY = frozenset({"busy", "too-many-requests"})
+"""Codes of a server that has not even looked at a request, and may do so in a moment."""
 NO_TOKEN = "no-token"
 """Code of a server that does not know the token."""
 FIRST_CONTACT = 1.0
@@ -161,8 +161,8 @@ class Connection:
         if problem.code == NO_TOKEN:
             whose = f"the token in {self.token_in}" if self.token_in else "the token"
             detail = f"{whose} is not known to {self._url}, or has expired"
-        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            return _PassingError(detail, may_be_done=problem.code != BUSY)
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE or problem.code in BUSY:
+            return _PassingError(detail, may_be_done=problem.code not in BUSY)
         if answer.is_client_error:
             return RefusedError(answer.status_code, problem.code, detail)
         return UnavailableError(detail)

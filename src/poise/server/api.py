@@ -74,7 +74,7 @@ def _add_metrics(app: FastAPI, whole: Whole) -> None:
         methods=["GET"],
         operation_id="metrics",
         response_class=Response,
-        responses={200: {"content": _TEXT}, **problems(400, 401, 403, 408, 413, 414, 431, 500, 503)},
+        responses={200: {"content": _TEXT}, **problems(400, 401, 403, 408, 413, 414, 429, 431, 500, 503)},
         dependencies=_READERS,
     )
 

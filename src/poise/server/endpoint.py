@@ -22,7 +22,7 @@ from poise.wire.views import Account, Problem, Role
 LARGE = 64 << 10
 """Bytes of a body from which on it is read beside the loop rather than in it."""
 
-_ALWAYS = (400, 401, 403, 408, 413, 414, 431, 500, 503)
+_ALWAYS = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503)
 """What any endpoint may answer: mostly the guard."""
 
 W = TypeVar("W", bound=Wire)
@@ -79,7 +79,7 @@ class Endpoint:
 
     def _statuses(self) -> tuple[int, ...]:
         taking = (415,) if self.takes else ()
-        changing = (429, 507) if self.method != "GET" else ()
+        changing = (507,) if self.method != "GET" else ()
         return (*_ALWAYS, *taking, *changing, *self.faults)
 
     def _body(self) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from poise.engine.live import Broken, News, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
 from poise.server.belated import told_late
-from poise.server.instant import Instant
+from poise.server.instant import CANCELLED_AT_ONCE, Instant
 from poise.server.opening import is_as_asked, opened, renewed, restored
 from poise.server.ordering import carry_out, held_runs
 from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
 from poise.server.store import Changes, StorageError
-from poise.server.wishes import Adopt, Submit, Weigh, Wish, grant, refuse
+from poise.server.wishes import Adopt, Submit, Weigh, Wish, Withdraw, grant, refuse
 
 MOST_AT_ONCE = 512
 """Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
@@ -53,6 +53,17 @@ class _Step(NamedTuple):
     instant: Instant
     answer: Answer | None
     changes: Changes | None
+
+
+def _weight(item: Wish | News | Broken) -> int:
+    """Of what a commit may hold."""
+    match item:
+        case Submit():
+            return len(item.submission.jobs)
+        case Withdraw():
+            return CANCELLED_AT_ONCE
+        case _:
+            return 1
 
 
 class Loop:
@@ -206,7 +217,7 @@ class Loop:
             item = self._inbox.get(timeout=timeout)
             while item is not None:
                 yield item
-                left -= len(item.submission.jobs) if isinstance(item, Submit) else 1
+                left -= _weight(item)
                 if left <= 0:
                     return
                 item = self._inbox.get_nowait()
@@ -274,6 +285,8 @@ class Loop:
         """One instant. All of it is kept before any of it is done or answered, or none of it is."""
         step = self._take(batch, now, *first)
         self._finish([step])
+        for unfinished in step.instant.unfinished:
+            self.put(unfinished)
         for wish in step.instant.chapters:
             self._renew(wish)
 

@@ -5,6 +5,7 @@ mistake but ours, comes out as a 500 with a number under which the log has the r
 """
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,12 +15,13 @@ from time import perf_counter
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from poise.server.accounts import LONGEST_TOKEN, Accounts
+from poise.server.accounts import LONGEST_TOKEN, Accounts, is_at_least
+from poise.server.guests import Visit, neighbourhood
 from poise.server.hosts import Hosts
-from poise.server.logs import Level, Logbook
+from poise.server.logs import Level, Logbook, trace_of
 from poise.server.metrics import Metrics
 from poise.server.problems import reply
-from poise.wire.views import Account
+from poise.wire.views import Account, Role
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 MOST_DRAINED = 16 << 20
@@ -38,7 +40,14 @@ _HEADERS = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of each request; `requests`: that are under way at once; `seconds`: from its headers to the end of the answer."""
+    """Of each request, and of all that are under way at once.
+
+    requests   under way at once
+    reserve    of them, those that only operators' may be
+    each       of one token, unless it is an operator's
+    seconds    from the end of the head to the end of the answer
+    upload     seconds from the end of the head to the end of the body
+    """
 
     body: int = 1 << 20
     headers: int = 100
@@ -46,7 +55,10 @@ class Bounds:
     path: int = 2_000
     query: int = 8_000
     requests: int = 256
+    reserve: int = 32
+    each: int = 64
     seconds: float = 60.0
+    upload: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class Gate:
     bounds: Bounds
 
     def check(self, scope: Scope) -> Account | Refusal:
-        """In this order: size, where the body ends, Host, Origin, token, announced length of the body."""
+        """In this order: size, where the body ends, Host, Origin, token."""
         found: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             found.setdefault(name, []).append(value)
@@ -115,11 +127,7 @@ class Gate:
         scheme, _, token = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not 0 < len(token) <= LONGEST_TOKEN:
             return NO_TOKEN
-        account = self.accounts.known(token.strip())
-        if account is None:
-            return NO_TOKEN
-        length = found.get(b"content-length", [b"0"])[0]
-        return _too_large(self.bounds) if not length.isdigit() or int(length[:20]) > self.bounds.body else account
+        return self.accounts.known(token.strip()) or NO_TOKEN
 
 
 def _framing(found: dict[bytes, list[bytes]]) -> Refusal | None:
@@ -132,6 +140,43 @@ def _framing(found: dict[bytes, list[bytes]]) -> Refusal | None:
 
 def _too_large(bounds: Bounds) -> Refusal:
     return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"expected a body of at most {bounds.body:,} bytes")
+
+
+def _is_too_large(scope: Scope, most: int) -> bool:
+    """The head announces more bytes than a body may have, or a number of them that is none."""
+    lengths = (value for name, value in scope["headers"] if name == b"content-length")
+    return any(not length.isdigit() or int(length[:20]) > most for length in lengths)
+
+
+class Turnstile:
+    """Counts requests that are under way: no token takes all of them, and some are left to operators."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._inside = 0
+        self._of: Counter[str] = Counter()
+
+    def enter(self, account: Account) -> Refusal | None:
+        """Let one in; why not, otherwise. Whoever got in has to leave."""
+        bounds, mine = self._bounds, self._of[account.name]
+        is_operator = is_at_least(account, Role.OPERATOR)
+        if mine >= bounds.each and not is_operator:
+            text = (
+                f"token {account.name!r} has {mine} requests under way, of at most {bounds.each}; wait for an answer first"
+            )
+            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", text)
+        if self._inside >= (bounds.requests if is_operator else bounds.requests - bounds.reserve):
+            return BUSY
+        self._inside += 1
+        self._of[account.name] = mine + 1
+        return None
+
+    def leave(self, account: Account) -> None:
+        """One that got in is answered."""
+        self._inside -= 1
+        self._of[account.name] -= 1
+        if not self._of[account.name]:
+            del self._of[account.name]
 
 
 class Answer:
@@ -150,18 +195,28 @@ class Answer:
 
 
 class Body:
-    """The receiving side: counts bytes, however they arrive."""
+    """The receiving side: counts bytes, however they arrive, and the time from when they are first waited for."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
+    def __init__(self, receive: Receive, bounds: Bounds, limit: asyncio.Timeout) -> None:
         self.complete = False
-        self._left = most
         self.receive = receive
+        self._left = bounds.body
+        self._bounds = bounds
+        self._limit = limit
+        self._ends: float | None = None
+        """When the whole request is to be over, once its body is waited for."""
 
     async def __call__(self) -> Message:
         """The next part; raises TooLargeError beyond the bound."""
+        if self._ends is None:
+            now = asyncio.get_running_loop().time()
+            self._ends = self._limit.when() or now + self._bounds.seconds
+            self._limit.reschedule(min(self._ends, now + self._bounds.upload))
         message = await self.receive()
         self._left -= len(message.get("body", b""))
-        self.complete = not message.get("more_body", False)
+        if not self.complete and not message.get("more_body", False):
+            self.complete = True
+            self._limit.reschedule(self._ends)
         if self._left < 0:
             raise TooLargeError
         return message
@@ -175,7 +230,7 @@ class Guard:
         self._gate = gate
         self._metrics = metrics
         self._log = log
-        self._inside = 0
+        self._turnstile = Turnstile(gate.bounds)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it. Of what is no HTTP request, only the server's own start and stop get in."""
@@ -189,27 +244,42 @@ class Guard:
     async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()
         answer = Answer(send)
-        self._inside += 1
         try:
-            caller = BUSY if self._inside > self._gate.bounds.requests else self._gate.check(scope)
-            if isinstance(caller, Refusal):
-                if caller.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                    await _drain(receive)
-                await _refuse(scope, receive, answer, caller)
-            else:
+            caller = self._gate.check(scope)
+            refusal = caller if isinstance(caller, Refusal) else self._turnstile.enter(caller)
+            if isinstance(caller, Account):
                 scope.setdefault("state", {})["account"] = caller
-                await self._pass(scope, Body(receive, self._gate.bounds.body), answer)
+            if refusal is not None:
+                await _refuse(scope, receive, answer, refusal)
+            elif isinstance(caller, Account):
+                await self._host(caller, scope, receive, answer)
         finally:
-            self._inside -= 1
             self._record(scope, answer.status or GONE, perf_counter() - began)
 
-    async def _pass(self, scope: Scope, body: Body, answer: Answer) -> None:
+    async def _host(self, account: Account, scope: Scope, receive: Receive, answer: Answer) -> None:
+        """A request that got in; whatever becomes of it, it is counted out."""
+        visit: Visit | None = scope["state"].get("visit")
         try:
-            async with asyncio.timeout(self._gate.bounds.seconds):
+            if visit is not None:
+                visit.begin(account)
+            await self._pass(scope, receive, answer)
+        finally:
+            self._turnstile.leave(account)
+            if visit is not None:
+                visit.end()
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: Answer) -> None:
+        bounds = self._gate.bounds
+        limit = asyncio.timeout(bounds.seconds)
+        body = Body(receive, bounds, limit)
+        try:
+            async with limit:
+                if _is_too_large(scope, bounds.body):
+                    raise TooLargeError  # noqa: TRY301 - it is told as of a body that turns out to be
                 await self._app(scope, body, answer)
         except TooLargeError:
             await _drain(body.receive)
-            await self._apologise(scope, body, answer, _too_large(self._gate.bounds))
+            await self._apologise(scope, body, answer, _too_large(bounds))
         except TimeoutError:
             await self._apologise(scope, body, answer, NO_ANSWER if body.complete else TOO_SLOW)
         except asyncio.CancelledError:  # the server stops and waits no longer; the wish may yet be granted, or not
@@ -218,10 +288,15 @@ class Guard:
             pass  # nobody is there to be told
         except Exception as error:
             trace = token_hex(8)
-            self._log.error("bug", error=error, trace=trace, method=scope["method"], route=route_of(scope))
+            self._complain(error, trace, scope)
             text = f"an error inside of Poise; its log says more under {trace}"
             refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text)
             await self._apologise(scope, body, answer, refusal)
+
+    def _complain(self, error: Exception, trace: str, scope: Scope) -> None:
+        """A mistake of ours can be had again and again, too."""
+        values = {"trace": trace, "method": scope["method"], "route": route_of(scope)}
+        self._log.caused_by(f"bug {values['route']}", Level.ERROR, "bug", values | trace_of(error))
 
     async def _apologise(self, scope: Scope, body: Body, answer: Answer, refusal: Refusal) -> None:
         """Once an answer has begun, all that is left is to break it off, so that it cannot be taken for a whole one."""
@@ -236,18 +311,19 @@ class Guard:
         account = scope.get("state", {}).get("account")
         who = account.name if account is not None else None
         took = round(seconds * 1e3, 3)
-        self._log.say(
-            _level(method, status),
-            "request",
-            {"method": method, "route": route, "status": status, "account": who, "milliseconds": took},
-        )
+        said = {"method": method, "route": route, "status": status, "account": who, "milliseconds": took}
+        if status < 400:
+            self._log.say(Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG, "request", said)
+        elif who is not None:
+            self._log.caused_by(f"token {who}", Level.WARNING, "request", said)
+        else:
+            address = address_of(scope)
+            self._log.caused_by(address, Level.WARNING, "request", said | {"address": address})
 
 
-def _level(method: str, status: int) -> Level:
-    """Refusals are worth a line, and what changes the service; what is done to jobs is in the journal."""
-    if status >= 400:
-        return Level.WARNING
-    return Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG
+def address_of(scope: Scope) -> str:
+    """Where a request comes from, for the log alone: it grants nothing."""
+    return neighbourhood(scope["client"][0]) if scope.get("client") else "unknown"
 
 
 def route_of(scope: Scope) -> str:

@@ -1,7 +1,9 @@
 """One instant in the making: wishes and news become facts for the core, and answers that are due once they are kept."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import repeat
 from math import inf
 
 from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
@@ -9,18 +11,21 @@ from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progr
 from poise.model.failures import Verdict, verdict
 from poise.server.intake import job_of
 from poise.server.parts import Parts
+from poise.server.quotas import size_of
 from poise.server.records import LOST, Record
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Facts, Situation
 from poise.server.store import Store
 from poise.server.submissions import check_same, holder
-from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, grant, refuse
+from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, Withdraw, grant, refuse
 from poise.wire import views
 from poise.wire.notes import notes_on
 from poise.wire.request import Request
 
 MOST_QUEUED = 200_000
 """Jobs that have not ended."""
+CANCELLED_AT_ONCE = 512
+"""Jobs of a tenant that one instant withdraws, if all are to be."""
 MOST_FAILURES = 100
 """Failed runs of a job that are forgiven if it was never its own fault."""
 LOSS_EVERY = 30.0
@@ -46,6 +51,8 @@ class Instant:
         self.now = now
         self.facts = Facts()
         self.chapters: list[Weigh | Adopt] = []
+        self.unfinished: list[Withdraw] = []
+        """Wishes that go on in the next instant."""
         self._situation = situation
         self._store = store
         self._parts = parts
@@ -63,6 +70,8 @@ class Instant:
                 self._submit(item)
             case Change():
                 self._change(item)
+            case Withdraw():
+                self._withdraw(item)
             case Weigh() | Adopt():
                 self.chapters.append(item)
             case RunBegan():
@@ -78,15 +87,19 @@ class Instant:
             answer()
 
     def _submit(self, wish: Submit) -> None:
+        texts: Sequence[str] = ()
         try:
             ids = self._taken(wish)
             if ids is None:
-                self._check_room(len(wish.submission.jobs))
+                texts = [request.model_dump_json(exclude_defaults=True) for request in wish.submission.jobs]
+                self._check_room(wish.by, texts)
         except RefusedError as error:
+            if error.bound is not None:
+                self._parts.metrics.refused(error.bound)
             refuse(wish, error)
             return
         if ids is None:
-            ids = tuple(self._enter(request, wish.by) for request in wish.submission.jobs)
+            ids = tuple(map(self._enter, wish.submission.jobs, texts, repeat(wish.by)))
             self._note_key(wish, ids)
         answer = views.Submitted(jobs=ids, notes=notes_on(wish.submission.jobs))
         self._answers.append(lambda: grant(wish.reply, answer))
@@ -105,13 +118,16 @@ class Instant:
             self._keys[key, whose] = ids, wish.submission.jobs
             self.facts.keys.append((key, whose, json.dumps(ids)))
 
-    def _check_room(self, jobs: int) -> None:
+    def _check_room(self, by: views.Account, texts: Sequence[str]) -> None:
         queued = len(self._situation.records) + len(self.facts.arrivals)
-        if queued + jobs > MOST_QUEUED:
-            raise RefusedError(Fault.FULL, f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later")
+        if queued + len(texts) > MOST_QUEUED:
+            text = f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
+            raise RefusedError(Fault.FULL, text, bound="all-jobs")
+        size = sum(map(size_of, texts))
+        self._situation.usage.check(by, len(texts), size, self.now, self._parts.allowance)
 
-    def _enter(self, request: Request, by: views.Account) -> str:
-        """A new job."""
+    def _enter(self, request: Request, text: str, by: views.Account) -> str:
+        """A new job; `text`: its request as JSON. It counts at once: the next one of this instant comes on top."""
         if not self._next:
             self._next = max(self._store.last_id(), self._parts.taken)
         self._next += 1
@@ -124,7 +140,9 @@ class Instant:
         self.facts.add(Submitted(job, kind, steps), by=by.name)
         if request.hold:
             self.facts.add(Held(job.id), by=by.name)
-        self.facts.arrivals.append((Record.of(job, request), request.model_dump_json(exclude_defaults=True)))
+        record = Record.of(job, request, by.name, size_of(text))
+        situation.usage.submitted(record)
+        self.facts.arrivals.append((record, text))
         return job.id
 
     def _change(self, wish: Change) -> None:
@@ -134,6 +152,25 @@ class Instant:
             return
         self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
         self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
+
+    def _withdraw(self, wish: Withdraw) -> None:
+        """The next jobs of a tenant; those that came after the wish are not meant."""
+        left = self._all_of(wish.tenant) if wish.left is None else wish.left
+        done = wish.done
+        for job in left[:CANCELLED_AT_ONCE]:
+            record = self._situation.records.get(job)
+            if record is not None and record.finished is None and job not in self._finished:
+                self.facts.add(Cancelled(job), by=wish.by.name)
+                done += 1
+        if len(left) > CANCELLED_AT_ONCE:
+            self.unfinished.append(replace(wish, left=left[CANCELLED_AT_ONCE:], done=done))
+        else:
+            self._answers.append(lambda: grant(wish.reply, views.Withdrawn(tenant=wish.tenant, jobs=done)))
+
+    def _all_of(self, tenant: str) -> tuple[str, ...]:
+        """Jobs of a tenant, those that wait first: others of them would be started in the place of one that runs."""
+        records = self._situation.records
+        return tuple(sorted(self._situation.tally.jobs.get(tenant, ()), key=lambda job: records[job].current is not None))
 
     def _change_ended(self, wish: Change, state: str) -> None:
         """Of a job that has ended nothing can be wanted but what is so: one that was cancelled may be cancelled again."""

@@ -3,47 +3,48 @@
 import asyncio
 import ipaddress
 import json
+import logging
 import os
 import re
-import resource
 import signal
 import socket
 import ssl
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from poise.backends.local.processes import start_of
 from poise.model.errors import RequestError
+from poise.server.accepting import BACKLOG, ROOM, Acceptor
 from poise.server.folder import SERVER, replace_file
+from poise.server.guests import Guests, Link, Visit
 from poise.server.logs import Level, Logbook, forward
 
 DEFAULT_PORT = 8642
-BACKLOG = 512
-MOST_CONNECTIONS = 1_000
-SPARE_FILES = 256
-"""Files that connections leave to the rest of the service: the store, logs, runs that are being started."""
-FILES_A_RUN = 4
 _LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(:(?P<port>[0-9]{1,5}))?")
-HEAD_SECONDS = 10.0
+HEAD_SECONDS = 5.0
 """For a connection to bring the whole head of a request; and before that, with TLS, to shake hands."""
 READ_SECONDS = 30.0
 """For a client to take what it is sent; less than the guard gives a request, so that this comes first."""
+FAREWELL_SECONDS = 2.0
+"""With TLS, for a client to say that it has seen the end."""
 IDLE_SECONDS = 15
 """For a connection to come up with another request."""
 STOP_SECONDS = 10
 """For requests that are under way, once the service is to stop."""
 MOST_HEAD = 48 << 10
 """Bytes of a head that is not complete; the guard has a bound of its own for complete ones."""
+_QUIET = logging.getLogger("uvicorn.error.http")
+"""For what uvicorn says of a connection: its warnings, which a peer can cause at will, are said here, and bounded."""
+_QUIET.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,61 +102,11 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted")
 
 
-class Link(socket.socket):
-    """An accepted connection, which counts among `guests` until it is closed."""
-
-    def __init__(self, accepted: socket.socket, guests: "WeakSet[Link]") -> None:
-        super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
-        self._guests = guests
-        guests.add(self)
-
-    def close(self) -> None:
-        """It does not count any more."""
-        self._guests.discard(self)
-        super().close()
-
-
-class Reception(socket.socket):
-    """Takes so many connections at once, and only while enough files are left to the rest of the service.
-
-    The kernel gives out the lowest number that is free, so that of a connection says how many files are open. Without this
-    a flood of connections, which needs no token, would keep runs from being started. It counts here and not where HTTP
-    begins, as with TLS nobody would count those who say nothing.
-    """
-
-    def __init__(self, *given: int) -> None:
-        super().__init__(*given)
-        self._guests: WeakSet[Link] = WeakSet()
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection; BlockingIOError, as if nobody had come, where it would be one too many."""
-        link, address = super().accept()
-        if link.fileno() < _most_files() - SPARE_FILES and len(self._guests) < MOST_CONNECTIONS:
-            return Link(link, self._guests), address
-        link.close()
-        raise BlockingIOError
-
-
-def _most_files() -> int:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most if most != resource.RLIM_INFINITY else 1 << 30
-
-
-def ask_for_files(runs: int) -> None:
-    """Have room for all connections and so many runs, as far as this user may."""
-    wanted = MOST_CONNECTIONS + SPARE_FILES + FILES_A_RUN * runs
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _most_files() < wanted:
-        granted = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-        with suppress(ValueError, OSError):  # some systems have a bound of their own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (granted, most))
-
-
-def bind(address: Address) -> Reception:
+def bind(address: Address) -> socket.socket:
     """A socket that listens nowhere yet; raises RequestError in one line where that cannot be."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        bound = Reception(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         raise RequestError(f"--listen {address}: {getattr(error, 'strerror', None) or error}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,14 +126,24 @@ def url_of(address: Address, bound: socket.socket, scheme: str) -> str:
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 over one connection, with bounds that uvicorn lacks: on the time of heads and of reading."""
+    """HTTP/1.1 over one connection, with bounds that uvicorn lacks: on the time of heads and of reading.
+
+    Each request has its visit in its state, so that the guard can say whose it is and when it is over.
+    """
 
     _due: TimerHandle | None = None
     _unread: TimerHandle | None = None
 
+    def __init__(self, config: uvicorn.Config, server_state: ServerState, visit: Visit, log: Logbook) -> None:
+        super().__init__(config, server_state, {"visit": visit})
+        self.logger = _QUIET
+        self._visit = visit
+        self._log = log
+
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """Whoever comes has something to say, in time."""
         super().connection_made(transport)
+        self._visit.link.transport = transport
         transport.set_write_buffer_limits(high=1, low=0)  # so that we hear of it whenever something is not taken at once
         self._await_head()
 
@@ -208,6 +169,7 @@ class Connection(H11Protocol):
         """Nothing is waited for any more."""
         self._forget_head()
         self._forget_unread()
+        self._visit.guests.leave(self._visit.link)
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
@@ -216,6 +178,8 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP gets a problem too."""
+        address = self._visit.link.address
+        self._log.caused_by(address, Level.WARNING, "request", {"status": 400, "address": address, "problem": msg})
         body = json.dumps({"code": "wrong-request", "detail": msg}).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
@@ -240,10 +204,13 @@ class Connection(H11Protocol):
 class Listener(uvicorn.Server):
     """Answers until SIGTERM or SIGINT, which end it in good order, or until `is_over`; `ready` is called once it answers."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], is_over: Callable[[], bool]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], is_over: Callable[[], bool], log: Logbook) -> None:
         super().__init__(config)
         self._ready = ready
         self._is_over = is_over
+        self._log = log
+        self._guests = Guests(ROOM)
+        self._acceptors: list[Acceptor] = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -256,22 +223,31 @@ class Listener(uvicorn.Server):
                 signal.signal(each, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer. The servers are made here, as uvicorn would give a TLS handshake a minute."""
+        """Begin to answer. Connections are taken here, as uvicorn knows no bounds on those without a token."""
         await super().startup([])
-        config, hurry = self.config, HEAD_SECONDS if self.config.is_ssl else None
-        for each in sockets or ():
-            made = asyncio.get_running_loop().create_server(
-                self._connection, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=hurry
-            )
-            self.servers.append(await made)
+        self._acceptors = [Acceptor(each, self._guests, self._welcome, self._log) for each in sockets or ()]
         self._ready()
 
-    def _connection(self) -> Connection:
-        return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+    async def _welcome(self, link: Link) -> None:
+        tls = self.config.ssl if self.config.is_ssl else None
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Connection(self.config, self.server_state, Visit(self._guests, link), self._log),
+            link.socket,
+            ssl=tls,
+            ssl_handshake_timeout=HEAD_SECONDS if tls else None,
+            ssl_shutdown_timeout=FAREWELL_SECONDS if tls else None,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to stop."""
+        self._log.catch_up()
         return await super().on_tick(counter) or self._is_over()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End in good order."""
+        for each in self._acceptors:
+            each.close()
+        await super().shutdown(sockets)
 
 
 def config_of(app: FastAPI, certificate: Certificate | None, log: Logbook) -> uvicorn.Config:

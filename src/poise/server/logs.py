@@ -9,8 +9,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from threading import Lock
-from time import time  # noqa: TID251 - the server stands at the edge, where the clock is
+from time import monotonic, time  # noqa: TID251 - the server stands at the edge, where the clock is
 from typing import TextIO
+
+from poise.server.damping import SPAN, Damper
 
 TOKEN = re.compile(r"poise_[A-Za-z0-9_-]{20,}")
 """What a token looks like; accounts make them so."""
@@ -43,6 +45,7 @@ class Logbook:
         self._form = form
         self._least = least
         self._lock = Lock()
+        self._damper = Damper()
 
     def debug(self, event: str, **values: object) -> None:
         """For those who look for an error."""
@@ -59,8 +62,22 @@ class Logbook:
     def error(self, event: str, *, error: BaseException | None = None, **values: object) -> None:
         """Somebody has to look at it; with the traceback of `error`, if there is one."""
         if error is not None:
-            values = {**values, "error": repr(error), "traceback": "".join(traceback.format_exception(error))}
+            values = values | trace_of(error)
         self.say(Level.ERROR, event, values)
+
+    def caused_by(self, who: str, level: Level, event: str, values: dict[str, object]) -> None:
+        """Write one line that a peer, or whoever has a token, can cause at will: so many a minute, then how many more."""
+        if level < self._least:
+            return
+        now = monotonic()
+        self.catch_up(now)
+        if self._damper.passes(who, now):
+            self.say(level, event, values)
+
+    def catch_up(self, now: float | None = None) -> None:
+        """Say which lines were left out, once it is time for that."""
+        for who, lines in self._damper.over(monotonic() if now is None else now).items():
+            self.say(Level.WARNING, "lines-left-out", {"caused_by": who, "lines": lines, "seconds": SPAN})
 
     def say(self, level: Level, event: str, values: dict[str, object]) -> None:
         """Write one line, if events of this level are kept."""
@@ -75,6 +92,11 @@ class Logbook:
                 stream.flush()
         except (OSError, ValueError):  # full, or closed
             pass
+
+
+def trace_of(error: BaseException) -> dict[str, object]:
+    """What a line says of an error that should not be."""
+    return {"error": repr(error), "traceback": "".join(traceback.format_exception(error))}
 
 
 def _as_json(moment: str, level: str, event: str, values: dict[str, object]) -> str:
@@ -124,7 +146,10 @@ class Forwarding(logging.Handler):
         values: dict[str, object] = {"logger": record.name, "text": record.getMessage().strip()}
         if record.exc_info:
             values["traceback"] = "".join(traceback.format_exception(*record.exc_info))
-        self._log.say(level, "library", values)
+        if record.name.startswith("poise."):
+            self._log.say(level, "library", values)
+        else:  # of what others say, peers may be the cause
+            self._log.caused_by(record.name, level, "library", values)
 
 
 def forward(logger: str, log: Logbook, least: Level) -> None:

@@ -37,6 +37,7 @@ class Metrics:
         self._preempted = self._counter("poise_preemptions_total", "Runs whose lease was ended", "reason")
         self._requests = self._counter("poise_http_requests_total", "HTTP requests", "route", "method", "status")
         self._request = self._histogram("poise_http_request_seconds", "What one HTTP request took", _SHORT, "route")
+        self._refused = self._counter("poise_submissions_refused_total", "Submissions that a bound refused", "bound")
         build = Gauge("poise_build", "1, with the version", ("version",), registry=self.registry)
         build.labels(__version__).set(1)
 
@@ -76,6 +77,10 @@ class Metrics:
         """A request was answered; `route` is the template of a path, never a path."""
         self._requests.labels(route, method, str(status)).inc()
         self._request.labels(route).observe(seconds)
+
+    def refused(self, bound: str) -> None:
+        """A submission was refused; `bound` is one of a few words."""
+        self._refused.labels(bound).inc()
 
     def watch(self, engine: Engine) -> None:
         """From now on what is asked of this engine is part of the answer."""

@@ -13,9 +13,10 @@ from poise.model.errors import JournalError
 from poise.model.event import Belated, Carried, Submitted, Woke
 from poise.model.journal import Entry
 from poise.server.parts import Parts
+from poise.server.quotas import HOUR, SLOT, Sent, size_of, slot_of
 from poise.server.records import Record
 from poise.server.situation import Answer, Books, Facts, Situation
-from poise.server.store import JobRowText
+from poise.server.store import JobRowText, Store
 from poise.server.wishes import WHOLE, Adopt, Weigh, policy_note, weight_note
 from poise.wire.views import Actor
 
@@ -29,7 +30,7 @@ def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
     if last is None:
         situation = Situation(parts.header, parts.scheduler_of(parts.header), parts.intake_of(parts.header))
         return situation, situation.ask(now, Facts())
-    situation = _recorded(parts, last[0])
+    situation = _recorded(parts, last[0], now)
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
     situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
     return situation, None
@@ -54,7 +55,7 @@ def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
     last = parts.store.chapter()
     if last is None:
         raise JournalError("there is nothing to begin with")
-    situation = _recorded(parts, last[0])
+    situation = _recorded(parts, last[0], now)
     return _carried_over(parts, situation, situation.header if is_as_asked(parts) else parts.header, now)
 
 
@@ -68,7 +69,7 @@ def _why_stranded(situation: Situation, name: str) -> str:
     return situation.intake.stranded(situation.records[name].job) or "cannot run as asked"
 
 
-def _recorded(parts: Parts, header_line: str) -> Situation:
+def _recorded(parts: Parts, header_line: str, now: float) -> Situation:
     """All that the store knows but the core's state."""
     header, store = read_header(header_line), parts.store
     situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
@@ -80,14 +81,28 @@ def _recorded(parts: Parts, header_line: str) -> Situation:
     for record in situation.records.values():
         situation.watch(record)
     situation.count(situation.records)
+    _recall(situation, store, now)
     return situation
+
+
+def _recall(situation: Situation, store: Store, now: float) -> None:
+    """Who has queued how much, and has sent how much within the last hour."""
+    since = now - HOUR - SLOT
+    sent = [*store.sent_since(since)]
+    for record in situation.records.values():
+        situation.usage.enter(record)
+        if record.by is not None and record.job.submitted >= since:
+            sent.append(Sent(record.job.tenant, record.by, slot_of(record.job.submitted), 1, record.size))
+    situation.usage.recall(sent)
 
 
 def _read(row: JobRowText) -> Record:
     try:
-        return Record.read(read_job(row.job), row.record)
+        record = Record.read(read_job(row.job), row.record)
     except (KeyError, TypeError, ValueError) as error:
         raise JournalError(f"job {row.id}: what is kept of it makes no sense: {error!r:.100}") from error
+    record.size = size_of(row.request)
+    return record
 
 
 def _watched(situation: Situation, entries: Iterable[Entry]) -> Iterable[Entry]:
@@ -145,7 +160,7 @@ def _carried_over(
     situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
     situation.records, situation.books = before.records, before.books
     situation.running, situation.closing = before.running, before.closing
-    situation.ended, situation.tally = before.ended, before.tally
+    situation.ended, situation.tally, situation.usage = before.ended, before.tally, before.usage
     facts, leaves = Facts(), []
     carried: list[Carried] = []
     for record in situation.records.values():

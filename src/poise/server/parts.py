@@ -1,7 +1,7 @@
 """What a live engine is put together from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poise.core.scheduler import Scheduler
 from poise.engine.journal import Header
@@ -10,6 +10,7 @@ from poise.server.clock import Clock
 from poise.server.intake import Intake
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
+from poise.server.quotas import Allowance
 from poise.server.store import Store
 
 
@@ -29,4 +30,5 @@ class Parts:
     """Ids of new jobs are above this one, whatever the store knows."""
     keeps_policy: bool = False
     """Nobody named a policy: the header has the one that was in force."""
+    allowance: Allowance = field(default_factory=Allowance)
     clock_of: Callable[[float], Clock] = Clock

@@ -31,6 +31,8 @@ STATUS = {
     Fault.UNKNOWN: HTTPStatus.NOT_FOUND,
     Fault.CONFLICT: HTTPStatus.CONFLICT,
     Fault.FULL: HTTPStatus.TOO_MANY_REQUESTS,
+    Fault.QUOTA: HTTPStatus.TOO_MANY_REQUESTS,
+    Fault.RATE: HTTPStatus.TOO_MANY_REQUESTS,
     Fault.STORAGE: HTTPStatus.INSUFFICIENT_STORAGE,
     Fault.NOT_READY: HTTPStatus.SERVICE_UNAVAILABLE,
 }
@@ -64,7 +66,8 @@ def encoded(model: BaseModel) -> bytes:
 def refused(_: Request, error: Exception) -> Response:
     """A wish that the engine, or a rule of the API, did not grant."""
     assert isinstance(error, RefusedError)
-    return reply(STATUS[error.fault], error.fault.value, str(error))
+    later = {} if error.retry is None else {"retry-after": str(error.retry)}
+    return reply(STATUS[error.fault], error.fault.value, str(error), later)
 
 
 def wrong(_: Request, error: Exception) -> Response:

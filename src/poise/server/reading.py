@@ -18,7 +18,7 @@ from poise.server.seam import Fault, RefusedError
 from poise.server.store import Ended, JobRowText, Named, Reader
 from poise.server.surveying import nodes, shares
 from poise.server.telling import Telling
-from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, grant
+from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Withdraw, grant
 from poise.wire.notes import notes_on
 from poise.wire.request import Replicas, Request, Submission
 from poise.wire.views import (
@@ -36,6 +36,7 @@ from poise.wire.views import (
     State,
     Submitted,
     Why,
+    Withdrawn,
 )
 
 Answer = TypeVar("Answer")
@@ -77,6 +78,12 @@ class LiveEngine:
     def cancel(self, by: Account, job: str) -> "Future[Done]":
         """Withdraw a job."""
         return self._change(by, job, Verb.CANCEL)
+
+    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+        """Withdraw all jobs of a tenant that have not ended."""
+        wish = Withdraw(by, tenant)
+        self._loop.put(wish)
+        return wish.reply
 
     def hold(self, by: Account, job: str) -> "Future[Done]":
         """Keep a job from running."""

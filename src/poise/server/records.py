@@ -86,6 +86,8 @@ class Record:
     lost        GPU-seconds of work that was not kept; None: there was a run of which nobody knows what it did
     unsaved     the last run that was asked to leave kept nothing of what it did
     cause       why it failed or was cancelled, once it has
+    by          the token that it was submitted with; None: from before that was noted
+    size        bytes of what was submitted; kept with that, and not here
     """
 
     job: Job
@@ -117,14 +119,17 @@ class Record:
     loss: float | None = None
     cause: str | None = None
     flags: tuple[Flag, ...] = ()
+    by: str | None = None
     runs: list[RunRecord] = field(default_factory=list)
+    size: int = 0
 
     @staticmethod
-    def of(job: Job, request: Request) -> "Record":
+    def of(job: Job, request: Request, by: str | None = None, size: int = 0) -> "Record":
         """A job that has just been submitted."""
         return Record(
             job, job.name or job.id, request.weight, request.preemption, request.checkpoint.deadline,
             request.retry.on_errors, request.retry.exit_codes, total=request.steps, since=job.submitted, held=request.hold,
+            by=by, size=size,
         )  # fmt: skip
 
     @property
@@ -249,7 +254,7 @@ class Record:
         return Record(job=job, **document)
 
 
-_KEPT = tuple(each.name for each in fields(Record) if each.name not in {"job", "runs"})
+_KEPT = tuple(each.name for each in fields(Record) if each.name not in {"job", "runs", "size"})
 _OF_RUN = tuple(each.name for each in fields(RunRecord))
 _kept_of, _run_of = attrgetter(*_KEPT), attrgetter(*_OF_RUN)
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

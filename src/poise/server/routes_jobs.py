@@ -15,7 +15,7 @@ from poise.server.accounts import is_at_least
 from poise.server.endpoint import Caller, Endpoint, NamePart, answer, body_of, caller_of, check_owner, is_owner
 from poise.server.seam import Engine, Fault, RefusedError
 from poise.wire.request import Name, Submission, Wire
-from poise.wire.views import Account, Done, JobDetail, Log, Queue, Role, State, Submitted, Why
+from poise.wire.views import Account, Done, JobDetail, Log, Queue, Role, State, Submitted, Why, Withdrawn
 
 MOST_ROWS = 1_000
 MOST_LOG = 1 << 20
@@ -81,7 +81,7 @@ def _settle(reply: "asyncio.Future[W]", done: "Future[W]") -> None:
     if error is None:
         reply.set_result(done.result())
     elif isinstance(error, RefusedError):  # one error may be the answer to many: raised itself, it would hold on to them all
-        reply.set_exception(RefusedError(error.fault, str(error)))
+        reply.set_exception(RefusedError(error.fault, str(error), retry=error.retry))
     else:
         reply.set_exception(error)
 
@@ -102,6 +102,7 @@ class Jobs:
             Endpoint("GET", f"{one}/why", Role.READER, self.why, Why, faults=(404,)),
             Endpoint("GET", f"{one}/logs", Role.READER, self.logs, Log, faults=(404,)),
             Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, Done, faults=(404, 409)),
+            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, Withdrawn),
             Endpoint("POST", f"{one}/hold", Role.USER, self.hold, Done, faults=(404, 409)),
             Endpoint("POST", f"{one}/release", Role.USER, self.release, Done, faults=(404, 409)),
         )
@@ -143,6 +144,13 @@ class Jobs:
     async def cancel(self, by: Caller, job: NamePart) -> Response:
         """Withdraw a job."""
         return await self._change(self._engine.cancel, by, job)
+
+    async def cancel_all(self, by: Caller, tenant: NamePart) -> Response:
+        """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
+        if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
+            text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
+            raise RefusedError(Fault.FORBIDDEN, text)
+        return await granted(lambda: self._engine.cancel_all(by, tenant))
 
     async def hold(self, by: Caller, job: NamePart) -> Response:
         """Keep a job from running until it is released."""

@@ -10,7 +10,21 @@ from typing import Protocol
 
 from poise.model.errors import PoiseError
 from poise.wire.request import Submission
-from poise.wire.views import Account, Done, Events, JobDetail, Log, Nodes, Queue, Service, Shares, State, Submitted, Why
+from poise.wire.views import (
+    Account,
+    Done,
+    Events,
+    JobDetail,
+    Log,
+    Nodes,
+    Queue,
+    Service,
+    Shares,
+    State,
+    Submitted,
+    Why,
+    Withdrawn,
+)
 
 
 class Fault(StrEnum):
@@ -21,16 +35,24 @@ class Fault(StrEnum):
     UNKNOWN = "not-found"
     CONFLICT = "conflict"
     FULL = "too-many"
+    QUOTA = "over-quota"
+    RATE = "too-fast"
     STORAGE = "storage-full"
     NOT_READY = "not-ready"
 
 
 class RefusedError(PoiseError):
-    """A wish that was not granted; nothing was changed."""
+    """A wish that was not granted; nothing was changed.
 
-    def __init__(self, fault: Fault, text: str) -> None:
+    retry   seconds after which it is worth asking again, where that is known
+    bound   the bound that was met, where it is one of several
+    """
+
+    def __init__(self, fault: Fault, text: str, *, retry: int | None = None, bound: str | None = None) -> None:
         super().__init__(text)
         self.fault = fault
+        self.retry = retry
+        self.bound = bound
 
 
 class Engine(Protocol):
@@ -41,6 +63,9 @@ class Engine(Protocol):
 
     def cancel(self, by: Account, job: str) -> "Future[Done]":
         """Withdraw a job."""
+
+    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+        """Withdraw all jobs of a tenant that have not ended."""
 
     def hold(self, by: Account, job: str) -> "Future[Done]":
         """Keep a job from running, preempting it if it runs, until it is released."""

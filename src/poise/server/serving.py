@@ -11,11 +11,12 @@ from pathlib import Path
 from socket import socket
 
 from poise.model.errors import PoiseError, RequestError
+from poise.server.accepting import ask_for_files
 from poise.server.accounts import Accounts
 from poise.server.api import Conditions, create_app
 from poise.server.folder import FolderLock, open_folder
 from poise.server.hosts import Hosts
-from poise.server.listening import Address, Certificate, Listener, announced, ask_for_files, bind, config_of, url_of
+from poise.server.listening import Address, Certificate, Listener, announced, bind, config_of, url_of
 from poise.server.setup import Setup
 from poise.server.starting import open_engine
 
@@ -98,7 +99,7 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
         stack.enter_context(announced(state, url))
         running = Running(url, os.getpid(), state, accounts.admin_file, is_first)
         config = config_of(app, door.certificate, setup.log)
-        Listener(config, lambda: ready(running), lambda: engine.failed is not None).run([bound])
+        Listener(config, lambda: ready(running), lambda: engine.failed is not None, setup.log).run([bound])
         if engine.failed is not None:
             setup.log.info("stopping")
             raise PoiseError(f"the engine stopped: {engine.failed}") from engine.failed

@@ -9,6 +9,7 @@ from poise.core.settings import Settings
 from poise.model.cluster import Cluster
 from poise.server.logs import Logbook
 from poise.server.metrics import Metrics
+from poise.server.quotas import Allowance
 
 DEFAULT_POLICY = "max-min"
 """Of a service that never had another one."""
@@ -28,6 +29,7 @@ class Setup:
     state     a directory that is its owner's alone, and that this process has locked
     policy    None: the one that was in force when the service last ran
     devices   the UUIDs of real GPUs by node and slot; virtual ones have none
+    allowance   what users may queue, keep and send
     """
 
     state: Path
@@ -39,3 +41,4 @@ class Setup:
     log: Logbook
     metrics: Metrics = field(default_factory=Metrics)
     devices: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    allowance: Allowance = field(default_factory=Allowance)

@@ -21,6 +21,7 @@ from poise.model.event import Cancelled, Carried, Colocated, Estimated, Event, F
 from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.server.intake import Intake
+from poise.server.quotas import Usage
 from poise.server.records import Record, RunRecord, places, type_counts
 from poise.server.store import Changes, JobRowText, told_of
 from poise.server.tally import Tally
@@ -123,6 +124,7 @@ class Situation:
         self.stranded: dict[str, str] = {}
         """Jobs that cannot run on the cluster as it is, and why: the core does not know of them until it can."""
         self.tally = Tally()
+        self.usage = Usage()
         self.wake: float | None = None
         self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
 
@@ -356,8 +358,10 @@ class Situation:
         rows = ((row.id, row.ended) for row in changes.jobs)
         for name, ended in (*rows, *((name, ended) for name, (ended, _) in changes.records.items())):
             if ended is not None and name in self.records:
-                self.ended[self.records.pop(name).state.value] += 1
+                record = self.records.pop(name)
+                self.ended[record.state.value] += 1
                 self.tally.forget(name)
+                self.usage.leave(record)
 
     def _row(self, record: Record, request: str) -> JobRowText:
         """A new job. It may have been launched, or refused, in the very instant of its arrival."""

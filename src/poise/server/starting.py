@@ -52,6 +52,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         retries=setup.settings.retries,
         taken=taken,
         keeps_policy=setup.policy is None,
+        allowance=setup.allowance,
     )
     return LiveEngine(Loop(parts))
 

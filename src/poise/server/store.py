@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.folder import open_private
+from poise.server.quotas import SLOT, Sent
 from poise.server.submissions import Submissions
 
 FILE = "journal.db"
@@ -66,6 +67,9 @@ _TENANTS = "SELECT name, weight, gpu_seconds, preemptions FROM tenants"
 _ENTRIES = "SELECT number, document, notes FROM entries"
 _STATE = "json_extract(record, '$.state')"
 _NAME = "json_extract(record, '$.name')"
+_SENT = """SELECT tenant, json_extract(record, '$.by') AS by, CAST(json_extract(job, '$.submitted') / ? AS INTEGER),
+count(*), sum(length(CAST(request AS BLOB))) FROM jobs
+WHERE ended >= ? AND json_extract(job, '$.submitted') >= ? AND by IS NOT NULL GROUP BY 1, 2, 3"""
 _JOBS = "SELECT id, tenant, app, ended, job, request, record FROM jobs"
 
 
@@ -241,6 +245,11 @@ class Store:
         """How many jobs have ended, by their final state."""
         query = f"SELECT {_STATE}, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
         return dict(self._db.execute(query))
+
+    def sent_since(self, moment: float) -> Iterator[Sent]:
+        """What was submitted from a moment on, of jobs that have ended, by whom and minute by minute."""
+        rows = self._db.execute(_SENT, (SLOT, moment, moment))
+        return (Sent(*row) for row in rows)
 
     def final_state(self, job: str) -> str:
         """What became of a job that has ended."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from poise.wire.request import Submission
-from poise.wire.views import Account, Done, Submitted
+from poise.wire.views import Account, Done, Submitted, Withdrawn
 
 
 class Verb(StrEnum):
@@ -38,6 +38,21 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Cancel all jobs of a tenant. They are done part by part, so that other wishes come in between.
+
+    left   jobs that are still to be cancelled; None: it has not begun
+    done   jobs that have been
+    """
+
+    by: Account
+    tenant: str
+    reply: "Future[Withdrawn]" = field(default_factory=Future)
+    left: tuple[str, ...] | None = None
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Weigh:
     """Give a tenant this weight."""
 
@@ -56,7 +71,7 @@ class Adopt:
     reply: "Future[None]" = field(default_factory=Future)
 
 
-Wish = Submit | Change | Weigh | Adopt
+Wish = Submit | Change | Withdraw | Weigh | Adopt
 WHOLE = -1
 """Place of the note on an instant as a whole; those on its events have the places of those."""
 LEAVES = -2

@@ -154,6 +154,13 @@ class Done(Wire):
     state: State
 
 
+class Withdrawn(Wire):
+    """All jobs of a tenant that had not ended are cancelled: how many there were."""
+
+    tenant: str
+    jobs: int
+
+
 class NodeRow(Wire):
     """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: they share it."""
 
