@@ -94,15 +94,15 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
     summaries = [run.summary for run in runs]
     show_notes(list(_notes_after(summaries)), quiet=request.quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
+    if html is not None:  # before anything is shown: the reader of that may go
+        html.write_text(
+            comparison_page(title, f"{counted(len(request.trace.jobs), 'job')} of {title}.", runs), encoding="utf-8"
+        )
     if request.as_json:
         click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
     else:
         show_table(table(summaries), title)
-    if html is not None:
-        html.write_text(
-            comparison_page(title, f"{counted(len(request.trace.jobs), 'job')} of {title}.", runs), encoding="utf-8"
-        )
-        if not request.as_json:
+        if html is not None:
             click.echo(f"report: {html}")
     return conclude(runs, names)
 
