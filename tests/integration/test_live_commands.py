@@ -210,7 +210,7 @@ def test_queue_has_its_forms(api: Api) -> None:
     table = poise("queue")
     assert (table.code, table.err) == (0, "")
     assert next(line.split() for line in table.out.splitlines() if "job-" in line)[:6] == [
-        "1", "job-0", "job-0", "mine", "0/1", "any",
+        "1", "job-0", "job-0", "mine", "1", "any",
     ]  # fmt: skip
     document = poise("queue", "--json").json
     assert [(row["id"], row["submitted"], row["waited"]) for row in document["jobs"]] == [

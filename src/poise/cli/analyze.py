@@ -183,4 +183,4 @@ def _with_bars(part: Part, shown: Table) -> Table:
         return shown
     place = [column.key for column in part.columns].index(part.bar)
     rows = tuple((*cells, bar(row[place])) for cells, row in zip(shown.rows, part.rows, strict=False))
-    return replace(shown, columns=(*shown.columns, ""), rows=rows)
+    return replace(shown, columns=(*shown.columns, ""), rows=rows, words=(*(shown.words or ()), ""))

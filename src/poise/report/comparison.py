@@ -96,7 +96,7 @@ def table(summaries: Sequence[Summary]) -> Table:
         if kind is not None
         for row in _best_rows([getattr(summary, key) for summary in summaries], kind)
     }
-    return Table(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best))
+    return Table(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best), words=("policy",))
 
 
 def _best_rows(values: list[float | None], kind: str) -> list[int]:

@@ -79,7 +79,7 @@ def sweep_table(rows: Sequence[Average]) -> Table:
     rival = next((row.rival for row in rows), "first")
     headings.insert(1, f"÷ {rival if len(rival) <= _LONGEST_RIVAL else 'first'}")
     cells = tuple((row.policy, f"{row.load:g}", *_cells(row)) for row in rows)
-    return Table(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2)
+    return Table(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2, words=("policy",))
 
 
 def _cells(row: Average) -> list[str]:
@@ -165,7 +165,7 @@ def _paired(rows: Sequence[Average]) -> list[Section]:
         f"≈: whether it is more or less than {others[0].rival} is left open."
     )
     cells = tuple((row.policy, f"{row.load:g}", *(_ratio(row.against[key]) for _, key in _PAIRED)) for row in others)
-    table = Table(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2)
+    table = Table(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2, words=("policy",))
     return [Section(f"Against {others[0].rival}", text, table=table)]
 
 
