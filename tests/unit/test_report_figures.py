@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poise.model.errors import InvariantError
+from poise.report.best import best_places
 from poise.report.curves import legend_for
 from poise.report.figures import FloatArray, Series, bars, cdf, lines, scatter, standalone
 from poise.report.frame import WIDTH
@@ -258,6 +259,21 @@ def test_cdf_of_plain_numbers_says_them_plainly() -> None:
     assert "min" not in re.findall(r">([^<]*)</text>", svg)
 
 
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        ({"a": 60.001, "b": 60.002, "c": 300.0}, ["a", "b"]),
+        ({"a": 60.0, "b": 60.0}, []),
+        ({"a": 60.001, "b": 60.002}, []),
+        ({"a": 60.0}, []),
+    ],
+)
+def test_bars_that_are_written_the_same_are_marked_together_or_not_at_all(values: dict[str, float], want: list[str]) -> None:
+    root = ET.fromstring(bars(values, title="t", unit="seconds", best="lowest"))
+    marked = [group.findtext("title") or "" for group in root.iter("g") if group.get("class") == "best"]
+    assert [each.partition(":")[0] for each in marked] == want
+
+
 @pytest.mark.parametrize(("best", "want"), [("lowest", ["a", "c"]), ("highest", ["b"])])
 def test_bars_mark_the_best_and_all_that_tie_with_it(best: Literal["lowest", "highest"], want: list[str]) -> None:
     root = ET.fromstring(bars({"a": 1.0, "b": 2.0, "c": 1.0, "d": NAN}, title="t", unit="plain", best=best))
@@ -291,6 +307,28 @@ def test_scatter_fills_the_frontier_alone() -> None:
     root = ET.fromstring(points(fast=(1.0, 3.0), fair=(3.0, 1.0), poor=(4.0, 4.0)))
     best = [group.findtext("title") for group in root.iter("g") if group.get("class") == "best"]
     assert sorted(best, key=str) == ["fair: 3, 1", "fast: 1, 3"]
+
+
+def test_scatter_fills_all_points_that_read_the_same_as_one_of_the_frontier() -> None:
+    root = ET.fromstring(points(fast=(1.0, 3.0), twin=(1.0, 3.0001), fair=(3.0, 1.0), poor=(4.0, 4.0)))
+    best = [group.findtext("title") for group in root.iter("g") if group.get("class") == "best"]
+    assert sorted(best, key=str) == ["fair: 3, 1", "fast: 1, 3", "twin: 1, 3"]
+
+
+@given(st.lists(st.floats(0.1, 10) | st.none(), max_size=8), st.sampled_from(["lowest", "highest"]))
+def test_the_best_are_all_that_are_written_as_the_best_and_never_all_there_are(
+    values: list[float | None], kind: Literal["lowest", "highest"]
+) -> None:
+    written = ["–" if value is None else f"{value:.0f}" for value in values]
+    found = best_places(values, written, kind)
+    known = [value for value in values if value is not None]
+    texts = {text for text in written if text != "–"}
+    if len(texts) < 2:
+        assert found == []
+    else:
+        goal = f"{(min if kind == 'lowest' else max)(known):.0f}"
+        assert found == [place for place, text in enumerate(written) if text == goal]
+        assert 0 < len(found) < len(known)
 
 
 def test_scatter_keeps_points_apart_when_one_is_thousands_of_times_as_far() -> None:
