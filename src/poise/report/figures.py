@@ -31,8 +31,9 @@ from poise.report.frame import (
     text,
     tooltip,
 )
+from poise.report.labelling import Point
 from poise.report.markup import BOLD, element, shorten, text_width
-from poise.report.scattering import Point, draw_points, frontier
+from poise.report.scattering import draw_points, frontier
 from poise.report.series import FloatArray, Series, clipped, distribution
 
 __all__ = ["FloatArray", "Series", "bars", "cdf", "lines", "scatter", "standalone"]
