@@ -11,6 +11,8 @@ from poise.report import style
 from poise.report.markup import element, escape
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+GENERATOR = "Poise"
+"""What a page says that it was made by."""
 _NUMBER_LIKE = re.compile(r"[-+−–~≈<>≤≥±]?\s*[.\d].*|[-–—]?|never|n/a")
 
 
@@ -85,6 +87,7 @@ def _head(title: str, sheets: Sequence[str], scripts: Sequence[str]) -> str:
     return "\n".join(
         [
             '<head>\n<meta charset="utf-8"/>',
+            element("meta", name="generator", content=GENERATOR),
             element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
