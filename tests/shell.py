@@ -108,6 +108,29 @@ def poise_apart(*words: object, folder: Path | None = None, **environment: str) 
     return ended(started(*words, folder=folder, **environment))
 
 
+def unread(
+    *words: object, folder: Path | None = None, complaints: int = subprocess.PIPE, **environment: str
+) -> tuple[int, str | None]:
+    """Run a command whose output is read by none; its exit code and its complaints."""
+    out, into = os.pipe()
+    os.close(out)
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=into,
+        stderr=complaints,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **environment},
+    )
+    os.close(into)
+    try:
+        _, err = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    return process.returncode, err
+
+
 def a_row(job: str, at: float = 0, gpus: int = 1, seconds: float | None = 10, **more: object) -> dict[str, object]:
     """A line of a trace."""
     length = {} if seconds is None else {"duration": seconds}

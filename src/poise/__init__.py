@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from poise.client import Client as Client
 
 __version__ = "0.1.0"
+__all__ = ["Client", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,3 +18,8 @@ def __getattr__(name: str) -> object:
 
         return Client
     raise AttributeError(f"module 'poise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """All that there is, also what is not brought in yet."""
+    return sorted({*globals(), *__all__})

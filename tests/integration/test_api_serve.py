@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from tests.certificates import a_certificate
-from tests.shell import COMMAND, PATIENCE, Said, poise
+from tests.shell import COMMAND, PATIENCE, Said, poise, unread
 
 from poise.backends.local.processes import start_of
+from poise.cli import UNREAD
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = json.dumps({"jobs": [{"command": ["x"]}]})
@@ -117,6 +118,16 @@ def test_first_start_leaves_token_and_address_for_clients_of_the_owner(shared: S
     assert stat.S_IMODE(shared.state.stat().st_mode) == 0o700
     assert shared.call("GET", "/v1/me")[0] == 200
     assert shared.call("POST", "/v1/jobs", JOB)[0] == 201
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("queue",), ("queue", "-o", "csv"), ("queue", "--watch"), ("nodes",), ("shares",), ("tokens",), ("queue", "--json")],
+    ids=" ".join,
+)
+def test_a_command_whose_answer_none_reads_ends_as_by_a_closed_pipe(shared: Server, words: tuple[str, ...]) -> None:
+    assert shared.call("POST", "/v1/jobs", JOB)[0] == 201
+    assert unread(*words, POISE_URL=shared.url, POISE_TOKEN=shared.token) == (UNREAD, "")
 
 
 def test_token_is_in_no_message_log_or_argument(server: Server) -> None:

@@ -111,11 +111,13 @@ def swapped(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
 
 
 NO_HEADER = "not a journal: its first line is no header"
+NO_TEXT = "not a journal: its first line is no text"
 DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", NO_HEADER),
     "a trace": (lambda _: b'{"job": "a", "submitted": 0, "gpus": 1, "duration": 5}\n', NO_HEADER),
     "garbage": (lambda _: b"lorem ipsum\n" * 9, NO_HEADER),
-    "binary": (lambda _: bytes(range(256)) * 9, "cannot be read: 'utf-8' codec can't decode"),
+    "binary": (lambda _: bytes(range(255, -1, -1)) * 9, NO_TEXT),
+    "bytes that are no text": (line(3, b"\xff\xfe"), "journal.jsonl:3: damaged: not UTF-8 text"),
     "zeros": (lambda _: bytes(9999), NO_HEADER),
     "another document": (lambda _: b'{"jobs": []}\n', NO_HEADER),
     "header cut": (lambda data: data[:40], "journal.jsonl:1: not JSON"),
@@ -151,15 +153,33 @@ def test_a_damaged_journal_fails_with_its_place_and_what_is_no_journal_is_refuse
     damage, want = DAMAGED[what]
     journal.write_bytes(damage(journal.read_bytes()))
     said = poise("replay", journal)
-    assert want in (said.refusal if want is NO_HEADER or want.startswith("unknown") else said.failure)
+    is_refused = want in (NO_HEADER, NO_TEXT) or want.startswith("unknown")
+    assert want in (said.refusal if is_refused else said.failure)
 
 
 def test_a_damaged_packed_journal_fails(journal: Path) -> None:
     packed = journal.with_suffix(".gz")
     whole = gzip.compress(journal.read_bytes())
-    for data in (whole[:-20], whole[:30] + b"\xff" * 30 + whole[60:], journal.read_bytes()):
-        packed.write_bytes(data)
-        assert "cannot be read" in poise("replay", packed).failure
+    packed.write_bytes(whole[:-20])
+    assert "cut off: the end of its compressed data is missing" in poise("replay", packed).failure
+    packed.write_bytes(journal.read_bytes())
+    assert "not a journal: expected gzip-compressed data, as its name says" in poise("replay", packed).refusal
+
+
+def test_a_packed_journal_with_another_checksum_is_damaged(journal: Path) -> None:
+    packed = journal.with_suffix(".gz")
+    whole = gzip.compress(journal.read_bytes())
+    packed.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
+    assert "damaged: its compressed data cannot be unpacked" in poise("replay", packed).failure
+
+
+@pytest.mark.parametrize("verb", ["replay", "shares", "analyze"])
+def test_a_binary_file_is_refused_without_a_word_of_codecs(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal.jsonl").write_bytes(bytes(range(255, -1, -1)) * 9)
+    said = poise(verb, tmp_path / "run").refusal
+    assert "not a journal" in said
+    assert "codec" not in said
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
                    "poise submit -- python x.py"),
         (["job.yaml", "--", "x"], "job.yaml says what to run; leave the command out"),
         (["typo.yaml"], "typo.yaml:2: unknown key 'gups'; did you mean gpus?"),
+        (["-g", "9" * 5000, "--", "x"], f"--gpus: expected at most 100,000 GPUs, got '{'9' * 40}'"),
+        (["-g", "1..99999999999", "--", "x"], "--gpus: expected at most 100,000 GPUs, got '1..99999999999'"),
         (["-g", "two", "--", "x"], "--gpus: expected a number of GPUs such as 4, or 1..4 for an elastic job, got 'two'"),
         (["-g", "0", "--", "x"], "gpus: expected at least 1, got 0"),
         (["--env", "A-1", "--", "x"], "--env: expected NAME=VALUE, or the NAME of a variable of this shell, got 'A-1'"),
@@ -217,7 +219,7 @@ def test_queue_has_its_forms(api: Api) -> None:
     table = poise("queue")
     assert (table.code, table.err) == (0, "")
     assert next(line.split() for line in table.out.splitlines() if "job-" in line)[:6] == [
-        "1", "job-0", "job-0", "mine", "0/1", "any",
+        "1", "job-0", "job-0", "mine", "1", "any",
     ]  # fmt: skip
     document = poise("queue", "--json").json
     assert [(row["id"], row["submitted"], row["waited"]) for row in document["jobs"]] == [

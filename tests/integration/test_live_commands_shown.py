@@ -75,9 +75,9 @@ def test_queue_has_these_columns_and_durations_for_people() -> None:
         "ETA",
         "SHARE",
     ]
-    assert running == ["–", "18", "resnet50", "vision", "4/4", "v100", "RUNNING", "share", "3h12m", "45s", "2", "–", "–"]
+    assert running == ["–", "18", "resnet50", "vision", "4", "v100", "RUNNING", "share", "3h12m", "45s", "2", "–", "–"]
     assert paused == [
-        "3", "17", "resnet50", "vision", "0/4", "a100/v100", "PAUSED+PREEMPTED+RESTARTED", "share", "3h12m", "45s", "2",
+        "3", "17", "resnet50", "vision", "4", "a100/v100", "PAUSED+PREEMPTED+RESTARTED", "share", "3h12m", "45s", "2",
         "2h00m", "12.5%",
     ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_show_tells_state_progress_and_runs() -> None:
         "17 resnet50",
         "state PAUSED+PREEMPTED+RESTARTED",
         "reason is ahead of its share by 12 GPU-minutes (share)",
-        "GPUs 0/4 a100/v100",
+        "GPUs 0 held, 4 asked for; type a100/v100",
         "steps 1,500 of 6,000",
         "checkpoint at step 1,500",
         "throughput 33.3 steps/s",

@@ -3,10 +3,14 @@
 import io
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
+from tests.fake_desk import ROW
 
+from poise.cli.live_rows import nodes_table, queue_table, shares_table, wide_table
 from poise.cli.tables import show_table
 from poise.report.page import Table
+from poise.wire.views import JobRow, Nodes, Shares
 
 CELLS = ("policy", "load", "average JCT", "÷ fifo", "worst ρ", "finished")
 TABLE = Table(
@@ -50,3 +54,74 @@ def test_prose_is_broken_into_lines_and_numbers_are_not(monkeypatch: pytest.Monk
     assert max(map(len, lines)) <= 80
     assert sum("one word" in line or "another" in line for line in lines) > 3
     assert any("12,345 ±6,789" in line for line in lines)
+
+
+def a_row(**changes: object) -> JobRow:
+    return JobRow.model_validate(ROW | changes)
+
+
+NUMBERED = ("7", "123456", "x")
+"""Names that look like numbers are names all the same."""
+QUEUED = tuple(a_row(id=name, name=name, tenant=name, app=name) for name in NUMBERED)
+NODES = Nodes.model_validate(
+    {
+        "nodes": [
+            {"name": f"n{name}", "gpu_type": "v100", "gpus": 2, "free": 1, "rack": name, "alive": True, "jobs": [name, None]}
+            for name in NUMBERED
+        ]
+    }
+)
+TENANTS = Shares.model_validate(
+    {
+        "tenants": [
+            dict.fromkeys(("weight", "entitled", "held", "gpus", "running", "waiting", "gpu_seconds", "preemptions"), 0)
+            | {"tenant": name}
+            for name in NUMBERED
+        ]
+    }
+)
+LEFT = {
+    "queue": (queue_table(QUEUED), {"ID", "NAME", "TENANT", "TYPE", "STATE", "REASON"}),
+    "wide": (
+        wide_table(QUEUED),
+        {"ID", "NAME", "TENANT", "TYPE", "STATE", "REASON", "APP", "ASKED", "SUBMITTED", "FINISHED", "WHY"},
+    ),
+    "nodes": (nodes_table(NODES), {"NODE", "TYPE", "RACK", "STATE", "JOBS"}),
+    "shares": (shares_table(TENANTS), {"TENANT"}),
+    "any": (TABLE, {"policy"}),
+    "words": (Table(("a", "b", "c"), (("1", "2", "3"), ("11", "x", "33"))), {"a", "b"}),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_words_are_set_to_the_left_and_numbers_to_the_right(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, left = LEFT[what]
+    blank, heading, rule, *rows = shown(monkeypatch, table, 400, terminal=False)
+    assert (blank, set(rule.strip())) == ("", {"─"})
+    begin = 0
+    for column, name in enumerate(table.columns):
+        texts = [name, *(row[column] for row in table.rows)]
+        width = max(map(cell_len, texts))
+        begin += 2 if column == 0 else 3
+        for line, text in zip((heading, *rows), texts, strict=False):
+            cell = _between(line, begin, begin + width)
+            assert cell == (text.ljust if name in left else text.rjust)(width - cell_len(text) + len(text)), name
+        begin += width
+
+
+def _between(line: str, begin: int, end: int) -> str:
+    """What stands between two places of a line, of which some letters take two."""
+    place, found = 0, ""
+    for letter in line.ljust(end):
+        if begin <= place < end:
+            found += letter
+        place += cell_len(letter)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "said"), [(0, 1, "1"), (1, 1, "1"), (2, 1, "2 (asked 1)"), (1, 4, "1 (asked 4)"), (0, 4000, "4,000")]
+)
+def test_gpus_are_what_is_asked_for_and_where_another_number_is_held_both(held: int, wanted: int, said: str) -> None:
+    table = queue_table((a_row(gpus=held, wanted=wanted),))
+    assert table.rows[0][table.columns.index("GPUS")] == said

@@ -119,6 +119,14 @@ def test_a_configuration_that_makes_no_sense_is_refused(
     assert said in refusal(environ)
 
 
+def test_a_configuration_that_is_no_text_is_refused_without_a_word_of_codecs(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    a_config(tmp_path)
+    (tmp_path / "config/poise/client.toml").write_bytes(b"url = \xff")
+    assert refusal(environ).endswith("client.toml: not UTF-8 text")
+
+
 def test_what_a_server_left_may_be_damaged(environ: dict[str, str], tmp_path: Path) -> None:
     a_server(tmp_path)
     (tmp_path / "state/server.json").write_text('{"url": ')

@@ -140,6 +140,9 @@ def test_binary_and_folders_and_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00nodes")
     with pytest.raises(ClusterError, match=r"c\.yaml: not UTF-8 text"):
         read_cluster(str(tmp_path / "c.yaml"))
+    (tmp_path / "c.yaml").write_bytes(b"nodes: \x01")
+    with pytest.raises(ClusterError, match=r"c\.yaml: not YAML: it holds the control character U\+0001; take it out$"):
+        read_cluster(str(tmp_path / "c.yaml"))
     (tmp_path / "d.yaml").mkdir()
     with pytest.raises(ClusterError, match=r"d\.yaml: Is a directory"):
         read_cluster(str(tmp_path / "d.yaml"))

@@ -313,7 +313,7 @@ def replays(service: Service) -> int:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gpu_types": ["v10"]}, "unknown GPU type 'v10'; did you mean v100"),
+        ({"gpu_types": ["a100"]}, "gpu_types: the cluster has no 'a100'; it has v100"),
         ({"gpus": 3}, "needs 3 GPUs of one type; the cluster has at most 2"),
     ],
 )

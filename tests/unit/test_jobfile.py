@@ -157,6 +157,8 @@ def test_a_sweep_is_every_combination_and_the_last_variable_changes_fastest() ->
         ("- run: x", "job:1: expected keys such as `run` and `gpus`; that is no job file"),
         ("", "job: is empty; expected keys such as `run` and `gpus`"),
         ("run: [x", "job:1: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("run: x\x1a", "job: not YAML: it holds the control character U+001A; take it out"),
+        ("run: \udcff", "job: not UTF-8 text"),
         ("run: x\n---\nrun: y", "job:2: not YAML: expected a single document in the stream but found another document"),
         ('run: !!python/object/apply:os.system ["id"]', "job:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' "
          "has no meaning here"),

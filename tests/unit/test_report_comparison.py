@@ -1,5 +1,6 @@
 """A page on several runs has every figure, whatever came of them."""
 
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -8,7 +9,7 @@ from tests.builders import a_job
 
 from poise.assembly import Experiment, simulate
 from poise.model.cluster import parse_cluster
-from poise.report.comparison import MOST_CHANGES, Run, comparison_page
+from poise.report.comparison import MOST_CHANGES, Run, comparison_page, table
 from poise.traces.reading import read_trace
 from poise.traces.schema import Trace
 
@@ -34,6 +35,19 @@ FIGURES = [
     *("Completion times", "Average completion time", "Finish-time fairness", "Speed against fairness"),
     *("GPUs in use", "Queue length"),
 ]
+
+
+def test_values_that_are_written_the_same_are_marked_together_or_not_at_all() -> None:
+    base = a_run(few()).summary
+    found = table(
+        [
+            replace(base, policy="fifo", avg_jct=300.0, makespan=100.2),
+            replace(base, policy="srtf", avg_jct=60.001, makespan=100.1),
+            replace(base, policy="las", avg_jct=60.002, makespan=100.3),
+        ]
+    )
+    marked = {(found.columns[column], found.rows[row][0]) for row, column in found.best}
+    assert marked == {("average JCT", "srtf"), ("average JCT", "las")}
 
 
 @pytest.mark.parametrize("until", [np.inf, 120.0], ids=["to the end", "before any job ends"])

@@ -15,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poise.model.errors import InvariantError
+from poise.report.best import best_places
 from poise.report.curves import legend_for
 from poise.report.figures import FloatArray, Series, bars, cdf, lines, scatter, standalone
 from poise.report.frame import WIDTH
 from poise.report.groups import groups
-from poise.report.markup import escape, shorten, text_width, wrap
-from poise.report.scattering import Area, Point, frontier, label_spots
+from poise.report.labelling import NEAR, Area, Point, label_spots
+from poise.report.markup import BOLD, escape, shorten, text_width, wrap
+from poise.report.scattering import frontier
 
 HOSTILE = "<script>alert(\"x\")</script>' onload='y' & ]]> <!--"
 NAN, INF = math.nan, math.inf
@@ -258,6 +260,21 @@ def test_cdf_of_plain_numbers_says_them_plainly() -> None:
     assert "min" not in re.findall(r">([^<]*)</text>", svg)
 
 
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [
+        ({"a": 60.001, "b": 60.002, "c": 300.0}, ["a", "b"]),
+        ({"a": 60.0, "b": 60.0}, []),
+        ({"a": 60.001, "b": 60.002}, []),
+        ({"a": 60.0}, []),
+    ],
+)
+def test_bars_that_are_written_the_same_are_marked_together_or_not_at_all(values: dict[str, float], want: list[str]) -> None:
+    root = ET.fromstring(bars(values, title="t", unit="seconds", best="lowest"))
+    marked = [group.findtext("title") or "" for group in root.iter("g") if group.get("class") == "best"]
+    assert [each.partition(":")[0] for each in marked] == want
+
+
 @pytest.mark.parametrize(("best", "want"), [("lowest", ["a", "c"]), ("highest", ["b"])])
 def test_bars_mark_the_best_and_all_that_tie_with_it(best: Literal["lowest", "highest"], want: list[str]) -> None:
     root = ET.fromstring(bars({"a": 1.0, "b": 2.0, "c": 1.0, "d": NAN}, title="t", unit="plain", best=best))
@@ -293,6 +310,28 @@ def test_scatter_fills_the_frontier_alone() -> None:
     assert sorted(best, key=str) == ["fair: 3, 1", "fast: 1, 3"]
 
 
+def test_scatter_fills_all_points_that_read_the_same_as_one_of_the_frontier() -> None:
+    root = ET.fromstring(points(fast=(1.0, 3.0), twin=(1.0, 3.0001), fair=(3.0, 1.0), poor=(4.0, 4.0)))
+    best = [group.findtext("title") for group in root.iter("g") if group.get("class") == "best"]
+    assert sorted(best, key=str) == ["fair: 3, 1", "fast: 1, 3", "twin: 1, 3"]
+
+
+@given(st.lists(st.floats(0.1, 10) | st.none(), max_size=8), st.sampled_from(["lowest", "highest"]))
+def test_the_best_are_all_that_are_written_as_the_best_and_never_all_there_are(
+    values: list[float | None], kind: Literal["lowest", "highest"]
+) -> None:
+    written = ["–" if value is None else f"{value:.0f}" for value in values]
+    found = best_places(values, written, kind)
+    known = [value for value in values if value is not None]
+    texts = {text for text in written if text != "–"}
+    if len(texts) < 2:
+        assert found == []
+    else:
+        goal = f"{(min if kind == 'lowest' else max)(known):.0f}"
+        assert found == [place for place, text in enumerate(written) if text == goal]
+        assert 0 < len(found) < len(known)
+
+
 def test_scatter_keeps_points_apart_when_one_is_thousands_of_times_as_far() -> None:
     svg = points(wild=(9.0, 15_000.0), fair=(2.0, 1.1), fairer=(3.0, 2.2))
     root = ET.fromstring(svg)
@@ -306,6 +345,60 @@ def test_scatter_labels_of_neighbours_do_not_overlap() -> None:
     crowd = [Point(f"policy-{n}", "", 100.0 + 6 * n, 100.0 + 3 * (n % 2), "other") for n in range(6)]
     spots = label_spots(crowd, Area(0.0, 0.0, 400.0, 300.0))
     assert all(a.area.shared_with(b.area) == 0 for a, b in itertools.combinations(spots, 2))
+
+
+def test_scatter_labels_stand_close_to_their_points_and_closer_than_to_others() -> None:
+    """The policies of the demonstration, of which three stand close together near the left end."""
+    jcts = {
+        "srtf": (1.28, 4.46),
+        "themis": (1.30, 2.42),
+        "fifo": (5.53, 75.37),
+        "las": (2.10, 5.10),
+        "max-min": (1.32, 5.78),
+    }
+    jcts |= {"tiresias": (1.88, 5.48), "max-min+agnostic": (1.75, 12.86), "gandiva-fair": (2.33, 8.53)}
+    drawn = ET.fromstring(
+        scatter(
+            {name: (3600 * x, y) for name, (x, y) in jcts.items()}, title="t", x_label="x", y_label="y", x_unit="seconds"
+        )
+    )
+    assert "leader" not in classes(drawn)
+    dots = {
+        (group.findtext("title") or "").partition(":")[0]: (float(dot.get("cx", "")), float(dot.get("cy", "")))
+        for group in drawn.iter("g")
+        for dot in group.iter("circle")
+    }
+    labels = {each.text or "": _drawn(each) for each in drawn.iter("text") if "halo" in each.get("class", "")}
+    assert labels.keys() == dots.keys() == jcts.keys()
+    for name, area in labels.items():
+        own = area.off(*dots[name])
+        assert own <= NEAR + 1
+        assert [other for other in dots if other != name and area.off(*dots[other]) <= own] == [], name
+    assert all(a.shared_with(b) == 0 for a, b in itertools.combinations(labels.values(), 2))
+
+
+def _drawn(label: ET.Element) -> Area:
+    """What a label covers; it is drawn four units below its middle line."""
+    kinds, x, y = label.get("class", "").split(), float(label.get("x", "")), float(label.get("y", "")) - 4
+    width = text_width(label.text or "", 12.0 * (BOLD if "strong" in kinds else 1))
+    left = x - (width if "end" in kinds else width / 2 if "middle" in kinds else 0.0)
+    return Area(left, y - 7, left + width, y + 7)
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300), st.text(max_size=12)), min_size=1, max_size=7))
+@settings(deadline=None)
+def test_a_line_leads_to_every_label_that_is_not_close_to_its_point(places: list[tuple[float, float, str]]) -> None:
+    crowd = [Point(name, "", x, y, "other") for x, y, name in places]
+    for point, spot in zip(crowd, label_spots(crowd, Area(0.0, 0.0, 400.0, 300.0)), strict=True):
+        assert spot.far == (spot.area.off(point.x, point.y) > NEAR)
+        assert spot.area.off(point.x, point.y) < 70
+
+
+@given(st.floats(20, 380), st.floats(20, 280), st.text(max_size=12))
+def test_the_label_of_a_point_alone_is_close_and_inside(x: float, y: float, name: str) -> None:
+    (spot,) = label_spots([Point(name, "", x, y, "best")], Area(0.0, 0.0, 400.0, 300.0))
+    assert not spot.far
+    assert 0 <= spot.area.left <= spot.area.right <= 400
 
 
 def test_scatter_of_many_points_names_some_and_draws_all() -> None:

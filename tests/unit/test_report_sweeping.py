@@ -66,6 +66,13 @@ def test_the_best_is_marked_and_what_is_not_told_apart_from_it() -> None:
     assert marked(rows(fifo=[10]), "average JCT") == set()
 
 
+def test_means_that_are_written_the_same_are_marked_together_or_not_at_all() -> None:
+    found = rows(fifo=[300.0], srtf=[60.001], las=[60.002])
+    assert column(found, "average JCT") == ["5m00s", "1m00s", "1m00s"]
+    assert marked(found, "average JCT") == {"srtf", "las"}
+    assert marked(rows(srtf=[60.001], las=[60.002]), "average JCT") == set()
+
+
 def test_a_long_name_is_no_heading() -> None:
     found = rows(**{"tiresias:limits=300/900": [1.0], "fifo": [2.0]})
     assert "÷ first" in sweep_table(found).columns

@@ -16,7 +16,7 @@ from tests.unit.test_report_tracks import CLUSTER, a_history, hold
 from poise.analysis.stints import End
 from poise.report import timeline as module
 from poise.report.page import Exhibit, Section, page
-from poise.report.stills import still
+from poise.report.stills import COLOURS, still
 from poise.report.timeline import UNITS, timeline
 from poise.report.tracks import ENDS, Track
 
@@ -192,8 +192,8 @@ def test_still_of_a_large_cluster_stays_small() -> None:
 
 
 def test_tenants_beyond_the_colours_share_a_grey() -> None:
-    names = [f"{letter}1" for letter in "abcdefghij"]
+    names = [f"{letter}1" for letter in "abcdefghijklmn"]
     track = a_track(*names)
-    drawn = cells(still("fifo", track, tuple("abcdefghij"), CLUSTER, 100.0))
-    assert sorted(drawn) == [f"cell c{n}" for n in range(8)]
-    assert len(drawn["cell c7"]) == 2  # the last three follow one another, on two rows
+    drawn = cells(still("fifo", track, tuple("abcdefghijklmn"), CLUSTER, 140.0))
+    assert set(drawn) == {f"cell c{n}" for n in range(COLOURS + 1)}
+    assert len(drawn[f"cell c{COLOURS}"]) == 2  # the last three follow one another, on two rows

@@ -174,6 +174,7 @@ def test_a_script_that_asks_for_no_gpu_is_told_what_it_gets_once_options_are_kno
         (f"--array=0-{MOST_JOBS}", "2: --array: more than the 1,000 jobs"),
         ("--array=0-999999999", "2: --array: more than the 1,000 jobs"),
         ("--gpus=v100:1,a100:2", "2: --gpus: expected GPUs such as 2 or v100:2"),
+        ("--gres=gpu:a100:99999999999", "2: --gres: expected at most 100,000 GPUs, got 'a100:99999999999'"),
         ("--gres=gpu:a:1,gpu:b:1", "2: --gres: expected GPUs such as 2 or v100:2"),
         ("--gres=gpu:2 --nodes=1-4", "2: --nodes: expected one whole number, got '1-4'"),
         ("--time=soon", "2: --time: expected MINUTES"),

@@ -4,6 +4,8 @@ import sys
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
+UNREAD = 141
+"""The exit code where the reader of the output has gone, as `head` does: 128 + SIGPIPE, as if the signal had ended it."""
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import click
 from poise.analysis.parts import Layout, Part, Value
 from poise.analysis.study import KEYS, covered, study
 from poise.cli.live_journal import as_journal
-from poise.cli.outputs import check_writable
+from poise.cli.outputs import Kind, check_file, force_option, over
 from poise.cli.simulate import show_knobs
 from poise.cli.tables import console, show_notes, show_table
 from poise.model.errors import UnknownNameError
@@ -51,10 +51,17 @@ Examples:
 @click.option("--throughputs", metavar="FILE", help="Speeds of jobs that state steps and no duration.  [default: shipped]")
 @click.option("--part", metavar="KEY", help=f"One part alone, with all its rows: {', '.join(KEYS)}.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with figures to a file.")
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
 @click.option("--quiet", is_flag=True, help="No notes on stderr.")
 def analyze(
-    source: str, trace_format: str, throughputs: str | None, part: str | None, html: Path | None, as_json: bool, quiet: bool
+    source: str,
+    part: str | None,
+    html: Path | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    **reading: str | None,
 ) -> int:
     """Characterise the jobs of a trace or a journal, as the Philly study did.
 
@@ -68,8 +75,8 @@ def analyze(
         return 0
     if part is not None and part not in KEYS:
         raise UnknownNameError("part of the study", part, KEYS)
-    check_writable("--html", html)
-    subject = _subject(source, trace_format, throughputs)
+    show_notes(check_file("--html", html, Kind.REPORT, over(force=force)), quiet=quiet)
+    subject = _subject(source, reading["trace_format"] or "auto", reading["throughputs"])
     _present(subject, part, html, as_json=as_json, quiet=quiet)
     if subject.problem is not None:
         click.echo(f"poise: {subject.problem}", err=True)
@@ -183,4 +190,4 @@ def _with_bars(part: Part, shown: Table) -> Table:
         return shown
     place = [column.key for column in part.columns].index(part.bar)
     rows = tuple((*cells, bar(row[place])) for cells, row in zip(shown.rows, part.rows, strict=False))
-    return replace(shown, columns=(*shown.columns, ""), rows=rows)
+    return replace(shown, columns=(*shown.columns, ""), rows=rows, words=(*(shown.words or ()), ""))

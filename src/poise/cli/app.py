@@ -1,6 +1,7 @@
 """`poise`: the group of verbs, and what a user sees of errors: one line, and an exit code.
 
-0 done · 1 the work failed · 2 the request was wrong · 130 interrupted. No traceback for a wrong input.
+0 done · 1 the work failed · 2 the request was wrong · 130 interrupted · 141 the reader of the output has gone. No
+traceback for a wrong input.
 """
 
 import os
@@ -11,7 +12,7 @@ from io import TextIOWrapper
 import click
 
 from poise import __version__
-from poise.cli import INTERRUPTED
+from poise.cli import INTERRUPTED, UNREAD
 from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
 from poise.wire.plain import plain
 
@@ -63,7 +64,25 @@ def poise() -> None:
 def main() -> None:
     """Run a command and exit with its code."""
     _settle_streams()
-    sys.exit(_run())
+    try:
+        code = _run()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = UNREAD
+    except OSError as error:
+        code = _say_os(error)
+    if code == UNREAD:
+        _drop_output()
+    sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Lead what is still to be written nowhere: else Python complains at its end, and exits with a code of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            os.dup2(nowhere, stream.fileno())
 
 
 def _settle_streams() -> None:
@@ -79,28 +98,29 @@ def _run() -> int:
         result = poise.main(prog_name="poise", standalone_mode=False)
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        return 2
-    except click.ClickException as error:
-        return _say(_on_one_line(error), 2)
-    except RequestError as error:
-        return _say(error, 2)
+    except (click.ClickException, RequestError) as error:
+        return _refuse(error)
     except InvariantError:
         raise  # a bug of ours: the traceback is the report
     except PoiseError as error:
         return _say(error, 1)
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted before anything was finished", INTERRUPTED)
+    except (BrokenPipeError, SystemExit):  # Click and Rich exit when they find that the reader of the output has gone
+        return UNREAD
     except OSError as error:
         return _say_os(error)
     return result if isinstance(result, int) else 0
 
 
+def _refuse(error: click.ClickException | RequestError) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return 2
+    return _say(_on_one_line(error) if isinstance(error, click.ClickException) else error, 2)
+
+
 def _say_os(error: OSError) -> int:
-    if isinstance(error, BrokenPipeError):  # whoever reads our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     place = f"{error.filename}: " if error.filename else ""
     return _say(f"{place}{error.strerror or error}", 1)
 

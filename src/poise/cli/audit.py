@@ -161,7 +161,8 @@ def _table(found: Mapping[Property, Finding]) -> Table:
     for name, finding in found.items():
         rows.append(_row(_words(name), finding, MEASURED[name]))
         rows += (_row(f"  {_words(kind)}", part, "") for kind, part in finding.parts.items() if part.cases)
-    return Table(("property", "holds", "worst", "bound", "cases", "measured as"), tuple(rows))
+    columns = ("property", "holds", "worst", "bound", "cases", "measured as")
+    return Table(columns, tuple(rows), words=("property", "holds", "measured as"))
 
 
 def _row(name: str, finding: Finding, measured: str) -> tuple[str, ...]:

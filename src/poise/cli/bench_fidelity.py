@@ -95,7 +95,7 @@ def _table(found: list[Comparison]) -> Table:
         )
         for each in found
     ]  # fmt: skip
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), words=("policy",))
 
 
 def _document(each: Comparison) -> dict[str, object]:

@@ -14,7 +14,7 @@ from poise.assembly import simulate as run_simulation
 from poise.cli import INTERRUPTED
 from poise.cli.cores import spread, workers_for
 from poise.cli.options import experiment_options, request_of
-from poise.cli.outputs import check_writable
+from poise.cli.outputs import Kind, check_file, force_option, over
 from poise.cli.progress import watching
 from poise.cli.sweep import MOST_SEEDS, Sweep, parse_loads, sweep
 from poise.cli.sweep_state import Start
@@ -36,6 +36,7 @@ Examples:
 @click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8.")
 @experiment_options
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with figures to a file.")
+@force_option
 @click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2.")
 @click.option(
     "--seeds",
@@ -66,7 +67,8 @@ def compare(
     With --loads or --seeds it is a sweep: every policy at every load with every seed, on the cores there are. Ctrl-C
     stops it, and the same command goes on from there.
     """
-    check_writable("--html", html)
+    allowed = over(force=options.pop("force"))
+    show_notes(check_file("--html", html, Kind.REPORT, allowed), quiet=options["quiet"])
     names = split_policies(policies)
     if loads is not None or seeds is not None:
         asked = Sweep(_loads(loads, options["load"]), seeds or 1, state, Start.FRESH if fresh else Start.RESUME)
@@ -94,16 +96,17 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
     summaries = [run.summary for run in runs]
     show_notes(list(_notes_after(summaries)), quiet=request.quiet)
     title = f"{request.trace.name} on {request.experiment.cluster}"
-    if request.as_json:
-        click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
-    else:
-        show_table(table(summaries), title)
-    if html is not None:
-        html.write_text(
-            comparison_page(title, f"{counted(len(request.trace.jobs), 'job')} of {title}.", runs), encoding="utf-8"
-        )
-        if not request.as_json:
-            click.echo(f"report: {html}")
+    try:
+        if request.as_json:
+            click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
+        else:
+            show_table(table(summaries), title)
+    finally:  # a reader of the table who has gone does not cost the report, nor a disk that is full the table
+        if html is not None:
+            intro = f"{counted(len(request.trace.jobs), 'job')} of {title}."
+            html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
+    if html is not None and not request.as_json:
+        click.echo(f"report: {html}")
     return conclude(runs, names)
 
 

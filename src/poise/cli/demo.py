@@ -8,8 +8,8 @@ import click
 
 from poise.assembly import Experiment
 from poise.cli.compare import conclude, run_all
-from poise.cli.outputs import check_writable
-from poise.cli.tables import show_table
+from poise.cli.outputs import Kind, check_file, force_option, over
+from poise.cli.tables import show_notes, show_table
 from poise.model.cluster import parse_cluster
 from poise.report.comparison import comparison_page, table
 from poise.traces.demo import demo_trace
@@ -28,11 +28,12 @@ Example:
     "--html", type=click.Path(dir_okay=False, path_type=Path), default=Path("poise-demo.html"), show_default=True,
     help="Where to write the report.",
 )  # fmt: skip
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-def demo(html: Path, as_json: bool, quiet: bool) -> int:
+@click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
+def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
     """Run a built-in trace of 240 jobs on a mixed cluster under several policies; a table and an HTML report."""
-    check_writable("--html", html)
+    show_notes(check_file("--html", html, Kind.REPORT, over(force=force)), quiet=quiet)
     trace = demo_trace()
     base = Experiment(parse_cluster(CLUSTER))
     runs = run_all(trace, [replace(base, policy=name) for name in POLICIES], quiet=quiet)

@@ -9,6 +9,7 @@ import yaml
 
 from poise.model.cluster import MOST_GPUS, Cluster, Node, parse_cluster
 from poise.model.errors import ClusterError
+from poise.wire.jobfile_tree import unfit
 
 _LARGEST_FILE = 16 << 20
 _LARGEST_FIGURE = 1_000_000
@@ -25,6 +26,8 @@ def read_cluster(spec: str) -> Cluster:
     """
     path = Path(spec)
     if path.suffix.lower() not in (".yaml", ".yml", ".toml"):
+        if ":" not in spec and path.is_file():
+            raise ClusterError(f"{path}: a file that describes a cluster ends in .yaml, .yml or .toml; rename it")
         return parse_cluster(spec)
     document = _document(path)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
@@ -59,6 +62,8 @@ def _document(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise ClusterError(f"{path}: not UTF-8 text") from None
     except RecursionError:
         raise ClusterError(f"{path}: nested too deeply; that is no cluster") from None
+    except yaml.reader.ReaderError as error:
+        raise ClusterError(f"{path}: {unfit(error)}") from None
     except (ValueError, yaml.YAMLError) as error:  # a date that is none is a ValueError
         raise ClusterError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -11,18 +11,19 @@ from poise.wire.views import JobDetail, JobRow, Nodes, Run, Shares
 
 QUEUE = ("#", "ID", "NAME", "TENANT", "GPUS", "TYPE", "STATE", "REASON", "WAITED", "RAN", "RESTARTS", "ETA", "SHARE")
 WIDE = (*QUEUE, "APP", "ASKED", "SUBMITTED", "FINISHED", "WHY")
+_WORDS = ("ID", "NAME", "TENANT", "TYPE", "STATE", "REASON", "APP", "ASKED", "SUBMITTED", "FINISHED", "WHY")
 NONE = "–"
 LEAST_HOURS = 0.001
 
 
 def queue_table(rows: tuple[JobRow, ...]) -> Table:
     """A line a job."""
-    return Table(QUEUE, tuple(map(_cells, rows)), names=3)
+    return Table(QUEUE, tuple(map(_cells, rows)), names=3, words=_WORDS)
 
 
 def wide_table(rows: tuple[JobRow, ...]) -> Table:
     """The same, with all that is known."""
-    return Table(WIDE, tuple((*_cells(row), *_more_cells(row)) for row in rows), names=3)
+    return Table(WIDE, tuple((*_cells(row), *_more_cells(row)) for row in rows), names=3, words=_WORDS)
 
 
 def state_of(row: JobRow) -> str:
@@ -41,7 +42,7 @@ def _cells(row: JobRow) -> tuple[str, ...]:
         row.id,
         row.name,
         row.tenant,
-        f"{row.gpus}/{row.wanted}",
+        _gpus(row),
         row.gpu_type or _asked(row),
         state_of(row),
         row.reason.code,
@@ -51,6 +52,11 @@ def _cells(row: JobRow) -> tuple[str, ...]:
         span(row.eta),
         NONE if row.share is None else amount(row.share, "percent"),
     )
+
+
+def _gpus(row: JobRow) -> str:
+    """How many GPUs a job asks for. One that may run on any number, and has another one now, has both said."""
+    return f"{row.gpus:,} (asked {row.wanted:,})" if row.gpus and row.gpus != row.wanted else f"{row.wanted:,}"
 
 
 def _more_cells(row: JobRow) -> tuple[str, ...]:
@@ -76,7 +82,8 @@ def nodes_table(nodes: Nodes) -> Table:
         )
         for each in nodes.nodes
     )
-    return Table(("NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "JOBS"), rows)
+    columns = ("NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "JOBS")
+    return Table(columns, rows, words=("NODE", "TYPE", "RACK", "STATE", "JOBS"))
 
 
 def shares_table(shares: Shares) -> Table:
@@ -96,7 +103,7 @@ def shares_table(shares: Shares) -> Table:
         )
         for each in shares.tenants
     )
-    return Table(columns, rows)
+    return Table(columns, rows, words=("TENANT",))
 
 
 def facts(detail: JobDetail) -> list[tuple[str, str]]:
@@ -107,7 +114,7 @@ def facts(detail: JobDetail) -> list[tuple[str, str]]:
         ("reason", f"{row.reason.text} ({row.reason.code})"),
         ("tenant", row.tenant),
         ("app", row.app),
-        ("GPUs", f"{row.gpus}/{row.wanted} {row.gpu_type or _asked(row)}"),
+        ("GPUs", f"{row.gpus:,} held, {row.wanted:,} asked for; type {row.gpu_type or _asked(row)}"),
         ("submitted", clock(row.submitted)),
         ("started", None if row.started is None else clock(row.started)),
         ("finished", None if row.finished is None else clock(row.finished)),
@@ -155,7 +162,7 @@ def _steps(detail: JobDetail) -> str | None:
 def runs_table(runs: tuple[Run, ...]) -> Table:
     """A line a run."""
     columns = ("RUN", "BEGAN", "RAN", "GPUS", "ENDED", "EXIT", "STEPS", "LOST", "CAUSE")
-    return Table(columns, tuple(map(_run_cells, runs)))
+    return Table(columns, tuple(map(_run_cells, runs)), words=("BEGAN", "GPUS", "ENDED", "CAUSE"))
 
 
 def _run_cells(run: Run) -> tuple[str, ...]:

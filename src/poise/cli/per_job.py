@@ -6,18 +6,13 @@ from math import isfinite
 from pathlib import Path
 
 from poise.assembly import Outcome
-from poise.model.errors import RequestError
 
 COLUMNS = (
     "job", "tenant", "gpus", "submitted", "started", "finished", "jct", "rho", "preemptions",
     "gpu_seconds", "wait_fair_share", "wait_fragmentation", "wait_capacity", "status",
 )  # fmt: skip
-
-
-def check_per_job(path: Path | None) -> None:
-    """Refuse an ending that says nothing, before any work is done."""
-    if path is not None and path.suffix not in (".csv", ".json"):
-        raise RequestError(f"--per-job {path}: expected a file that ends in .csv or .json")
+FIRST_COLUMNS = COLUMNS[:6]
+"""Enough of them to know a file of ours by."""
 
 
 def rows(outcome: Outcome) -> list[dict[str, object]]:

@@ -50,8 +50,9 @@ Examples:
 def queue(form: str, as_json: bool, watch: bool, everything: bool, limit: int, **asked: Any) -> int:  # noqa: ANN401
     """Show the jobs that have not ended, in scheduling order: those that hold GPUs, then those that wait.
 
-    GPUS is held/wanted. TYPE is the GPU type that it runs on, or those that it may. WAITED and RAN are in all. SHARE is its
-    tenant's part of the GPUs that are held now. `poise why ID` says more than REASON.
+    GPUS is how many it asks for; `2 (asked 1)`: it may run on any number, and holds 2 now. TYPE is the GPU type that it runs
+    on, or those that it may. WAITED and RAN are in all. SHARE is its tenant's part of the GPUs that are held now. `poise why
+    ID` says more than REASON.
     """
     form = "json" if as_json else form
     wanted = Wanted(_states(asked["states"]), asked["tenant"], asked["app"], None if everything else limit)

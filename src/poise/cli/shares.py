@@ -107,7 +107,7 @@ def _by_type(books: Books) -> Table:
                     amount(each.held[gpu_type], "plain"),
                 )
             )
-    return Table(columns, tuple(rows))
+    return Table(columns, tuple(rows), words=("tenant", "type"))
 
 
 def _trades(books: Books) -> Table:
@@ -125,4 +125,4 @@ def _trades(books: Books) -> Table:
         )
         for each in books.deals
     )
-    return Table(columns, rows)
+    return Table(columns, rows, words=("buyer", "seller", "fast", "slow"))

@@ -10,8 +10,8 @@ from poise.assembly import Outcome
 from poise.assembly import simulate as run_simulation
 from poise.cli import INTERRUPTED
 from poise.cli.options import Request, experiment_options, request_of
-from poise.cli.outputs import check_writable, make_folder
-from poise.cli.per_job import check_per_job, write_per_job
+from poise.cli.outputs import check_ending, check_folder, check_rows, force_option, make_folder, over
+from poise.cli.per_job import write_per_job
 from poise.cli.progress import watching
 from poise.cli.summaries import show_rejections, show_remarks, show_summary, show_unfinished
 from poise.cli.tables import show_notes
@@ -35,7 +35,15 @@ Examples:
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Write journal, summary and jobs to a directory."
 )
 @click.option("--per-job", type=click.Path(dir_okay=False, path_type=Path), help="Write one row a job: .csv or .json.")
-def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **options: Any) -> int:  # noqa: ANN401
+@force_option
+def simulate(
+    trace: str,
+    policy: str,
+    out: Path | None,
+    per_job: Path | None,
+    force: bool,
+    **options: Any,  # noqa: ANN401
+) -> int:
     """Run TRACE under one policy and say how it went.
 
     TRACE is a file (plain, .gz, .xz, or a .tar.gz of several), a directory of such, - for stdin, or synthetic:KNOBS.
@@ -43,10 +51,14 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     if trace == SYNTHETIC + HELP:
         show_knobs(as_json=options["as_json"])
         return 0
-    check_per_job(per_job)
+    allowed = over(force=force)
+    check_ending(per_job)
+    replaced = check_folder("--out", out, allowed)
     request = request_of(trace, options, policy)
-    show_notes(request.notes, quiet=request.quiet)
-    outcome, interrupted = _run(request, out, per_job)
+    make_folder("--out", out)
+    replaced += check_rows(per_job, allowed)  # it may lie in the folder that was just made
+    show_notes([*request.notes, *replaced], quiet=request.quiet)
+    outcome, interrupted = _run(request, out)
     show_rejections(outcome.history.rejections, quiet=request.quiet)
     show_remarks(outcome.history.remarks, quiet=request.quiet)
     show_unfinished(outcome.summary, quiet=request.quiet)
@@ -60,9 +72,7 @@ def simulate(trace: str, policy: str, out: Path | None, per_job: Path | None, **
     return INTERRUPTED if interrupted else 0
 
 
-def _run(request: Request, out: Path | None, per_job: Path | None) -> tuple[Outcome, bool]:
-    make_folder("--out", out)
-    check_writable("--per-job", per_job)
+def _run(request: Request, out: Path | None) -> tuple[Outcome, bool]:
     journal = None if out is None else out / NAME
     with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)

@@ -168,19 +168,25 @@ def _notes_after(rows: Sequence[Average]) -> Iterator[str]:
 def _show(rows: Sequence[Average], request: Request, grid: Grid, html: Path | None) -> None:
     title = f"{request.trace.name} on {request.experiment.cluster}"
     count = counted(len(grid.seeds), "seed")
-    if request.as_json:
-        click.echo(json.dumps([row.document() for row in rows], allow_nan=False))
-    else:
-        show_table(sweep_table(rows), f"{title}, {count}")
-        if any(row.means["avg_jct"].interval for row in rows):
-            click.echo(LEGEND.format(rival=grid.policies[0]))
-    if html is not None:
-        runs = sum(len(row.runs) for row in rows)
-        partial = f" The sweep was interrupted: {runs:,} of its {len(grid):,} runs are in here." if runs < len(grid) else ""
-        intro = f"{counted(len(request.trace.jobs), 'job')} of {title}: means over {count}.{partial}"
-        html.write_text(sweep_page(title, intro, rows), encoding="utf-8")
-        if not request.as_json:
-            click.echo(f"report: {html}")
+    try:
+        if request.as_json:
+            click.echo(json.dumps([row.document() for row in rows], allow_nan=False))
+        else:
+            show_table(sweep_table(rows), f"{title}, {count}")
+            if any(row.means["avg_jct"].interval for row in rows):
+                click.echo(LEGEND.format(rival=grid.policies[0]))
+    finally:  # as in `compare`
+        if html is not None:
+            html.write_text(sweep_page(title, _intro(rows, request, grid), rows), encoding="utf-8")
+    if html is not None and not request.as_json:
+        click.echo(f"report: {html}")
+
+
+def _intro(rows: Sequence[Average], request: Request, grid: Grid) -> str:
+    runs = sum(len(row.runs) for row in rows)
+    partial = f" The sweep was interrupted: {runs:,} of its {len(grid):,} runs are in here." if runs < len(grid) else ""
+    jobs, seeds = counted(len(request.trace.jobs), "job"), counted(len(grid.seeds), "seed")
+    return f"{jobs} of {request.trace.name} on {request.experiment.cluster}: means over {seeds}.{partial}"
 
 
 def _conclude(state: State, asked: Sweep, grid: Grid) -> int:

@@ -25,7 +25,7 @@ def console() -> Console:
 
 
 def show_table(table: Table, title: str) -> None:
-    """Several runs, a row each; the best of a column is bold.
+    """A table with a title. Words are set to the left and numbers to the right; the best of a column is bold.
 
     Where a terminal is too narrow for all columns, they come in parts that each begin with the names of the rows: no
     number is ever cut off.
@@ -57,7 +57,7 @@ def _part(table: Table, lengths: Sequence[int], columns: Sequence[int]) -> RichT
     shown = RichTable(box=SIMPLE)
     for column in columns:
         heading, is_whole = escape(table.columns[column]), column == 0 or lengths[column] <= _PROSE
-        shown.add_column(heading, justify="left" if column == 0 else "right", no_wrap=is_whole)
+        shown.add_column(heading, justify="left" if table.holds_words(column) else "right", no_wrap=is_whole)
     for row, cells in enumerate(table.rows):
         texts = ((escape(cells[column]), (row, column) in table.best) for column in columns)
         shown.add_row(*(f"[bold]{text}[/bold]" if is_best else text for text, is_best in texts))

@@ -71,7 +71,8 @@ def _list(found: Accounts, *, as_json: bool) -> None:
         echo_json(document(found))
         return
     rows = ((each.name, each.tenant, each.role.value, _until(each.expires)) for each in found.accounts)
-    show_table(Table(("NAME", "TENANT", "ROLE", "EXPIRES"), tuple(rows), names=4), counted(len(found.accounts), "token"))
+    columns = ("NAME", "TENANT", "ROLE", "EXPIRES")
+    show_table(Table(columns, tuple(rows), names=4, words=columns), counted(len(found.accounts), "token"))
 
 
 def _until(expires: float | None) -> str:

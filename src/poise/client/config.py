@@ -227,6 +227,8 @@ def _configured(path: Path) -> Address | None:
         return None
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RequestError(f"{path}: not UTF-8 text") from None
     except ValueError as error:
         raise RequestError(f"{path}: {' '.join(str(error).split())}") from None
     wrong = next((key for key, value in said.items() if key not in _KEYS or not isinstance(value, str)), None)

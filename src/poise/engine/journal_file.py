@@ -126,12 +126,30 @@ class JournalReader:
             raise JournalError(f"{self._path}:{self._number}: not JSON") from None
 
     def _numbered(self) -> Iterator[tuple[int, str]]:
+        number = 0
         try:
             packed = self._path.suffix == ".gz"
-            with gzip.open(self._path, "rt", encoding="utf-8") if packed else self._path.open(encoding="utf-8") as stream:
-                yield 1, stream.readline(MOST_HEADER)
-                yield from enumerate(stream, start=2)
+            with gzip.open(self._path, "rb") if packed else self._path.open("rb") as stream:
+                number, first = 1, stream.readline(MOST_HEADER)
+                yield 1, self._text(1, first)
+                for number, line in enumerate(stream, start=2):
+                    yield number, self._text(number, line)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise RequestError(f"{self._path}: cannot be read: {error.strerror}") from None
-        except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-            raise JournalError(f"{self._path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        except EOFError:
+            raise JournalError(f"{self._path}: cut off: the end of its compressed data is missing") from None
+        except (gzip.BadGzipFile, zlib.error):
+            if not number:
+                raise RequestError(f"{self._path}: not a journal: expected gzip-compressed data, as its name says") from None
+            raise JournalError(f"{self._path}: damaged: its compressed data cannot be unpacked") from None
+        except OSError as error:
+            raise JournalError(f"{self._path}: cannot be read: {error.strerror or error}") from None
+
+    def _text(self, number: int, line: bytes) -> str:
+        """A line as text. What is no text from its first line on is another kind of file, not a damaged journal."""
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError:
+            if number == 1:
+                raise RequestError(f"{self._path}: not a journal: its first line is no text") from None
+            raise JournalError(f"{self._path}:{number}: damaged: not UTF-8 text") from None

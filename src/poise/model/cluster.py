@@ -15,7 +15,7 @@ GPUS_PER_NODE = 4
 MOST_GPUS = 1_000_000
 LONGEST_SHOWN = 100
 """Characters of a specification that a message repeats."""
-_PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>\d{1,9})(?:@(?P<per_node>\d{1,9}))?")
+_PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>[0-9]+)(?:@(?P<per_node>[0-9]+))?")
 
 
 class Slots(NamedTuple):
@@ -130,20 +130,32 @@ def parse_cluster(spec: str) -> Cluster:
     shown = spec if len(spec) <= LONGEST_SHOWN else spec[:LONGEST_SHOWN] + "…"
     nodes: list[Node] = []
     seen: set[str] = set()
+    gpus = 0
     for part in spec.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
             raise ClusterError(
                 f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8"
             )
-        gpu_type, count, per_node = match["type"].lower(), int(match["count"]), int(match["per_node"] or GPUS_PER_NODE)
+        gpu_type, count, per_node = match["type"].lower(), _count(match["count"]), _count(match["per_node"])
         if count < 1 or per_node < 1:
             raise ClusterError(f"cluster {shown!r}: {part!r} needs at least 1 GPU and at least 1 a node")
-        if count > MOST_GPUS:
-            raise ClusterError(f"cluster {shown!r}: {part!r} has more than {MOST_GPUS:,} GPUs")
+        gpus += count
+        if gpus > MOST_GPUS or per_node > MOST_GPUS:
+            raise ClusterError(
+                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} makes it more than {MOST_GPUS:,} GPUs; ask for fewer"
+            )
         if gpu_type in seen:
             raise ClusterError(f"cluster {shown!r}: type {gpu_type!r} stands there twice; add the two up")
         seen.add(gpu_type)
         sizes = [per_node] * (count // per_node) + ([count % per_node] if count % per_node else [])
         nodes += [Node(f"{gpu_type}-{index}", gpu_type, size) for index, size in enumerate(sizes)]
     return Cluster(tuple(nodes))
+
+
+def _count(digits: str | None) -> int:
+    """A number of GPUs; one of more digits than any cluster needs is not worked out, but just too many."""
+    if digits is None:
+        return GPUS_PER_NODE
+    digits = digits.lstrip("0") or "0"
+    return int(digits) if len(digits) <= len(str(MOST_GPUS)) else MOST_GPUS + 1

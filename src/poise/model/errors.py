@@ -31,16 +31,16 @@ class RequestError(PoiseError):
 
 
 class UnknownNameError(RequestError):
-    """A name that is not in a catalogue; the message lists the nearest known names."""
+    """A name that is not in a catalogue; the message lists the nearest known names, and then another way if there is one."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
-        self._made_of = (kind, name, tuple(names))
+        super().__init__(f"unknown {kind} {name!r}; {hint}{otherwise and f' {otherwise}'}")
+        self._made_of = (kind, name, tuple(names), otherwise)
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...], str]]:
         """So that it survives the way back from a worker process."""
         return type(self), self._made_of
 

@@ -44,7 +44,8 @@ def table(part: Part, most: int | None = None) -> Table:
     units = [column.unit for column in part.columns]
     shown = tuple(tuple(cell(value, unit) for value, unit in zip(row, units, strict=True)) for row in rows)
     names = next((place for place, unit in enumerate(units) if unit is not Unit.TEXT), 1)
-    return Table(tuple(column.heading for column in part.columns), shown, names=max(1, names))
+    words = tuple(column.heading for column in part.columns if column.unit is Unit.TEXT)
+    return Table(tuple(column.heading for column in part.columns), shown, names=max(1, names), words=words)
 
 
 def bar(share: Value, width: int = 16) -> str:

@@ -10,6 +10,7 @@ from poise.analysis.summary import Measured, Summary
 from poise.model.arrays import Floats
 from poise.model.cluster import Cluster
 from poise.report.amounts import Unit, amount, tick_labels
+from poise.report.best import Kind, best_places
 from poise.report.figures import Series, bars, cdf, lines, scatter
 from poise.report.page import Section, Table, page
 from poise.report.series import averaged
@@ -56,7 +57,7 @@ def _since(changes: list[tuple[float, int]], first: float, end: float, scale: fl
 MOST_CHANGES = 120
 """A line over time that changes more often is drawn as means: several that jump up and down cannot be told apart."""
 
-COLUMNS = (
+COLUMNS: tuple[tuple[str, str, Kind | None], ...] = (
     ("policy", "policy", None),
     ("average JCT", "avg_jct", "lowest"),
     ("median JCT", "median_jct", "lowest"),
@@ -88,23 +89,15 @@ def cell(summary: Summary, key: str) -> str:
 
 
 def table(summaries: Sequence[Summary]) -> Table:
-    """One row a run; the best of each column is marked if runs differ."""
+    """One row a run; the best of each column are marked if runs differ, all that are written the same."""
     rows = tuple(tuple(cell(summary, key) for _, key, _ in COLUMNS) for summary in summaries)
     best = {
         (row, column)
         for column, (_, key, kind) in enumerate(COLUMNS)
         if kind is not None
-        for row in _best_rows([getattr(summary, key) for summary in summaries], kind)
+        for row in best_places([getattr(each, key) for each in summaries], [cells[column] for cells in rows], kind)
     }
-    return Table(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best))
-
-
-def _best_rows(values: list[float | None], kind: str) -> list[int]:
-    known = [value for value in values if value is not None]
-    if len(known) < 2 or min(known) == max(known):
-        return []
-    best = min(known) if kind == "lowest" else max(known)
-    return [row for row, value in enumerate(values) if value == best]
+    return Table(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best), words=("policy",))
 
 
 def comparison_page(title: str, intro: str, runs: Sequence[Run], *, footer: str = "") -> str:

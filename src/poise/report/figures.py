@@ -6,7 +6,6 @@ are written as percent; durations are in seconds.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from poise.model.errors import InvariantError
 from poise.report import style
 from poise.report.amounts import Unit, amount
 from poise.report.axis import Axis, Scale, bare_axis, level_axis, log_axis, points_axis, span_axis
+from poise.report.best import Kind, best_places
 from poise.report.curves import Curve, Shape, draw, legend_for
 from poise.report.frame import (
     MARGIN,
@@ -31,8 +31,9 @@ from poise.report.frame import (
     text,
     tooltip,
 )
+from poise.report.labelling import Point
 from poise.report.markup import BOLD, element, shorten, text_width
-from poise.report.scattering import Point, draw_points, frontier
+from poise.report.scattering import draw_points, frontier
 from poise.report.series import FloatArray, Series, clipped, distribution
 
 __all__ = ["FloatArray", "Series", "bars", "cdf", "lines", "scatter", "standalone"]
@@ -77,15 +78,15 @@ def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str, unit: Un
     return _chart(curves, x_axis, y_axis, Labels(title, x_label, "share at or below"), "steps")
 
 
-def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Literal["lowest", "highest"]) -> str:
-    """Horizontal bars from zero with their values; the best is marked, all of them if several are equally good."""
+def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Kind) -> str:
+    """Horizontal bars from zero with their values; the best are marked if bars differ, all that are written the same."""
     drawn_title, top = heading(title)
-    finite = [value for value in values.values() if np.isfinite(value)]
-    axis = bare_axis(np.array(finite), unit)
-    goal = (min(finite) if best == "lowest" else max(finite)) if finite else None
+    axis = bare_axis(np.array([value for value in values.values() if np.isfinite(value)]), unit)
+    words = [amount(value, unit) for value in values.values()]
+    goals = set(best_places(list(values.values()), words, best))
     left = MARGIN + min(_MOST_BAR_LABEL, max((text_width(name, TEXT * BOLD) for name in values), default=0.0)) + 8
     rows = [
-        _bar(name, value, (left, top + 4 + _BAR_ROW * place), axis, _worded(value, unit, goal))
+        _bar(name, value, (left, top + 4 + _BAR_ROW * place), axis, (words[place], "◂ best" if place in goals else ""))
         for place, (name, value) in enumerate(values.items())
     ]
     height = top + 12 + _BAR_ROW * max(1, len(rows))
@@ -115,6 +116,8 @@ def scatter(
     notes = [f"{amount(float(a), x_unit)}, {amount(float(b), y_unit)}" for a, b in zip(x, y, strict=True)]
     spots = [*zip(finite, notes, frame.across(x).tolist(), frame.down(y).tolist(), strict=True)]
     best = frontier(x, y)
+    first = {notes[index] for index in best}  # what reads the same and stands at the same place is as good
+    best = sorted((index for index, note in enumerate(notes) if note in first), key=lambda index: (x[index], -y[index]))
     others = [index for index in range(len(spots)) if index not in set(best)]
     marks = [Point(*spots[index], "best") for index in best] + [Point(*spots[index], "other") for index in others]
     labels = Labels(title, x_axis.titled(x_label), y_axis.titled(y_label))
@@ -166,11 +169,6 @@ def _extent(values: FloatArray, unit: Unit) -> str:
     if not values.size:
         return "no data"
     return f"{amount(float(values.min()), unit)} to {amount(float(values.max()), unit)}"
-
-
-def _worded(value: float, unit: Unit, goal: float | None) -> tuple[str, str]:
-    """A bar's value in words, and its mark."""
-    return amount(value, unit), "◂ best" if goal is not None and value == goal else ""
 
 
 def _bar(name: str, value: float, corner: tuple[float, float], axis: Axis, words: tuple[str, str]) -> str:

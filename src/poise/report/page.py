@@ -11,22 +11,35 @@ from poise.report import style
 from poise.report.markup import element, escape
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+GENERATOR = "Poise"
+"""What a page says that it was made by."""
 _NUMBER_LIKE = re.compile(r"[-+−–~≈<>≤≥±]?\s*[.\d].*|[-–—]?|never|n/a")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text; the first `names` columns name the row. `best` holds the (row, column) of the cells to set in bold."""
+    """Cells as text; the first `names` columns name the row. `best` holds the (row, column) of the cells to set in bold.
+
+    words   headings of the columns that hold words and are set to the left, all others to the right: names may look like
+            numbers. None where the cells tell: the first column, and what does not look like numbers.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     best: frozenset[tuple[int, int]] = frozenset()
     names: int = 1
+    words: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for place, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise InvariantError(f"table row {place} has {len(row)} cells; expected {len(self.columns)}")
+
+    def holds_words(self, column: int) -> bool:
+        """Whether a column is set to the left."""
+        if self.words is not None:
+            return self.columns[column] in self.words
+        return column == 0 or not all(_NUMBER_LIKE.fullmatch(row[column].strip()) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,7 @@ def _head(title: str, sheets: Sequence[str], scripts: Sequence[str]) -> str:
     return "\n".join(
         [
             '<head>\n<meta charset="utf-8"/>',
+            element("meta", name="generator", content=GENERATOR),
             element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
             element("meta", name="color-scheme", content="light dark"),
@@ -117,7 +131,7 @@ def _paragraphs(text: str) -> str:
 
 def _table(table: Table, name: str) -> str:
     """The table in a box that scrolls by itself, by keyboard too, so that a phone's page does not."""
-    kinds = [_kind([row[column] for row in table.rows]) for column in range(len(table.columns))]
+    kinds = ["" if table.holds_words(column) else "n" for column in range(len(table.columns))]
     head = [_cell("th", text, kind, scope="col") for text, kind in zip(table.columns, kinds, strict=True)]
     rows = [_row(table, place, kinds) for place in range(len(table.rows))]
     whole = element("table", element("thead", element("tr", *head)), "\n<tbody>\n", *rows, "</tbody>")
@@ -137,8 +151,3 @@ def _cell(tag: str, text: str, kind: str, *, scope: str) -> str:
     inside = element("strong", escape(text)) if kind.endswith("best") else escape(text)
     attributes = {name: value for name, value in (("class_", kind), ("scope", scope)) if value}
     return element(tag, inside, **attributes)
-
-
-def _kind(cells: Sequence[str]) -> str:
-    """`n` for a column of numbers, which is set to the right; nothing for words."""
-    return "n" if cells and all(_NUMBER_LIKE.fullmatch(cell.strip()) for cell in cells) else ""

@@ -1,8 +1,10 @@
 """How figures and pages look: colours as CSS variables, once for light and once for dark.
 
-Series take the colours of Okabe and Ito, which people with any common colour blindness tell apart; yellow is left out
-because it vanishes on white. Each series has a dash pattern too, so that print in grey still works. Five patterns and
-seven colours have no common factor: thirty-five series pass before a pair repeats.
+The first series take the colours of Okabe and Ito, which people with any common colour blindness tell apart; yellow is
+left out because it vanishes on white. The four after them were searched for: of all that have enough contrast with the
+paper, those that are furthest from the others to whichever eyes see them worst. Each series has a dash pattern too, so
+that print in grey still works. Five patterns and eleven colours have no common factor: fifty-five series pass before a
+pair repeats.
 """
 
 LIGHT = {
@@ -27,8 +29,12 @@ DARK = {
     "tint": "#17303f",
     "wash": "#1b2027",
 }
-LIGHT_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2129")
-DARK_SERIES = ("#3d97d6", "#ee7d2b", "#1fbf92", "#dc93ba", "#f0b429", "#93d3fa", "#e4e8ec")
+LIGHT_SERIES = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2129", "#783c00", "#2d1ea5", "#b41e78", "#9678ff",
+)  # fmt: skip
+DARK_SERIES = (
+    "#3d97d6", "#ee7d2b", "#1fbf92", "#dc93ba", "#f0b429", "#93d3fa", "#e4e8ec", "#964b1e", "#4b4bb4", "#d22d87", "#9669ff",
+)  # fmt: skip
 DASHES = ("none", "8 3", "2.5 2", "10 3 2 3", "5 2 1.5 2 1.5 2")
 
 
@@ -72,6 +78,7 @@ FIGURE = (
 .fig .frontier{{fill:none;stroke:var(--accent);stroke-width:1.3;stroke-dasharray:4 3}}
 .fig .point{{fill:var(--paper);stroke:var(--muted);stroke-width:1.6}}
 .fig .best .point{{fill:var(--accent);stroke:var(--accent)}}
+.fig .leader{{fill:none;stroke:var(--muted);stroke-width:1}}
 .fig .halo{{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}}
 .fig .series{{transition:opacity .12s}}
 .fig .marks:hover>.series:not(:hover){{opacity:.15}}

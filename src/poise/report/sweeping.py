@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from poise.analysis.averages import Average
 from poise.analysis.intervals import Contrast, Mean
 from poise.report.amounts import Unit, amount
 from poise.report.axis import Axis, level_axis, points_axis
+from poise.report.best import Kind, best_places
 from poise.report.curves import legend_for
 from poise.report.frame import (
     TEXT,
@@ -38,7 +38,7 @@ _UNITS: dict[str, Unit] = {
     **dict.fromkeys(("avg_jct", "median_jct", "p99_jct", "makespan"), "seconds"),
     **dict.fromkeys(("utilisation", "unfair_fraction"), "percent"),
 }
-_COLUMNS: tuple[tuple[str, str, Literal["lowest", "highest"]], ...] = (
+_COLUMNS: tuple[tuple[str, str, Kind], ...] = (
     ("average JCT", "avg_jct", "lowest"),
     ("p99 JCT", "p99_jct", "lowest"),
     ("makespan", "makespan", "lowest"),
@@ -79,7 +79,7 @@ def sweep_table(rows: Sequence[Average]) -> Table:
     rival = next((row.rival for row in rows), "first")
     headings.insert(1, f"÷ {rival if len(rival) <= _LONGEST_RIVAL else 'first'}")
     cells = tuple((row.policy, f"{row.load:g}", *_cells(row)) for row in rows)
-    return Table(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2)
+    return Table(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2, words=("policy",))
 
 
 def _cells(row: Average) -> list[str]:
@@ -123,14 +123,15 @@ def _best(rows: Sequence[Average]) -> set[tuple[int, int]]:
     return found
 
 
-def _best_of(rows: Sequence[Average], places: Sequence[int], key: str, kind: Literal["lowest", "highest"]) -> list[int]:
-    """The best of these rows, and those that may be as good; none if all are the same."""
+def _best_of(rows: Sequence[Average], places: Sequence[int], key: str, kind: Kind) -> list[int]:
+    """The best of these rows, those that are written the same, and those that may be as good; none if all are the same."""
     means = {place: value for place in places if (value := rows[place].means[key].value) is not None}
-    if len(means) < 2 or min(means.values()) == max(means.values()):
+    same = best_places(list(means.values()), [_amount(value, key) for value in means.values()], kind)
+    if not same:
         return []
     best = (min if kind == "lowest" else max)(means, key=lambda place: means[place])
-    tied = (place for place in means if means[place] == means[best] or rows[place].than(rows[best], key).is_open)
-    return list(tied)
+    tied = {place for place in means if place != best and rows[place].than(rows[best], key).is_open}
+    return [place for number, place in enumerate(means) if number in same or place in tied]
 
 
 def sweep_page(title: str, intro: str, rows: Sequence[Average]) -> str:
@@ -165,7 +166,7 @@ def _paired(rows: Sequence[Average]) -> list[Section]:
         f"≈: whether it is more or less than {others[0].rival} is left open."
     )
     cells = tuple((row.policy, f"{row.load:g}", *(_ratio(row.against[key]) for _, key in _PAIRED)) for row in others)
-    table = Table(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2)
+    table = Table(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2, words=("policy",))
     return [Section(f"Against {others[0].rival}", text, table=table)]
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 from poise.core.beliefs import Belief, why_impossible
 from poise.model.cluster import Cluster
-from poise.model.errors import PoiseError, UnknownNameError
+from poise.model.errors import PoiseError, RequestError
 from poise.model.event import Colocated, Estimated
 from poise.model.job import Job, Yields
 from poise.model.speed import Estimate
@@ -57,7 +57,8 @@ class Intake:
         try:
             for name in request.gpu_types:
                 if name not in self._cluster.gpu_types:
-                    raise UnknownNameError("GPU type", name, self._cluster.gpu_types)
+                    here = ", ".join(self._cluster.gpu_types)
+                    raise RequestError(f"gpu_types: the cluster has no {name!r}; it has {here}")
             self._check(request)
             job = job_of(request, "new", 0.0, request.tenant or UNKNOWN, 1.0)
             problem = self._impossible(job)

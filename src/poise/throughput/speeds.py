@@ -47,7 +47,8 @@ class Speeds:
         self._named = {*table.gpu_types, *self._stated}
         for gpu_type in self._types:
             if gpu_type not in self._named and gpu_type != GENERIC:
-                raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC})
+                otherwise = "(another type needs a cluster file that states its speed)"
+                raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC}, otherwise)
         self._relative = {gpu_type: self._relative_speed(gpu_type) for gpu_type in (*table.gpu_types, *self._types)}
         self._gpus = tuple(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
         self._most_gpus = max(self._gpus)

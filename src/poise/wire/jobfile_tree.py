@@ -67,6 +67,8 @@ def parse_tree(text: str, file: str) -> Tree:
         problem = error.problem or ""
         whole = f"{error.context or ''} {problem}" if problem.startswith("but ") or not problem else problem
         raise refusal(Where(file, line), f"not YAML: {whole.strip()}") from None
+    except yaml.reader.ReaderError as error:
+        raise refusal(Where(file), unfit(error)) from None
     except yaml.YAMLError as error:
         raise refusal(Where(file), f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -74,6 +76,17 @@ def parse_tree(text: str, file: str) -> Tree:
     if node is None:
         raise refusal(Where(file), "is empty; expected keys such as `run` and `gpus`")
     return _Walk(file).tree(node, 0)
+
+
+def unfit(error: yaml.reader.ReaderError) -> str:
+    """What to say of text that holds a character which YAML does not allow."""
+    code = error.character if isinstance(error.character, int) else 0
+    # Bytes of standard input that are not UTF-8 come as surrogates.
+    return (
+        "not UTF-8 text"
+        if 0xD800 <= code <= 0xDFFF
+        else f"not YAML: it holds the control character U+{code:04X}; take it out"
+    )
 
 
 def check_keys(keys: Keys, known: Iterable[str], where: Where) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from poise.model.errors import RequestError, Where
 from poise.model.units import parse_seconds
 from poise.wire.jobfile_tree import Items, Keys, Scalar, Tree, refusal
+from poise.wire.request import MOST_GPUS
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B)?")
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
-_COUNT = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
+_COUNT = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _NONE = ("none", "no", "false", "off")
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -34,12 +35,20 @@ def parse_gang(text: str) -> Gang:
     match = _COUNT.fullmatch(text)
     if match is None:
         raise ValueError(f"expected a number of GPUs such as 4, or 1..4 for an elastic job, got {text!r}")
+    if any(is_too_many(each) for each in match.groups() if each):
+        raise ValueError(f"expected at most {MOST_GPUS:,} GPUs, got {text[:40]!r}")
     if match[2] is None:
-        return Gang(int(match[1]))
+        return Gang(int(match[1].lstrip("0") or "0"))
     least, most = int(match[1]), int(match[2])
     if not 1 <= least <= most:
         raise ValueError(f"expected the lower number first and at least 1, got {text!r}")
     return Gang(most, least, most)
+
+
+def is_too_many(digits: str) -> bool:
+    """Whether a number is of more GPUs than a job may have; one of very many digits is not worked out."""
+    digits = digits.lstrip("0") or "0"
+    return len(digits) > len(str(MOST_GPUS)) or int(digits) > MOST_GPUS
 
 
 def parse_bytes(text: str) -> int:

@@ -15,9 +15,9 @@ from poise.model.errors import RequestError, Where
 from poise.wire.jobfile import read_text
 from poise.wire.jobfile_draft import ARRAY_COUNT, ARRAY_INDEX, Draft, Source, Variant, clean_name
 from poise.wire.jobfile_tree import refusal
-from poise.wire.jobfile_values import absolute, here, parse_folder
+from poise.wire.jobfile_values import absolute, here, is_too_many, parse_folder
 from poise.wire.jobfile_words import literal_words
-from poise.wire.request import MOST_JOBS
+from poise.wire.request import MOST_GPUS, MOST_JOBS
 
 JOB_NAME = "SLURM_JOB_NAME"
 """The variable that all scripts have here, and nobody else."""
@@ -59,7 +59,7 @@ _KNOWN_VARIABLES = {
 }  # fmt: skip
 _USED = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
 _SRUN = re.compile(r"(?m)^[^#\n]*\b(srun|scontrol)\b")
-_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]{1,6})")
+_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
 _PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
@@ -200,6 +200,8 @@ class _Reading:
         match = _GPUS.fullmatch(text)
         if match is None:
             raise self.error(name, f"expected GPUs such as 2 or v100:2, got {text[:40]!r}; mixed types are not supported")
+        if is_too_many(match[2]):
+            raise self.error(name, f"expected at most {MOST_GPUS:,} GPUs, got {text[:40]!r}")
         times = {"gpus": 1, "gpus-per-task": self._tasks()}.get(name, self._count("nodes"))
         return {"gpus": int(match[2]) * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 

@@ -35,6 +35,7 @@ const isBright = ([red, green, blue]) => 0.3 * red + 0.59 * green + 0.11 * blue 
 // Strokes in a square of 8 that tell colours apart where they print in grey; the first colour has none.
 const STROKES = [
   [], ["M0 8L8 0M-2 2L2 -2M6 10L10 6"], ["M4 0V8"], ["M0 4H8"], ["M3 4H5M4 3V5"], ["M0 0L8 8M-2 6L2 10M6 -2L10 2"], ["M4 0V8M0 4H8"],
+  ["M2 0V8M6 0V8"], ["M0 2H8M0 6H8"], ["M1 2H3M5 6H7"], ["M0 8L8 0M-2 2L2 -2M6 10L10 6M0 0L8 8M-2 6L2 10M6 -2L10 2"],
 ];
 
 const texture = (strokes, paper) => {
