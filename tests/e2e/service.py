@@ -26,9 +26,10 @@ PATIENCE = 180.0
 
 
 class Kind(Enum):
-    """A process of a run: the runner that keeps it, or something that the runner started."""
+    """A process of a run: the runner that keeps it, the first process of its pid namespace, or something that it runs."""
 
     RUNNER = "runner"
+    FIRST = "first"
     REPLICA = "replica"
 
 
@@ -192,7 +193,8 @@ def _marked(pid: int, mark: bytes) -> Process | None:
         if any(each.startswith(mark) for each in environment):
             run = next(each for each in environment if each.startswith(b"POISE_RUN=")).decode().partition("=")[2]
             runs = any(word.endswith(b"/runner/__main__.py") for word in words)
-            return Process(pid, Kind.RUNNER if runs else Kind.REPLICA, run, fields[19])
+            is_first = runs and words == Path(f"/proc/{fields[1]}/cmdline").read_bytes().split(b"\0")
+            return Process(pid, Kind.FIRST if is_first else Kind.RUNNER if runs else Kind.REPLICA, run, fields[19])
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 
-from poise.backends.local import checking, runs
+from poise.backends.local import checking, runs, spawning
 from poise.backends.local.spawning import Spawned
 from poise.engine.live import Ending, Part, RunBegan, RunEnded
 from poise.model.errors import RequestError
@@ -325,7 +325,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
     stage: LocalStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
-    spawn, unwatch = runs.spawn, stage.world._clockwork.unwatch
+    spawn, unwatch = spawning.spawn, stage.world._clockwork.unwatch
     spawned: list[Spawned] = []
     has_ended: list[bool] = []
 

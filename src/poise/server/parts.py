@@ -29,4 +29,6 @@ class Parts:
     """Ids of new jobs are above this one, whatever the store knows."""
     keeps_policy: bool = False
     """Nobody named a policy: the header has the one that was in force."""
+    warnings: tuple[str, ...] = ()
+    """What whoever runs the service should know of how it was started."""
     clock_of: Callable[[float], Clock] = Clock

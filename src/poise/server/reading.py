@@ -204,7 +204,7 @@ class LiveEngine:
             version=__version__, policy=header.policy, cluster=str(header.cluster), round=header.settings.round,
             now=loop.clock.now(), started=loop.began, ready=trouble is None,
             problem=None if trouble is None else str(trouble),
-            jobs=len(loop.situation.records),
+            jobs=len(loop.situation.records), warnings=loop.parts.warnings,
         )  # fmt: skip
 
     def _record(self, job: str) -> tuple[Record, str]:

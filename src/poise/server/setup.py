@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from poise.backends.local.isolating import Isolate
 from poise.core.settings import Settings
 from poise.model.cluster import Cluster
 from poise.server.logs import Logbook
@@ -12,6 +13,13 @@ from poise.server.metrics import Metrics
 
 DEFAULT_POLICY = "max-min"
 """Of a service that never had another one."""
+
+
+class AsRoot(StrEnum):
+    """What is to become of a service that root runs: somebody wants it so, or is told what it means."""
+
+    ALLOWED = "allowed"
+    WARNED = "warned"
 
 
 class WorldKind(StrEnum):
@@ -28,6 +36,8 @@ class Setup:
     state     a directory that is its owner's alone, and that this process has locked
     policy    None: the one that was in force when the service last ran
     devices   the UUIDs of real GPUs by node and slot; virtual ones have none
+    isolate   what jobs are to be kept from
+    as_root   whether root may run it without a word
     """
 
     state: Path
@@ -39,3 +49,5 @@ class Setup:
     log: Logbook
     metrics: Metrics = field(default_factory=Metrics)
     devices: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    isolate: Isolate = Isolate.OFF
+    as_root: AsRoot = AsRoot.WARNED

@@ -293,7 +293,10 @@ class Accounts(Wire):
 
 
 class Service(Wire):
-    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why."""
+    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why.
+
+    warnings   what whoever runs the service should know of how it was started
+    """
 
     version: str
     policy: str
@@ -304,6 +307,7 @@ class Service(Wire):
     ready: bool
     problem: str | None
     jobs: int
+    warnings: tuple[str, ...] = ()
 
 
 class Problem(Wire):

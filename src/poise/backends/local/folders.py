@@ -39,9 +39,9 @@ class Folders:
     """Directories of jobs and runs. Everything is made for its owner alone."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state.resolve() / JOBS
-        make_folders(self._path)
-        self.handle = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        self.path = state.resolve() / JOBS
+        make_folders(self.path)
+        self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
         """Let go of it."""
@@ -49,7 +49,7 @@ class Folders:
 
     def job_path(self, job: str) -> Path:
         """Where everything of a job is."""
-        return self._path / token(job)
+        return self.path / token(job)
 
     def run_path(self, job: str, epoch: int) -> Path:
         """Where the files of a run are."""
