@@ -7,6 +7,7 @@ import click
 from poise.cli.live_asking import connected, document, echo_json, knowing
 from poise.client import Client
 from poise.model.errors import PoiseError, RequestError
+from poise.wire.plain import plain
 from poise.wire.views import Done
 
 PAGE = 1_000
@@ -25,7 +26,7 @@ def wish(verb: Verb, jobs: tuple[str, ...], app: str | None, *, as_json: bool) -
     else:
         for each in found:
             if "state" in each:
-                click.echo(f"{each['job']} {each['state']}")
+                click.echo(f"{each['job']} {each['state']}" + (f": {plain(each['text'])}" if each.get("text") else ""))
     return code
 
 

@@ -81,6 +81,10 @@ class LiveEngine:
         """Keep a job from running."""
         return self._change(by, job, Verb.HOLD)
 
+    def stop(self, by: Account, job: str) -> "Future[Done]":
+        """Hold a job, and end its run even if that loses work."""
+        return self._change(by, job, Verb.STOP)
+
     def release(self, by: Account, job: str) -> "Future[Done]":
         """End a hold."""
         return self._change(by, job, Verb.RELEASE)

@@ -147,14 +147,19 @@ class Submitted(Wire):
 
 
 class Done(Wire):
-    """A wish was taken: the state that the job is in now."""
+    """A wish was taken: the state that the job is in now, and what comes of it where that does not say it."""
 
     job: str
     state: State
+    text: str | None = None
 
 
 class NodeRow(Wire):
-    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: they share it."""
+    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: none does; `1+2`: they share it.
+
+    leaving   in the same way, jobs whose processes are still there though the GPU is no longer theirs
+    free      GPUs without either
+    """
 
     name: str
     gpu_type: str
@@ -163,6 +168,7 @@ class NodeRow(Wire):
     rack: str
     alive: bool
     jobs: tuple[str | None, ...]
+    leaving: tuple[str | None, ...] = ()
 
 
 class Nodes(Wire):
