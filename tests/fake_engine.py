@@ -89,7 +89,7 @@ class FakeEngine:
         return self._put(by, job, State.PAUSED)
 
     def stop(self, by: Account, job: str) -> "Future[Done]":
-        return self._put(by, job, State.PAUSED)
+        return self._put(by, job, State.CHECKPOINTING)
 
     def release(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.PENDING)

@@ -35,7 +35,8 @@ def _each(client: Client, verb: Verb, jobs: tuple[str, ...]) -> tuple[list[dict[
     code = 0
     for job in jobs:
         try:
-            found.append(document(_done(client, verb, job)))
+            done = document(_done(client, verb, job))
+            found.append({name: value for name, value in done.items() if value is not None})
         except PoiseError as error:
             click.echo(f"poise: {error}" if len(jobs) == 1 else f"poise: {job}: {error}", err=True)
             found.append({"job": job, "error": str(error)})

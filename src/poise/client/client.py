@@ -201,7 +201,7 @@ class Client:
 
     def stop(self, job: str) -> Done:
         """Hold a job, and end its run at once: what it has done since its last checkpoint is lost."""
-        return self._wish(job, "hold?stop=true")
+        return self._link.send(Done, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
 
     def release(self, job: str) -> Done:
         """End a hold."""
