@@ -29,7 +29,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class PageService(Service):
-    """At most one server at a time, started as the page says, but for the port, which is any that is free."""
+    """At most one server at a time, started as the page says, but for the port, which is any that is free.
+
+    Nor is it warned of root: pages look the same whoever runs them.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder.resolve())
@@ -54,7 +57,7 @@ class PageService(Service):
         assert not self.is_up, "a page has one server at a time; end it with `$ kill %1`"
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                ["bash", "-c", f"exec {words} --listen 127.0.0.1:0"],
+                ["bash", "-c", f"exec {words} --listen 127.0.0.1:0 --allow-root"],
                 cwd=self._folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,

@@ -97,6 +97,9 @@ class FakeEngine:
     def hold(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.PAUSED)
 
+    def stop(self, by: Account, job: str) -> "Future[Done]":
+        return self._put(by, job, State.CHECKPOINTING)
+
     def release(self, by: Account, job: str) -> "Future[Done]":
         return self._put(by, job, State.PENDING)
 

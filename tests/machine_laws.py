@@ -26,6 +26,7 @@ def check_standing(service: Service) -> None:
         record_of = situation.records.get(job)
         assert Status(status).is_final == (record_of is None or record_of.finished is not None), job
     _check_counts(service)
+    check_free(service)
 
 
 def _check_core(service: Service, record: Record) -> None:
@@ -37,7 +38,8 @@ def _check_core(service: Service, record: Record) -> None:
         return
     row = state.rows[job]
     assert state.running(row) == (run is not None) == (job in situation.running), job
-    assert (row in state.on_hold) == record.held, job
+    # A hold that would lose work is not the core's business before it loses none.
+    assert (row in state.on_hold) == (record.held and run is None), job
     assert state.columns.failures[row] == record.failures, job
     assert state.columns.epoch[row] == (record.runs[-1].epoch if record.runs else 0), job
     if run is not None:
@@ -73,6 +75,20 @@ def _check_counts(service: Service) -> None:
     assert sum(service.engine.reasons().values()) == len(unended)
     assert all(service.engine.why(job).reason.text for job in situation.records)
     assert sorted(row.id for row in paged(service)) == sorted(situation.records)
+
+
+def check_free(service: Service) -> None:
+    """GPUs that are shown as free have no process of a run on them."""
+    nodes = service.engine.nodes().nodes
+    shown = {
+        (node.name, slot)
+        for node in nodes
+        for slot, (job, leaving) in enumerate(zip(node.jobs, node.leaving, strict=True))
+        if job is None and leaving is None
+    }
+    assert len(shown) == sum(node.free for node in nodes)
+    busy = [(job, gpu) for job, gpu in service.machine.busy() if gpu in shown]
+    assert not busy, f"shown as free, and not: {busy}"
 
 
 def _gpus(record: Record) -> set[tuple[str, int]]:

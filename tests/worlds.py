@@ -3,12 +3,16 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from threading import Condition
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from poise.backends.local.orders import LocalSettings
+import pytest
+
+from poise.backends.local.isolating import Isolate, Isolated, isolated
+from poise.backends.local.orders import Isolation, LocalSettings
 from poise.backends.local.world import LocalWorld
 from poise.engine.live import Broken, Grip, News, Notice, Part, RunBegan, RunEnded, RunOrder, RunProgressed
 from poise.model.cluster import parse_cluster
@@ -42,6 +46,13 @@ def an_order(
 ) -> RunOrder:
     """A run on these slots of the one node there is; on slot 0 if none is named."""
     return RunOrder(job, epoch, parts or (Part("v100-0", "v100", slots or (0,)),), request, ran=ran, beside=beside)
+
+
+def require(level: Isolation, folder: Path) -> None:
+    """Skip the test, with a word, where the machine does not allow as much isolation as that."""
+    found = Isolated(Isolation.NONE, None) if level is Isolation.NONE else isolated(Isolate.AUTO, folder)
+    if list(Isolation).index(found.level) < list(Isolation).index(level):
+        pytest.skip(f"{level.value} isolation: {found.problem}")
 
 
 WAITS = "import time; time.sleep(1000)"
@@ -97,10 +108,10 @@ class Stage:
 class LocalStage(Stage):
     """A world of processes in a directory, which may be closed and opened again."""
 
-    def __init__(self, folder: Path, settings: LocalSettings = QUICK) -> None:
+    def __init__(self, folder: Path, settings: LocalSettings = QUICK, isolation: Isolation = Isolation.NONE) -> None:
         super().__init__()
         self.folder = folder / "state"
-        self.settings = settings
+        self.settings = replace(settings, isolation=isolation)
         self.world = self.open()
         self.world.adopt([])
 
@@ -144,6 +155,11 @@ class LocalStage(Stage):
         mark = b"POISE_RUN_DIR=" + os.fsencode(self.folder)
         return [pid for pid in _pids() if any(each.startswith(mark) for each in _environ(pid))]
 
+    @property
+    def usual(self) -> int:
+        """Processes of a run of one replica: the runner, the replica and the first process of its pid namespace."""
+        return 3 if self.settings.isolation is Isolation.FULL else 2
+
     def close(self) -> None:
         """End what runs; afterwards nothing must be left."""
         self.world.close()
@@ -163,6 +179,12 @@ def until(condition: Any) -> None:
 
 def notice(deadline: float = PATIENCE) -> Notice:
     return Notice("preempted", "job 7 has waited for longer", deadline)
+
+
+def number_inside(pid: int) -> int:
+    """The number of a process as it knows it itself, which in a pid namespace is another one."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[-1]) for line in file if line.startswith("NSpid:"))
 
 
 def is_alive(pid: int) -> bool:

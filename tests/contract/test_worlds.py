@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python
+from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python, require
 
+from poise.backends.local.orders import Isolation
 from poise.backends.null.world import NullWorld
 from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunOrder, RunProgressed, World
 from poise.wire.request import MOST_STEPS
@@ -44,9 +45,13 @@ class LocalScene(LocalStage, Scene):
     pass
 
 
-@pytest.fixture(params=["local", "null"])
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalScene | NullScene]:
-    made = LocalScene(tmp_path) if request.param == "local" else NullScene()
+@pytest.fixture(params=["local", "isolated", "null"])
+def scene(
+    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalScene | NullScene]:
+    level = Isolation.FULL if request.param == "isolated" else Isolation.NONE
+    require(level, tmp_path_factory.mktemp("trial"))
+    made = NullScene() if request.param == "null" else LocalScene(tmp_path, isolation=level)
     yield made
     made.close()
 

@@ -24,11 +24,15 @@ WORKERS = Path(__file__).parent / "workers"
 PATIENCE = 180.0
 """Seconds after which what was waited for is taken never to come; the machine may have other things to do."""
 
+ISOLATE = os.environ.get("POISE_TEST_ISOLATE", "auto")
+"""Whether jobs are isolated where a test does not say: all that is tested holds with and without."""
+
 
 class Kind(Enum):
-    """A process of a run: the runner that keeps it, or something that the runner started."""
+    """A process of a run: the runner that keeps it, the first process of its pid namespace, or something that it runs."""
 
     RUNNER = "runner"
+    FIRST = "first"
     REPLICA = "replica"
 
 
@@ -75,7 +79,8 @@ class Service:
     def start(self) -> None:
         """Start the server, and do not wait for it."""
         self.starts += 1
-        words = [*self.command, "serve", "--state", self.state, "--listen", "127.0.0.1:0", "--json", *self.options]
+        where = ("--state", self.state, "--listen", "127.0.0.1:0", "--isolate", ISOLATE)
+        words = [*self.command, "serve", *where, "--json", *self.options]
         with self._announcement.open("wb") as out, self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [str(word) for word in words], stdin=subprocess.DEVNULL, stdout=out, stderr=log, start_new_session=True
@@ -196,7 +201,8 @@ def _marked(pid: int, mark: bytes) -> Process | None:
         if any(each.startswith(mark) for each in environment):
             run = next(each for each in environment if each.startswith(b"POISE_RUN=")).decode().partition("=")[2]
             runs = any(word.endswith(b"/runner/__main__.py") for word in words)
-            return Process(pid, Kind.RUNNER if runs else Kind.REPLICA, run, fields[19])
+            is_first = runs and words == Path(f"/proc/{fields[1]}/cmdline").read_bytes().split(b"\0")
+            return Process(pid, Kind.FIRST if is_first else Kind.RUNNER if runs else Kind.REPLICA, run, fields[19])
     return None
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import LocalStage
+from tests.worlds import LocalStage, require
+
+from poise.backends.local.orders import Isolation
 
 
 @pytest.fixture
@@ -23,10 +25,18 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
+@pytest.fixture(params=[Isolation.NONE, Isolation.FULL])
+def isolation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Isolation:
+    """What jobs are kept from: everything that holds of them holds with and without."""
+    level: Isolation = request.param
+    require(level, tmp_path_factory.mktemp("trial"))
+    return level
+
+
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[LocalStage]:
+def stage(tmp_path: Path, isolation: Isolation) -> Iterator[LocalStage]:
     """A world of processes, of which nothing is left afterwards."""
-    made = LocalStage(tmp_path)
+    made = LocalStage(tmp_path, isolation=isolation)
     yield made
     made.close()
 

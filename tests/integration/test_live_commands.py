@@ -378,6 +378,7 @@ def test_logs_are_printed_as_they_are(api: Api) -> None:
 
 def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
     assert poise("hold", "job-0").out == "job-0 PAUSED\n"
+    assert poise("hold", "--stop", "job-0").out == "job-0 CHECKPOINTING\n"
     assert poise("release", "job-0", "job-1").out == "job-0 PENDING\njob-1 PENDING\n"
     for number in (2, 3):
         api.engine.jobs[f"job-{number}"] = Kept("mine", Request(command=("x",), app="tuning"))

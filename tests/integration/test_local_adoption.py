@@ -180,7 +180,7 @@ def test_runner_that_comes_too_late_does_nothing(stage: LocalStage) -> None:
 def test_second_runner_of_a_run_gives_way_to_the_first(stage: LocalStage) -> None:
     stage.begun("1")
     assert late_runner(stage.run_dir("1")) == 3
-    assert len(stage.processes()) == 2
+    assert len(stage.processes()) == stage.usual
 
 
 def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, until
+from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, number_inside, until
 
 import poise
 from poise.backends.local import spawning
@@ -213,13 +213,15 @@ os.wait()
 
 def grandchild(stage: LocalStage, job: str) -> int:
     stage.says(job, "grandchild")
-    return next(int(line.split()[1]) for line in stage.text(job).splitlines() if line.startswith("grandchild"))
+    said = next(int(line.split()[1]) for line in stage.text(job).splitlines() if line.startswith("grandchild"))
+    return next(pid for pid in stage.processes() if number_inside(pid) == said)
 
 
 def test_run_is_over_only_when_nothing_of_it_is_left(stage: LocalStage) -> None:
     stage.run("1", SPAWNS)
     assert stage.wait(RunEnded, "1").how is Ending.FINISHED
-    assert not is_alive(grandchild(stage, "1"))
+    stage.says("1", "grandchild")
+    assert not stage.processes()
 
 
 def test_runner_that_is_killed_takes_everything_with_it_and_its_run_has_failed(stage: LocalStage) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import signal
 import stat
 from dataclasses import replace
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 
-from poise.backends.local import checking
+from poise.backends.local import checking, runs, spawning
+from poise.backends.local.spawning import Spawned
 from poise.engine.live import Ending, Part, RunBegan, RunEnded
 from poise.model.errors import RequestError
 
@@ -317,3 +319,30 @@ def test_run_that_cannot_be_watched_does_not_run(stage: LocalStage, monkeypatch:
         assert stage.wait(RunEnded, "1").how is Ending.FAILED
     until(lambda: not stage.processes())
     stage.begun("1", WAITS, epoch=2)
+
+
+def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alone(
+    stage: LocalStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
+    spawn, unwatch = spawning.spawn, stage.world._clockwork.unwatch
+    spawned: list[Spawned] = []
+    has_ended: list[bool] = []
+
+    def first_dies(path: Path, environment: dict[str, str]) -> Spawned:
+        spawned.append(spawn(path, environment))
+        if len(spawned) == 1:
+            os.kill(spawned[0].pid, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, spawned[0].process, os.WEXITED | os.WNOWAIT)
+        return spawned[-1]
+
+    def noting(handle: int) -> None:
+        if len(spawned) == 2 and handle == spawned[1].ready:
+            has_ended.append(bool(select.select([handle], [], [], 0)[0]))
+        unwatch(handle)
+
+    monkeypatch.setattr(runs, "spawn", first_dies)
+    monkeypatch.setattr(stage.world._clockwork, "unwatch", noting)
+    stage.run("1")
+    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert has_ended == [True]

@@ -96,7 +96,9 @@ class Life:
 
     def _want(self, job: str) -> None:
         with suppress(RefusedError):
-            getattr(self.service.engine, self.draw.choice(("hold", "release", "release", "cancel")))(ALICE, job)
+            getattr(
+                self.service.engine, self.draw.choice(("hold", "hold", "stop", "release", "release", "release", "cancel"))
+            )(ALICE, job)
 
     def renew(self) -> None:
         """A new chapter."""

@@ -222,7 +222,7 @@ def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unawar
     service = Service(tmp_path, cluster="v100:1", world=LingeringWorld)
     service.machine.unaware = unaware
     [job] = service.submit(a_request())
-    service.engine.hold(ALICE, job)
+    service.engine.stop(ALICE, job)
     service.settle()
     why = service.engine.why(job)
     assert (why.state, why.reason.code) == (State.CHECKPOINTING, "checkpointing")

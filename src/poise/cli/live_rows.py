@@ -78,7 +78,8 @@ def nodes_table(nodes: Nodes) -> Table:
             f"{each.free:,}",
             each.rack,
             "up" if each.alive else "down",
-            " ".join(dict.fromkeys(job for job in each.jobs if job is not None)) or NONE,
+            " ".join(dict.fromkeys((*filter(None, each.jobs), *(f"({job} leaves)" for job in filter(None, each.leaving)))))
+            or NONE,
         )
         for each in nodes.nodes
     )

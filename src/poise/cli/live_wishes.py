@@ -33,7 +33,7 @@ def wish(verb: Verb, jobs: tuple[str, ...], app: str | None, *, as_json: bool, t
     else:
         for each in found:
             if "state" in each:
-                click.echo(f"{each['job']} {each['state']}")
+                click.echo(f"{each['job']} {each['state']}" + (f": {plain(each['text'])}" if each.get("text") else ""))
     return code
 
 
@@ -42,7 +42,8 @@ def _each(client: Client, verb: Verb, jobs: tuple[str, ...]) -> tuple[list[dict[
     code = 0
     for job in jobs:
         try:
-            found.append(document(_done(client, verb, job)))
+            done = document(_done(client, verb, job))
+            found.append({name: value for name, value in done.items() if value is not None})
         except PoiseError as error:
             click.echo(plain(f"poise: {error}" if len(jobs) == 1 else f"poise: {job}: {error}"), err=True)
             found.append({"job": job, "error": str(error)})

@@ -29,6 +29,7 @@ MOST_ALLOWED = 1_000_000_000
 """Of any bound that can be set."""
 FORMATS = ("text", "json")
 WORKERS = ("local", "null")
+ISOLATE = ("auto", "on", "off")
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -103,6 +104,14 @@ def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
 @click.option(
     "--host-name", "names", multiple=True, metavar="NAME", help="A name that clients call this server by; may be repeated."
 )
+@click.option(
+    "--isolate",
+    type=click.Choice(ISOLATE),
+    default=ISOLATE[0],
+    show_default=True,
+    help="Hide the state directory and other processes from jobs. auto: as far as this machine allows; on: or do not start.",
+)
+@click.option("--allow-root", is_flag=True, help="Every job runs as root if the service does: do not warn of that.")
 @click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way.")
 @click.option("--new-admin-token", is_flag=True, help="Make the token in STATE/admin.token anew; the old one is worthless.")
 @click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the log on stderr.")
@@ -122,8 +131,9 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 
 
 def _setup(options: dict[str, Any]) -> "Setup":
+    from poise.backends.local.isolating import Isolate
     from poise.server.logs import Level, Logbook, LogFormat
-    from poise.server.setup import Setup, WorldKind
+    from poise.server.setup import AsRoot, Setup, WorldKind
 
     if options["policy"] is not None:
         policy_named(options["policy"])
@@ -138,6 +148,8 @@ def _setup(options: dict[str, Any]) -> "Setup":
         world=WorldKind(options["workers"]),
         log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
         devices=devices,
+        isolate=Isolate(options["isolate"]),
+        as_root=AsRoot.ALLOWED if options["allow_root"] else AsRoot.WARNED,
         allowance=_allowance(options),
     )
 
@@ -209,3 +221,5 @@ def _announce(running: "Running", *, as_json: bool, quiet: bool) -> None:
     click.echo(f"poise: answers at {running.url}; state in {running.state}", err=True)
     if running.is_first:
         click.echo(f"poise: an admin's token was made: {running.token_file}", err=True)
+    for warning in running.warnings:
+        click.echo(f"poise: WARNING: {warning}", err=True)

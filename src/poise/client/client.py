@@ -207,8 +207,12 @@ class Client:
         return self._link.send(Withdrawn, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
 
     def hold(self, job: str) -> Done:
-        """Keep a job from running, preempting it if it runs, until it is released."""
+        """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
         return self._wish(job, "hold")
+
+    def stop(self, job: str) -> Done:
+        """Hold a job, and end its run at once: what it has done since its last checkpoint is lost."""
+        return self._link.send(Done, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
 
     def release(self, job: str) -> Done:
         """End a hold."""

@@ -97,11 +97,18 @@ class Connection:
         return understood(kind, self._ask("GET", path, given, None, Again.ALWAYS).content)
 
     def send(
-        self, kind: type[Answer], method: str, path: str, body: Wire | None = None, *, again: Again = Again.ALWAYS
+        self,
+        kind: type[Answer],
+        method: str,
+        path: str,
+        body: Wire | None = None,
+        *,
+        again: Again = Again.ALWAYS,
+        parameters: Parameters | None = None,
     ) -> Answer:
         """The answer to something sent."""
         content = None if body is None else body.model_dump_json(exclude_defaults=True).encode()
-        return understood(kind, self._ask(method, path, {}, content, again).content)
+        return understood(kind, self._ask(method, path, parameters or {}, content, again).content)
 
     def _ask(self, method: str, path: str, parameters: Parameters, content: bytes | None, again: Again) -> httpx.Response:
         begun, pause = monotonic(), FIRST_PAUSE

@@ -40,8 +40,12 @@ class JobHandle:
         return self._client.cancel(self.id)
 
     def hold(self) -> Done:
-        """Keep it from running until it is released."""
+        """Keep it from running until it is released; it is preempted as soon as that loses no work."""
         return self._client.hold(self.id)
+
+    def stop(self) -> Done:
+        """Hold it, and end its run at once: what it has done since its last checkpoint is lost."""
+        return self._client.stop(self.id)
 
     def release(self) -> Done:
         """End a hold."""

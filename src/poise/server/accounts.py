@@ -15,8 +15,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from poise.durable import sync_folder
 from poise.model.errors import PoiseError
-from poise.server.folder import create_file, open_private, replace_file, sync_folder
+from poise.server.folder import create_file, open_private, replace_file
 from poise.server.seam import Fault, RefusedError
 from poise.wire.request import Wire
 from poise.wire.views import Account, Actor, MadeToken, NewToken, Role

@@ -12,6 +12,7 @@ from poise.model.job import Yields
 from poise.model.units import counted, format_seconds
 from poise.policies.catalogue import Claim, Family, listing_of
 from poise.policies.philly.planner import Philly
+from poise.server.holding import awaited, is_awaited, remedy
 from poise.server.records import Record
 from poise.server.situation import Situation
 from poise.server.tally import Contention
@@ -36,14 +37,18 @@ def reason_of(situation: Situation, record: Record, now: float) -> views.Reason:
         return views.Reason(code="starting", text=text)
     if record.state is State.CHECKPOINTING:
         return views.Reason(code="checkpointing", text=_leaves(record))
+    if found.code is Code.RUNNING and is_awaited(record):
+        return views.Reason(code=found.code.value, text=f"{found.text}, and is to be held: {awaited(record)}")
     until = situation.scheduler.backs_off_until(record.job.id)
     return _shown(found if until is None else Reason(found.code, _tried_again(record, until - now)))
 
 
 def _leaves(record: Record) -> str:
+    keeps = f"; until it is gone it keeps {counted(sum(run.count for run in record.open_runs()), 'GPU')}"
     if any(run.attached is not None for run in record.open_runs()):
-        return "was asked to leave, and writes its checkpoint"
-    return "was asked to leave; it does not save by poise.worker, so it is ended, and what it has not saved itself is lost"
+        return f"was asked to leave, and writes its checkpoint{keeps}"
+    lost = "so it is ended, and what it has not saved itself is lost"
+    return f"was asked to leave; it does not save by poise.worker, {lost}{keeps}"
 
 
 def _tried_again(record: Record, seconds: float) -> str:
@@ -153,9 +158,21 @@ def _contention(situation: Situation, record: Record, code: str, now: float) -> 
     said = [f"it can use {', '.join(usable)}; held of those: {counted(found.gpus, 'GPU')}"]
     if named:
         said.append(f"held among others by {named}" if found.jobs > MOST_HOLDERS else f"held by {named}")
+    if (left := _being_left(situation, usable)) is not None:
+        said.append(left)
     held = tally.held.by_tenant[record.job.tenant]
     said.append(f"tenant {record.job.tenant} holds {held} of {counted(cluster.gpus, 'GPU')}")
     return tuple(said)
+
+
+def _being_left(situation: Situation, usable: tuple[str, ...]) -> str | None:
+    """Who is still on GPUs of those types that count as free, or as somebody else's, by now; None: nobody is."""
+    said = []
+    for name in situation.closing:
+        runs = [run for run in situation.records[name].open_runs() if run.released is not None]
+        counts = sum((Counter(run.by_type) for run in runs), Counter[str]())
+        said += [f"{counts[gpu_type]} {gpu_type} by job {name}" for gpu_type in usable if counts[gpu_type]]
+    return f"still being left: {', '.join(said[:MOST_HOLDERS])}" if said else None
 
 
 def _contended(situation: Situation, usable: tuple[str, ...]) -> Contention:
@@ -184,6 +201,8 @@ def _advice(situation: Situation, record: Record, code: str, now: float) -> str 
         return f"it runs once the cluster has what it asks for; or poise cancel {job.id}, and submit it anew"
     if code == Code.HELD and record.held:
         return f"poise release {job.id}"
+    if is_awaited(record):
+        return f"{remedy(job.id)}; poise release {job.id} lifts the hold"
     if situation.scheduler.backs_off_until(job.id) is not None:
         return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:

@@ -26,7 +26,7 @@ from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
 from poise.server.store import Changes, StorageError
-from poise.server.wishes import Adopt, Submit, Weigh, Wish, Withdraw, grant, refuse
+from poise.server.wishes import AWAITED, Adopt, Submit, Weigh, Wish, Withdraw, grant, refuse
 
 MOST_AT_ONCE = 512
 """Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
@@ -313,7 +313,7 @@ class Loop:
 
     def _ask(self, instant: "Instant") -> Answer | None:
         facts = instant.facts
-        if not facts.events:
+        if not facts.events and AWAITED not in facts.notes:
             return self.situation.note(instant.now, facts) if facts.touched else None
         began = perf_counter()
         answer = self.situation.ask(instant.now, facts)

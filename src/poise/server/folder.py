@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from poise.durable import make_folders, replace_durably
 from poise.model.errors import PoiseError, RequestError
 
 LOCK = "lock"
@@ -19,9 +20,7 @@ OTHERS = 0o077
 def open_folder(path: Path) -> Path:
     """Make the directory, 0700, unless it is there; refuse one that somebody else owns or that others may look into."""
     try:
-        for each in (*reversed(path.parents), path):
-            if not each.exists():  # parents too: whoever may write there could put another directory in its place
-                each.mkdir(mode=0o700, exist_ok=True)
+        make_folders(path)  # parents 0700 too: whoever may write there could put another directory in its place
         found = path.stat()
     except OSError as error:
         raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None
@@ -88,8 +87,7 @@ def replace_file(path: Path, text: str) -> None:
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     create_file(new, text)
-    os.replace(new, path)
-    sync_folder(path.parent)
+    replace_durably(new, path)
 
 
 def create_file(path: Path, text: str) -> None:
@@ -109,12 +107,3 @@ def _naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = str(path)
         raise
-
-
-def sync_folder(path: Path) -> None:
-    """See to it that names made or removed in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

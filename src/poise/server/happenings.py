@@ -11,7 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
-from poise.server.wishes import LEAVES, WHOLE
+from poise.server.wishes import AWAITED, LEAVES, WHOLE
 from poise.wire.views import Actor, Happening
 
 
@@ -28,8 +28,16 @@ def happenings(
     over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
     facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
     wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
+    later = (told(*_later(by, holds, job)) for job, (by, holds) in said.get(AWAITED, {}).items())
     of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
-    return [each for each in (of_all, *facts, *wishes) if each is not None]
+    return [each for each in (of_all, *facts, *later, *wishes) if each is not None]
+
+
+def _later(by: str, holds: bool, job: str) -> tuple[str, str, str, str]:
+    """Of a job that goes on until to hold it loses nothing."""
+    if holds:
+        return "held", by, job, "to be put on hold once it can save its work, or has ended; until then it goes on"
+    return "released", by, job, "released before it was held"
 
 
 def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
@@ -96,8 +104,9 @@ def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _To
             return None
 
 
-def jobs_named(entry: Entry) -> Iterator[str]:
+def jobs_named(entry: Entry, notes: str | None) -> Iterator[str]:
     """Jobs that an instant is about."""
+    yield from json.loads(notes).get(str(AWAITED), {}) if notes else ()
     for each in (*entry.events, *entry.actions):
         job = getattr(each, "job", None)
         if isinstance(each, Carried):

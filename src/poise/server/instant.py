@@ -9,6 +9,7 @@ from math import inf
 from poise.engine.live import Ending, News, RunBegan, RunEnded, RunProgressed
 from poise.model.event import Attached, Cancelled, Failed, Finished, Held, Progressed, Released, Stopped, Submitted
 from poise.model.failures import Verdict, verdict
+from poise.server.holding import defers, is_awaited, outcome
 from poise.server.intake import job_of
 from poise.server.parts import Parts
 from poise.server.quotas import size_of
@@ -17,7 +18,7 @@ from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Facts, Situation
 from poise.server.store import Store
 from poise.server.submissions import check_same, holder
-from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Wish, Withdraw, grant, refuse
+from poise.server.wishes import AWAITED, Adopt, Change, Submit, Verb, Weigh, Wish, Withdraw, grant, refuse
 from poise.wire import views
 from poise.wire.notes import notes_on
 from poise.wire.request import Request
@@ -40,6 +41,7 @@ OVERDUE = "max-duration"
 _FACTS: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
     Verb.CANCEL: Cancelled,
     Verb.HOLD: Held,
+    Verb.STOP: Held,
     Verb.RELEASE: Released,
 }
 
@@ -62,6 +64,8 @@ class Instant:
         """Ids and requests of submissions of this instant, by key and whose it is."""
         self._next = 0
         self._finished: set[str] = set()
+        self._told: set[str] = set()
+        """Jobs whose hold, or release, the core is told of in this instant."""
 
     def take(self, item: Wish | News) -> None:
         """One wish, or one piece of news."""
@@ -150,8 +154,28 @@ class Instant:
         if record is None or record.finished is not None or wish.job in self._finished:
             self._change_ended(wish, self._store.final_state(wish.job) if record is None else record.state)
             return
-        self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
-        self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
+        text = outcome(record, wish.verb)
+        if not self._is_kept_for_later(wish, record):
+            self._told.add(wish.job)
+            self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
+        self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state, text=text)))
+
+    def _is_kept_for_later(self, wish: Change, record: Record) -> bool:
+        """A hold that would lose work now, or the end of one that was never met: the core need not know of either."""
+        holds = wish.verb is Verb.HOLD and defers(record)
+        lifts = wish.verb is Verb.RELEASE and is_awaited(record)
+        if wish.job in self._told or not (holds or lifts):
+            return False
+        record.held = holds
+        self.facts.touched.add(wish.job)
+        self.facts.notes.setdefault(AWAITED, {})[wish.job] = [wish.by.name, holds]
+        return True
+
+    def _hold_at_last(self, record: Record) -> None:
+        """A job that was to be held once that costs nothing: it costs nothing now."""
+        if record.held and record.job.id not in self._told:
+            self._told.add(record.job.id)
+            self.facts.add(Held(record.job.id))
 
     def _withdraw(self, wish: Withdraw) -> None:
         """The next jobs of a tenant; those that came after the wish are not meant."""
@@ -201,6 +225,8 @@ class Instant:
             run.attached = self.now
             self.facts.touched.add(news.job)
             self.facts.add(Attached(news.job, news.epoch))
+            if record.current is run and not defers(record):
+                self._hold_at_last(record)
         if news.loss is not None and self.now - self._losses.get(news.job, -LOSS_EVERY) >= LOSS_EVERY:
             self._losses[news.job] = self.now
             self.facts.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))
@@ -227,6 +253,7 @@ class Instant:
             self.facts.add(Finished(news.job, news.epoch), **note)
         elif is_current:
             self._fail(news, record, steps, note)
+            self._hold_at_last(record)
         else:
             self.facts.add(Stopped(news.job, news.epoch, steps), **note)
 

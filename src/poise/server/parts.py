@@ -31,4 +31,6 @@ class Parts:
     keeps_policy: bool = False
     """Nobody named a policy: the header has the one that was in force."""
     allowance: Allowance = field(default_factory=Allowance)
+    warnings: tuple[str, ...] = ()
+    """What whoever runs the service should know of how it was started."""
     clock_of: Callable[[float], Clock] = Clock

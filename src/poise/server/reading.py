@@ -89,6 +89,10 @@ class LiveEngine:
         """Keep a job from running."""
         return self._change(by, job, Verb.HOLD)
 
+    def stop(self, by: Account, job: str) -> "Future[Done]":
+        """Hold a job, and end its run even if that loses work."""
+        return self._change(by, job, Verb.STOP)
+
     def release(self, by: Account, job: str) -> "Future[Done]":
         """End a hold."""
         return self._change(by, job, Verb.RELEASE)
@@ -221,7 +225,7 @@ class LiveEngine:
             version=__version__, policy=header.policy, cluster=str(header.cluster), round=header.settings.round,
             now=loop.clock.now(), started=loop.began, ready=trouble is None,
             problem=None if trouble is None else str(trouble),
-            jobs=len(loop.situation.records),
+            jobs=len(loop.situation.records), warnings=loop.parts.warnings,
         )  # fmt: skip
 
     def _record(self, job: str) -> tuple[Record, str]:

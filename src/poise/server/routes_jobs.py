@@ -49,6 +49,12 @@ class LogQuery(Wire):
     limit: Annotated[int, Field(ge=1, le=MOST_LOG)] = 64 << 10
 
 
+class HoldQuery(Wire):
+    """Whether a run is ended even if that loses work."""
+
+    stop: bool = False
+
+
 async def granted(wish: "Callable[[], Future[W]]", status: int = HTTPStatus.OK) -> Response:
     """What a wish came to, once it is in the journal. A caller that gives up does not take the wish back.
 
@@ -152,9 +158,9 @@ class Jobs:
             raise RefusedError(Fault.FORBIDDEN, text)
         return await granted(lambda: self._engine.cancel_all(by, tenant))
 
-    async def hold(self, by: Caller, job: NamePart) -> Response:
-        """Keep a job from running until it is released."""
-        return await self._change(self._engine.hold, by, job)
+    async def hold(self, by: Caller, job: NamePart, query: Annotated[HoldQuery, Query()]) -> Response:
+        """Keep a job from running until it is released. One that runs goes on as long as to end it would lose work."""
+        return await self._change(self._engine.stop if query.stop else self._engine.hold, by, job)
 
     async def release(self, by: Caller, job: NamePart) -> Response:
         """End a hold."""

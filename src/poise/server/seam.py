@@ -68,7 +68,10 @@ class Engine(Protocol):
         """Withdraw all jobs of a tenant that have not ended."""
 
     def hold(self, by: Account, job: str) -> "Future[Done]":
-        """Keep a job from running, preempting it if it runs, until it is released."""
+        """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
+
+    def stop(self, by: Account, job: str) -> "Future[Done]":
+        """Hold a job, and end its run at once even if that loses work."""
 
     def release(self, by: Account, job: str) -> "Future[Done]":
         """End a hold."""

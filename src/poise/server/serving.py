@@ -76,6 +76,7 @@ class Running:
     token_file: Path
     is_first: bool
     """The token in the file was made just now."""
+    warnings: tuple[str, ...] = ()
 
 
 def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
@@ -97,7 +98,7 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
         sys.setswitchinterval(TURN_SECONDS)
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
-        running = Running(url, os.getpid(), state, accounts.admin_file, is_first)
+        running = Running(url, os.getpid(), state, accounts.admin_file, is_first, engine.service().warnings)
         config = config_of(app, door.certificate, setup.log)
         Listener(config, lambda: ready(running), lambda: engine.failed is not None, setup.log).run([bound])
         if engine.failed is not None:

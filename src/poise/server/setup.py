@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from poise.backends.local.isolating import Isolate
 from poise.core.settings import Settings
 from poise.model.cluster import Cluster
 from poise.server.logs import Logbook
@@ -13,6 +14,13 @@ from poise.server.quotas import Allowance
 
 DEFAULT_POLICY = "max-min"
 """Of a service that never had another one."""
+
+
+class AsRoot(StrEnum):
+    """What is to become of a service that root runs: somebody wants it so, or is told what it means."""
+
+    ALLOWED = "allowed"
+    WARNED = "warned"
 
 
 class WorldKind(StrEnum):
@@ -26,10 +34,12 @@ class WorldKind(StrEnum):
 class Setup:
     """All choices of a live service but how it listens.
 
-    state     a directory that is its owner's alone, and that this process has locked
-    policy    None: the one that was in force when the service last ran
-    devices   the UUIDs of real GPUs by node and slot; virtual ones have none
+    state       a directory that is its owner's alone, and that this process has locked
+    policy      None: the one that was in force when the service last ran
+    devices     the UUIDs of real GPUs by node and slot; virtual ones have none
     allowance   what users may queue, keep and send
+    isolate     what jobs are to be kept from
+    as_root     whether root may run it without a word
     """
 
     state: Path
@@ -42,3 +52,5 @@ class Setup:
     metrics: Metrics = field(default_factory=Metrics)
     devices: Mapping[tuple[str, int], str] = field(default_factory=dict)
     allowance: Allowance = field(default_factory=Allowance)
+    isolate: Isolate = Isolate.OFF
+    as_root: AsRoot = AsRoot.WARNED

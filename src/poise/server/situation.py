@@ -25,7 +25,7 @@ from poise.server.quotas import Usage
 from poise.server.records import Record, RunRecord, places, type_counts
 from poise.server.store import Changes, JobRowText, told_of
 from poise.server.tally import Tally
-from poise.server.wishes import LEAVES, WHOLE, Weigh, weight_note
+from poise.server.wishes import AWAITED, LEAVES, WHOLE, Weigh, weight_note
 from poise.wire.views import Flag, State
 
 _FLAGS = {
@@ -169,7 +169,7 @@ class Situation:
             told = {job: notice.text for job, _, notice in answer.orders.leaves}
             notes = facts.notes | ({LEAVES: told} if told else {})
             changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
-            changes.mentions = answer.concerned | told_of(facts.notes.get(WHOLE, {}))
+            changes.mentions = answer.concerned | told_of(facts.notes.get(WHOLE, {})) | set(facts.notes.get(AWAITED, {}))
         self._keep(changes, (answer.concerned | facts.touched) - new)
         changes.reweighed = facts.reweighed
         changes.tenants = self._books(answer.tenants | facts.charged)

@@ -1,7 +1,12 @@
 """How a live service is put together: the core, the store, the world and the engine."""
 
+import os
+from functools import partial
+
 from poise.backends.local.checking import checked
 from poise.backends.local.folders import JOBS, highest_number
+from poise.backends.local.isolating import Isolate, Isolated, isolated
+from poise.backends.local.orders import Isolation, LocalSettings
 from poise.backends.local.world import LocalWorld
 from poise.backends.null.world import NullWorld
 from poise.engine.journal import Header, read_header
@@ -12,20 +17,28 @@ from poise.server.engine import Loop
 from poise.server.intake import Intake
 from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
-from poise.server.setup import DEFAULT_POLICY, Setup, WorldKind
+from poise.server.setup import DEFAULT_POLICY, AsRoot, Setup, WorldKind
 from poise.server.store import Store
 from poise.wire.request import Request
+
+AS_ROOT = (
+    "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
+    " run it as a user of its own, or say --allow-root"
+)
 
 
 def open_engine(setup: Setup) -> LiveEngine:
     """An engine on the store of this state directory, ready to be started."""
     cluster = known(setup.cluster)
-    check = checked if setup.world is WorldKind.LOCAL else _anything
+    isolation = _isolated(setup)
+    hidden = None if isolation.level is Isolation.NONE else str(setup.state)
+    check = partial(checked, hidden=hidden) if setup.world is WorldKind.LOCAL else _anything
 
     def world_of(tell: Tell) -> World:
         if setup.world is WorldKind.NULL:
             return NullWorld(tell)
-        return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
+        settings = LocalSettings(isolation=isolation.level)
+        return LocalWorld(cluster, setup.state, tell, devices=setup.devices, settings=settings)
 
     store, taken = Store(setup.state), highest_number(setup.state)
     last = store.chapter()
@@ -53,8 +66,30 @@ def open_engine(setup: Setup) -> LiveEngine:
         taken=taken,
         keeps_policy=setup.policy is None,
         allowance=setup.allowance,
+        warnings=_warnings(setup, isolation),
     )
     return LiveEngine(Loop(parts))
+
+
+def _isolated(setup: Setup) -> Isolated:
+    """What jobs are kept from; said in the log, with a warning where it is less than was wanted."""
+    if setup.world is not WorldKind.LOCAL:
+        return Isolated(Isolation.NONE, None)
+    found = isolated(setup.isolate, setup.state)
+    say = setup.log.info if found.problem is None else setup.log.warning
+    say("isolation", level=found.level.value, text=found.text)
+    return found
+
+
+def _warnings(setup: Setup, isolation: Isolated) -> tuple[str, ...]:
+    """What whoever runs the service should know of how it was started."""
+    said = []
+    if setup.world is WorldKind.LOCAL and os.geteuid() == 0 and setup.as_root is AsRoot.WARNED:
+        setup.log.warning("running-as-root", text=AS_ROOT)
+        said.append(AS_ROOT)
+    if setup.world is WorldKind.LOCAL and setup.isolate is not Isolate.OFF and isolation.problem is not None:
+        said.append(isolation.text)
+    return tuple(said)
 
 
 def _anything(_request: Request) -> None:

@@ -1,32 +1,50 @@
 """Who holds what now: nodes, and tenants with what they are entitled to."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from poise.policies.catalogue import promise_of
 from poise.policies.promises import Claimant
+from poise.server.records import Record, RunRecord
 from poise.server.situation import Books, Situation
 from poise.wire.views import NodeRow, Nodes, Shares, TenantShare
 
 
 def nodes(situation: Situation) -> Nodes:
     """All nodes and who holds them."""
-    holders: dict[tuple[str, int], list[str]] = {}
-    for name in situation.running:
-        run = situation.records[name].current
-        for node, slots in ({} if run is None else run.gpus).items():
-            for slot in slots:
-                holders.setdefault((node, slot), []).append(name)
+    records = situation.records
+    current = ((name, records[name].current) for name in situation.running)
+    holders = _by_slot((name, run) for name, run in current if run is not None)
+    leaving = _by_slot((name, run) for name in situation.closing for run in left_behind(records[name]))
     alive = situation.scheduler.state.free.alive
     rows = []
     for index, each in enumerate(situation.header.cluster.nodes):
-        jobs = tuple("+".join(holders.get((each.name, slot), ())) or None for slot in range(each.gpus))
+        jobs, gone = (
+            tuple("+".join(found.get((each.name, slot), ())) or None for slot in range(each.gpus))
+            for found in (holders, leaving)
+        )
         rows.append(
             NodeRow(
-                name=each.name, gpu_type=each.gpu_type, gpus=each.gpus, free=jobs.count(None), rack=each.rack,
-                alive=alive[index], jobs=jobs,
+                name=each.name, gpu_type=each.gpu_type, gpus=each.gpus, rack=each.rack, alive=alive[index],
+                free=list(zip(jobs, gone, strict=True)).count((None, None)), jobs=jobs, leaving=gone,
             )
         )  # fmt: skip
     return Nodes(nodes=tuple(rows))
+
+
+def left_behind(record: Record) -> list[RunRecord]:
+    """Runs of a job whose processes may be on GPUs that are no longer its own."""
+    return [run for run in record.open_runs() if run.released is not None]
+
+
+def _by_slot(runs: Iterable[tuple[str, RunRecord]]) -> dict[tuple[str, int], list[str]]:
+    """Jobs by node and slot."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for name, run in runs:
+        for node, slots in run.gpus.items():
+            for slot in slots:
+                found.setdefault((node, slot), []).append(name)
+    return found
 
 
 def shares(situation: Situation, now: float) -> Shares:

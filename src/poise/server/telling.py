@@ -60,7 +60,7 @@ class Telling:
 
     def _told(self, written: Written) -> list[Happening]:
         entry = read_entry(written.document, but=SILENT)
-        tenants = self._reader.tenants_of(jobs_named(entry))
+        tenants = self._reader.tenants_of(jobs_named(entry, written.notes))
         told = happenings(written.number, entry, written.notes, self._cluster(written.number), tenants)
         job, tenant = self._named
         return [each for each in told if job in (None, each.job) and tenant in (None, each.tenant)]

@@ -11,10 +11,11 @@ from poise.wire.views import Account, Done, Submitted, Withdrawn
 
 
 class Verb(StrEnum):
-    """What may be wanted of one job."""
+    """What may be wanted of one job. STOP: hold it, and end its run even if that loses work."""
 
     CANCEL = "cancel"
     HOLD = "hold"
+    STOP = "stop"
     RELEASE = "release"
 
 
@@ -76,6 +77,8 @@ WHOLE = -1
 """Place of the note on an instant as a whole; those on its events have the places of those."""
 LEAVES = -2
 """Place of what the runs were told that are to leave, by job."""
+AWAITED = -3
+"""Place of jobs that are to be held once that costs nothing, or no longer are: who said so, and which of the two."""
 
 
 def policy_note(by: str, before: str, after: str) -> dict[str, Any]:

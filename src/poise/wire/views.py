@@ -148,10 +148,11 @@ class Submitted(Wire):
 
 
 class Done(Wire):
-    """A wish was taken: the state that the job is in now."""
+    """A wish was taken: the state that the job is in now, and what comes of it where that does not say it."""
 
     job: str
     state: State
+    text: str | None = None
 
 
 class Withdrawn(Wire):
@@ -162,7 +163,11 @@ class Withdrawn(Wire):
 
 
 class NodeRow(Wire):
-    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: they share it."""
+    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: none does; `1+2`: they share it.
+
+    leaving   in the same way, jobs whose processes are still there though the GPU is no longer theirs
+    free      GPUs without either
+    """
 
     name: str
     gpu_type: str
@@ -171,6 +176,7 @@ class NodeRow(Wire):
     rack: str
     alive: bool
     jobs: tuple[str | None, ...]
+    leaving: tuple[str | None, ...] = ()
 
 
 class Nodes(Wire):
@@ -306,7 +312,10 @@ class Accounts(Wire):
 
 
 class Service(Wire):
-    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why."""
+    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why.
+
+    warnings   what whoever runs the service should know of how it was started
+    """
 
     version: str
     policy: str
@@ -317,6 +326,7 @@ class Service(Wire):
     ready: bool
     problem: str | None
     jobs: int
+    warnings: tuple[str, ...] = ()
 
 
 class Problem(Wire):

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 
+from poise.durable import make_folders, replace_durably
+
 KEPT = 2
 """Complete checkpoints that are kept: the newest, and the one before it in case that cannot be loaded."""
 
@@ -59,20 +61,19 @@ class Checkpoints:
         `ranks` is asked after that for what is to be kept beside it, for `self.ranks`; None: nothing is. Whatever goes wrong
         comes out, nothing is left of this one then, and older ones are untouched.
         """
-        os.makedirs(self._folder, exist_ok=True)
+        make_folders(self._folder, 0o777)
         part = self.part(step)
         try:
             save(part)
             _require(part)
             _flush_tree(part)
             self._write_ranks(step, ranks())
-            os.rename(part, self.path(step))
+            replace_durably(part, self.path(step))
         except BaseException:
             with suppress(OSError):
                 _remove(part)
                 _remove(self._ranks_path(step))
             raise
-        _flush(self._folder)
         for old in self.complete()[KEPT:]:
             self._discard(old)
 
@@ -87,8 +88,7 @@ class Checkpoints:
             # Whoever comes second fails here, and does not remove what the first has just put there.
             os.rename(self.path(step), claimed)
             self._remove_all("bad-step-", but=claimed)
-            os.rename(claimed, aside)
-            _flush(self._folder)
+            replace_durably(claimed, aside)
 
     def sweep(self) -> None:
         """Remove what processes that died have left half-written, as far as possible."""

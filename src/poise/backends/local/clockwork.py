@@ -99,7 +99,9 @@ class Clockwork:
     def _turn(self) -> None:
         wait = None if not self._due else max(0.0, self._due[0][0] - monotonic())
         for key, _ in self._selector.select(wait):
-            key.data()
+            # What was done about another one may have closed this file, and its number may be a new one's by now.
+            if self._selector.get_map().get(key.fileobj) is key:
+                key.data()
         while self._asked and not self._is_closing:
             self._asked.popleft()()
         while self._due and self._due[0][0] <= monotonic() and not self._is_closing:

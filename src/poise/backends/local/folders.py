@@ -11,6 +11,7 @@ from pathlib import Path
 
 from poise.backends.local.processes import SCARCE
 from poise.backends.local.records import FOLDER, LOCK, PASSING, Fields, get, is_there, now, open_below, put, take_lock
+from poise.durable import make_folders, sync_folder
 from poise.model.errors import RequestError
 from poise.worker.checkpoints import Checkpoints
 
@@ -38,9 +39,9 @@ class Folders:
     """Directories of jobs and runs. Everything is made for its owner alone."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state.resolve() / JOBS
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.handle = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        self.path = state.resolve() / JOBS
+        make_folders(self.path)
+        self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
         """Let go of it."""
@@ -48,7 +49,7 @@ class Folders:
 
     def job_path(self, job: str) -> Path:
         """Where everything of a job is."""
-        return self._path / token(job)
+        return self.path / token(job)
 
     def run_path(self, job: str, epoch: int) -> Path:
         """Where the files of a run are."""
@@ -58,8 +59,7 @@ class Folders:
         """Make the directory of a run, and those of its job if need be; old runs go. OSError: a link is in the way."""
         _make(self.handle, token(job))
         with self._opened(job) as folder:
-            for name in ("checkpoint", "log", "work", "runs"):
-                _make(folder, name)
+            _make(folder, "checkpoint", "log", "work", "runs")
         with self._opened(job, "runs") as runs:
             _make(runs, str(epoch))
             for old in _numbers(runs)[:-KEPT_RUNS]:
@@ -157,9 +157,15 @@ class Folders:
             return error.errno in SCARCE | PASSING  # who takes it to be there looks again
 
 
-def _make(folder: int, name: str) -> None:
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=folder)
+def _make(folder: int, *names: str) -> None:
+    """Directories that are there from now on, also after a power failure."""
+    is_changed = False
+    for name in names:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=folder)
+            is_changed = True
+    if is_changed:
+        sync_folder(folder)
 
 
 def _numbers(runs: int) -> list[int]:

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from poise.backends.local.folders import Folders
 from poise.backends.local.records import VERSION, Fields
@@ -17,6 +18,19 @@ Devices = Mapping[tuple[str, int], str]
 """Names of devices by node and slot, as CUDA_VISIBLE_DEVICES has them."""
 
 
+class Isolation(StrEnum):
+    """What jobs are kept from.
+
+    NONE    nothing: they see what the user sees who runs the service
+    FILES   they see nothing of the state directory but what is their own
+    FULL    nor processes other than their own, and nothing that they leave behind outlives their run
+    """
+
+    NONE = "none"
+    FILES = "files"
+    FULL = "full"
+
+
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
     """How runs are kept. Times in seconds.
@@ -26,6 +40,7 @@ class LocalSettings:
     progress_every   between two looks at what runs report of themselves
     silent_seconds   after which a runner that does nothing at all is killed; one that is well looks around twice a second
     log_bytes        of a part of a replica's log;  log_files: parts that are kept
+    isolation        what jobs are kept from; a run that cannot be is not begun
     """
 
     term_seconds: float = 10.0
@@ -34,6 +49,7 @@ class LocalSettings:
     silent_seconds: float = 60.0
     log_bytes: int = 10 << 20
     log_files: int = 5
+    isolation: Isolation = Isolation.NONE
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -88,7 +104,16 @@ def order_fields(
         "term_seconds": settings.term_seconds,
         "seconds_left": None if most is None else max(0.0, most - order.ran),
         "log": {"bytes": settings.log_bytes, "files": settings.log_files},
+        "isolation": _isolation(order.job, folders, settings.isolation),
     }
+
+
+def _isolation(job: str, folders: Folders, level: Isolation) -> Fields | None:
+    """What the runner is to hide, and what not; None: nothing."""
+    if level is Isolation.NONE:
+        return None
+    hidden = {"state": str(folders.path.parent), "job": str(folders.job_path(job))}
+    return {**hidden, "processes": level is Isolation.FULL}
 
 
 def lease_fields(job: str, epoch: int, ends: float | None, notice: Notice | None, mode: str) -> Fields:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from stat import S_ISREG
 from time import time  # noqa: TID251 - what crosses process boundaries is in seconds since 1970
 
+from poise.durable import replace_durably
+
 TYPE_CHECKING = False  # importing `typing` would take as long as the rest of the runner's start
 if TYPE_CHECKING:
     from typing import Any
@@ -42,6 +44,9 @@ ORDER, LOCK, RUNNER, LEASE = "order.json", "lock", "runner.json", "lease.json"
 PROGRESS, FAILURE, EXIT = "progress.json", "failure.json", "exit.json"
 SET_UP = "set-up.json"
 """In the job's directory, once its setup command has succeeded."""
+
+LASTING = frozenset({ORDER, EXIT, SET_UP})
+"""Files whose new version must be there after a power failure; of the others the one before will do, or none."""
 
 MOST_BYTES = {ORDER: 16 << 20, PROGRESS: 64 << 10, FAILURE: 64 << 10}
 """Of a file that is read whole. A job can write all of them, and what is larger says nothing."""
@@ -95,6 +100,8 @@ def open_run(path: str) -> int:
 def put(folder: int, name: str, fields: Fields) -> None:
     """Replace a file of an open directory at once: readers see the old one or the new one, also after a power failure.
 
+    Which one of the two, after that, is certain of what is LASTING: its directory is forced to the disk as well.
+
     Whatever somebody else has put where it is written first is removed: opening a pipe could take for ever.
     """
     text = json.dumps({"version": VERSION, **fields}, allow_nan=False).encode()
@@ -108,7 +115,10 @@ def put(folder: int, name: str, fields: Fields) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-    os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    if name in LASTING:
+        replace_durably(part, name, folder=folder)
+    else:
+        os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def get(folder: int, name: str) -> Fields | None:

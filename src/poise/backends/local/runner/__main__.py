@@ -1,4 +1,7 @@
-"""Started as a file, so that Python need not look for anything: `python -I -S __main__.py RUN_DIRECTORY READY`."""
+"""Started as a file, so that Python need not look for anything: `python -I -S __main__.py RUN_DIRECTORY READY`.
+
+`python -I -S __main__.py --try STATE JOB LEVEL` tries an enclosure out (trying.py).
+"""
 
 import os
 import sys
@@ -8,6 +11,11 @@ if __name__ == "__main__":
     for _ in ("poise", "backends", "local", "runner", "__main__.py"):
         root = os.path.dirname(root)
     sys.path.append(root)  # behind the standard library: nothing there can stand in its way
+
+    if sys.argv[1] == "--try":
+        from poise.backends.local.runner.trying import try_out
+
+        sys.exit(try_out(*sys.argv[2:5]))
 
     from poise.backends.local.runner.supervisor import main
 

@@ -4,7 +4,6 @@ It is started by fork and exec, without a shell, as the leader of a process grou
 runner die: nothing that belongs to a run outlives the process that watches it.
 """
 
-import ctypes
 import errno
 import os
 import resource
@@ -13,9 +12,10 @@ from contextlib import suppress
 
 from poise.backends.local.processes import start_of
 from poise.backends.local.records import Fields
+from poise.backends.local.runner.enclosure import PR_SET_PDEATHSIG, Enclosure, libc
 from poise.backends.local.runner.logfile import SOME, LogFile
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 _LIMITS = {
     "memory": resource.RLIMIT_AS,
     "cpu_seconds": resource.RLIMIT_CPU,
@@ -33,12 +33,11 @@ _CAUSES = {
 }
 KILL_AFTER = 5
 """Seconds of CPU time between XCPU, which says what happened, and KILL, which does not."""
-_prctl = ctypes.CDLL(None).prctl
 
 
 def adopt_orphans() -> None:
     """From now on whatever loses its parent below this process becomes its child, so that nothing can slip away."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class CannotStartError(Exception):
@@ -52,13 +51,21 @@ class CannotStartError(Exception):
 class Replica:
     """A started process and its log. `code` is None while it lives; a signal counts negative."""
 
-    def __init__(self, rank: int, argv: list[str], order: Fields, environment: dict[str, str], log: LogFile) -> None:
+    def __init__(
+        self,
+        rank: int,
+        argv: list[str],
+        order: Fields,
+        environment: dict[str, str],
+        log: LogFile,
+        enclosure: Enclosure | None = None,
+    ) -> None:
         self.rank, self.log = rank, log
         self.code: int | None = None
         self.pipe, out = _pipe(argv[0])
         os.set_blocking(self.pipe, False)
         try:
-            self.pid = _start(argv, environment, order, out)
+            self.pid = _start(argv, environment, order, out, enclosure)
         except BaseException:
             os.close(self.pipe)
             raise
@@ -119,10 +126,10 @@ def _pipe(program: str) -> tuple[int, int]:
         raise _refused(program, error.errno or 0, "pipe") from None
 
 
-def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int) -> int:
+def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int, enclosure: Enclosure | None) -> int:
     """The pid of a process that runs the command by now; CannotStartError if it does not."""
     problem, tell = _pipe(argv[0])
-    runner = os.getpid()
+    runner = os.getpid() if enclosure is None else enclosure.parent
     try:
         pid = os.fork()
     except OSError as error:
@@ -130,7 +137,7 @@ def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int
         os.close(tell)
         raise _refused(argv[0], error.errno or 0, "fork") from None
     if pid == 0:
-        _become(argv, environment, order, out, tell, runner)
+        _become(argv, environment, order, out, tell, runner, enclosure)
     os.close(tell)
     with open(problem, "rb") as file:
         said = file.read()  # until the command runs, or could not be run
@@ -141,12 +148,24 @@ def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int
     return pid
 
 
-def _become(argv: list[str], environment: dict[str, str], order: Fields, out: int, tell: int, runner: int) -> None:
+def _become(
+    argv: list[str],
+    environment: dict[str, str],
+    order: Fields,
+    out: int,
+    tell: int,
+    runner: int,
+    enclosure: Enclosure | None,
+) -> None:
     """In the new process: turn into the command. Does not come back."""
     stage = "start"
     try:
         os.setpgid(0, 0)
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if enclosure is not None:
+            stage = "isolation"
+            enclosure.enter()
+            stage = "start"
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != runner:  # it died before the kernel knew what to do then
             os._exit(1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):

@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
-from poise.backends.local.processes import SCARCE, boot, children, oom_kills, start_of
+from poise.backends.local.processes import SCARCE, boot, kill_where, oom_kills, start_of, stat_of
 from poise.backends.local.records import (
     EXIT,
     FAILURE,
@@ -30,6 +30,7 @@ from poise.backends.local.records import (
     put,
     take_lock,
 )
+from poise.backends.local.runner.enclosure import Enclosure, enclose
 from poise.backends.local.runner.lease import CHECKPOINT, NEVER, STOP, Lease
 from poise.backends.local.runner.logfile import LogFile
 from poise.backends.local.runner.replica import CannotStartError, Replica, adopt_orphans
@@ -43,6 +44,8 @@ SIGN_SECONDS = 5.0
 """Between two signs of life: after a power failure it is known until when a run lived."""
 LOCK_SECONDS = 1.0
 """How long to try for the lock: whoever looks whether it is held has it for an instant."""
+UNENCLOSED = "node-exhausted"
+"""What a run failed of that could not be enclosed: no fault of the job, and it may be possible later."""
 NOT_MINE = 3
 """Exit code of a runner that was not needed."""
 MOST_TRIES = 6
@@ -92,6 +95,7 @@ class Supervisor:
         self._sent: str | None = None
         self._told_to_go = False
         self._is_overdue = False
+        self._enclosure: Enclosure | None = None
         self._lease = Lease(folder, order)
         self._wake = _listen()
         adopt_orphans()
@@ -106,11 +110,24 @@ class Supervisor:
         """Everything, in order. Comes back with an exit code once nothing of the run is left, and exit.json says so."""
         for log, each in zip(self._logs, self._order["replicas"], strict=True):
             log.title(each["title"])
-        if self._set_up():
+        if self._enclose() and self._set_up():
             self._start_all()
             self._announce()
             self._watch(self._replicas)
         return self._write_down()
+
+    def _enclose(self) -> bool:
+        """Everything that is started from now on is enclosed, if the order wants that; it never runs otherwise."""
+        wanted: Fields | None = self._order.get("isolation")
+        if wanted is None:
+            return True
+        try:
+            self._enclosure = enclose(wanted["state"], wanted["job"], processes=wanted["processes"])
+        except OSError as error:
+            self._logs[0].title(f"cannot start: isolation ({error.filename}): {error.strerror}")
+            self._fail(127, "", UNENCLOSED)
+            return False
+        return True
 
     def _set_up(self) -> bool:
         """The job's setup command has succeeded, now or before a run before this one."""
@@ -146,7 +163,7 @@ class Supervisor:
     def _start(self, rank: int, argv: list[str], environment: dict[str, str], log: LogFile) -> Replica | None:
         try:
             self._check_venv()
-            return Replica(rank, argv, self._order, {**self._order["environment"], **environment}, log)
+            return Replica(rank, argv, self._order, {**self._order["environment"], **environment}, log, self._enclosure)
         except CannotStartError as error:
             log.title(str(error))
             self._fail(error.code, "", error.cause)
@@ -218,7 +235,11 @@ class Supervisor:
         """There is something left to wait for. After KILL there is not: whatever is there is swept away."""
         if not self._reap(replicas) or self._sent == "KILL":
             return False
-        return any(each.code is None for each in replicas) or (self._sent is not None and monotonic() < self._lease.kill_at)
+        if any(each.code is None for each in replicas):
+            return True
+        if self._sent is not None and self._enclosure is not None:
+            self._enclosure.leave_when_alone()
+        return self._sent is not None and monotonic() < self._lease.kill_at
 
     def _reap(self, replicas: list[Replica]) -> bool:
         """Take note of what has ended; False once there are no children."""
@@ -232,6 +253,8 @@ class Supervisor:
             for each in replicas:
                 if each.pid == pid:
                     self._ended(each, os.waitstatus_to_exitcode(status))
+            if self._enclosure is not None:
+                self._enclosure.ended(pid)
 
     def _ended(self, replica: Replica, code: int) -> None:
         replica.code = code
@@ -268,13 +291,18 @@ class Supervisor:
             each.signal(signal.SIGKILL if self._sent == "KILL" else signal.SIGTERM)
 
     def _sweep(self, replicas: list[Replica]) -> None:
-        """Nothing is left afterwards: whatever lost its parent is a child of this process by now."""
+        """Nothing is left afterwards: whatever lost its parent is a child of this process by now.
+
+        Or of the first process of its enclosure. That one is needed for the replicas after `setup`; otherwise it goes, and
+        the kernel sees to it that nothing outlives it.
+        """
+        first = self._enclosure.first if self._enclosure is not None and replicas is not self._replicas else 0
+        parents = {os.getpid(), first}
         pause = SWEEP_SECONDS
         while self._reap(replicas):
             with suppress(OSError):  # for want of files: it is tried again
-                for pid in children(os.getpid()):
-                    with suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+                if not kill_where(lambda pid: pid != first and _is_child(pid, parents)) and first:
+                    break
             sleep(pause)
             pause = min(pause * 2, LOOK_SECONDS)  # what waits for a sick device dies once that answers
         for each in replicas:
@@ -338,6 +366,12 @@ class Supervisor:
         from poise.backends.local.runner.causes import cause_of  # only what fails pays for it
 
         return cause_of(code, tail, oom_kills() - self._oom_kills)
+
+
+def _is_child(pid: int, parents: set[int]) -> bool:
+    """A process that lives, and has one of these as its parent."""
+    fields = stat_of(pid)
+    return bool(fields) and fields[0] not in "ZX" and int(fields[1]) in parents
 
 
 def _listen() -> int:

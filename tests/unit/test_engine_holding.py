@@ -1,0 +1,211 @@
+"""A hold loses no work that nobody asked to lose, and GPUs are shown as free once nobody is on them."""
+
+from pathlib import Path
+
+import pytest
+from tests.machine import ALICE, LingeringWorld, Service, a_request
+from tests.machine_laws import check_books, check_standing, finish_all
+
+from poise.engine.live import Ending
+from poise.wire.views import Done, Flag, NodeRow, State
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Service:
+    """Whoever is asked to leave takes their time."""
+    return Service(tmp_path, world=LingeringWorld, cluster="v100:2")
+
+
+def unaware(service: Service, number: int = 1, **given: object) -> str:
+    """A job that runs, and reports nothing of itself."""
+    service.machine.unaware.add(str(number))
+    [job] = service.submit(a_request(gpus=2, **given))
+    assert job == str(number)
+    return job
+
+
+def held(service: Service, job: str) -> Done:
+    answer: Done = service.wish(lambda engine: engine.hold(ALICE, job))
+    check_standing(service)
+    return answer
+
+
+def node(service: Service) -> NodeRow:
+    return service.engine.nodes().nodes[0]
+
+
+@pytest.mark.parametrize("given", [{}, {"preemption": "never"}])
+def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(slow: Service, given: dict[str, str]) -> None:
+    job = unaware(slow, **given)
+    answer = held(slow, job)
+    assert answer.state is State.RUNNING
+    assert answer.text is not None
+    assert answer.text.startswith("goes on, with its GPUs")
+    assert answer.text.endswith(
+        f"poise hold --stop {job} ends it now, and what it has done since its last checkpoint is lost"
+    )
+    assert not slow.machine.leaving
+    assert (node(slow).free, node(slow).jobs) == (0, (job, job))
+    row = slow.engine.show(job).job
+    assert (row.state, row.gpus) == (State.RUNNING, 2)
+    assert Flag.HELD in row.flags
+    why = slow.engine.why(job)
+    assert "is to be held" in why.reason.text
+    assert why.reason == row.reason
+    assert why.advice is not None
+    assert f"poise hold --stop {job}" in why.advice
+    assert f"poise release {job}" in why.advice
+    [event] = [
+        each for each in slow.engine.events(after=0, job=job, tenant="alice", limit=100).events if each.kind == "held"
+    ]
+    assert event.actor == "alice"
+
+
+def test_others_do_not_get_gpus_that_are_not_free(slow: Service) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    [other] = slow.submit(a_request(gpus=2))
+    for _ in range(5):
+        slow.pass_time(10)
+        check_standing(slow)
+    assert slow.engine.show(other).job.state is State.PENDING
+    assert slow.engine.show(job).gpu_seconds == pytest.approx(2 * 50)
+
+
+def test_release_only_lifts_a_hold_that_was_not_met(slow: Service) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    answer = slow.wish(lambda engine: engine.release(ALICE, job))
+    assert (answer.state, answer.text) == (State.RUNNING, "goes on; it is no longer to be held")
+    slow.pass_time(100)
+    check_standing(slow)
+    assert (len(slow.engine.show(job).runs), slow.machine.leaving) == (1, set())
+    assert Flag.HELD not in slow.engine.show(job).job.flags
+    slow.machine.end(job, Ending.FINISHED)
+    slow.settle()
+    check_books(slow, [job])
+
+
+def test_job_is_held_as_soon_as_it_can_save(slow: Service) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    slow.machine.report(job, steps=3.0, checkpoint=0.0, throughput=1.0)
+    slow.settle()
+    check_standing(slow)
+    assert slow.machine.leaving == {(job, 1)}
+    assert slow.engine.show(job).job.state is State.CHECKPOINTING
+    slow.machine.end(job, Ending.YIELDED, steps=3.0)
+    slow.settle()
+    check_standing(slow)
+    assert slow.engine.show(job).job.state is State.PAUSED
+    assert slow.engine.why(job).advice == f"poise release {job}"
+
+
+def test_job_that_must_not_be_preempted_is_not_held_because_it_could_save(slow: Service) -> None:
+    job = unaware(slow, preemption="never")
+    held(slow, job)
+    slow.machine.report(job, steps=3.0, checkpoint=0.0, throughput=1.0)
+    slow.settle()
+    check_standing(slow)
+    assert not slow.machine.leaving
+
+
+def test_job_whose_run_fails_is_held_then(slow: Service) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    slow.machine.end(job, Ending.FAILED, cause="killed", code=-9)
+    slow.settle()
+    for _ in range(5):
+        slow.pass_time(10)
+        check_standing(slow)
+    detail = slow.engine.show(job)
+    assert (detail.job.state, len(detail.runs), node(slow).free) == (State.PAUSED, 1, 2)
+    assert Flag.HELD in detail.job.flags
+
+
+def test_job_that_ends_meanwhile_has_ended(slow: Service) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    slow.machine.end(job, Ending.FINISHED)
+    slow.settle()
+    assert slow.engine.show(job).job.state is State.SUCCEEDED
+    check_books(slow, [job])
+
+
+@pytest.mark.parametrize("given", [{}, {"preemption": "never"}])
+def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(slow: Service, given: dict[str, str]) -> None:
+    job = unaware(slow, **given)
+    held(slow, job)
+    answer = slow.wish(lambda engine: engine.stop(ALICE, job))
+    check_standing(slow)
+    assert answer.text == "is stopped: what it has done since its last checkpoint is lost"
+    assert (node(slow).free, node(slow).jobs, node(slow).leaving) == (0, (None, None), (job, job))
+    assert "until it is gone it keeps 2 GPUs" in slow.engine.why(job).reason.text
+    slow.machine.end(job, Ending.YIELDED)
+    slow.settle()
+    check_standing(slow)
+    assert (node(slow).free, node(slow).leaving) == (2, (None, None))
+
+
+def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> None:
+    job = unaware(slow, preemption="restart")
+    answer = held(slow, job)
+    assert (answer.state, answer.text) == (
+        State.CHECKPOINTING,
+        "is stopped, as --preemption restart has it: what it has not saved itself is lost",
+    )
+
+
+def test_job_that_can_save_leaves_at_once(slow: Service) -> None:
+    [job] = slow.submit(a_request(gpus=2))
+    answer = held(slow, job)
+    assert (answer.state, answer.text) == (State.CHECKPOINTING, "is asked to save its work and to leave")
+
+
+@pytest.mark.parametrize("wait", [0, 30])
+def test_hold_that_is_not_met_survives_a_crash_and_another_policy(slow: Service, wait: float) -> None:
+    job = unaware(slow)
+    held(slow, job)
+    slow.restart()
+    check_standing(slow)
+    slow.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    check_standing(slow)
+    slow.pass_time(wait)
+    assert Flag.HELD in slow.engine.show(job).job.flags
+    assert not slow.machine.leaving
+    slow.machine.end(job, Ending.FAILED, cause="killed", code=-9)
+    slow.settle()
+    slow.pass_time(100)
+    check_standing(slow)
+    assert slow.engine.show(job).job.state is State.PAUSED
+    slow.engine.release(ALICE, job)
+    slow.settle()
+    finish_all(slow)
+    check_books(slow, [job])
+
+
+def test_wishes_of_one_moment_are_met_in_their_order(slow: Service) -> None:
+    job = unaware(slow)
+    for verbs, is_held, leaves in (
+        (("hold", "release"), False, False),
+        (("hold", "release", "hold"), True, False),
+        (("release", "hold", "release"), False, False),
+        (("hold", "stop", "release", "hold"), True, True),
+    ):
+        for verb in verbs:
+            getattr(slow.engine, verb)(ALICE, job)
+        slow.settle()
+        check_standing(slow)
+        assert (Flag.HELD in slow.engine.show(job).job.flags, bool(slow.machine.leaving)) == (is_held, leaves), verbs
+
+
+def test_cancelled_job_keeps_its_gpus_in_the_eyes_of_all_until_it_is_gone(slow: Service) -> None:
+    [job] = slow.submit(a_request(gpus=2))
+    slow.wish(lambda engine: engine.cancel(ALICE, job))
+    [other] = slow.submit(a_request(gpus=1, gpu_types=("v100",)))
+    check_standing(slow)
+    assert (node(slow).free, node(slow).leaving) == (0, (job, job))
+    slow.machine.end(job, Ending.YIELDED)
+    slow.settle()
+    check_standing(slow)
+    assert (node(slow).free, node(slow).jobs) == (1, (other, None))
