@@ -22,7 +22,8 @@ Examples:
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option("--app", help="All jobs of this app that have not ended.")
 @click.option(
-    "--tenant", help="All jobs of this tenant that have not ended; with --app, those of its app. Of other tenants only operators may."
+    "--tenant",
+    help="All jobs of this tenant that have not ended; with --app, those of its app. Of other tenants only operators may.",
 )
 @click.option("--yes", is_flag=True, help="With --tenant alone: do not ask first, where there is a terminal to ask.")
 @json_option
