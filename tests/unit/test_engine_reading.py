@@ -40,6 +40,18 @@ def end(service: Service, job: str, how: Ending = Ending.FINISHED) -> None:
 # The queue
 
 
+def test_jobs_are_found_by_their_name_whether_they_have_ended_or_not(service: Service) -> None:
+    first, other = service.submit(a_request(name="fit"), a_request(name="fit-2"))
+    end(service, first)
+    second, nameless = service.submit(a_request(name="fit"), a_request())
+    found = queue(service, EVERY, name="fit")
+    assert ([row.id for row in found.jobs], found.total) == ([second, first], 2)
+    assert [row.id for row in queue(service, name="fit").jobs] == [second]
+    assert [row.id for row in queue(service, EVERY, name="fit-2").jobs] == [other]
+    assert [row.id for row in queue(service, EVERY, name=nameless).jobs] == [nameless]
+    assert queue(service, EVERY, name="none").jobs == ()
+
+
 def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service: Service) -> None:
     jobs = []
     for number in range(9):
