@@ -24,15 +24,24 @@ class Job:
         return self.folder / "runs" / str(self.epoch)
 
     def start(self, command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
-        """Start a run of one process."""
-        own = {**os.environ, **self.begin(), **variables}
+        """Start a run; its first process."""
+        self.begin()
+        return self.join(command, **variables)
+
+    def join(self, command: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+        """Start one more process of the same run."""
+        own = {**os.environ, **self.variables, **variables}
         return subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    def begin(self) -> dict[str, str]:
-        """Begin a run that has no processes yet; the variables of all of them."""
+    def begin(self) -> None:
+        """Begin a run that has no processes yet."""
         self.epoch += 1
         self.run_dir.mkdir(parents=True)
         replace_json(str(self.run_dir), "lease.json", {"job": "a", "epoch": self.epoch, "ends": None})
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of all processes of the run that was begun last."""
         folders = {"POISE_RUN_DIR": str(self.run_dir), "POISE_CHECKPOINT_DIR": str(self.checkpoints)}
         return {**folders, "POISE_LEASE_VERSION": "1"}
 

@@ -52,7 +52,8 @@ def start_ranks(job: Job, script: Path, ranks: int, **variables: str) -> list[Ra
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
-    every = {**job.begin(), **sizes, **meeting, **variables}
+    job.begin()
+    every = {**job.variables, **sizes, **meeting, **variables}
     return [
         Rank(script, {**every, "RANK": str(rank), "LOCAL_RANK": str(rank)}, job.run_dir / f"{rank}.log")
         for rank in range(ranks)

@@ -122,7 +122,8 @@ def fields_of(service: Service, number: int) -> dict[str, Any]:
     seed, ranks = f"seed-{number}", ranks_of(number)
     if ranks == 1:
         return {"command": service.counting(STEPS, SECONDS, seed), "gpus": 2 if number % 4 == 0 else 1}
-    command, retry = service.ranks(STEPS, SECONDS, seed), {"exit_codes": [PEER_GONE]}
+    # Steps half as long: ranks wait for each other at each, and hold several GPUs meanwhile.
+    command, retry = service.ranks(STEPS, SECONDS / 2, seed), {"exit_codes": [PEER_GONE]}
     return {"command": command, "gpus": ranks, "replicas": "gpu", "retry": retry}
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -152,3 +153,36 @@ def test_thread_whose_checkpoint_cannot_be_loaded_ends_the_process_with_73(job: 
     job.checkpoints.mkdir()
     (job.checkpoints / "step-3").write_text("no list")
     assert ended(job.start([sys.executable, str(script)]))[0] == 73
+
+
+DIES_IN_BETWEEN = """
+import os, signal, sys, time
+from pathlib import Path
+from poise.worker import attach
+from poise.worker.ranks import Ranks
+
+lease = attach(save=lambda path: Path(path).write_text("weights"), load=lambda path: Path(path).read_text())
+if lease.rank and os.environ.get("DIES"):
+    Ranks.tell = lambda ranks, step: os.kill(os.getpid(), signal.SIGKILL)
+for step in lease.steps(3):
+    print("begins at", step, flush=True)
+"""
+
+
+def test_rank_killed_before_it_has_told_its_state_leaves_no_checkpoint_that_counts(job: Job, tmp_path: Path) -> None:
+    """Rank 0 has written its own part by then, and waits for the other until the runner ends it."""
+    script = tmp_path / "train.py"
+    script.write_text(DIES_IN_BETWEEN)
+    command = [sys.executable, str(script)]
+    both = {"WORLD_SIZE": "2", "DIES": "1"}
+    first = job.start(command, RANK="0", **both)
+    second = job.join(command, RANK="1", **both)
+    assert ended(second)[0] == -signal.SIGKILL
+    wait_until(lambda: (job.checkpoints / "saving-3").exists(), first)
+    first.kill()
+    assert ended(first)[0] == -signal.SIGKILL
+    assert os.listdir(job.checkpoints) == ["saving-3"]
+    again = [job.start(command, RANK="0", WORLD_SIZE="2"), job.join(command, RANK="1", WORLD_SIZE="2")]
+    said = "begins at 0\nbegins at 1\nbegins at 2\n"
+    assert [ended(each) for each in again] == [(0, said)] * 2
+    assert sorted(os.listdir(job.checkpoints)) == ["ranks-3.json", "step-3"]
