@@ -149,6 +149,12 @@ class Instant:
         if record is None or record.finished is not None or wish.job in self._finished:
             self._change_ended(wish, self._store.final_state(wish.job) if record is None else record.state)
             return
+        if wish.verb is not Verb.CANCEL:  # which makes room, and happens once to a job
+            try:
+                self._situation.usage.changed(wish.by, self.now, self._parts.allowance)
+            except RefusedError as error:
+                refuse(wish, error)
+                return
         self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
         self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state)))
 

@@ -149,6 +149,12 @@ class Usage:
         _check_bytes(whose, ours.size, size, allowance.tenant_bytes, "tenant-mib")
         self._check_hour(user, Load(jobs, size), now, allowance)
 
+    def changed(self, by: Account, now: float, allowance: Allowance) -> None:
+        """A user holds or releases a job, which the journal keeps too; raise RefusedError if that was too often lately."""
+        if not is_at_least(by, Role.OPERATOR):
+            self._check_hour((by.tenant, by.name), Load(1, 0), now, allowance)
+            self._hour(by.tenant, by.name).add(slot_of(now), 1, 0)
+
     def _check_hour(self, user: tuple[str, str], more: Load, now: float, allowance: Allowance) -> None:
         hour = self.hours.get(user) or Hour()
         hour.forget(now)
@@ -156,15 +162,15 @@ class Usage:
         if not sent.jobs:
             self.hours.pop(user, None)
         jobs = sent.jobs + more.jobs - allowance.user_rate if allowance.user_rate else 0
-        size = sent.size + more.size - allowance.user_bytes if allowance.user_bytes else 0
+        size = sent.size + more.size - allowance.user_bytes if allowance.user_bytes and more.size else 0
         if jobs <= 0 and size <= 0:
             return
         seconds = max(1, ceil(hour.wait(jobs, size, now)))
         if jobs > 0:
-            what, most, bound = counted(sent.jobs, "job"), f"{allowance.user_rate:,}", "user-rate"
+            did, what, most, bound = ", held or released", counted(sent.jobs, "job"), f"{allowance.user_rate:,}", "user-rate"
         else:
-            what, most, bound = _mib(sent.size), _mib(allowance.user_bytes), "user-mib"
-        text = f"token {user[1]!r} has submitted {what} within an hour, of at most {most} (--{bound})"
+            did, what, most, bound = "", _mib(sent.size), _mib(allowance.user_bytes), "user-mib"
+        text = f"token {user[1]!r} has submitted{did} {what} within an hour, of at most {most} (--{bound})"
         advice = f"try again in {seconds:,} s" if sent.jobs else "submit fewer at once"
         raise RefusedError(Fault.RATE, f"{text}; {advice}", retry=seconds, bound=bound)
 
