@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,21 @@ from tests.shell import COMMAND, poise
 BOUNDS = ("--user-jobs", 1_500, "--user-rate", 2_000, "--user-mib", 1)
 
 
+@contextmanager
+def served(state: Path, *options: object) -> Iterator[Server]:
+    """A service of its own, of which nothing is left."""
+    running = a_server(state, "--quiet", *options, command=[COMMAND, "serve"])
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.communicate()
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    running = a_server(tmp_path / "state", "--quiet", *BOUNDS, command=[COMMAND, "serve"])
-    yield running
-    running.process.kill()
-    running.process.communicate()
+    with served(tmp_path / "state", *BOUNDS) as running:
+        yield running
 
 
 def a_token(server: Server, name: str, tenant: str) -> str:
@@ -64,19 +74,16 @@ def test_flood_of_jobs_is_refused_and_undone_and_others_are_not_concerned(
 
 def test_bytes_that_a_user_submits_are_bounded_also_after_a_restart(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    server = a_server(state, "--quiet", *BOUNDS, command=[COMMAND, "serve"])
-    ann = a_token(server, "ann", "vision")
-    statuses = [submitted(server, ann, 10, 60_000)[0] for _ in range(3)]
-    assert statuses == [201, 429, 429]
-    server.stop()
-    again = a_server(state, "--quiet", *BOUNDS, command=[COMMAND, "serve"])
-    status, _, problem = submitted(again, ann, 10, 60_000)
-    assert (status, problem["code"]) == (429, "over-quota")
-    assert problem["detail"].startswith("token 'ann' has 0.5726 MiB of jobs that have not ended, and 0.5726 MiB more would")
-    assert again.stop().code == 0
-    wide = a_server(state, "--quiet", "--user-mib", 0, command=[COMMAND, "serve"])
-    assert submitted(wide, ann, 10, 60_000)[0] == 201
-    assert wide.stop().code == 0
+    with served(state, *BOUNDS) as server:
+        ann = a_token(server, "ann", "vision")
+        assert [submitted(server, ann, 10, 60_000)[0] for _ in range(3)] == [201, 429, 429]
+    with served(state, *BOUNDS) as again:
+        status, _, problem = submitted(again, ann, 10, 60_000)
+        assert (status, problem["code"]) == (429, "over-quota")
+        text = "token 'ann' has 0.5726 MiB of jobs that have not ended, and 0.5726 MiB more would"
+        assert problem["detail"].startswith(text)
+    with served(state, "--user-mib", 0) as wide:
+        assert submitted(wide, ann, 10, 60_000)[0] == 201
 
 
 def test_whoever_sits_at_a_terminal_is_asked_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,14 +130,15 @@ def test_what_is_submitted_and_cancelled_again_and_again_is_held_by_the_hour(tmp
 def test_user_submits_so_many_jobs_an_hour(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_rate=10))
     assert str(refusal(service, *[HELD] * 11)) == (
-        "token 'alice' has submitted 0 jobs within an hour, of at most 10 (--user-rate); submit fewer at once"
+        "token 'alice' has submitted, held or released 0 jobs within an hour, of at most 10 (--user-rate);"
+        " submit fewer at once"
     )
     for job in service.submit(*[HELD] * 8):
         cancel(service, job)
     for _ in range(2):
         error = refusal(service, *[HELD] * 3)
         assert (error.fault, error.bound) == (Fault.RATE, "user-rate")
-        text = "token 'alice' has submitted 8 jobs within an hour, of at most 10 (--user-rate)"
+        text = "token 'alice' has submitted, held or released 8 jobs within an hour, of at most 10 (--user-rate)"
         assert str(error) == f"{text}; try again in {error.retry:,} s"
         service.restart()
     service.submit(HELD, HELD)
@@ -145,6 +146,24 @@ def test_user_submits_so_many_jobs_an_hour(tmp_path: Path) -> None:
     assert error.retry is not None
     service.pass_time(error.retry)
     service.submit(*[HELD] * 10)
+
+
+def test_user_holds_and_releases_only_so_often_and_may_always_cancel(tmp_path: Path) -> None:
+    service = Service(tmp_path, allowance=replace(NONE, user_rate=5))
+    (job,) = service.submit(HELD)
+    for _ in range(2):
+        service.wish(lambda engine: engine.release(ALICE, job))
+        service.wish(lambda engine: engine.hold(ALICE, job))
+    entries = service.loop.store.last
+    for verb in (service.engine.release, service.engine.hold):
+        reply = verb(ALICE, job)
+        service.settle()
+        with pytest.raises(RefusedError, match="submitted, held or released 5 jobs within an hour, of at most 5") as refused:
+            reply.result(0)
+        assert refused.value.fault is Fault.RATE
+    assert service.loop.store.last == entries
+    service.wish(lambda engine: engine.hold(OPERATOR, job))
+    cancel(service, job)
 
 
 def test_submission_that_was_taken_is_answered_although_no_more_could_be(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ mistake but ours, comes out as a 500 with a number under which the log has the r
 """
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -144,8 +143,10 @@ def _too_large(bounds: Bounds) -> Refusal:
 
 def _is_too_large(scope: Scope, most: int) -> bool:
     """The head announces more bytes than a body may have, or a number of them that is none."""
-    lengths = (value for name, value in scope["headers"] if name == b"content-length")
-    return any(not length.isdigit() or int(length[:20]) > most for length in lengths)
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return not value.isdigit() or int(value[:20]) > most
+    return False
 
 
 class Turnstile:
@@ -154,29 +155,33 @@ class Turnstile:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._inside = 0
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, int] = {}
 
     def enter(self, account: Account) -> Refusal | None:
         """Let one in; why not, otherwise. Whoever got in has to leave."""
-        bounds, mine = self._bounds, self._of[account.name]
-        is_operator = is_at_least(account, Role.OPERATOR)
-        if mine >= bounds.each and not is_operator:
-            text = (
-                f"token {account.name!r} has {mine} requests under way, of at most {bounds.each}; wait for an answer first"
-            )
-            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", text)
-        if self._inside >= (bounds.requests if is_operator else bounds.requests - bounds.reserve):
-            return BUSY
+        bounds, mine = self._bounds, self._of.get(account.name, 0)
+        is_free = mine < bounds.each and self._inside < bounds.requests - bounds.reserve
+        if not is_free and (refusal := self._why_not(account, mine)) is not None:
+            return refusal
         self._inside += 1
         self._of[account.name] = mine + 1
         return None
 
+    def _why_not(self, account: Account, mine: int) -> Refusal | None:
+        bounds = self._bounds
+        if is_at_least(account, Role.OPERATOR):
+            return BUSY if self._inside >= bounds.requests else None
+        if mine < bounds.each:
+            return BUSY
+        text = f"token {account.name!r} has {mine} requests under way, of at most {bounds.each}; wait for an answer first"
+        return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", text)
+
     def leave(self, account: Account) -> None:
         """One that got in is answered."""
         self._inside -= 1
-        self._of[account.name] -= 1
-        if not self._of[account.name]:
-            del self._of[account.name]
+        left = self._of.pop(account.name) - 1
+        if left:
+            self._of[account.name] = left
 
 
 class Answer:
@@ -195,31 +200,37 @@ class Answer:
 
 
 class Body:
-    """The receiving side: counts bytes, however they arrive, and the time from when they are first waited for."""
+    """The receiving side: counts bytes, however they arrive. From when they are first waited for, they have their time."""
 
     def __init__(self, receive: Receive, bounds: Bounds, limit: asyncio.Timeout) -> None:
         self.complete = False
         self.receive = receive
         self._left = bounds.body
-        self._bounds = bounds
+        self._seconds = bounds.upload
         self._limit = limit
-        self._ends: float | None = None
-        """When the whole request is to be over, once its body is waited for."""
+        self._due: asyncio.TimerHandle | None = None
 
     async def __call__(self) -> Message:
         """The next part; raises TooLargeError beyond the bound."""
-        if self._ends is None:
-            now = asyncio.get_running_loop().time()
-            self._ends = self._limit.when() or now + self._bounds.seconds
-            self._limit.reschedule(min(self._ends, now + self._bounds.upload))
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
         message = await self.receive()
         self._left -= len(message.get("body", b""))
-        if not self.complete and not message.get("more_body", False):
+        if not message.get("more_body", False):
             self.complete = True
-            self._limit.reschedule(self._ends)
+            self.forget()
         if self._left < 0:
             raise TooLargeError
         return message
+
+    def forget(self) -> None:
+        """Nothing more is waited for."""
+        if self._due is not None:
+            self._due.cancel()
+
+    def _give_up(self) -> None:
+        with suppress(RuntimeError):  # the time of the whole request is over as well
+            self._limit.reschedule(0.0)
 
 
 class Guard:
@@ -292,6 +303,8 @@ class Guard:
             text = f"an error inside of Poise; its log says more under {trace}"
             refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text)
             await self._apologise(scope, body, answer, refusal)
+        finally:
+            body.forget()
 
     def _complain(self, error: Exception, trace: str, scope: Scope) -> None:
         """A mistake of ours can be had again and again, too."""

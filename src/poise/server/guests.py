@@ -114,14 +114,10 @@ class Guests:
         """A request of this account is under way on a connection. Others may have to give way to the first one."""
         host = link.host
         if host is None or host.name != account.name:
-            host = self._recognise(link, account)
-        host.idle.pop(link, None)
-        host.busy.add(link)
-        if host.is_operator or len(host) <= self.room.each:
-            if self._known > self.room.known or link.is_beyond:
-                self._make_room()
-        elif host.idle:
-            self._drop(next(iter(host.idle)))
+            self._recognise(link, account)
+        else:
+            host.idle.pop(link, None)
+            host.busy.add(link)
 
     def end(self, link: Link) -> None:
         """The request has been answered."""
@@ -142,15 +138,20 @@ class Guests:
         self._drop(oldest)
         return oldest, 0.0
 
-    def _recognise(self, link: Link, account: Account) -> _Host:
-        """A connection is this account's from now on."""
+    def _recognise(self, link: Link, account: Account) -> None:
+        """A connection is this account's from now on; another may have to give way to it."""
         self.leave(link)
         host = self._hosts.get(account.name)
         if host is None:
             host = self._hosts[account.name] = _Host(account)
         link.host = host
+        host.busy.add(link)
         self._known += 1
-        return host
+        if len(host) > self.room.each and not host.is_operator:
+            if host.idle:
+                self._drop(next(iter(host.idle)))
+        elif self._known > self.room.known or link.is_beyond:
+            self._make_room()
 
     def _make_room(self) -> None:
         """The token with most connections gives up one that is idle; operators' only if there is no other."""

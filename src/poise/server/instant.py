@@ -154,6 +154,12 @@ class Instant:
         if record is None or record.finished is not None or wish.job in self._finished:
             self._change_ended(wish, self._store.final_state(wish.job) if record is None else record.state)
             return
+        if wish.verb is not Verb.CANCEL:  # which makes room, and happens once to a job
+            try:
+                self._situation.usage.changed(wish.by, self.now, self._parts.allowance)
+            except RefusedError as error:
+                refuse(wish, error)
+                return
         text = outcome(record, wish.verb)
         if not self._is_kept_for_later(wish, record):
             self._told.add(wish.job)

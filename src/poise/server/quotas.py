@@ -43,15 +43,12 @@ class Allowance:
     tenant_bytes: int = 512 * MIB
 
 
-class Load(NamedTuple):
+@dataclass(slots=True)
+class Load:
     """Jobs, and bytes of what was submitted."""
 
     jobs: int = 0
     size: int = 0
-
-    def plus(self, jobs: int, size: int) -> "Load":
-        """So much more, or less."""
-        return Load(self.jobs + jobs, self.size + size)
 
 
 class Sent(NamedTuple):
@@ -73,20 +70,20 @@ class Hour:
         self._slots: deque[tuple[int, Load]] = deque()
         self.total = Load()
 
-    def add(self, slot: int, load: Load) -> None:
+    def add(self, slot: int, jobs: int, size: int) -> None:
         """Something was sent, not before what is known already."""
-        if self._slots and self._slots[-1][0] >= slot:
-            slot, before = self._slots.pop()
-            self._slots.append((slot, before.plus(*load)))
-        else:
-            self._slots.append((slot, load))
-        self.total = self.total.plus(*load)
+        if not self._slots or self._slots[-1][0] < slot:
+            self._slots.append((slot, Load()))
+        for load in (self._slots[-1][1], self.total):
+            load.jobs += jobs
+            load.size += size
 
     def forget(self, now: float) -> None:
         """What is an hour old counts no more."""
         while self._slots and _ends(self._slots[0][0]) <= now:
             _, load = self._slots.popleft()
-            self.total = self.total.plus(-load.jobs, -load.size)
+            self.total.jobs -= load.jobs
+            self.total.size -= load.size
 
     def wait(self, jobs: int, size: int, now: float) -> float:
         """Seconds until so many jobs and bytes have been forgotten."""
@@ -132,12 +129,12 @@ class Usage:
         """A job has just been submitted."""
         self.enter(record)
         if record.by is not None:
-            self._hour(record.job.tenant, record.by).add(slot_of(record.job.submitted), Load(1, record.size))
+            self._hour(record.job.tenant, record.by).add(slot_of(record.job.submitted), 1, record.size)
 
     def recall(self, sent: Iterable[Sent]) -> None:
         """What was sent before the service was started, in any order."""
         for each in sorted(sent, key=lambda each: each.slot):
-            self._hour(each.tenant, each.by).add(each.slot, Load(each.jobs, each.size))
+            self._hour(each.tenant, each.by).add(each.slot, each.jobs, each.size)
 
     def check(self, by: Account, jobs: int, size: int, now: float, allowance: Allowance) -> None:
         """Raise RefusedError if a user may not submit so much now."""
@@ -152,6 +149,12 @@ class Usage:
         _check_bytes(whose, ours.size, size, allowance.tenant_bytes, "tenant-mib")
         self._check_hour(user, Load(jobs, size), now, allowance)
 
+    def changed(self, by: Account, now: float, allowance: Allowance) -> None:
+        """A user holds or releases a job, which the journal keeps too; raise RefusedError if that was too often lately."""
+        if not is_at_least(by, Role.OPERATOR):
+            self._check_hour((by.tenant, by.name), Load(1, 0), now, allowance)
+            self._hour(by.tenant, by.name).add(slot_of(now), 1, 0)
+
     def _check_hour(self, user: tuple[str, str], more: Load, now: float, allowance: Allowance) -> None:
         hour = self.hours.get(user) or Hour()
         hour.forget(now)
@@ -159,20 +162,23 @@ class Usage:
         if not sent.jobs:
             self.hours.pop(user, None)
         jobs = sent.jobs + more.jobs - allowance.user_rate if allowance.user_rate else 0
-        size = sent.size + more.size - allowance.user_bytes if allowance.user_bytes else 0
+        size = sent.size + more.size - allowance.user_bytes if allowance.user_bytes and more.size else 0
         if jobs <= 0 and size <= 0:
             return
         seconds = max(1, ceil(hour.wait(jobs, size, now)))
         if jobs > 0:
-            what, most, bound = counted(sent.jobs, "job"), f"{allowance.user_rate:,}", "user-rate"
+            did, what, most, bound = ", held or released", counted(sent.jobs, "job"), f"{allowance.user_rate:,}", "user-rate"
         else:
-            what, most, bound = _mib(sent.size), _mib(allowance.user_bytes), "user-mib"
-        text = f"token {user[1]!r} has submitted {what} within an hour, of at most {most} (--{bound})"
+            did, what, most, bound = "", _mib(sent.size), _mib(allowance.user_bytes), "user-mib"
+        text = f"token {user[1]!r} has submitted{did} {what} within an hour, of at most {most} (--{bound})"
         advice = f"try again in {seconds:,} s" if sent.jobs else "submit fewer at once"
         raise RefusedError(Fault.RATE, f"{text}; {advice}", retry=seconds, bound=bound)
 
     def _hour(self, tenant: str, by: str) -> Hour:
-        return self.hours.setdefault((tenant, by), Hour())
+        hour = self.hours.get((tenant, by))
+        if hour is None:
+            hour = self.hours[tenant, by] = Hour()
+        return hour
 
     def _count(self, record: Record, sign: int) -> None:
         tenant, jobs, size = record.job.tenant, sign, sign * record.size
@@ -183,11 +189,13 @@ class Usage:
 
 def _change(loads: dict[Key, Load], key: Key, jobs: int, size: int) -> None:
     """What there is none of is not kept."""
-    load = loads.get(key, Load()).plus(jobs, size)
-    if load.jobs:
-        loads[key] = load
-    else:
-        loads.pop(key, None)
+    load = loads.get(key)
+    if load is None:
+        load = loads[key] = Load()
+    load.jobs += jobs
+    load.size += size
+    if not load.jobs:
+        del loads[key]
 
 
 def _check_jobs(who: str, there: int, more: int, most: int, bound: str) -> None:
