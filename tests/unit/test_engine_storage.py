@@ -15,8 +15,9 @@ from poise.engine.live import Ending
 from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.engine import Loop
 from poise.server.reading import LiveEngine
+from poise.server.schema import FILE, sum_of
 from poise.server.seam import RefusedError
-from poise.server.store import FILE, Changes, StorageError, Store
+from poise.server.store import Changes, StorageError, Store
 from poise.wire.request import Submission
 from poise.wire.views import State
 
@@ -182,7 +183,7 @@ def test_all_files_of_a_store_are_their_owners_whatever_the_umask(tmp_path: Path
         os.umask(before)
     store.commit([Changes(1.0)])
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
-    assert modes == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), 0o600)
+    assert modes == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-mark"), 0o600)
     store.close()
 
 
@@ -210,7 +211,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(JournalError, match="written in version 7; this Poise reads version 1"):
+    with pytest.raises(JournalError, match=r"written in version 7; this Poise reads versions up to \d+; use the Poise"):
         Store(tmp_path)
 
 
@@ -243,13 +244,17 @@ def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) 
 
 def test_an_error_that_no_room_would_heal_is_not_waited_for(service: Service) -> None:
     [job] = service.submit(a_request())
-    with pytest.raises(InvariantError, match="malformed JSON"):
-        service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, "{")})])
+    with pytest.raises(InvariantError, match="NOT NULL constraint failed"):
+        service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, None, "{}")})])  # type: ignore[dict-item]
 
 
-def test_a_request_that_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+    service.submit(a_request(gpus=2))
     [job] = service.submit(a_request())
-    service.loop.store._db.execute("UPDATE jobs SET request = '{}'")
+    text = "{}"
+    values = text, sum_of(job, "alice", None, text), job
+    service.loop.store._db.execute("UPDATE jobs SET request = ?, request_sum = ? WHERE id = ?", values)
+    service.machine.end("1", Ending.FINISHED)
     with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
-        service.restart()
+        service.settle()
     service.loop.store.close()

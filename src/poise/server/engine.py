@@ -18,6 +18,8 @@ from poise.engine.journal import Header
 from poise.engine.live import Broken, News, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
+from poise.server.aside import set_aside as kept_aside
+from poise.server.aside import told as told_aside
 from poise.server.belated import told_late
 from poise.server.instant import Instant
 from poise.server.opening import is_as_asked, opened, renewed, restored
@@ -25,7 +27,7 @@ from poise.server.ordering import carry_out, held_runs
 from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
-from poise.server.store import Changes, StorageError
+from poise.server.store import Changes, DamageError, StorageError
 from poise.server.wishes import Adopt, Submit, Weigh, Wish, grant, refuse
 
 MOST_AT_ONCE = 512
@@ -138,6 +140,7 @@ class Loop:
             situation.kept(changes)
         self._look_at(situation)
         self._last = self.store.last_moment()
+        self._set_aside()
         self.world = self.parts.world_of(self._hear)
         with self.store.legible():
             runs = held_runs(self.store, situation)
@@ -150,6 +153,21 @@ class Loop:
         self.trouble = None
         now = self.situation
         self.parts.log.info("ready", jobs=len(now.records), policy=now.header.policy, entries=self.store.last)
+
+    def _set_aside(self) -> None:
+        """Go on without the jobs that cannot be read. What is left of their runs is ended like any that nobody ordered."""
+        now, situation = self.clock.now(), self.situation
+        asides = [kept_aside(row, problem, now) for row, problem in situation.damaged]
+        if not asides:
+            return
+        with self.lock:
+            _, changes = told_aside(situation, asides, now)
+        self._last = now
+        self._commit([changes])
+        situation.damaged = []
+        situation.wake = now  # nothing was decided then
+        for each in asides:
+            self.parts.log.error("job-damaged", job=each.row.id, tenant=each.row.tenant, problem=each.record.cause)
 
     def _hear(self, news: News | Broken) -> None:
         """Take news from the world, dated as the service has it."""
@@ -184,8 +202,9 @@ class Loop:
         with self.store.legible(), without_collector():
             try:
                 return opened(self.parts, self.clock.now())
-            except ReplayError as error:
-                self.parts.log.error("replay-differs", problem=str(error))  # noqa: TRY400
+            except (ReplayError, DamageError) as error:
+                what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
+                self.parts.log.error(what, problem=str(error))  # noqa: TRY400
                 return restored(self.parts, self.clock.now())
 
     @property

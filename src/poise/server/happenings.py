@@ -11,6 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
+from poise.server.store import ASIDE
 from poise.server.wishes import LEAVES, WHOLE
 from poise.wire.views import Actor, Happening
 
@@ -19,7 +20,7 @@ def happenings(
     number: int, entry: Entry, notes: str | None, cluster: Cluster, tenants: Mapping[str, str]
 ) -> list[Happening]:
     """What happened at one instant, in order. `tenants`: whose jobs they are."""
-    said = {int(place): note for place, note in json.loads(notes).items()} if notes else {}
+    said = _notes(notes)
 
     def told(kind: str, actor: str, job: str | None, text: str) -> Happening:
         tenant = None if job is None else tenants.get(job)
@@ -28,8 +29,18 @@ def happenings(
     over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
     facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
     wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
-    of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
-    return [each for each in (of_all, *facts, *wishes) if each is not None]
+    whole = said.get(WHOLE, {})
+    aside = [told("set-aside", Actor.SERVICE, job, text) for job, text in whole.get(ASIDE, {}).items()]
+    of_all = _changed(whole, number, entry.now) if whole and not aside else None
+    return [each for each in (of_all, *aside, *facts, *wishes) if each is not None]
+
+
+def _notes(text: str | None) -> dict[int, dict[str, Any]]:
+    """What else is said, by place; nothing if it is damaged."""
+    try:
+        return {int(place): note for place, note in json.loads(text).items()} if text else {}
+    except (AttributeError, ValueError):
+        return {}
 
 
 def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
@@ -52,7 +63,7 @@ def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told)
         case Submitted():
             job = event.job
             return told("submitted", by, job.id, f"submitted, for {counted(job.gpus, 'GPU')}")
-        case Cancelled():
+        case Cancelled() if ASIDE not in note:
             return told("cancelled", by, event.job, "cancelled")
         case Held():
             return told("held", by, event.job, "put on hold")

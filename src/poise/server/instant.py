@@ -112,7 +112,7 @@ class Instant:
     def _enter(self, request: Request, by: views.Account) -> str:
         """A new job."""
         if not self._next:
-            self._next = max(self._store.last_id(), self._parts.taken)
+            self._next = max(self._store.highest, self._parts.taken)
         self._next += 1
         tenant = request.tenant or by.tenant
         situation = self._situation

@@ -29,4 +29,6 @@ class Parts:
     """Ids of new jobs are above this one, whatever the store knows."""
     keeps_policy: bool = False
     """Nobody named a policy: the header has the one that was in force."""
+    epoch_of: Callable[[str], int] = lambda _job: 0
+    """The latest run of a job of which something is there; 0: none is."""
     clock_of: Callable[[float], Clock] = Clock

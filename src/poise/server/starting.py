@@ -1,7 +1,7 @@
 """How a live service is put together: the core, the store, the world and the engine."""
 
 from poise.backends.local.checking import checked
-from poise.backends.local.folders import JOBS, highest_number
+from poise.backends.local.folders import JOBS, highest_number, latest_epoch
 from poise.backends.local.world import LocalWorld
 from poise.backends.null.world import NullWorld
 from poise.engine.journal import Header, read_header
@@ -10,10 +10,12 @@ from poise.model.errors import JournalError
 from poise.server.cores import core_of, known, live
 from poise.server.engine import Loop
 from poise.server.intake import Intake
+from poise.server.logs import Logbook
 from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
+from poise.server.schema import VERSION
 from poise.server.setup import DEFAULT_POLICY, Setup, WorldKind
-from poise.server.store import Store
+from poise.server.store import LARGEST_CHECKED, Store
 from poise.wire.request import Request
 
 
@@ -28,8 +30,9 @@ def open_engine(setup: Setup) -> LiveEngine:
         return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
 
     store, taken = Store(setup.state), highest_number(setup.state)
+    _check(store, setup.log)
     last = store.chapter()
-    if last is None and taken:
+    if last is None and taken and not store.is_to_be_restored:
         store.close()
         raise JournalError(
             f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {taken:,}, which may run;"
@@ -38,9 +41,9 @@ def open_engine(setup: Setup) -> LiveEngine:
     policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
     header = Header("live", cluster, policy, setup.placement, live(setup.settings), 0)
     core_of(header)
-    if taken > store.last_id():
+    if taken > store.highest:
         # The journal was restored beside newer directories: whoever got such an id would find another job's checkpoints.
-        setup.log.warning("jobs-not-in-journal", last=store.last_id(), highest=taken, next=taken + 1)
+        setup.log.warning("jobs-not-in-journal", last=store.highest, highest=taken, next=taken + 1)
     parts = Parts(
         store=store,
         header=header,
@@ -52,8 +55,21 @@ def open_engine(setup: Setup) -> LiveEngine:
         retries=setup.settings.retries,
         taken=taken,
         keeps_policy=setup.policy is None,
+        epoch_of=lambda job: latest_epoch(setup.state, job),
     )
     return LiveEngine(Loop(parts))
+
+
+def _check(store: Store, log: Logbook) -> None:
+    """Look at the journal before anything is decided by it; raises JournalError if it is damaged."""
+    if store.migrated_from not in (0, VERSION):
+        log.info("journal-migrated", before=store.migrated_from, now=VERSION)
+    try:
+        if not store.check():
+            log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
+    except JournalError:
+        store.close()
+        raise
 
 
 def _anything(_request: Request) -> None:
