@@ -8,7 +8,10 @@ from poise.cli.app import VERBS as REGISTERED
 from poise.policies.catalogue import COMBINATORS, POLICIES
 
 STUDY = ("demo", "simulate", "compare", "policies", "replay", "shares", "analyze", "audit", "bench")
-LIVE = ("serve", "submit", "queue", "show", "logs", "why", "cancel", "hold", "release", "nodes", "events", "use", "tokens")
+LIVE = (
+    "serve", "submit", "queue", "show", "logs", "why", "cancel", "hold", "release", "nodes", "events", "use", "tokens",
+    "repair",
+)  # fmt: skip
 VERBS = (*STUDY, *LIVE)
 
 

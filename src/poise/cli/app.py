@@ -17,7 +17,7 @@ from poise.model.errors import InvariantError, PoiseError, RequestError, Unknown
 STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
 LIVE = (
     "serve", "submit", "queue", "show", "logs", "why", "cancel", "hold", "release", "nodes", "shares", "events", "use",
-    "tokens",
+    "tokens", "repair",
 )  # fmt: skip
 VERBS = (*STUDY, *LIVE)
 

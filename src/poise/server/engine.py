@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from queue import Empty, SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from poise.engine.collector import set_aside, without_collector
 from poise.engine.journal import Header
-from poise.engine.live import Broken, News, World
+from poise.engine.live import Broken, News, RunBegan, RunEnded, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
 from poise.server.aside import set_aside as kept_aside
@@ -28,7 +28,7 @@ from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
 from poise.server.store import Changes, DamageError, StorageError
-from poise.server.wishes import Adopt, Submit, Weigh, Wish, grant, refuse
+from poise.server.wishes import Adopt, Submit, Weigh, Wish, frees_room, grant, refuse
 
 MOST_AT_ONCE = 512
 """Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
@@ -70,6 +70,9 @@ class Loop:
         self._over = threading.Event()
         self._started = threading.Event()
         self._failed: BaseException | None = None
+        self._full: RefusedError | None = None
+        """While room is short: what is said to those whose wishes need some."""
+        self._looked = -inf
         self._losses: dict[str, float] = {}
         self._deciding = 0.0
         self._busy = inf, -inf
@@ -104,7 +107,7 @@ class Loop:
         """Want something."""
         if self._closing.is_set():
             refuse(wish, RefusedError(Fault.NOT_READY, STOPPING))
-        elif self.trouble is not None:
+        elif self.trouble is not None and (self._full is None or not frees_room(wish)):
             refuse(wish, self.trouble)
         else:
             self._inbox.put(wish)
@@ -148,11 +151,18 @@ class Loop:
         if answer is not None:
             self._carry_out(answer.orders)
         self._look_back()
-        if not is_as_asked(self.parts):
-            self._renew(None, self.parts.header)
-        self.trouble = None
+        if self._full is None:
+            self._go_on()
+        self.trouble = self._full
         now = self.situation
         self.parts.log.info("ready", jobs=len(now.records), policy=now.header.policy, entries=self.store.last)
+
+    def _go_on(self) -> None:
+        """There is room: keep some of it for when there is not, and go on as the service was started."""
+        if not self.store.reserve.make():
+            self.parts.log.warning("no-reserve", bytes=self.store.reserve.size)
+        if not is_as_asked(self.parts):
+            self._renew(None, self.parts.header)
 
     def _set_aside(self) -> None:
         """Go on without the jobs that cannot be read. What is left of their runs is ended like any that nobody ordered."""
@@ -179,6 +189,9 @@ class Loop:
         with suppress(Empty):
             while (item := self._inbox.get_nowait()) is not None:
                 heard.append(item)
+        for wish in heard:  # whoever had looked before there was trouble; handled in their turn, or refused with the rest
+            if isinstance(wish, Wish):
+                self._inbox.put(wish)
         self._check(heard)
         for item in self._catch_up([each for each in heard if isinstance(each, News)], self.clock.now()):
             self._inbox.put(item)
@@ -215,6 +228,8 @@ class Loop:
 
     def _patience(self) -> float | None:
         """Seconds until the core wants to be woken; None: it does not."""
+        if self._full is not None:
+            return RETRY_SECONDS
         wake = self.situation.wake
         return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
 
@@ -237,6 +252,9 @@ class Loop:
         began = self.clock.now()
         try:
             self._check(batch)
+            if self._full is not None:
+                self._get_by(batch)
+                return
             news = self._catch_up([each for each in batch if isinstance(each, News)], began - LATE)
             self._wake_up()
             if news or wishes:
@@ -340,16 +358,58 @@ class Loop:
                 self.situation.kept(each)
 
     def _wait_for_room(self, error: StorageError, wishes: Sequence[Wish]) -> None:
-        """Decide nothing, and refuse everything, until something can be kept; then begin again as after a crash."""
+        """Go on with what frees room, as long as there is some in reserve. Then refuse everything until there is more.
+
+        What was decided is forgotten: it goes on as after a crash.
+        """
+        if self._full is None:
+            self.parts.log.error("storage-full", problem=str(error))
+        while self.store.reserve.give():
+            if self._is_short_of_room(error, wishes):
+                return
         text = f"nothing can be kept at the moment, so nothing is decided; what runs goes on ({error})"
-        self.trouble = RefusedError(Fault.STORAGE, text)
-        self.parts.log.error("storage-full", problem=str(error))
+        self.trouble, self._full = RefusedError(Fault.STORAGE, text), None
         self._refuse(wishes)
         self._forget()
         while not self._closing.wait(RETRY_SECONDS):
             self._refuse(self._drained())
-            if self.store.has_room() and self._is_open_again():
+            if self.store.has_room() and self._is_in_order_again(error):
                 return
+
+    def _is_in_order_again(self, error: StorageError) -> bool:
+        """There is some room: enough for all, or for what frees more."""
+        return self._is_open_again() if self.store.reserve.make() else self._is_short_of_room(error, ())
+
+    def _is_short_of_room(self, error: StorageError, wishes: Sequence[Wish]) -> bool:
+        """From now on nothing is taken on or begun; what frees room is done. False if not even that can be."""
+        text = f"the disk is full: nothing is taken on or started until there is room; cancel and hold work ({error})"
+        self.trouble = self._full = RefusedError(Fault.STORAGE, text)
+        if not self._is_open_again():
+            return False
+        self.store.fold()
+        self._refuse(wish for wish in wishes if not frees_room(wish))
+        for wish in wishes:
+            if frees_room(wish):
+                self._inbox.put(wish)
+        return True
+
+    def _get_by(self, batch: "Sequence[Wish | News | Broken]") -> None:
+        """Take note of what ended and of what frees room, as of now; decide nothing. Look whether there is room again."""
+        wishes = [each for each in batch if isinstance(each, Wish)]
+        self._refuse(wish for wish in wishes if not frees_room(wish))
+        news = [each for each in batch if isinstance(each, RunBegan | RunEnded)]  # progress is reported again
+        facts = [*news, *(wish for wish in wishes if frees_room(wish))]
+        if facts:
+            self._handle(facts, self.clock.now(), Belated())
+            self.store.fold()
+        if monotonic() < self._looked + RETRY_SECONDS:
+            return
+        self._looked = monotonic()
+        if self.store.reserve.make() and self.store.has_room():
+            self.trouble = self._full = None
+            self.situation.wake = self.clock.now()
+            self.parts.log.info("room-again")
+            self._go_on()
 
     def _forget(self) -> None:
         """Whoever looks is to see what was kept, not what could not be."""
@@ -359,6 +419,7 @@ class Loop:
 
     def _is_open_again(self) -> bool:
         try:
+            self.store.look()
             self.world.close()
             self.open()
         except StorageError:

@@ -23,7 +23,10 @@ MOST_QUEUED = 200_000
 MOST_FAILURES = 100
 """Failed runs of a job that are forgiven if it was never its own fault."""
 LOSS_EVERY = 30.0
-"""Seconds between two reports of a job's loss to the core."""
+"""Seconds between two reports of a job's loss to the core, at least."""
+LOSS_PART = 1 / 16
+"""Part of the time since a job first started that has to pass between two: what is reported in a month is some 160 points,
+each by a sixteenth further than the one before it, and not 86,400."""
 
 KILLED = "killed"
 """Cause of death of a run that somebody killed from outside: not its own fault, and no reason to wait. So is what went
@@ -163,9 +166,15 @@ class Instant:
             run.attached = self.now
             self.facts.touched.add(news.job)
             self.facts.add(Attached(news.job, news.epoch))
-        if news.loss is not None and self.now - self._losses.get(news.job, -LOSS_EVERY) >= LOSS_EVERY:
+        if news.loss is not None and self._is_due(record):
             self._losses[news.job] = self.now
             self.facts.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))
+
+    def _is_due(self, record: Record) -> bool:
+        """The core is to hear of a job's loss: the older the job, the more seldom."""
+        last = self._losses.get(record.job.id)
+        age = self.now - (self.now if record.started is None else record.started)
+        return last is None or self.now - last >= max(LOSS_EVERY, LOSS_PART * age)
 
     def _ended(self, news: RunEnded) -> None:
         record = self._situation.records.get(news.job)

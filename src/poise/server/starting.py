@@ -30,7 +30,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         return LocalWorld(cluster, setup.state, tell, devices=setup.devices)
 
     store, taken = Store(setup.state), highest_number(setup.state)
-    _check(store, setup.log)
+    _tell_of(store, setup.log)
     last = store.chapter()
     if last is None and taken and not store.is_to_be_restored:
         store.close()
@@ -60,16 +60,12 @@ def open_engine(setup: Setup) -> LiveEngine:
     return LiveEngine(Loop(parts))
 
 
-def _check(store: Store, log: Logbook) -> None:
-    """Look at the journal before anything is decided by it; raises JournalError if it is damaged."""
+def _tell_of(store: Store, log: Logbook) -> None:
+    """What there is to say of a journal before anything is decided by it."""
     if store.migrated_from not in (0, VERSION):
         log.info("journal-migrated", before=store.migrated_from, now=VERSION)
-    try:
-        if not store.check():
-            log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
-    except JournalError:
-        store.close()
-        raise
+    if not store.is_checked:
+        log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
 
 
 def _anything(_request: Request) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.folder import open_private
 from poise.server.mark import Mark, Reached
-from poise.server.migrations import migrate
+from poise.server.migrations import migrate, version_of
+from poise.server.reserve import Reserve
 from poise.server.schema import FILE, read_tolerantly, sum_of
 from poise.server.submissions import Submissions
 
@@ -51,7 +52,7 @@ SELECT 'job', id, json_array(tenant, app, ended, job, request, record) FROM jobs
 _SET_ASIDE = "UPDATE jobs SET tenant = ?, app = ?, request = ?, request_sum = ? WHERE id = ?"
 _TENANTS = "SELECT name, weight, gpu_seconds, preemptions, sum FROM tenants"
 _ENTRIES = "SELECT number, document, notes, sum FROM entries"
-_JOBS = "SELECT id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum FROM jobs"
+JOB_ROWS = "SELECT id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum FROM jobs"
 LARGEST_CHECKED = 512 << 20
 """Bytes of a journal that is looked through as a whole before it is used: about a second for each 400 MB."""
 
@@ -125,11 +126,15 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
         self._mark = Mark(directory)
+        self.reserve = Reserve(directory)
         with self.legible():
-            self.migrated_from = self._create()
+            self._require_private()
+            self.is_checked = self._check()
+            with closing(self._connect()) as db:
+                self.migrated_from = migrate(db, self.path)
             self._db = self._connect()
-            self._look()
-            self._check_mark()
+            self.look()
+        self._mark.write(Reached(self.last, self.highest))
         self.submissions = Submissions(self._db)
 
     @contextmanager
@@ -140,22 +145,24 @@ class Store:
         except sqlite3.Error as error:
             raise JournalError(f"{self.path}: cannot be used: {error}; {remedy(self.path.parent)}") from error
 
-    def check(self) -> bool:
-        """Look through the whole file, unless it is very large (False); JournalError if it is damaged."""
-        with self.legible():
-            if self.path.stat().st_size > LARGEST_CHECKED:
-                return False
-            [problem] = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-        if problem != "ok":
-            text = " ".join(str(problem).split())
-            raise JournalError(f"{self.path}: damaged: {text:.200}; {remedy(self.path.parent)}")
-        return True
+    def _check(self) -> bool:
+        """Refuse a journal that is damaged, or ends before what was answered: those numbers would be given out again.
 
-    def _check_mark(self) -> None:
-        """Refuse a journal that ends before what was answered: those numbers were given out, and would be again."""
-        self._mark.write(check_mark(self._db, self._mark.read(), self.path))
+        It is only read here, so that one which is refused stays as it was found. Returns whether its pages were looked
+        through too: those of a very large one are not.
+        """
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            read_tolerantly(db)
+            version_of(db, self.path)
+            is_small = self.path.stat().st_size <= LARGEST_CHECKED
+            problem = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0]) if is_small else "ok"
+            if problem != "ok":
+                text = " ".join(problem.split())
+                raise JournalError(f"{self.path}: damaged: {text:.200}; {remedy(self.path.parent)}")
+            check_mark(db, self._mark.read(), self.path)
+        return is_small
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """What is in the store is what counts, whatever was thought to be."""
         self.last, self.highest = reached_by(self._db, self.path)
         self._first = int(self._db.execute("SELECT coalesce(max(first), 0) FROM chapters").fetchone()[0])
@@ -165,18 +172,15 @@ class Store:
         """Entries of the last chapter."""
         return self.last + 1 - self._first
 
-    def _create(self) -> int:
+    def _require_private(self) -> None:
         """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights.
 
-        PoiseError for files that are there and others may read, and for links, as of accounts. Returns the version that it
-        was of.
+        PoiseError for files that are there and others may read, and for links, as of accounts.
         """
         os.close(open_private(self.path, os.O_CREAT | os.O_RDWR))
         for other in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.close(open_private(self.path.with_name(FILE + other), os.O_RDONLY))
-        with closing(self._connect()) as db:
-            return migrate(db, self.path)
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -234,13 +238,18 @@ class Store:
         books = ((name, *each, sum_of(name, *each)) for name, each in changes.tenants.items())
         _each(db, "INSERT OR REPLACE INTO tenants VALUES {}", books)
 
+    def fold(self) -> None:
+        """Carry the log over into the file, so that what is written next needs no more room there."""
+        with suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
     def has_room(self) -> bool:
         """Something can be written now. It is tried: what is rolled back would never have reached the disk."""
         try:
             self._db.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB)")
             self._db.execute("INSERT INTO room VALUES (zeroblob(65536))")
             self._db.execute("DROP TABLE room")
-            self._look()
+            self.look()
         except sqlite3.Error:
             self._roll_back()
             return False
@@ -311,13 +320,15 @@ def reached_by(db: sqlite3.Connection, path: Path) -> Reached:
 
 
 def _floor(db: sqlite3.Connection, name: str) -> int:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'floors'").fetchone():
+        return 0  # a store of version 1 has no such table
     row = db.execute("SELECT value FROM floors WHERE name = ?", (name,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
 def check_mark(db: sqlite3.Connection, reached: Reached | None, path: Path) -> Reached:
     """How far a journal has come; JournalError if it was answered that it had come further."""
-    found = reached_by(db, path)
+    found = reached_by(db, path) if version_of(db, path) else Reached(0, 0)
     if reached is not None and not reached.is_in(found):
         raise JournalError(f"{path}: {reached.missing(found)}; {remedy(path.parent)}")
     return found
@@ -325,7 +336,7 @@ def check_mark(db: sqlite3.Connection, reached: Reached | None, path: Path) -> R
 
 def unended_rows(db: sqlite3.Connection) -> Iterator[JobRowText]:
     """Jobs that have not ended, in order of submission."""
-    return (JobRowText.of(*row) for row in db.execute(f"{_JOBS} WHERE ended IS NULL ORDER BY number"))
+    return (JobRowText.of(*row) for row in db.execute(f"{JOB_ROWS} WHERE ended IS NULL ORDER BY number"))
 
 
 def written_entries(db: sqlite3.Connection, first: int, end: int) -> Iterator["Written"]:
@@ -353,14 +364,14 @@ class Reader:
 
     def job(self, job: str) -> JobRowText | None:
         """A job, ended or not."""
-        row = self._db.execute(f"{_JOBS} WHERE id = ?", (job,)).fetchone()
+        row = self._db.execute(f"{JOB_ROWS} WHERE id = ?", (job,)).fetchone()
         return None if row is None else JobRowText.of(*row)
 
     def ended(self, wanted: "Ended", *, limit: int, offset: int) -> list[JobRowText]:
         """Jobs that have ended, the latest first."""
         where, values = wanted.condition()
         rows = self._db.execute(
-            f"{_JOBS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
+            f"{JOB_ROWS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
         )
         return [JobRowText.of(*row) for row in rows]
 

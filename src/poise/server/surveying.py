@@ -5,6 +5,9 @@ from collections import Counter
 from poise.server.situation import Books, Situation
 from poise.wire.views import NodeRow, Nodes, Shares, TenantShare
 
+SHARING = "+"
+"""Between the names of jobs that share a GPU."""
+
 
 def nodes(situation: Situation) -> Nodes:
     """All nodes and who holds them."""
@@ -17,7 +20,7 @@ def nodes(situation: Situation) -> Nodes:
     alive = situation.scheduler.state.free.alive
     rows = []
     for index, each in enumerate(situation.header.cluster.nodes):
-        jobs = tuple("+".join(holders.get((each.name, slot), ())) or None for slot in range(each.gpus))
+        jobs = tuple(SHARING.join(holders.get((each.name, slot), ())) or None for slot in range(each.gpus))
         rows.append(
             NodeRow(
                 name=each.name, gpu_type=each.gpu_type, gpus=each.gpus, free=jobs.count(None), rack=each.rack,

@@ -56,6 +56,11 @@ class Adopt:
     reply: "Future[None]" = field(default_factory=Future)
 
 
+def frees_room(wish: "Wish") -> bool:
+    """It makes jobs fewer, or keeps one from running: it is granted when nothing else is."""
+    return isinstance(wish, Change) and wish.verb in {Verb.CANCEL, Verb.HOLD}
+
+
 Wish = Submit | Change | Weigh | Adopt
 WHOLE = -1
 """Place of the note on an instant as a whole; those on its events have the places of those."""
