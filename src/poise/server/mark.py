@@ -32,7 +32,8 @@ class Reached(NamedTuple):
         entries = _numbers("entry", "entries", found.entry, self.entry)
         jobs = _numbers("job", "jobs", found.job, self.job)
         what = " and ".join(each for each in (entries, jobs) if each)
-        return f"it has lost its end: {what} {'were' if ' and ' in what or '–' in what else 'was'} answered and missing"
+        verbs = "were answered and are missing" if "–" in what or " and " in what else "was answered and is missing"
+        return f"it has lost its end: {what} {verbs}"
 
 
 def _numbers(one: str, many: str, have: int, had: int) -> str:
