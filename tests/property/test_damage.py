@@ -85,11 +85,11 @@ class Blow:
     """What is done to a file, at a part of its length: it is cut off there, or bytes there become others."""
 
     place: float
-    bytes: bytes | None
+    others: bytes | None
 
     def fall(self, data: bytes) -> bytes:
         at = int(self.place * len(data))
-        return data[:at] if self.bytes is None else (data[:at] + self.bytes + data[at + len(self.bytes) :])[: len(data)]
+        return data[:at] if self.others is None else (data[:at] + self.others + data[at + len(self.others) :])[: len(data)]
 
 
 BLOWS = st.builds(
