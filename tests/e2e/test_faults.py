@@ -1,6 +1,7 @@
 """What goes wrong on a real machine, each with the outcome that docs/explanation/surviving-crashes.md states."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tests.shell import poise
 
 from poise.client import Client, UnavailableError
 from poise.engine.journal import read_entry
+from poise.server.reserve import RESERVE
 from poise.server.store import Store
 from poise.wire.views import JobDetail, State
 
@@ -123,28 +125,40 @@ def test_full_disk_refuses_submissions_and_lets_jobs_go_on(
     service.let(100)
     long = client.submit(command=service.held(400, 0.02, "long"), checkpoint=OFTEN)
     short = client.submit(command=service.counting(60, 0.02, "short"), checkpoint=OFTEN)
+    waits, other = (client.submit(command=service.counting(1, 0.0, name)) for name in ("waits", "other"))
     saved(client, long.id)
     saved(client, short.id)
     [before] = service.replicas(long.id)
     disk.fill(service)
     service.let(300)  # it goes on, and is there for as long as the disk is full
-    with pytest.raises(
-        UnavailableError, match="nothing can be kept at the moment, so nothing is decided; what runs goes on"
-    ):
+    with pytest.raises(UnavailableError, match=r"the disk is full|nothing can be kept at the moment"):
         client.submit(command=service.counting(1, 0.0, "refused"))
-    assert "nothing can be kept" in poise("submit", "--", sys.executable, "-V").failure
+    assert re.search("the disk is full|nothing can be kept", poise("submit", "--", sys.executable, "-V").failure)
+    if kind == "small_disk":  # there is a reserve for what frees room, and it is used for nothing else
+        assert poise("cancel", waits.id).out == f"{waits.id} CANCELLED\n"
+        other.hold()
+        assert client.events(after=-5, job=other.id, limit=5).events[-1].kind == "held"
     until(lambda: not client.service().ready, "it takes itself to be ready")
     filled = monotonic()
     until(lambda: not service.replicas(short.id) and monotonic() > filled + RETRIES, "the short job has not ended")
     assert not client.service().ready
     assert service.replicas(long.id) == [before]
+    if kind == "small_disk":  # ends are taken down, and nothing is begun
+        until(lambda: client.show(short.id).job.state is State.SUCCEEDED, "its end is not known")
+        assert not client.show(other.id).runs
+        assert "the disk is full" in poise("release", other.id).failure
     disk.empty(service)
     service.let(400)
     until(lambda: client.service().ready, "it does not get over it")
+    if kind == "small_disk":
+        reserve = service.state / RESERVE
+        assert reserve.stat().st_blocks * 512 == reserve.stat().st_size == (8 << 20) // 16
+        other.release()
     after = client.submit(command=service.counting(3, 0.0, "after"))
-    assert [after.id, long.id, short.id] == ["3", "1", "2"]  # nothing is left of those that were refused
+    assert [after.id, long.id, short.id] == ["5", "1", "2"]  # nothing is left of those that were refused
     assert ended(client, after.id).steps == 3
     assert client.show(short.id).job.state is State.SUCCEEDED
+    assert ended(client, other.id).steps == 1
     detail = ended(client, long.id)
     assert (len(detail.runs), detail.steps, detail.lost_gpu_seconds) == (1, 400, 0)
     assert last_line(client, long.id) == uninterrupted(EXAMPLES / "count_steps.py", "--steps", 400, "--seed", "long")

@@ -126,7 +126,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in a line": (lambda data: cut(4)(data)[:-9], "journal.jsonl:4: not JSON"),
     "a newer version": (
         swapped(b'"journal":%d' % VERSION, b'"journal":%d' % (VERSION + 1)),
-        "written in journal version 2; this Poise reads version 1",
+        "written in journal version 3; this Poise reads version 2",
     ),
     "no settings": (line(1, b'{"journal":1}'), "journal.jsonl:1: not a header of a journal: 'settings'"),
     "no nodes": (swapped(b'[["gpu-0","gpu",4,"rack-0"]]', b"[]"), ":1: not a header of a journal: the cluster has no node"),

@@ -15,9 +15,9 @@ from poise.model.cluster import parse_cluster
 from poise.model.errors import JournalError
 from poise.server.logs import Logbook
 from poise.server.reading import LiveEngine
+from poise.server.schema import FILE
 from poise.server.setup import Setup, WorldKind
 from poise.server.starting import open_engine
-from poise.server.store import FILE
 from poise.wire.request import Request, Submission
 from poise.wire.views import Account, Role, State
 

@@ -142,6 +142,7 @@ def test_a_full_disk_stops_decisions_and_nothing_else(tmp_path: Path) -> None:
         return False
 
     store.commit = full  # type: ignore[assignment, method-assign]
+    store.reserve.give = lambda: False  # type: ignore[method-assign]
     service.loop._closing.wait = emptied  # type: ignore[assignment, method-assign]
     reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
     service.loop.turn(0.0)

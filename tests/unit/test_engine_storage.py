@@ -3,20 +3,24 @@
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.machine import ALICE, Service, a_request
+from tests.machine import ALICE, PretendWorld, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
-from poise.engine.live import Ending
+from poise.engine.live import Broken, Ending, Grip, RunOrder
 from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.engine import Loop
 from poise.server.reading import LiveEngine
-from poise.server.seam import RefusedError
-from poise.server.store import FILE, Changes, StorageError, Store
+from poise.server.reserve import RESERVE
+from poise.server.schema import FILE, sum_of
+from poise.server.seam import Fault, RefusedError
+from poise.server.store import Changes, StorageError, Store
+from poise.server.wishes import Change, Verb
 from poise.wire.request import Submission
 from poise.wire.views import State
 
@@ -28,8 +32,8 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
-def failing(service: Service, times: int) -> Callable[[], int]:
-    """Make the next commits fail; how many are left to."""
+def failing(service: Service, times: int, *, reserve: bool = False) -> Callable[[], int]:
+    """Make the next commits fail, with or without room in reserve; how many are left to."""
     store, commit = service.loop.store, service.loop.store.commit
     left = [times]
 
@@ -40,6 +44,8 @@ def failing(service: Service, times: int) -> Callable[[], int]:
         commit(changes)
 
     store.commit = full  # type: ignore[method-assign]
+    if not reserve:
+        store.reserve.give = lambda: False  # type: ignore[method-assign]
     service.loop._closing.wait = lambda _timeout=None: False  # type: ignore[assignment, method-assign]
     return lambda: left[0]
 
@@ -104,7 +110,8 @@ def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeyp
     assert service.engine.show(job).job.state is State.RUNNING
 
 
-def test_an_ambiguous_commit_is_looked_up_and_not_guessed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_reserve", [True, False])
+def test_an_ambiguous_commit_is_looked_up_and_not_guessed(has_reserve: bool, tmp_path: Path) -> None:
     """A disk may refuse after everything was written; what is in the store then counts."""
     service = Service(tmp_path)
     store, commit = service.loop.store, service.loop.store.commit
@@ -117,6 +124,7 @@ def test_an_ambiguous_commit_is_looked_up_and_not_guessed(tmp_path: Path) -> Non
         raise StorageError("journal.db: cannot be written: disk I/O error")
 
     store.commit = late  # type: ignore[method-assign]
+    store.reserve.give = lambda: has_reserve  # type: ignore[method-assign]
     service.loop._closing.wait = lambda _timeout=None: False  # type: ignore[assignment, method-assign]
     submission = Submission(jobs=(a_request(),), key="the-same-key")
     reply = service.engine.submit(ALICE, submission)
@@ -182,7 +190,7 @@ def test_all_files_of_a_store_are_their_owners_whatever_the_umask(tmp_path: Path
         os.umask(before)
     store.commit([Changes(1.0)])
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
-    assert modes == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), 0o600)
+    assert modes == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}-mark"), 0o600)
     store.close()
 
 
@@ -201,7 +209,7 @@ def test_a_store_with_damaged_pages_is_refused_in_one_line(tmp_path: Path) -> No
     with (tmp_path / FILE).open("r+b") as file:
         file.seek(2 * 4096)
         file.write(os.urandom(size - 4 * 4096))
-    with pytest.raises(JournalError, match=r"journal\.db: cannot be used: "):
+    with pytest.raises(JournalError, match=r"journal\.db: damaged: [^\n]*; run poise repair "):
         service.start()
 
 
@@ -210,7 +218,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / FILE)
     db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(JournalError, match="written in version 7; this Poise reads version 1"):
+    with pytest.raises(JournalError, match=r"written in version 7; this Poise reads versions up to \d+; use the Poise"):
         Store(tmp_path)
 
 
@@ -243,13 +251,103 @@ def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) 
 
 def test_an_error_that_no_room_would_heal_is_not_waited_for(service: Service) -> None:
     [job] = service.submit(a_request())
-    with pytest.raises(InvariantError, match="malformed JSON"):
-        service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, "{")})])
+    with pytest.raises(InvariantError, match="NOT NULL constraint failed"):
+        service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, None, "{}")})])  # type: ignore[dict-item]
 
 
-def test_a_request_that_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+    service.submit(a_request(gpus=2))
     [job] = service.submit(a_request())
-    service.loop.store._db.execute("UPDATE jobs SET request = '{}'")
+    text = "{}"
+    values = text, sum_of(job, "alice", None, text), job
+    service.loop.store._db.execute("UPDATE jobs SET request = ?, request_sum = ? WHERE id = ?", values)
+    service.machine.end("1", Ending.FINISHED)
     with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
-        service.restart()
+        service.settle()
     service.loop.store.close()
+
+
+def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Service) -> None:
+    """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
+    [job] = service.submit(a_request(gpus=2))
+    store, adopt = service.loop.store, service.world.adopt
+    late = Change(ALICE, job, Verb.HOLD)
+    failing(service, 1)
+
+    def busy(self: PretendWorld, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+        service.loop._inbox.put(late)
+        adopt(self, runs)
+
+    service.world.adopt = busy  # type: ignore[method-assign]
+    try:
+        reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
+        service.settle()
+    finally:
+        service.world.adopt = adopt  # type: ignore[method-assign]
+    assert isinstance(reply.exception(0), RefusedError)
+    assert late.reply.result(0).job == job
+    assert store.last > 2
+
+
+def test_a_wish_that_comes_while_a_broken_world_is_opened_is_refused(service: Service) -> None:
+    [job] = service.submit(a_request())
+    late = Change(ALICE, job, Verb.HOLD)
+    loop = Loop(service.loop.parts)
+    loop._inbox.put(late)
+    loop._inbox.put(Broken("nothing works"))
+    with pytest.raises(InvariantError, match="nothing works"):
+        LiveEngine(loop).start()
+    loop._thread.join(LONG)
+    assert isinstance(late.reply.exception(0), RefusedError)
+
+
+def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, waits, other = service.submit(a_request(gpus=2), a_request(gpus=2), a_request())
+    reserve = service.loop.store.reserve
+    monkeypatch.setattr(reserve, "make", lambda: False)
+    left = failing(service, 1, reserve=True)
+    replies = [service.engine.cancel(ALICE, job) for job in (runs, other)]
+    service.settle()
+    assert left() == 0
+    assert [reply.result(0).state for reply in replies] == [State.CANCELLED, State.CANCELLED]
+    assert not service.machine.alive  # nothing is begun in its place
+    assert not service.engine.service().ready
+    for wish in (
+        service.engine.submit(ALICE, Submission(jobs=(a_request(),))),
+        service.engine.release(ALICE, waits),
+        service.engine.set_policy(ALICE, "fifo"),
+        service.engine.set_weight(ALICE, "alice", 2.0),
+    ):
+        with pytest.raises(
+            RefusedError, match="the disk is full: nothing is taken on or started until there is room"
+        ) as info:
+            wish.result(0)
+        assert info.value.fault is Fault.STORAGE
+    service.engine.hold(ALICE, waits)
+    service.settle()
+    assert service.engine.show(waits).job.state is State.PENDING
+    service.restart()  # with a full disk: what was kept is there
+    assert [service.engine.show(job).job.state for job in (runs, other)] == [State.CANCELLED, State.CANCELLED]
+    service.wish(lambda engine: engine.release(ALICE, waits))
+    assert service.engine.show(waits).job.state is State.RUNNING
+    check_standing(service)
+    finish_all(service)
+    check_books(service, [runs, waits, other])
+
+
+def test_the_reserve_is_made_again_before_anything_is_taken_on(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    [waits] = service.submit(a_request(gpus=2))
+    store = service.loop.store
+    full = store.reserve.size
+    monkeypatch.setattr(store.reserve, "_free", lambda: 0)
+    failing(service, 1, reserve=True)
+    service.wish(lambda engine: engine.cancel(ALICE, job))
+    path = service.directory / RESERVE
+    assert path.stat().st_size < full
+    monkeypatch.undo()
+    service.loop._looked = -inf
+    service.settle()
+    assert path.stat().st_size == path.stat().st_blocks * 512 == full
+    assert service.engine.service().ready
+    assert service.engine.show(waits).job.state is State.RUNNING  # what was not decided then is decided now

@@ -98,7 +98,7 @@ ENTRIES = (
     Entry(1e12, (), (Preempt("b", 1, Why.UNPLANNED, None),)),
 )
 TEXT = """\
-{"journal":1,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
+{"journal":2,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
 {"cadence":"rounds","round":60.0,"backfill":false,"restart_overhead":5.0,"minimum_run":7.0,"retries":1,"recompute":120.0,\
 "credit":0.25,"patience":2.0,"packed_wait":30.0,"rack_wait":90.0,"defragment":15.0,"validation_gpus":2,\
 "validation_time":45.0,"retry":"cause","backoff":20.0,"filling":"last"},"nodes":[["n0","v100",4,"r0"],["n1","k80",64,"r1"]]}
@@ -330,7 +330,7 @@ def test_a_value_of_another_kind_is_refused_with_its_line(what: str, tmp_path: P
 def newer(lines: list[Any]) -> str:
     """The journal in a later version: new settings, new keys of jobs, new fields, new facts."""
     header = json.loads(TEXT.splitlines()[0])
-    header |= {"journal": 2, "mood": "good", "settings": header["settings"] | {"tempo": 3}}
+    header |= {"journal": 3, "mood": "good", "settings": header["settings"] | {"tempo": 3}}
     return "\n".join(json.dumps(each) for each in [header, *lines, {"end": "complete"}]) + "\n"
 
 
@@ -350,7 +350,7 @@ def test_a_newer_journal_is_read_as_far_as_it_is_known_and_then_refused(tmp_path
     reader = JournalReader(path)
     assert reader.header == HEADER
     found: list[Entry] = []
-    with pytest.raises(JournalError, match="version 2; this Poise reads version 1; 2 facts and wishes"):
+    with pytest.raises(JournalError, match="version 3; this Poise reads version 2; 2 facts and wishes"):
         found.extend(reader.entries())
     assert [entry.now for entry in found] == [0.0, 5.0]
     assert found[0].events == (Submitted(Job("a", 0.0, 1), "k", 5.0),)
@@ -362,5 +362,5 @@ def test_a_version_that_was_never_written_is_refused_at_once(version: object, tm
     header = json.loads(TEXT.splitlines()[0]) | {"journal": version}
     path = tmp_path / "journal.jsonl"
     path.write_text(json.dumps(header) + "\n", encoding="utf-8")
-    with pytest.raises(JournalError, match="this Poise reads version 1"):
+    with pytest.raises(JournalError, match="this Poise reads version 2"):
         JournalReader(path)

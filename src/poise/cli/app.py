@@ -19,7 +19,7 @@ from poise.wire.plain import plain
 STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
 LIVE = (
     "serve", "submit", "queue", "show", "logs", "wait", "why", "cancel", "hold", "release", "nodes", "shares", "events",
-    "use", "tokens",
+    "use", "tokens", "repair",
 )  # fmt: skip
 VERBS = (*STUDY, *LIVE)
 

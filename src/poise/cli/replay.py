@@ -26,12 +26,15 @@ def replay(journal: Path, as_json: bool) -> None:
     from poise.server.replaying import replay_store, store_of
 
     store = store_of(journal)
-    header, replayed = replay_journal(journal) if store is None else replay_store(store)
+    header, replayed, missing = (*replay_journal(journal), ()) if store is None else replay_store(store)
     if as_json:
         counts = {"instants": replayed.instants, "events": replayed.events, "actions": replayed.actions}
-        click.echo(json.dumps({"journal": str(journal), "policy": header.policy, **counts, "exact": True}))
+        found = {"journal": str(journal), "policy": header.policy, **counts, "exact": True}
+        click.echo(json.dumps(found | ({} if store is None else {"missing": list(missing)})))
     else:
         click.echo(
             f"{journal}: {header.policy}: all {counted(replayed.actions, 'action')} of {counted(replayed.events, 'event')} "
             f"at {counted(replayed.instants, 'instant')} came out the same"
         )
+        for each in missing:
+            click.echo(f"poise: {journal}: {each}", err=True)

@@ -28,7 +28,8 @@ from poise.model.workload import Filling
 
 Read = TypeVar("Read")
 
-VERSION = 1
+VERSION = 2
+"""Goes up whenever an event, an action, a job or the header gets other fields; `journal_steps.py` then gets a step."""
 COMPLETE, INTERRUPTED = "complete", "interrupted"
 MOST = float_info.max
 """Of a number, either way: JSON knows none, and what is beyond is no float."""

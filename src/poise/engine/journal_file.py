@@ -22,6 +22,7 @@ from poise.engine.journal import (
     known_header_of,
     parsed,
 )
+from poise.engine.journal_steps import entry_from
 from poise.model.errors import JournalError, RequestError
 from poise.model.journal import Entry
 
@@ -61,20 +62,20 @@ class JournalReader:
         document = self._parsed(first) if first.startswith("{") else None
         if not isinstance(document, dict) or "journal" not in document:
             raise RequestError(f"{self._path}: not a journal: its first line is no header")
-        self.newer = self._version(document["journal"])
+        self._version = document["journal"]
+        self.newer = self._is_newer()
         self._skipped = 0
         try:
             self.header = known_header_of(document) if self.newer else header_of(document)
         except MALFORMED as error:
             raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
 
-    def _version(self, version: object) -> str | None:
+    def _is_newer(self) -> str | None:
+        version = self._version
         problem = f"{self._path}: written in journal version {version!r}; this Poise reads version {VERSION}"
-        if version == VERSION:
-            return None
-        if not isinstance(version, int) or version < VERSION:
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise JournalError(problem)
-        return problem
+        return problem if version > VERSION else None
 
     def entries(self) -> Iterator[Entry]:
         """All instants; raises JournalError where the journal is damaged or cut off, after what could be read.
@@ -114,7 +115,7 @@ class JournalReader:
 
     def _read(self, document: Any, last: float) -> Entry:  # noqa: ANN401
         if self.newer is None:
-            return entry_of(document, last)
+            return entry_of(document if self._version == VERSION else entry_from(self._version, document), last)
         entry, skipped = known_entry_of(document, last)
         self._skipped += skipped
         return entry

@@ -10,14 +10,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from queue import Empty, SimpleQueue
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from poise.engine.collector import set_aside, without_collector
 from poise.engine.journal import Header
-from poise.engine.live import Broken, News, World
+from poise.engine.live import Broken, News, RunBegan, RunEnded, World
 from poise.model.errors import InvariantError, ReplayError, RequestError
 from poise.model.event import Belated, Woke
+from poise.server.aside import set_aside as kept_aside
+from poise.server.aside import told as told_aside
 from poise.server.belated import told_late
 from poise.server.instant import CANCELLED_AT_ONCE, Instant
 from poise.server.opening import is_as_asked, opened, renewed, restored
@@ -25,8 +27,8 @@ from poise.server.ordering import carry_out, held_runs
 from poise.server.parts import Parts
 from poise.server.seam import Fault, RefusedError
 from poise.server.situation import Answer, Orders, Situation
-from poise.server.store import Changes, StorageError
-from poise.server.wishes import AWAITED, Adopt, Submit, Weigh, Wish, Withdraw, grant, refuse
+from poise.server.store import Changes, DamageError, StorageError
+from poise.server.wishes import AWAITED, Adopt, Submit, Weigh, Wish, Withdraw, frees_room, grant, refuse
 
 MOST_AT_ONCE = 512
 """Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
@@ -79,6 +81,9 @@ class Loop:
         self._over = threading.Event()
         self._started = threading.Event()
         self._failed: BaseException | None = None
+        self._full: RefusedError | None = None
+        """While room is short: what is said to those whose wishes need some."""
+        self._looked = -inf
         self._losses: dict[str, float] = {}
         self._deciding = 0.0
         self._busy = inf, -inf
@@ -113,7 +118,7 @@ class Loop:
         """Want something."""
         if self._closing.is_set():
             refuse(wish, RefusedError(Fault.NOT_READY, STOPPING))
-        elif self.trouble is not None:
+        elif self.trouble is not None and (self._full is None or not frees_room(wish)):
             refuse(wish, self.trouble)
         else:
             self._inbox.put(wish)
@@ -149,6 +154,7 @@ class Loop:
             situation.kept(changes)
         self._look_at(situation)
         self._last = self.store.last_moment()
+        self._set_aside()
         self.world = self.parts.world_of(self._hear)
         with self.store.legible():
             runs = held_runs(self.store, situation)
@@ -156,11 +162,33 @@ class Loop:
         if answer is not None:
             self._carry_out(answer.orders)
         self._look_back()
-        if not is_as_asked(self.parts):
-            self._renew(None, self.parts.header)
-        self.trouble = None
+        if self._full is None:
+            self._go_on()
+        self.trouble = self._full
         now = self.situation
         self.parts.log.info("ready", jobs=len(now.records), policy=now.header.policy, entries=self.store.last)
+
+    def _go_on(self) -> None:
+        """There is room: keep some of it for when there is not, and go on as the service was started."""
+        if not self.store.reserve.make():
+            self.parts.log.warning("no-reserve", bytes=self.store.reserve.size)
+        if not is_as_asked(self.parts):
+            self._renew(None, self.parts.header)
+
+    def _set_aside(self) -> None:
+        """Go on without the jobs that cannot be read. What is left of their runs is ended like any that nobody ordered."""
+        now, situation = self.clock.now(), self.situation
+        asides = [kept_aside(row, problem, now) for row, problem in situation.damaged]
+        if not asides:
+            return
+        with self.lock:
+            _, changes = told_aside(situation, asides, now)
+        self._last = now
+        self._commit([changes])
+        situation.damaged = []
+        situation.wake = now  # nothing was decided then
+        for each in asides:
+            self.parts.log.error("job-damaged", job=each.row.id, tenant=each.row.tenant, problem=each.record.cause)
 
     def _hear(self, news: News | Broken) -> None:
         """Take news from the world, dated as the service has it."""
@@ -172,6 +200,9 @@ class Loop:
         with suppress(Empty):
             while (item := self._inbox.get_nowait()) is not None:
                 heard.append(item)
+        for wish in heard:  # whoever had looked before there was trouble; handled in their turn, or refused with the rest
+            if isinstance(wish, Wish):
+                self._inbox.put(wish)
         self._check(heard)
         for item in self._catch_up([each for each in heard if isinstance(each, News)], self.clock.now()):
             self._inbox.put(item)
@@ -195,8 +226,9 @@ class Loop:
         with self.store.legible(), without_collector():
             try:
                 return opened(self.parts, self.clock.now())
-            except ReplayError as error:
-                self.parts.log.error("replay-differs", problem=str(error))  # noqa: TRY400
+            except (ReplayError, DamageError) as error:
+                what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
+                self.parts.log.error(what, problem=str(error))  # noqa: TRY400
                 return restored(self.parts, self.clock.now())
 
     @property
@@ -207,6 +239,8 @@ class Loop:
 
     def _patience(self) -> float | None:
         """Seconds until the core wants to be woken; None: it does not."""
+        if self._full is not None:
+            return RETRY_SECONDS
         wake = self.situation.wake
         return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
 
@@ -229,6 +263,9 @@ class Loop:
         began = self.clock.now()
         try:
             self._check(batch)
+            if self._full is not None:
+                self._get_by(batch)
+                return
             news = self._catch_up([each for each in batch if isinstance(each, News)], began - LATE)
             self._wake_up()
             if news or wishes:
@@ -334,16 +371,58 @@ class Loop:
                 self.situation.kept(each)
 
     def _wait_for_room(self, error: StorageError, wishes: Sequence[Wish]) -> None:
-        """Decide nothing, and refuse everything, until something can be kept; then begin again as after a crash."""
+        """Go on with what frees room, as long as there is some in reserve. Then refuse everything until there is more.
+
+        What was decided is forgotten: it goes on as after a crash.
+        """
+        if self._full is None:
+            self.parts.log.error("storage-full", problem=str(error))
+        while self.store.reserve.give():
+            if self._is_short_of_room(error, wishes):
+                return
         text = f"nothing can be kept at the moment, so nothing is decided; what runs goes on ({error})"
-        self.trouble = RefusedError(Fault.STORAGE, text)
-        self.parts.log.error("storage-full", problem=str(error))
+        self.trouble, self._full = RefusedError(Fault.STORAGE, text), None
         self._refuse(wishes)
         self._forget()
         while not self._closing.wait(RETRY_SECONDS):
             self._refuse(self._drained())
-            if self.store.has_room() and self._is_open_again():
+            if self.store.has_room() and self._is_in_order_again(error):
                 return
+
+    def _is_in_order_again(self, error: StorageError) -> bool:
+        """There is some room: enough for all, or for what frees more."""
+        return self._is_open_again() if self.store.reserve.make() else self._is_short_of_room(error, ())
+
+    def _is_short_of_room(self, error: StorageError, wishes: Sequence[Wish]) -> bool:
+        """From now on nothing is taken on or begun; what frees room is done. False if not even that can be."""
+        text = f"the disk is full: nothing is taken on or started until there is room; cancel and hold work ({error})"
+        self.trouble = self._full = RefusedError(Fault.STORAGE, text)
+        if not self._is_open_again():
+            return False
+        self.store.fold()
+        self._refuse(wish for wish in wishes if not frees_room(wish))
+        for wish in wishes:
+            if frees_room(wish):
+                self._inbox.put(wish)
+        return True
+
+    def _get_by(self, batch: "Sequence[Wish | News | Broken]") -> None:
+        """Take note of what ended and of what frees room, as of now; decide nothing. Look whether there is room again."""
+        wishes = [each for each in batch if isinstance(each, Wish)]
+        self._refuse(wish for wish in wishes if not frees_room(wish))
+        news = [each for each in batch if isinstance(each, RunBegan | RunEnded)]  # progress is reported again
+        facts = [*news, *(wish for wish in wishes if frees_room(wish))]
+        if facts:
+            self._handle(facts, self.clock.now(), Belated())
+            self.store.fold()
+        if monotonic() < self._looked + RETRY_SECONDS:
+            return
+        self._looked = monotonic()
+        if self.store.reserve.make() and self.store.has_room():
+            self.trouble = self._full = None
+            self.situation.wake = self.clock.now()
+            self.parts.log.info("room-again")
+            self._go_on()
 
     def _forget(self) -> None:
         """Whoever looks is to see what was kept, not what could not be."""
@@ -353,6 +432,7 @@ class Loop:
 
     def _is_open_again(self) -> bool:
         try:
+            self.store.look()
             self.world.close()
             self.open()
         except StorageError:

@@ -35,6 +35,13 @@ def open_folder(path: Path) -> Path:
     return path.resolve()
 
 
+def existing_folder(path: Path) -> Path:
+    """As `open_folder`, of a directory that must be there."""
+    if not path.is_dir():
+        raise RequestError(f"{path}: there is no such directory; name the state directory of a service")
+    return open_folder(path)
+
+
 def _is_ours(path: Path) -> bool:
     """Empty, or a state directory already: nobody should be told to close /etc to others."""
     try:

@@ -11,6 +11,7 @@ from poise.model.job import Job
 from poise.model.journal import Entry
 from poise.model.units import counted
 from poise.server.records import places
+from poise.server.store import ASIDE
 from poise.server.wishes import AWAITED, LEAVES, WHOLE
 from poise.wire.views import Actor, Happening
 
@@ -19,7 +20,7 @@ def happenings(
     number: int, entry: Entry, notes: str | None, cluster: Cluster, tenants: Mapping[str, str]
 ) -> list[Happening]:
     """What happened at one instant, in order. `tenants`: whose jobs they are."""
-    said = {int(place): note for place, note in json.loads(notes).items()} if notes else {}
+    said = _notes(notes)
 
     def told(kind: str, actor: str, job: str | None, text: str) -> Happening:
         tenant = None if job is None else tenants.get(job)
@@ -29,8 +30,10 @@ def happenings(
     facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
     wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
     later = (told(*_later(by, holds, job)) for job, (by, holds) in said.get(AWAITED, {}).items())
-    of_all = _changed(said[WHOLE], number, entry.now) if WHOLE in said else None
-    return [each for each in (of_all, *facts, *later, *wishes) if each is not None]
+    whole = said.get(WHOLE, {})
+    aside = [told("set-aside", Actor.SERVICE, job, text) for job, text in whole.get(ASIDE, {}).items()]
+    of_all = _changed(whole, number, entry.now) if whole and not aside else None
+    return [each for each in (of_all, *aside, *facts, *later, *wishes) if each is not None]
 
 
 def _later(by: str, holds: bool, job: str) -> tuple[str, str, str, str]:
@@ -38,6 +41,14 @@ def _later(by: str, holds: bool, job: str) -> tuple[str, str, str, str]:
     if holds:
         return "held", by, job, "to be put on hold once it can save its work, or has ended; until then it goes on"
     return "released", by, job, "released before it was held"
+
+
+def _notes(text: str | None) -> dict[int, dict[str, Any]]:
+    """What else is said, by place; nothing if it is damaged."""
+    try:
+        return {int(place): note for place, note in json.loads(text).items()} if text else {}
+    except (AttributeError, ValueError):
+        return {}
 
 
 def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
@@ -60,7 +71,7 @@ def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told)
         case Submitted():
             job = event.job
             return told("submitted", by, job.id, f"submitted, for {counted(job.gpus, 'GPU')}")
-        case Cancelled():
+        case Cancelled() if ASIDE not in note:
             return told("cancelled", by, event.job, "cancelled")
         case Held():
             return told("held", by, event.job, "put on hold")

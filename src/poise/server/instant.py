@@ -30,7 +30,10 @@ CANCELLED_AT_ONCE = 512
 MOST_FAILURES = 100
 """Failed runs of a job that are forgiven if it was never its own fault."""
 LOSS_EVERY = 30.0
-"""Seconds between two reports of a job's loss to the core."""
+"""Seconds between two reports of a job's loss to the core, at least."""
+LOSS_PART = 1 / 16
+"""Part of the time since a job first started that has to pass between two: what is reported in a month is some 160 points,
+each by a sixteenth further than the one before it, and not 86,400."""
 
 KILLED = "killed"
 """Cause of death of a run that somebody killed from outside: not its own fault, and no reason to wait. So is what went
@@ -133,7 +136,7 @@ class Instant:
     def _enter(self, request: Request, text: str, by: views.Account) -> str:
         """A new job; `text`: its request as JSON. It counts at once: the next one of this instant comes on top."""
         if not self._next:
-            self._next = max(self._store.last_id(), self._parts.taken)
+            self._next = max(self._store.highest, self._parts.taken)
         self._next += 1
         tenant = request.tenant or by.tenant
         situation = self._situation
@@ -233,9 +236,15 @@ class Instant:
             self.facts.add(Attached(news.job, news.epoch))
             if record.current is run and not defers(record):
                 self._hold_at_last(record)
-        if news.loss is not None and self.now - self._losses.get(news.job, -LOSS_EVERY) >= LOSS_EVERY:
+        if news.loss is not None and self._is_due(record):
             self._losses[news.job] = self.now
             self.facts.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))
+
+    def _is_due(self, record: Record) -> bool:
+        """The core is to hear of a job's loss: the older the job, the more seldom."""
+        last = self._losses.get(record.job.id)
+        age = self.now - (self.now if record.started is None else record.started)
+        return last is None or self.now - last >= max(LOSS_EVERY, LOSS_PART * age)
 
     def _ended(self, news: RunEnded) -> None:
         record = self._situation.records.get(news.job)

@@ -1,36 +1,45 @@
 """How a situation comes to be: read back from the store, or carried over into a new chapter of the journal."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from poise.engine.journal import Header, read_entry, read_header, read_job
+from poise.engine.journal import Header, read_entry, read_header
 from poise.engine.live import Grip, Notice
 from poise.engine.replay import replay
 from poise.model.action import WakeAt, Why
 from poise.model.errors import JournalError
 from poise.model.event import Belated, Carried, Submitted, Woke
 from poise.model.journal import Entry
+from poise.server.aside import DamagedRowError
+from poise.server.aside import read as read_row
 from poise.server.parts import Parts
-from poise.server.quotas import HOUR, SLOT, Sent, size_of, slot_of
-from poise.server.records import Record
+from poise.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.server.situation import Answer, Books, Facts, Situation
-from poise.server.store import JobRowText, Store
+from poise.server.store import Store
 from poise.server.wishes import WHOLE, Adopt, Weigh, policy_note, weight_note
 from poise.wire.views import Actor
 
 _NOBODY_LOOKS = nullcontext()
+GONE_GPUS = "its GPUs are not part of the cluster any more"
+"""Why a run has to leave."""
+
+
+def _none_before(_job: str) -> int:
+    return 0
 
 
 def opened(parts: Parts, now: float) -> tuple[Situation, Answer | None]:
     """The situation as the store has it; the first one, with what comes of it, if it has none."""
     store = parts.store
+    if store.is_to_be_restored:
+        return restored(parts, now)
     last = store.chapter()
     if last is None:
         situation = Situation(parts.header, parts.scheduler_of(parts.header), parts.intake_of(parts.header))
         return situation, situation.ask(now, Facts())
-    situation = _recorded(parts, last[0], now)
+    situation = _recorded(parts, read_header(last[0]), now)
     replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
     situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
     return situation, None
@@ -49,14 +58,18 @@ def is_as_asked(parts: Parts) -> bool:
 def restored(parts: Parts, now: float) -> tuple[Situation, Answer]:
     """The situation as the records have it, in a new chapter: for a journal that this core would not have written.
 
-    A Poise that decides in another way than the one before it finds such a journal. What only the core knew is lost: how
-    far jobs have come that do not report it.
+    A Poise that decides in another way than the one before it finds such a journal; so does one whose journal was damaged.
+    What only the core knew is lost: how far jobs have come that do not report it. After a repair there may be later runs of
+    a job than its record knows of: its next one comes after all of them.
     """
-    last = parts.store.chapter()
-    if last is None:
+    store = parts.store
+    last = store.chapter()
+    if last is None and not store.is_to_be_restored:
         raise JournalError("there is nothing to begin with")
-    situation = _recorded(parts, last[0], now)
-    return _carried_over(parts, situation, situation.header if is_as_asked(parts) else parts.header, now)
+    situation = _recorded(parts, parts.header if last is None else read_header(last[0]), now)
+    header = situation.header if is_as_asked(parts) else parts.header
+    epochs = parts.epoch_of if store.is_to_be_restored else _none_before
+    return _carried_over(parts, situation, header, now, epochs=epochs)
 
 
 def _unknown(situation: Situation) -> list[str]:
@@ -69,11 +82,15 @@ def _why_stranded(situation: Situation, name: str) -> str:
     return situation.intake.stranded(situation.records[name].job) or "cannot run as asked"
 
 
-def _recorded(parts: Parts, header_line: str, now: float) -> Situation:
+def _recorded(parts: Parts, header: Header, now: float) -> Situation:
     """All that the store knows but the core's state."""
-    header, store = read_header(header_line), parts.store
+    store = parts.store
     situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
-    situation.records = {row.id: _read(row) for row in store.unended()}
+    for row in store.unended():
+        try:
+            situation.records[row.id] = read_row(row)
+        except DamagedRowError as error:
+            situation.damaged.append((row, str(error)))
     situation.books = {name: Books(*books) for name, books in store.tenants().items()}
     situation.ended = Counter(store.ended())
     held = (record for record in situation.records.values() if record.current is not None)
@@ -94,15 +111,6 @@ def _recall(situation: Situation, store: Store, now: float) -> None:
         if record.by is not None and record.job.submitted >= since:
             sent.append(Sent(record.job.tenant, record.by, slot_of(record.job.submitted), 1, record.size))
     situation.usage.recall(sent)
-
-
-def _read(row: JobRowText) -> Record:
-    try:
-        record = Record.read(read_job(row.job), row.record)
-    except (KeyError, TypeError, ValueError) as error:
-        raise JournalError(f"job {row.id}: what is kept of it makes no sense: {error!r:.100}") from error
-    record.size = size_of(row.request)
-    return record
 
 
 def _watched(situation: Situation, entries: Iterable[Entry]) -> Iterable[Entry]:
@@ -151,24 +159,33 @@ def renewed(
 
 
 def _carried_over(
-    parts: Parts, before: Situation, header: Header, now: float, lock: AbstractContextManager[object] = _NOBODY_LOOKS
+    parts: Parts,
+    before: Situation,
+    header: Header,
+    now: float,
+    lock: AbstractContextManager[object] = _NOBODY_LOOKS,
+    epochs: Callable[[str], int] = _none_before,
 ) -> tuple[Situation, Answer]:
     """Everybody stands where they stood. A run on GPUs that are not there any more has to leave.
 
     A job that cannot run on such a cluster at all is not put to the core: it waits for another cluster, or for its owner.
+
+    epochs   by job, of a run that there was, whatever its record says
     """
     situation = Situation(header, parts.scheduler_of(header), parts.intake_of(header))
     situation.records, situation.books = before.records, before.books
-    situation.running, situation.closing = before.running, before.closing
+    situation.running, situation.closing, situation.damaged = before.running, before.closing, before.damaged
     situation.ended, situation.tally, situation.usage = before.ended, before.tally, before.usage
     facts, leaves = Facts(), []
     carried: list[Carried] = []
     for record in situation.records.values():
         if record.finished is not None:
             continue
-        run, stranded = record.current, situation.intake.stranded(record.job)
-        if run is not None and (stranded or not situation.holding(run)):
-            notice = Notice(Why.UNPLANNED.value, "its GPUs are not part of the cluster any more", record.deadline)
+        run, stranded, latest = record.current, situation.intake.stranded(record.job), epochs(record.job.id)
+        is_outlived = run is not None and latest > run.epoch
+        if run is not None and (stranded or is_outlived or not situation.holding(run)):
+            text = "the journal has lost what came after it" if is_outlived else GONE_GPUS
+            notice = Notice(Why.UNPLANNED.value, text, record.deadline)
             run.grip, run.cause = Grip.LEAVE, notice.text
             leaves.append((record.job.id, run.epoch, notice))
             situation.withdraw(record, now, facts)
@@ -177,7 +194,7 @@ def _carried_over(
             continue
         told, fact = situation.carried(record, record.job, before.scheduler)
         facts.events += told
-        carried.append(fact)
+        carried.append(replace(fact, epoch=max(fact.epoch, latest)))
     facts.events += carried
     if header.policy != before.header.policy:
         facts.notes[WHOLE] = policy_note(Actor.SERVICE, before.header.policy, header.policy)

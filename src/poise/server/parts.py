@@ -33,4 +33,6 @@ class Parts:
     allowance: Allowance = field(default_factory=Allowance)
     warnings: tuple[str, ...] = ()
     """What whoever runs the service should know of how it was started."""
+    epoch_of: Callable[[str], int] = lambda _job: 0
+    """The latest run of a job of which something is there; 0: none is."""
     clock_of: Callable[[float], Clock] = Clock

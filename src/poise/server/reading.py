@@ -8,9 +8,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from poise import __version__
-from poise.engine.journal import read_job
 from poise.model.units import counted
 from poise.server.advising import ended_reason, reason_counts, reason_of, why
+from poise.server.aside import DamagedRowError, request_of, set_aside
+from poise.server.aside import read as read_row
 from poise.server.engine import Loop
 from poise.server.lining import Wanted, page_of, places_of
 from poise.server.records import Record
@@ -20,7 +21,7 @@ from poise.server.surveying import nodes, shares
 from poise.server.telling import Telling
 from poise.server.wishes import Adopt, Change, Submit, Verb, Weigh, Withdraw, grant
 from poise.wire.notes import notes_on
-from poise.wire.request import Replicas, Request, Submission
+from poise.wire.request import Replicas, Submission
 from poise.wire.views import (
     Account,
     Done,
@@ -243,12 +244,16 @@ class LiveEngine:
 
 
 def _read(row: JobRowText) -> Record:
-    return Record.read(read_job(row.job), row.record)
+    """A job that has ended; of one that cannot be read, that it cannot."""
+    try:
+        return read_row(row)
+    except DamagedRowError as error:
+        return set_aside(row, str(error), row.ended or 0.0).record
 
 
 def _require_replica(record: Record, request: str, replica: int) -> None:
     """Raises RefusedError for a replica that no run has had; a job that has not run yet may come to have it."""
-    per_gpu = Request.model_validate_json(request).replicas is Replicas.GPU
+    per_gpu = request_of(request).replicas is Replicas.GPU
     most = max((run.count if per_gpu else len(run.gpus) for run in tuple(record.runs)), default=None)
     if most is not None and replica >= most:
         raise RefusedError(Fault.WRONG, f"job {record.job.id} has {counted(most, 'replica')}; the first is replica 0")
@@ -271,7 +276,7 @@ def _detail(record: Record, row: JobRow, request: str) -> JobDetail:
         gpu_seconds=record.gpu_seconds + row.gpus * (row.ran - record.ran),
         lost_gpu_seconds=record.lost, steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
         throughput=record.throughput, loss=record.loss, cause=record.cause,
-        runs=tuple(run.view() for run in record.runs), request=Request.model_validate_json(request),
+        runs=tuple(run.view() for run in record.runs), request=request_of(request),
     )  # fmt: skip
 
 

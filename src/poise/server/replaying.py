@@ -4,14 +4,24 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from poise.engine.journal import INTERRUPTED, Header, read_entry, read_header
 from poise.engine.replay import Replayed, replay
 from poise.model.errors import JournalError, RequestError
+from poise.model.journal import Entry
+from poise.server.aside import DamagedRowError
+from poise.server.aside import read as read_row
 from poise.server.cores import core_of
-from poise.server.store import FILE
+from poise.server.mark import marked
+from poise.server.migrations import copied, version_of
+from poise.server.schema import FILE, sum_of
+from poise.server.store import check_mark, remedy, tenant_books, unended_rows, written_entries
+
+_CHAPTERS = "SELECT header, asked, first, sum FROM chapters ORDER BY number"
 
 
 def store_of(path: Path) -> Path | None:
@@ -20,12 +30,26 @@ def store_of(path: Path) -> Path | None:
     return file if file.name == FILE and file.exists() else None
 
 
-def replay_store(file: Path) -> tuple[Header, Replayed]:
-    """Re-drive the core from every chapter; raises ReplayError where an action differs. The header is the last one's."""
+class Redriven(NamedTuple):
+    """What came of a replay: the header is the last chapter's; `missing`: entries that a repair could not save."""
+
+    header: Header
+    replayed: Replayed
+    missing: tuple[str, ...]
+
+
+def replay_store(file: Path) -> Redriven:
+    """Read all that the service would read, and re-drive the core from every chapter.
+
+    Raises ReplayError where an action differs, JournalError for what is damaged.
+    """
     with _opened(file) as (db, chapters):
+        _check_rows(db, file)
         ends = [later[1] for _, later in pairwise(chapters)] + [1 << 62]
-        done = [_chapter(db, header, first, end) for (header, first), end in zip(chapters, ends, strict=True)]
-    return read_header(chapters[-1][0]), Replayed(*map(sum, zip(*done, strict=True)))
+        lines = [_Chapter(db, header, first, end) for (header, first), end in zip(chapters, ends, strict=True)]
+        done = [each.replay(file) for each in lines]
+    missing = tuple(each.gap for each in lines if each.gap)
+    return Redriven(read_header(chapters[-1][0]), Replayed(*map(sum, zip(*done, strict=True))), missing)
 
 
 def last_chapter(file: Path) -> Iterator[str]:
@@ -40,18 +64,60 @@ def last_chapter(file: Path) -> Iterator[str]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[sqlite3.Connection, list[tuple[str, int]]]]:
-    """The store, for reading, and header and first entry of each chapter."""
+    """The store, for reading, and header and first entry of each chapter; one of an earlier version as it would be now."""
+    reached = marked(file.parent)
     try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            chapters = list(db.execute("SELECT header, first FROM chapters ORDER BY number"))
+        with closing(copied(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True), file)) as db:
+            if version_of(db, file) == 0:
+                raise RequestError(f"{file}: nothing has happened yet")
+            check_mark(db, reached, file)
+            chapters = [_chapter(*row, file=file) for row in db.execute(_CHAPTERS)]
             if not chapters:
                 raise RequestError(f"{file}: nothing has happened yet")
             yield db, chapters
     except sqlite3.Error as error:
-        raise JournalError(f"{file}: cannot be read: {error}") from None
+        raise JournalError(f"{file}: cannot be read: {error}; {remedy(file.parent)}") from None
 
 
-def _chapter(db: sqlite3.Connection, header: str, first: int, end: int) -> tuple[int, int, int]:
-    rows = db.execute("SELECT document FROM entries WHERE number >= ? AND number < ? ORDER BY number", (first, end))
-    replayed = replay(core_of(read_header(header)), (read_entry(document) for (document,) in rows))
-    return replayed.instants, replayed.events, replayed.actions
+def _chapter(header: str, asked: str, first: int, sum_: int, *, file: Path) -> tuple[str, int]:
+    if sum_of(first, header, asked) != sum_:
+        raise JournalError(f"{file}: damaged: the header of the chapter of entry {first:,}; {remedy(file.parent)}")
+    return header, first
+
+
+def _check_rows(db: sqlite3.Connection, file: Path) -> None:
+    """Jobs that have not ended, and the books of tenants."""
+    for row in unended_rows(db):
+        try:
+            read_row(row)
+        except DamagedRowError as error:
+            raise JournalError(f"{file}: job {row.id}: {error}; the service would set it aside") from None
+    tenant_books(db, file)
+
+
+@dataclass
+class _Chapter:
+    """Entries of one chapter. `gap`: what is to be said if some are missing."""
+
+    db: sqlite3.Connection
+    header: str
+    first: int
+    end: int
+    gap: str = ""
+
+    def replay(self, file: Path) -> tuple[int, int, int]:
+        """How much was reproduced."""
+        replayed = replay(core_of(read_header(self.header)), self._entries(file))
+        return replayed.instants, replayed.events, replayed.actions
+
+    def _entries(self, file: Path) -> Iterator[Entry]:
+        """Up to the first one that is missing."""
+        awaited = self.first
+        for written in written_entries(self.db, self.first, self.end):
+            if written.is_damaged:
+                raise JournalError(f"{file}: damaged: entry {written.number:,}; {remedy(file.parent)}")
+            if written.number != awaited:
+                self.gap = f"entry {awaited:,} is missing; what followed in its chapter was not replayed"
+                return
+            yield read_entry(written.document)
+            awaited += 1

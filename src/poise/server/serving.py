@@ -19,6 +19,8 @@ from poise.server.hosts import Hosts
 from poise.server.listening import Address, Certificate, Listener, announced, bind, config_of, url_of
 from poise.server.setup import Setup
 from poise.server.starting import open_engine
+from poise.server.surveying import SHARING
+from poise.wire.views import Nodes
 
 TURN_SECONDS = 0.001
 """That a thread may go on while others wait: requests are answered while the engine decides."""
@@ -104,8 +106,12 @@ def serve(setup: Setup, door: Door, ready: Callable[[Running], None]) -> None:
         if engine.failed is not None:
             setup.log.info("stopping")
             raise PoiseError(f"the engine stopped: {engine.failed}") from engine.failed
-        holders = {job for node in engine.nodes().nodes for job in node.jobs if job is not None}
-        setup.log.info("stopping", jobs_going_on=len(holders))
+        setup.log.info("stopping", jobs_going_on=len(holders(engine.nodes())))
+
+
+def holders(nodes: Nodes) -> set[str]:
+    """Jobs that hold GPUs. Two that share one are named together there."""
+    return {job for node in nodes.nodes for names in node.jobs if names is not None for job in names.split(SHARING)}
 
 
 def _token(accounts: Accounts, admin: AdminToken) -> bool:

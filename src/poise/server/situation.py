@@ -123,6 +123,8 @@ class Situation:
         """Jobs with processes on GPUs that the core has taken back."""
         self.stranded: dict[str, str] = {}
         """Jobs that cannot run on the cluster as it is, and why: the core does not know of them until it can."""
+        self.damaged: list[tuple[JobRowText, str]] = []
+        """Jobs that have not ended and that cannot be read, and why: they are to be set aside."""
         self.tally = Tally()
         self.usage = Usage()
         self.wake: float | None = None
@@ -198,12 +200,13 @@ class Situation:
     def carried(self, record: Record, job: Job, before: Scheduler | None) -> tuple[list[Estimated | Colocated], Carried]:
         """A job as it stands, for a new core; `before` is the one that knew it until now."""
         kind, estimate, steps = self.intake.resolve(job)
+        epoch = record.runs[-1].epoch if record.runs else 0
         done, failures, until = 0.0, record.failures, None
         if before is not None and (row := before.state.rows.get(job.id)) is not None:
             done, failures = before.state.columns.done_before(row), before.state.columns.failures[row]
             until = before.backs_off_until(job.id)
+            epoch = max(epoch, before.state.columns.epoch[row])
         run = record.current
-        epoch = record.runs[-1].epoch if record.runs else 0
         gpus = self.holding(run) if run is not None else ()
         since = run.started if run is not None else record.since
         fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, _attached(run), until)
@@ -347,7 +350,7 @@ class Situation:
             record = self.records.get(name)
             if record is None:
                 continue
-            changes.records[name] = (self._ended(record), record.text())
+            changes.records[name] = (self._ended(record), record.state.value, record.text())
 
     def _ended(self, record: Record) -> float | None:
         """When a job ended, once all its processes are gone too."""
@@ -356,7 +359,7 @@ class Situation:
     def kept(self, changes: Changes) -> None:
         """These changes are in the store: jobs that have ended are found there from now on, and no more here."""
         rows = ((row.id, row.ended) for row in changes.jobs)
-        for name, ended in (*rows, *((name, ended) for name, (ended, _) in changes.records.items())):
+        for name, ended in (*rows, *((name, state[0]) for name, state in changes.records.items())):
             if ended is not None and name in self.records:
                 record = self.records.pop(name)
                 self.ended[record.state.value] += 1
@@ -366,7 +369,8 @@ class Situation:
     def _row(self, record: Record, request: str) -> JobRowText:
         """A new job. It may have been launched, or refused, in the very instant of its arrival."""
         job = record.job
-        return JobRowText(job.id, job.tenant, job.app, self._ended(record), job_line(job), request, record.text())
+        stands = self._ended(record), record.state.value
+        return JobRowText(job.id, job.tenant, job.app, *stands, job_line(job), request, record.text())
 
     def weigh(self, now: float, wish: Weigh) -> Answer:
         """A tenant that has no jobs gets another weight: the core need not know, but the journal has it."""

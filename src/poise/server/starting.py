@@ -4,7 +4,7 @@ import os
 from functools import partial
 
 from poise.backends.local.checking import checked
-from poise.backends.local.folders import JOBS, highest_number
+from poise.backends.local.folders import JOBS, highest_number, latest_epoch
 from poise.backends.local.isolating import Isolate, Isolated, isolated
 from poise.backends.local.orders import Isolation, LocalSettings
 from poise.backends.local.world import LocalWorld
@@ -15,10 +15,12 @@ from poise.model.errors import JournalError
 from poise.server.cores import core_of, known, live
 from poise.server.engine import Loop
 from poise.server.intake import Intake
+from poise.server.logs import Logbook
 from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
+from poise.server.schema import VERSION
 from poise.server.setup import DEFAULT_POLICY, AsRoot, Setup, WorldKind
-from poise.server.store import Store
+from poise.server.store import LARGEST_CHECKED, Store
 from poise.wire.request import Request
 
 AS_ROOT = (
@@ -41,8 +43,9 @@ def open_engine(setup: Setup) -> LiveEngine:
         return LocalWorld(cluster, setup.state, tell, devices=setup.devices, settings=settings)
 
     store, taken = Store(setup.state), highest_number(setup.state)
+    _tell_of(store, setup.log)
     last = store.chapter()
-    if last is None and taken:
+    if last is None and taken and not store.is_to_be_restored:
         store.close()
         raise JournalError(
             f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {taken:,}, which may run;"
@@ -51,9 +54,9 @@ def open_engine(setup: Setup) -> LiveEngine:
     policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
     header = Header("live", cluster, policy, setup.placement, live(setup.settings), 0)
     core_of(header)
-    if taken > store.last_id():
+    if taken > store.highest:
         # The journal was restored beside newer directories: whoever got such an id would find another job's checkpoints.
-        setup.log.warning("jobs-not-in-journal", last=store.last_id(), highest=taken, next=taken + 1)
+        setup.log.warning("jobs-not-in-journal", last=store.highest, highest=taken, next=taken + 1)
     parts = Parts(
         store=store,
         header=header,
@@ -67,6 +70,7 @@ def open_engine(setup: Setup) -> LiveEngine:
         keeps_policy=setup.policy is None,
         allowance=setup.allowance,
         warnings=_warnings(setup, isolation),
+        epoch_of=lambda job: latest_epoch(setup.state, job),
     )
     return LiveEngine(Loop(parts))
 
@@ -90,6 +94,14 @@ def _warnings(setup: Setup, isolation: Isolated) -> tuple[str, ...]:
     if setup.world is WorldKind.LOCAL and setup.isolate is not Isolate.OFF and isolation.problem is not None:
         said.append(isolation.text)
     return tuple(said)
+
+
+def _tell_of(store: Store, log: Logbook) -> None:
+    """What there is to say of a journal before anything is decided by it."""
+    if store.migrated_from not in (0, VERSION):
+        log.info("journal-migrated", before=store.migrated_from, now=VERSION)
+    if not store.is_checked:
+        log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
 
 
 def _anything(_request: Request) -> None:

@@ -1,13 +1,7 @@
 """The store: the journal in SQLite, and what can be read off it, kept up to date in the same transactions.
 
-Everything that a decision changes is committed at once, before any of it is carried out (docs/design/0009-live.md). Tables:
-
-    chapters      headers: what the core was put together from, what the service was started with, and the first entry
-    entries       the journal: one row an instant, facts and wishes as in a journal file; `notes`: who, and what else is said
-    jobs          requests as they were submitted; `record`: where the job stands, as of the last entry
-    mentions      which entries name which job, or are about a tenant itself
-    submissions   keys of submissions that were taken, so that one sent twice is taken once
-    tenants       weights, and what they have received
+Everything that a decision changes is committed at once, before any of it is carried out (docs/design/0009-live.md).
+`schema.py` has the tables.
 """
 
 import os
@@ -18,20 +12,28 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from poise.model.errors import InvariantError, JournalError, PoiseError
 from poise.server.folder import open_private
+from poise.server.mark import Mark, Reached
+from poise.server.migrations import migrate, version_of
 from poise.server.quotas import SLOT, Sent
+from poise.server.reserve import Reserve
+from poise.server.schema import FILE, read_tolerantly, sum_of
 from poise.server.submissions import Submissions
 
-FILE = "journal.db"
-VERSION = 1
 _NO_STORAGE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 }  # fmt: skip
 """Errors that pass once there is room again. With any other, to try again would be in vain."""
+LAST_ENTRY, LAST_JOB = "entry", "job"
+"""Names of numbers that were given out before a repair."""
+FROM_RECORDS = "from records"
+"""Name of the mark that a repair leaves: a new chapter has to begin with what the records say."""
+ASIDE = "aside"
+"""In the note on an instant as a whole: jobs that were set aside, and why."""
 BUSY_SECONDS = 10.0
 ROWS_AT_ONCE = 128
 """Rows that one statement writes."""
@@ -40,37 +42,30 @@ STATEMENTS = 512
 LARGEST_LOG = 64 << 20
 """Bytes that the write-ahead log keeps once it has been carried over."""
 
-_SCHEMA = """
-CREATE TABLE chapters (number INTEGER PRIMARY KEY, first INTEGER NOT NULL, header TEXT NOT NULL, asked TEXT NOT NULL);
-CREATE TABLE entries (number INTEGER PRIMARY KEY, now REAL NOT NULL, document TEXT NOT NULL, notes TEXT);
-CREATE TABLE jobs (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, app TEXT, ended REAL,
-    job TEXT NOT NULL, request TEXT NOT NULL, record TEXT NOT NULL
-);
-CREATE INDEX jobs_by_end ON jobs (ended);
-CREATE INDEX jobs_by_tenant ON jobs (tenant);
-CREATE INDEX jobs_by_state ON jobs (json_extract(record, '$.state'), ended) WHERE ended IS NOT NULL;
-CREATE TABLE mentions (job TEXT NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (job, entry)) WITHOUT ROWID;
-CREATE TABLE submissions (
-    key TEXT NOT NULL, account TEXT NOT NULL, jobs TEXT NOT NULL, PRIMARY KEY (key, account)
-) WITHOUT ROWID;
-CREATE TABLE tenants (
-    name TEXT PRIMARY KEY, weight REAL NOT NULL, gpu_seconds REAL NOT NULL, preemptions INTEGER NOT NULL
-) WITHOUT ROWID;
-"""
-
-
-_STANDS = """UPDATE jobs SET ended = given.column2, record = given.column3
+_STANDS = """UPDATE jobs SET ended = given.column2, state = given.column3, record = given.column4, record_sum = given.column5
 FROM (VALUES {}) AS given WHERE jobs.id = given.column1"""
-_REWEIGHED = "UPDATE jobs SET job = given.column2 FROM (VALUES {}) AS given WHERE jobs.id = given.column1"
-_TENANTS = "SELECT name, weight, gpu_seconds, preemptions FROM tenants"
-_ENTRIES = "SELECT number, document, notes FROM entries"
-_STATE = "json_extract(record, '$.state')"
-_NAME = "json_extract(record, '$.name')"
-_SENT = """SELECT tenant, json_extract(record, '$.by') AS by, CAST(json_extract(job, '$.submitted') / ? AS INTEGER),
-count(*), sum(length(CAST(request AS BLOB))) FROM jobs
-WHERE ended >= ? AND json_extract(job, '$.submitted') >= ? AND by IS NOT NULL GROUP BY 1, 2, 3"""
-_JOBS = "SELECT id, tenant, app, ended, job, request, record FROM jobs"
+_REWEIGHED = """UPDATE jobs SET job = given.column2, job_sum = given.column3
+FROM (VALUES {}) AS given WHERE jobs.id = given.column1"""
+_NEW = """INSERT INTO jobs (id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum)
+VALUES {}"""
+_REMEMBERED = """INSERT INTO damaged (kind, name, found)
+SELECT 'job', id, json_array(tenant, app, ended, job, request, record) FROM jobs WHERE id = ?"""
+_SET_ASIDE = "UPDATE jobs SET tenant = ?, app = ?, request = ?, request_sum = ? WHERE id = ?"
+_TENANTS = "SELECT name, weight, gpu_seconds, preemptions, sum FROM tenants"
+_ENTRIES = "SELECT number, document, notes, sum FROM entries"
+JOB_ROWS = "SELECT id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum FROM jobs"
+# What is damaged is no JSON, and to ask SQLite for a part of it would fail for all rows.
+_NAME = "CASE WHEN json_valid(record) THEN json_extract(record, '$.name') END"
+_BY = "CASE WHEN json_valid(record) THEN json_extract(record, '$.by') END"
+_SUBMITTED = "CASE WHEN json_valid(job) THEN json_extract(job, '$.submitted') END"
+_SENT = f"""SELECT tenant, {_BY} AS by, CAST({_SUBMITTED} / ? AS INTEGER), count(*), sum(length(CAST(request AS BLOB)))
+FROM jobs WHERE ended >= ? AND {_SUBMITTED} >= ? AND by IS NOT NULL GROUP BY 1, 2, 3"""
+LARGEST_CHECKED = 512 << 20
+"""Bytes of a journal that is looked through as a whole before it is used: about a second for each 400 MB."""
+
+
+class DamageError(JournalError):
+    """A part of the journal is not as it was written."""
 
 
 class StorageError(PoiseError):
@@ -78,15 +73,35 @@ class StorageError(PoiseError):
 
 
 class JobRowText(NamedTuple):
-    """A job as it is kept; all but the first four are JSON. `ended`: moment, or None."""
+    """A job as it is kept; `job`, `request` and `record` are JSON. `ended`: moment, or None.
+
+    damage   which of these are not as they were written; None: all are
+    """
 
     id: str
     tenant: str
     app: str | None
     ended: float | None
+    state: str
     job: str
     request: str
     record: str
+    damage: str | None = None
+
+    @staticmethod
+    def of(*row: Any) -> "JobRowText":  # noqa: ANN401 - as it is in the table
+        """A row of the table of jobs."""
+        *kept, job_sum, request_sum, record_sum = row
+        found = JobRowText(*kept)
+        sums = {"job": job_sum, "request": request_sum, "record": record_sum}
+        damaged = [name for (name, sum_), mine in zip(sums.items(), found.sums(), strict=True) if sum_ != mine]
+        return found._replace(damage=" and ".join(damaged)) if damaged else found
+
+    def sums(self) -> tuple[int, int, int]:
+        """Of the job, of what was submitted, and of where it stands."""
+        name = self.id
+        mine = sum_of(name, self.tenant, self.app, self.request)
+        return sum_of(name, self.job), mine, sum_of(name, self.ended, self.state, self.record)
 
 
 @dataclass
@@ -99,8 +114,10 @@ class Changes:
     chapter: tuple[str, str] | None = None
     """If a chapter begins here: its header, and the one that the service was started with."""
     jobs: list[JobRowText] = field(default_factory=list)
-    records: dict[str, tuple[float | None, str]] = field(default_factory=dict)
-    """By job: moment of its end or None, its record."""
+    records: dict[str, tuple[float | None, str, str]] = field(default_factory=dict)
+    """By job: moment of its end or None, its state, its record."""
+    aside: list[JobRowText] = field(default_factory=list)
+    """Jobs of which something was damaged, as they are to be kept from now on; `records` has where they stand."""
     reweighed: dict[str, str] = field(default_factory=dict)
     """Jobs that are not as they were submitted any more."""
     mentions: set[str] = field(default_factory=set)
@@ -115,10 +132,16 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
+        self._mark = Mark(directory)
+        self.reserve = Reserve(directory)
         with self.legible():
-            self._create()
+            self._require_private()
+            self.is_checked = self._check()
+            with closing(self._connect()) as db:
+                self.migrated_from = migrate(db, self.path)
             self._db = self._connect()
-            self._look()
+            self.look()
+        self._mark.write(Reached(self.last, self.highest))
         self.submissions = Submissions(self._db)
 
     @contextmanager
@@ -127,11 +150,28 @@ class Store:
         try:
             yield
         except sqlite3.Error as error:
-            raise JournalError(f"{self.path}: cannot be used: {error}") from error
+            raise JournalError(f"{self.path}: cannot be used: {error}; {remedy(self.path.parent)}") from error
 
-    def _look(self) -> None:
+    def _check(self) -> bool:
+        """Refuse a journal that is damaged, or ends before what was answered: those numbers would be given out again.
+
+        It is only read here, so that one which is refused stays as it was found. Returns whether its pages were looked
+        through too: those of a very large one are not.
+        """
+        with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            read_tolerantly(db)
+            version_of(db, self.path)
+            is_small = self.path.stat().st_size <= LARGEST_CHECKED
+            problem = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0]) if is_small else "ok"
+            if problem != "ok":
+                text = " ".join(problem.split())
+                raise JournalError(f"{self.path}: damaged: {text:.200}; {remedy(self.path.parent)}")
+            check_mark(db, self._mark.read(), self.path)
+        return is_small
+
+    def look(self) -> None:
         """What is in the store is what counts, whatever was thought to be."""
-        self.last = int(self._db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0])
+        self.last, self.highest = reached_by(self._db, self.path)
         self._first = int(self._db.execute("SELECT coalesce(max(first), 0) FROM chapters").fetchone()[0])
 
     @property
@@ -139,7 +179,7 @@ class Store:
         """Entries of the last chapter."""
         return self.last + 1 - self._first
 
-    def _create(self) -> None:
+    def _require_private(self) -> None:
         """The file is its owner's alone from its first moment on; SQLite gives its other files the same rights.
 
         PoiseError for files that are there and others may read, and for links, as of accounts.
@@ -148,12 +188,6 @@ class Store:
         for other in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.close(open_private(self.path.with_name(FILE + other), os.O_RDONLY))
-        with closing(self._connect()) as db:
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-            elif version != VERSION:
-                raise JournalError(f"{self.path}: written in version {version}; this Poise reads version {VERSION}")
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
@@ -162,6 +196,7 @@ class Store:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute(f"PRAGMA journal_size_limit = {LARGEST_LOG}")
+        read_tolerantly(db)
         return db
 
     def commit(self, changes: Sequence[Changes]) -> None:
@@ -180,6 +215,10 @@ class Store:
             raise StorageError(f"{self.path}: cannot be written: {error}") from error
         self.last = last
         self._first = last if any(each.chapter is not None for each in changes) else self._first
+        new = next((each.jobs[-1].id for each in reversed(changes) if each.jobs), None)
+        if new is not None:
+            self.highest = int(new)
+        self._mark.write(Reached(last, self.highest))
 
     def _roll_back(self) -> None:
         if self._db.in_transaction:
@@ -189,15 +228,27 @@ class Store:
     def _write(self, number: int, changes: Changes) -> None:
         db = self._db
         if changes.chapter is not None:
-            db.execute("INSERT INTO chapters (first, header, asked) VALUES (?, ?, ?)", (number, *changes.chapter))
+            row = number, *changes.chapter
+            db.execute("INSERT INTO chapters (first, header, asked, sum) VALUES (?, ?, ?, ?)", (*row, sum_of(*row)))
+            db.execute("DELETE FROM floors WHERE name = ?", (FROM_RECORDS,))
         if changes.entry is not None:
-            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (number, changes.now, changes.entry, changes.notes))
-        _each(db, "INSERT INTO jobs (id, tenant, app, ended, job, request, record) VALUES {}", changes.jobs)
-        _each(db, _STANDS, ((job, *state) for job, state in changes.records.items()))
-        _each(db, _REWEIGHED, changes.reweighed.items())
+            said = changes.entry, changes.notes
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", (number, changes.now, *said, sum_of(number, *said)))
+        for each in changes.aside:
+            db.execute(_REMEMBERED, (each.id,))
+            db.execute(_SET_ASIDE, (each.tenant, each.app, each.request, each.sums()[1], each.id))
+        _each(db, _NEW, ((*row[:-1], *row.sums()) for row in changes.jobs))
+        _each(db, _STANDS, ((job, *state, sum_of(job, *state)) for job, state in changes.records.items()))
+        _each(db, _REWEIGHED, ((job, text, sum_of(job, text)) for job, text in changes.reweighed.items()))
         _each(db, "INSERT OR IGNORE INTO mentions VALUES {}", ((job, number) for job in sorted(changes.mentions)))
         _each(db, "INSERT INTO submissions VALUES {}", changes.keys)
-        _each(db, "INSERT OR REPLACE INTO tenants VALUES {}", ((name, *books) for name, books in changes.tenants.items()))
+        books = ((name, *each, sum_of(name, *each)) for name, each in changes.tenants.items())
+        _each(db, "INSERT OR REPLACE INTO tenants VALUES {}", books)
+
+    def fold(self) -> None:
+        """Carry the log over into the file, so that what is written next needs no more room there."""
+        with suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def has_room(self) -> bool:
         """Something can be written now. It is tried: what is rolled back would never have reached the disk."""
@@ -205,15 +256,22 @@ class Store:
             self._db.execute("CREATE TABLE IF NOT EXISTS room (filler BLOB)")
             self._db.execute("INSERT INTO room VALUES (zeroblob(65536))")
             self._db.execute("DROP TABLE room")
-            self._look()
+            self.look()
         except sqlite3.Error:
             self._roll_back()
             return False
         return True
 
+    @property
+    def is_to_be_restored(self) -> bool:
+        """The journal was repaired: its last chapter does not lead to where jobs stand, and a new one has to begin."""
+        return bool(_floor(self._db, FROM_RECORDS))
+
     def chapter(self) -> tuple[str, str, int] | None:
         """Header, header asked for, and number of the first entry of the last chapter; None if nothing was ever written."""
-        row = self._db.execute("SELECT header, asked, first FROM chapters ORDER BY number DESC LIMIT 1").fetchone()
+        row = self._db.execute("SELECT header, asked, first, sum FROM chapters ORDER BY number DESC LIMIT 1").fetchone()
+        if row is not None and row[3] != sum_of(row[2], row[0], row[1]):
+            raise JournalError(f"{self.path}: damaged: the header of its last chapter; {remedy(self.path.parent)}")
         return None if row is None else (row[0], row[1], row[2])
 
     def chapters(self) -> list[tuple[str, int]]:
@@ -221,11 +279,11 @@ class Store:
         return [(header, first) for header, first in self._db.execute("SELECT header, first FROM chapters ORDER BY number")]
 
     def entries(self, first: int, end: int | None = None) -> Iterator[str]:
-        """Documents of the entries from a number on, before `end`."""
-        rows = self._db.execute(
-            "SELECT document FROM entries WHERE number >= ? AND number < ? ORDER BY number", (first, end or 1 << 62)
-        )
-        return (document for (document,) in rows)
+        """Documents of the entries from a number on, before `end`; DamageError at one that is not as it was written."""
+        for written in written_entries(self._db, first, end or 1 << 62):
+            if written.is_damaged:
+                raise DamageError(f"{self.path}: damaged: entry {written.number:,} is not as it was written")
+            yield written.document
 
     def last_moment(self) -> float:
         """The latest moment that the journal knows; 0 if it is empty."""
@@ -235,16 +293,15 @@ class Store:
 
     def unended(self) -> Iterator[JobRowText]:
         """Jobs that have not ended, in order of submission."""
-        return (JobRowText(*row) for row in self._db.execute(f"{_JOBS} WHERE ended IS NULL ORDER BY number"))
+        return unended_rows(self._db)
 
     def tenants(self) -> dict[str, tuple[float, float, int]]:
         """Weight, GPU-seconds received and preemptions suffered, by tenant."""
-        return {name: (weight, seconds, preempted) for name, weight, seconds, preempted in self._db.execute(_TENANTS)}
+        return tenant_books(self._db, self.path)
 
     def ended(self) -> dict[str, int]:
         """How many jobs have ended, by their final state."""
-        query = f"SELECT {_STATE}, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"
-        return dict(self._db.execute(query))
+        return dict(self._db.execute("SELECT state, count(*) FROM jobs WHERE ended IS NOT NULL GROUP BY 1"))
 
     def sent_since(self, moment: float) -> Iterator[Sent]:
         """What was submitted from a moment on, of jobs that have ended, by whom and minute by minute."""
@@ -253,15 +310,7 @@ class Store:
 
     def final_state(self, job: str) -> str:
         """What became of a job that has ended."""
-        return str(self._db.execute(f"SELECT {_STATE} FROM jobs WHERE id = ?", (job,)).fetchone()[0])
-
-    def last_id(self) -> int:
-        """The id of the last job that was submitted, which is a number; 0: none was."""
-        with self.legible():
-            row = self._db.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT 1").fetchone()
-        if row is not None and not str(row[0]).isdecimal():
-            raise JournalError(f"{self.path}: damaged: a job is called {row[0]!r:.100}")
-        return 0 if row is None else int(row[0])
+        return str(self._db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()[0])
 
     def reader(self) -> "Reader":
         """For another thread."""
@@ -270,6 +319,52 @@ class Store:
     def close(self) -> None:
         """Nothing more will be written."""
         self._db.close()
+        self._mark.close()
+
+
+def reached_by(db: sqlite3.Connection, path: Path) -> Reached:
+    """Numbers of the last entry and of the highest job that were ever given out, as far as a journal knows."""
+    last = int(db.execute("SELECT coalesce(max(number), 0) FROM entries").fetchone()[0])
+    row = db.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT 1").fetchone()
+    if row is not None and not str(row[0]).isdecimal():
+        raise JournalError(f"{path}: damaged: a job is called {row[0]!r:.100}; {remedy(path.parent)}")
+    return Reached(max(last, _floor(db, LAST_ENTRY)), max(0 if row is None else int(row[0]), _floor(db, LAST_JOB)))
+
+
+def _floor(db: sqlite3.Connection, name: str) -> int:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'floors'").fetchone():
+        return 0  # a store of version 1 has no such table
+    row = db.execute("SELECT value FROM floors WHERE name = ?", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def check_mark(db: sqlite3.Connection, reached: Reached | None, path: Path) -> Reached:
+    """How far a journal has come; JournalError if it was answered that it had come further."""
+    found = reached_by(db, path) if version_of(db, path) else Reached(0, 0)
+    if reached is not None and not reached.is_in(found):
+        raise JournalError(f"{path}: {reached.missing(found)}; {remedy(path.parent)}")
+    return found
+
+
+def unended_rows(db: sqlite3.Connection) -> Iterator[JobRowText]:
+    """Jobs that have not ended, in order of submission."""
+    return (JobRowText.of(*row) for row in db.execute(f"{JOB_ROWS} WHERE ended IS NULL ORDER BY number"))
+
+
+def written_entries(db: sqlite3.Connection, first: int, end: int) -> Iterator["Written"]:
+    """Entries from a number on, before `end`."""
+    rows = db.execute(f"{_ENTRIES} WHERE number >= ? AND number < ? ORDER BY number", (first, end))
+    return (Written.of(*row) for row in rows)
+
+
+def tenant_books(db: sqlite3.Connection, path: Path) -> dict[str, tuple[float, float, int]]:
+    """Weight, GPU-seconds received and preemptions suffered, by tenant; JournalError for what is not as it was written."""
+    found = {}
+    for name, weight, seconds, preempted, sum_ in db.execute(_TENANTS):
+        if sum_of(name, weight, seconds, preempted) != sum_:
+            raise JournalError(f"{path}: damaged: the books of tenant {name!r:.60}; {remedy(path.parent)}")
+        found[name] = weight, seconds, preempted
+    return found
 
 
 class Reader:
@@ -281,33 +376,33 @@ class Reader:
 
     def job(self, job: str) -> JobRowText | None:
         """A job, ended or not."""
-        row = self._db.execute(f"{_JOBS} WHERE id = ?", (job,)).fetchone()
-        return None if row is None else JobRowText(*row)
+        row = self._db.execute(f"{JOB_ROWS} WHERE id = ?", (job,)).fetchone()
+        return None if row is None else JobRowText.of(*row)
 
     def ended(self, wanted: "Ended", *, limit: int, offset: int) -> list[JobRowText]:
         """Jobs that have ended, the latest first."""
         where, values = wanted.condition()
         rows = self._db.execute(
-            f"{_JOBS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
+            f"{JOB_ROWS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
         )
-        return [JobRowText(*row) for row in rows]
+        return [JobRowText.of(*row) for row in rows]
 
     def ended_counts(self, wanted: "Ended") -> Counter[str]:
         """How many have, by their final state."""
         where, values = wanted.condition()
-        return Counter(dict(self._db.execute(f"SELECT {_STATE}, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
+        return Counter(dict(self._db.execute(f"SELECT state, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
 
     def entries(self, named: "Named", *, after: int, limit: int) -> list["Written"]:
         """Entries after a number, in order."""
         where, values = named.condition("> ?", after)
         rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number LIMIT ?", (*values, limit))
-        return [Written(*row) for row in rows]
+        return [Written.of(*row) for row in rows]
 
     def entries_back(self, named: "Named", *, until: int, limit: int) -> list["Written"]:
         """Entries up to a number, the last one first."""
         where, values = named.condition("<= ?", until)
         rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number DESC LIMIT ?", (*values, limit))
-        return [Written(*row) for row in rows]
+        return [Written.of(*row) for row in rows]
 
     def chapters(self) -> list[int]:
         """Numbers of the first entries of all chapters."""
@@ -337,11 +432,24 @@ class Written(NamedTuple):
     number: int
     document: str
     notes: str | None
+    is_damaged: bool = False
+
+    @staticmethod
+    def of(number: int, document: str, notes: str | None, sum_: int) -> "Written":
+        """A row of the table of entries."""
+        return Written(number, document, notes, sum_of(number, document, notes) != sum_)
+
+
+def remedy(state: Path) -> str:
+    """What to do about a journal that is damaged."""
+    return f"run poise repair {state}"
 
 
 def told_of(note: Mapping[str, object]) -> set[str]:
     """What is mentioned by a note on an instant as a whole."""
-    return {_mention(str(note["tenant"]))} if "tenant" in note else set()
+    aside = note.get(ASIDE)
+    jobs = set(aside) if isinstance(aside, Mapping) else set()
+    return jobs | ({_mention(str(note["tenant"]))} if "tenant" in note else set())
 
 
 def _mention(tenant: str) -> str:
@@ -381,7 +489,7 @@ class Ended:
         given = {"tenant": self.tenant, "app": self.app, _NAME: self.name}
         chosen = {name: value for name, value in given.items() if value is not None}
         among = ", ".join("?" * len(self.states))
-        conditions = ("ended IS NOT NULL", f"{_STATE} IN ({among})", *(f"{name} = ?" for name in chosen))
+        conditions = ("ended IS NOT NULL", f"state IN ({among})", *(f"{name} = ?" for name in chosen))
         return " AND ".join(conditions), (*self.states, *chosen.values())
 
 

@@ -9,6 +9,9 @@ from poise.server.records import Record, RunRecord
 from poise.server.situation import Books, Situation
 from poise.wire.views import NodeRow, Nodes, Shares, TenantShare
 
+SHARING = "+"
+"""Between the names of jobs that share a GPU."""
+
 
 def nodes(situation: Situation) -> Nodes:
     """All nodes and who holds them."""
@@ -20,7 +23,7 @@ def nodes(situation: Situation) -> Nodes:
     rows = []
     for index, each in enumerate(situation.header.cluster.nodes):
         jobs, gone = (
-            tuple("+".join(found.get((each.name, slot), ())) or None for slot in range(each.gpus))
+            tuple(SHARING.join(found.get((each.name, slot), ())) or None for slot in range(each.gpus))
             for found in (holders, leaving)
         )
         rows.append(

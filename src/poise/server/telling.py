@@ -4,9 +4,10 @@ from bisect import bisect_right
 
 from poise.engine.journal import read_entry, read_header
 from poise.model.cluster import Cluster
+from poise.model.errors import JournalError
 from poise.server.happenings import happenings, jobs_named
 from poise.server.store import Named, Reader, Written
-from poise.wire.views import Events, Happening
+from poise.wire.views import Actor, Events, Happening
 
 PART = 200
 """Entries of the journal that are read at once."""
@@ -59,7 +60,10 @@ class Telling:
         return Events(events=tuple(found), next=last)
 
     def _told(self, written: Written) -> list[Happening]:
-        entry = read_entry(written.document, but=SILENT)
+        try:
+            entry = read_entry(written.document, but=SILENT)
+        except JournalError:
+            return [] if self._named != (None, None) else [_unreadable(written)]
         tenants = self._reader.tenants_of(jobs_named(entry, written.notes))
         told = happenings(written.number, entry, written.notes, self._cluster(written.number), tenants)
         job, tenant = self._named
@@ -71,3 +75,9 @@ class Telling:
         if first not in self._clusters:
             self._clusters[first] = read_header(self._reader.header_at(first)).cluster
         return self._clusters[first]
+
+
+def _unreadable(written: Written) -> Happening:
+    """What can be said of an entry that was damaged: that it is there."""
+    text = f"entry {written.number:,} of the journal is damaged: what happened then cannot be told"
+    return Happening(number=written.number, time=0.0, actor=Actor.SERVICE, kind="damaged", job=None, tenant=None, text=text)

@@ -72,6 +72,11 @@ class Adopt:
     reply: "Future[None]" = field(default_factory=Future)
 
 
+def frees_room(wish: "Wish") -> bool:
+    """It makes jobs fewer, or keeps one from running: it is granted when nothing else is."""
+    return isinstance(wish, Withdraw) or (isinstance(wish, Change) and wish.verb is not Verb.RELEASE)
+
+
 Wish = Submit | Change | Withdraw | Weigh | Adopt
 WHOLE = -1
 """Place of the note on an instant as a whole; those on its events have the places of those."""

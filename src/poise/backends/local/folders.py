@@ -35,6 +35,14 @@ def highest_number(state: Path) -> int:
     return max(map(int, filter(_NUMBER.fullmatch, os.listdir(folder))), default=0) if folder.exists() else 0
 
 
+def latest_epoch(state: Path, job: str) -> int:
+    """The highest number of a run of which something is kept in a state directory; 0: nothing is."""
+    try:
+        return max(map(int, filter(_NUMBER.fullmatch, os.listdir(state / JOBS / token(job) / "runs"))), default=0)
+    except OSError:
+        return 0
+
+
 class Folders:
     """Directories of jobs and runs. Everything is made for its owner alone."""
 

@@ -1,0 +1,200 @@
+"""A journal that is damaged anywhere: a service starts with all that was answered, or says in one line what is wrong.
+
+Jobs that cannot be read are set aside by their names; after `poise repair` the service starts. No number is given again.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.shell import poise
+
+from poise.core.settings import Settings
+from poise.model.cluster import parse_cluster
+from poise.model.errors import PoiseError
+from poise.server.logs import Logbook
+from poise.server.mark import MARK
+from poise.server.reading import LiveEngine
+from poise.server.replaying import replay_store
+from poise.server.schema import FILE
+from poise.server.setup import Setup, WorldKind
+from poise.server.starting import open_engine
+from poise.wire.request import Request, Submission
+from poise.wire.views import Account, Role, State
+
+ANN = Account(name="ann", tenant="ann", role=Role.ADMIN)
+LONG = 180.0
+JOBS = 40
+LOG = f"{FILE}-wal"
+
+
+def submitted(engine: LiveEngine, **given: object) -> str:
+    request = Request.model_validate({"command": ("sleep", "1000"), "cwd": "/"} | given)
+    return engine.submit(ANN, Submission(jobs=(request,))).result(LONG).jobs[0]
+
+
+def started(state: Path) -> tuple[LiveEngine, str]:
+    log = StringIO()
+    setup = Setup(state, parse_cluster("v100:4"), "fifo", "consolidate", Settings(round=60.0), WorldKind.NULL, Logbook(log))
+    engine = open_engine(setup)
+    engine.start()
+    return engine, log.getvalue()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A state, as files, and what was answered of its jobs: name, tenant and, if it has come to an end, state."""
+
+    files: dict[str, bytes]
+    answered: dict[str, tuple[str, str, State | None]]
+
+
+def answers(engine: LiveEngine) -> dict[str, tuple[str, str, State | None]]:
+    rows = (engine.show(str(number)).job for number in range(1, JOBS + 1))
+    return {row.id: (row.name, row.tenant, row.state if row.state.is_final else None) for row in rows}
+
+
+@cache
+def kept(*, closed: bool) -> Kept:
+    """Of a service that was killed, with all of its journal in the log; or that was stopped."""
+    with TemporaryDirectory() as folder:
+        state = Path(folder)
+        engine, _ = started(state)
+        for number in range(JOBS):
+            submitted(engine, name=f"job-{number}", tenant=f"tenant-{number % 3}", hold=number % 5 == 0)
+        for job in ("2", "3", "12", "30"):
+            engine.cancel(ANN, job).result(LONG)
+        engine.set_weight(ANN, "tenant-1", 2.0).result(LONG)
+        engine.set_policy(ANN, "las").result(LONG)
+        answered = answers(engine)
+        if closed:
+            engine.close()
+        files = {name: (state / name).read_bytes() for name in (FILE, LOG, MARK) if (state / name).exists()}
+        if not closed:
+            engine.close()
+        return Kept(files, answered)
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What is done to a file, at a part of its length: it is cut off there, or bytes there become others."""
+
+    place: float
+    others: bytes | None
+
+    def fall(self, data: bytes) -> bytes:
+        at = int(self.place * len(data))
+        return data[:at] if self.others is None else (data[:at] + self.others + data[at + len(self.others) :])[: len(data)]
+
+
+BLOWS = st.builds(
+    Blow,
+    st.floats(0, 1, exclude_max=True),
+    st.one_of(st.none(), st.binary(min_size=1, max_size=4), st.just(bytes(4096)), st.binary(min_size=200, max_size=200)),
+)
+
+
+def check(engine: LiveEngine, log: str, answered: dict[str, tuple[str, str, State | None]], lost: set[str]) -> None:
+    """Everything that was answered is there, but for what is said to be damaged or lost; no number is given again."""
+    for job, (name, tenant, state) in answered.items():
+        if job in lost:
+            continue
+        shown = engine.show(job)
+        if (shown.cause or "").startswith("set aside"):
+            assert shown.job.state is State.FAILED
+            continue
+        now = shown.job.state if shown.job.state.is_final else None
+        assert (shown.job.name, shown.job.tenant, now) == (name, tenant, state), log
+    engine.queue(states=frozenset(State), tenant=None, app=None, limit=500, offset=0)
+    engine.events(after=0, job=None, tenant=None, limit=5_000)
+    engine.shares()
+    engine.nodes()
+    assert int(submitted(engine)) > max(map(int, answered))
+
+
+def refused(state: Path) -> str | None:
+    """What the service says that does not start; None: it does."""
+    try:
+        started(state)[0].close()
+    except PoiseError as error:
+        return str(error)
+    return None
+
+
+def lost_jobs(problems: list[str], answered: dict[str, tuple[str, str, State | None]], state: Path) -> set[str]:
+    """Jobs of which nothing is left, all of them named by what `poise repair` says."""
+    engine, _ = started(state)
+    gone = set()
+    for job in answered:
+        try:
+            engine.show(job)
+        except PoiseError:
+            gone.add(job)
+    engine.close()
+    if gone:
+        assert any("missing" in each or "nothing can be read of job" in each for each in problems), problems
+    return gone
+
+
+def tried(blows: list[Blow], name: str, *, closed: bool) -> None:
+    whole = kept(closed=closed)
+    with TemporaryDirectory() as folder:
+        state = Path(folder)
+        for each, data in whole.files.items():
+            (state / each).touch(mode=0o600)
+            (state / each).write_bytes(data)
+        data = whole.files[name]
+        for blow in blows:
+            data = blow.fall(data)
+        (state / name).write_bytes(data)
+        refusal = refused(state)
+        if refusal is None:
+            engine, log = started(state)
+            try:
+                check(engine, log, whole.answered, set())
+            finally:
+                engine.close()
+            return
+        assert "\n" not in refusal
+        assert "poise repair" in refusal
+        dry = poise("repair", "--dry-run", "--json", state)
+        assert dry.code == 1, dry
+        said = poise("repair", "--json", "-y", state).json
+        assert said["problems"] == json.loads(dry.out)["problems"]
+        assert (Path(said["backup"]) / name).read_bytes() == data
+        lost = lost_jobs(said["problems"], whole.answered, state)
+        rewound = any("lost its end" in each or "pages" in each for each in said["problems"])
+        answered = {job: (job_name, tenant, None) for job, (job_name, tenant, _) in whole.answered.items()}
+        engine, log = started(state)
+        try:
+            if rewound:  # what was wanted of jobs since then may be lost with it, and is said to be
+                for job in set(answered) - lost:
+                    engine.show(job)
+                assert int(submitted(engine)) > max(map(int, answered))
+            else:
+                check(engine, log, whole.answered, lost)
+        finally:
+            engine.close()
+        replay_store(state / FILE)
+        assert poise("repair", state).out.startswith("nothing to repair")
+
+
+@given(st.lists(BLOWS, min_size=1, max_size=3))
+@settings(max_examples=20, deadline=None)
+@example([Blow(0.5, None)])
+@example([Blow(0.0, None)])
+def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -> None:
+    tried(blows, LOG, closed=False)
+
+
+@given(st.lists(BLOWS, min_size=1, max_size=3))
+@settings(max_examples=25, deadline=None)
+@example([Blow(0.5, None)])
+@example([Blow(0.0, bytes(4096))])
+def test_a_journal_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -> None:
+    tried(blows, FILE, closed=True)
