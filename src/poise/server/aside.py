@@ -66,6 +66,7 @@ def told(situation: Situation, asides: list[Aside], now: float) -> tuple[Answer,
     for each in asides:
         name = each.row.id
         situation.records[name] = each.record
+        situation.usage.enter(each.record)  # it leaves when this is kept, as all that ends does
         facts.add(Cancelled(name), **{ASIDE: True})
         facts.touched.add(name)
         facts.reweighed[name] = each.row.job

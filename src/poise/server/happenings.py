@@ -117,7 +117,7 @@ def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _To
 
 def jobs_named(entry: Entry, notes: str | None) -> Iterator[str]:
     """Jobs that an instant is about."""
-    yield from json.loads(notes).get(str(AWAITED), {}) if notes else ()
+    yield from _notes(notes).get(AWAITED, {})
     for each in (*entry.events, *entry.actions):
         job = getattr(each, "job", None)
         if isinstance(each, Carried):

@@ -17,11 +17,11 @@ from time import gmtime, strftime
 from typing import Any
 
 from poise.backends.local.folders import highest_number
+from poise.durable import sync_folder
 from poise.engine.journal import read_entry, read_header
 from poise.model.errors import JournalError, RequestError
 from poise.server.aside import DamagedRowError, set_aside
 from poise.server.aside import read as read_row
-from poise.server.folder import sync_folder
 from poise.server.mark import MARK, Reached, marked
 from poise.server.migrations import version_of
 from poise.server.salvage import remove, salvage
