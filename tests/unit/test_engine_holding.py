@@ -16,11 +16,11 @@ def slow(tmp_path: Path) -> Service:
     return Service(tmp_path, world=LingeringWorld, cluster="v100:2")
 
 
-def unaware(service: Service, number: int = 1, **given: object) -> str:
+def unaware(service: Service, **given: str) -> str:
     """A job that runs, and reports nothing of itself."""
-    service.machine.unaware.add(str(number))
+    service.machine.unaware.add("1")
     [job] = service.submit(a_request(gpus=2, **given))
-    assert job == str(number)
+    assert job == "1"
     return job
 
 

@@ -50,7 +50,7 @@ def uncovered_by_another_self() -> list[str]:
     os.close(tell)
     os.wait()
     with open(out, "rb") as file:
-        return json.loads(file.read())
+        return list(json.loads(file.read()))
 
 
 def reached(pid: int) -> list[str]:
