@@ -186,7 +186,8 @@ class _Programs:
 
     def theta(self, y: Floats) -> Floats:
         """(programs, rows): throughput of each row, as a part of its fastest."""
-        return np.einsum("mc,pmc->pm", self.speed, y)
+        theta: Floats = np.einsum("mc,pmc->pm", self.speed, y)
+        return theta
 
     def _prices(self, zw: Floats) -> Floats:
         """(programs, rows, columns + 1): what all of a row's time there costs."""
