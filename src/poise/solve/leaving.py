@@ -26,7 +26,7 @@ from poise.solve.problem import Market
 
 GOOD = 1e-9
 """Relative gap, and relative error of all constraints, at which to stop."""
-ACCEPTED = 1e-7
+ACCEPTED = 1e-8
 """The same where rounding stops progress."""
 HALF_WAY = 0.1
 """Relative gap of the whole program at which the others set out from it: far enough from the boundary to turn."""
@@ -143,23 +143,24 @@ class _Programs:
         return self.theta(at.y) * self.fastest
 
     def run(self, at: _Point, good: float) -> _Point:
-        """Steps until all programs are good; those that are stay as they are."""
-        done = at
+        """Steps until all programs are good, or as good as rounding allows; those that are stay as they are."""
+        done, best, programs = at, at, self
         left = np.arange(len(self.size))
-        programs = self
+        least = np.full(len(left), np.inf)
         for _ in range(MOST_STEPS):
-            error = programs.error(at)
-            is_good = error <= good
-            if is_good.any():
-                done = _placed(done, left[is_good], at.of(is_good))
-                left, at, programs = left[~is_good], at.of(~is_good), programs.only(~is_good)
-            if not len(left):
-                return done
-            at = programs.stepped(at)
-        error = programs.error(at)
-        if not (error <= ACCEPTED).all():
-            raise GaveUpError(f"a gap of {float(np.nanmax(error)):.1e} is left after {MOST_STEPS} steps")
-        return _placed(done, left, at)
+            with np.errstate(all="ignore"):  # what rounding has spoilt is no number, and never better
+                error = programs.error(at)
+                is_better = error < least
+                least, best = np.where(is_better, error, least), at.where(is_better, best)
+                is_done = (least <= good) | ((least <= ACCEPTED) & ~is_better)
+                done = _placed(done, left[is_done], best.of(is_done))
+                if is_done.any():
+                    left, least, programs = left[~is_done], least[~is_done], programs.only(~is_done)
+                    at, best = at.of(~is_done), best.of(~is_done)
+                if not len(left):
+                    return done
+                at = programs.stepped(at)
+        raise GaveUpError(f"a gap of {float(least.max()):.1e} is left after {MOST_STEPS} steps")
 
     def error(self, at: _Point) -> Floats:
         """Of each program, the largest of the relative gap and of the errors of its constraints."""
