@@ -122,7 +122,7 @@ def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> 
     venv.create(home, symlinks=True)
     python = home / "bin" / "python"
     words = ["--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", wheel]
-    subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=PATIENCE)
+    subprocess.run([sys.executable, "-m", "pip", *map(str, words)], check=True, timeout=PATIENCE)
     (site,) = (home / "lib").glob("python*/site-packages")
     (site / "borrowed.pth").write_text("".join(f"{each}\n" for each in _borrowed()))
 
