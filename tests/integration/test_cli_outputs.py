@@ -1,6 +1,5 @@
 """Results replace what an earlier run wrote, and say so; nothing else is written over unless that is asked for."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,10 +28,11 @@ WRITING = {
 
 
 @pytest.fixture(params=WRITING)
-def words(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+def words(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """A command that writes results, the last of its words."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return WRITING[request.param]
+    chosen: str = request.param
+    return WRITING[chosen]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -81,9 +81,11 @@ def gpu_type(name: str) -> str:
 
 def _nvml() -> ModuleType:
     try:
-        return import_module("pynvml")  # by name: it is optional, and of use only where there is a driver
+        return import_module("pynvml")  # by name: it has no types, and is of use only where there is a driver
     except ImportError:
-        raise RequestError(f"GPUs cannot be looked for without the package nvidia-ml-py; install it, or {REMEDY}") from None
+        raise RequestError(
+            f"GPUs cannot be looked for: nvidia-ml-py, a part of the installation, is missing; install it, or {REMEDY}"
+        ) from None
 
 
 def _devices(nvml: ModuleType) -> list[tuple[str, str]]:
