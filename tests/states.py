@@ -19,7 +19,8 @@ from time import monotonic, sleep
 
 ROOT = Path(__file__).resolve().parents[1]
 STATES = ROOT / "tests" / "data" / "states"
-POISE = (sys.executable, "-c", "import sys; from poise.cli.app import main; sys.exit(main())")
+POISE = (sys.executable, "-c", "import sys; from poise.cli.app import main; sys.argv[0] = '/poise'; sys.exit(main())")
+"""Called as from elsewhere: jobs are then submitted without this virtual environment, whose path would be stored."""
 PATIENCE = 120.0
 COUNTS = """
 import json, os, sys, time
@@ -118,6 +119,7 @@ def make(folder: Path) -> str:
         first = maker.submit("-n", "counts", "-g", 2, "--checkpoint-every", "1s", "--", "python3", "-I", "-c", COUNTS)
         maker.submit("-n", "restarts", "-g", 2, "--preemption", "restart", "--tenant", "speech", "--", "sleep", "1000")
         _until(lambda: '"preemptions": 0' not in json.dumps(maker.job(first)), "it is not preempted")
+        _until(lambda: '"epoch": 2' in json.dumps(maker.job(first)), "it does not come back")
         maker.poise("shares", "--json", "--set", "speech=2")
         maker.poise("use", "--json", "fifo")
         stays = maker.submit("-n", "stays", "--preemption", "never", "--", "sleep", "1000")
