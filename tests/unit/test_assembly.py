@@ -53,8 +53,8 @@ def test_preset_combinators_apply_to_orders_and_leave_other_policies_alone() -> 
     def effective(policy: str) -> str:
         return Experiment(a_cluster(), policy, combinators=PRESETS["tiresias"].combinators).effective_policy()
 
-    assert effective("srtf") == "srtf+stable"
-    assert effective("tiresias:limits=3/9") == "tiresias:limits=3/9+stable"
+    assert effective("srtf") == "srtf+stable+ticks"
+    assert effective("tiresias:limits=3/9") == "tiresias:limits=3/9+stable+ticks"
     assert effective("stride") == "stride"
 
 

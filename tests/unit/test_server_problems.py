@@ -112,7 +112,7 @@ def test_mistake_in_a_path_or_query_is_one_line_too(path: str, line: str, api: A
     [
         ("GET", "/v1/me"), ("GET", "/v1/nodes"), ("GET", "/v1/shares"), ("GET", "/v1/service"), ("GET", "/v1/policy"),
         ("GET", "/v1/tokens"), ("GET", "/v1/jobs/job-0"), ("GET", "/v1/jobs/job-0/why"), ("GET", "/metrics"),
-        ("GET", "/openapi.json"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/job-0/hold"), ("POST", "/v1/tokens"),
+        ("GET", "/openapi.json"), ("POST", "/v1/jobs"), ("POST", "/v1/jobs/job-0/release"), ("POST", "/v1/tokens"),
         ("PUT", "/v1/shares/mine"), ("PUT", "/v1/policy"), ("DELETE", "/v1/tokens/user"),
     ],
 )  # fmt: skip
