@@ -328,7 +328,7 @@ def test_gpus_that_come_free_inside_a_round_go_to_those_with_a_share_of_them_fir
     event("somebody starts inside a round" if any(run.began % ROUND for run in story.runs) else "nobody does")
 
 
-@pytest.mark.parametrize("policy", ["sjf", "max-min", "makespan", "finish-time"])
+@pytest.mark.parametrize("policy", ["sjf", "max-min", "makespan", "finish-time", "max-throughput", "strategy-proof"])
 def test_a_job_with_a_share_of_a_later_type_does_not_fill_up_an_earlier_one(policy: str) -> None:
     trace = [
         a_job("r", seconds=72_000.0, model="resnet50"),
