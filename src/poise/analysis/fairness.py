@@ -100,14 +100,16 @@ def _mean_rates(history: History, lives: Iterable[Life]) -> Floats:
     """Speed of each job on the cluster's mix of types."""
     cluster = history.cluster
     counts = [cluster.gpus_of(name) for name in cluster.gpu_types]
-    known: dict[tuple[float, ...], float] = {}
+    known: dict[str | tuple[float, ...], float] = {}
 
-    def mean(rates: tuple[float, ...]) -> float:
-        if rates not in known:
-            known[rates] = sum(rate * count for rate, count in zip(rates, counts, strict=True)) / cluster.gpus
-        return known[rates]
+    def mean(life: Life) -> float:
+        of = life.rates or life.kind
+        if of not in known:
+            rates = history.rates_of(life)
+            known[of] = sum(rate * count for rate, count in zip(rates, counts, strict=True)) / cluster.gpus
+        return known[of]
 
-    return floats(mean(history.rates_of(life)) for life in lives)
+    return floats(mean(life) for life in lives)
 
 
 def _active(history: History, fairness: Fairness) -> list[tuple[float, int]]:

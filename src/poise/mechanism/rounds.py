@@ -281,7 +281,7 @@ class Rounds:
             return ()
         best = np.where(standing.covered[jobs], priority[jobs].max(axis=1), inf)
         order = jobs[np.lexsort((jobs, -best))]
-        if self.filling is Filling.LAST:
+        if self.filling is Filling.LAST and workload.types > 1 and len(order) > 1:  # else this is the order already
             order = _shares_first(standing, workload, order, priority[order], idle)
         if self.unlucky is Unlucky.LEAVE_OUT:
             order = order[_may_get(workload, order, idle)]
