@@ -38,7 +38,7 @@ class Fairness(StrEnum):
 
 
 def rho(history: History, lives: Sequence[Life], fairness: Fairness = Fairness.JOB) -> Floats:
-    """ρ of these jobs, which have ended; NaN for jobs without work, and for those of which nobody knows how much it is."""
+    """ρ of these jobs, which have ended; NaN for jobs without work, and for jobs whose work is unknown."""
     if fairness is Fairness.APP:
         return _rho_by_app(history, lives)
     submitted = floats(life.submitted for life in lives)

@@ -32,7 +32,7 @@ from poise.model.journal import Entry
 class Life:
     """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
 
-    steps   its work: the true one where the journal tells it, else the declared one, inf if nobody knows
+    steps   its work: the true one where the journal tells it, else the declared one, inf if unknown
     rates   true steps per second by GPU type, packed; None where the journal tells nothing but what is believed of its kind
     tasks   GPUs that compute a task for it now, as (node, bit of the slot), since when
     kept    steps of its work that the last fact about a run of its says are done;  last: its last stint, if any

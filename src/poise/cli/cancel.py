@@ -37,7 +37,7 @@ def cancel(jobs: tuple[str, ...], app: str | None, tenant: str | None, yes: bool
 
 
 def is_asked() -> bool:
-    """Somebody is there who can answer."""
+    """Say whether standard input is a terminal, so that a question can be answered."""
     return sys.stdin.isatty()
 
 

@@ -25,7 +25,7 @@ _SECRET = "admin.token"
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
 FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
-"""Seconds before somebody is told that a server is waited for, and between two looks for it."""
+"""Seconds before the user is told that a server is waited for, and between two looks for it."""
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -1,6 +1,6 @@
 """Whether a server of this machine that is away seems to come back: then it is worth waiting for.
 
-It does if it was killed since the machine was started (its server.json is there, its process is not), if somebody holds
+It does if it was killed since the machine was started (its server.json is there, its process is not), if a process holds
 the lock of its state directory (it starts, or stops), or if it stopped a moment ago (its server.json has just been removed).
 """
 

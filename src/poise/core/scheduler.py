@@ -351,7 +351,7 @@ class Scheduler:
     def _decide(self, now: float, allowed: Preemption, *, spares_unworked: bool = False) -> None:
         """Decide. If nothing but time calls for it, runs that have not worked for as long as they took to start are spared:
 
-        otherwise time slices that are hardly longer than the overhead would leave nobody ever getting anything done.
+        otherwise time slices that are hardly longer than the overhead would let no job make progress.
         """
         self._pending = self._is_half_done = False
         if self._answering.is_idle():

@@ -34,7 +34,7 @@ class Settings:
     credit             rounds that every job is taken to have received when shares change (Gavel: half a round)
     patience           rounds that a running job may get ahead of its share before it has to make way, with debts carried
                        along when shares change; 0: neither, as Gavel
-    filling            when GPUs that nobody with a share took go to others: after all shares, or type by type as Gavel does
+    filling            when GPUs left over by shares go to other jobs: after all shares, or type by type as in Gavel
     packed_wait        a waiting job insists on as few nodes as possible for this long
     rack_wait          a waiting job insists on one rack for this long
     defragment         running jobs may be moved to make room on one node, each this long after its start; 0: never

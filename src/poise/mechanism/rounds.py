@@ -8,7 +8,7 @@ At the end of a round the GPU types are served one after the other: units by fal
 when shares last changed, take their gang if it still fits and none of their jobs has been served. When that is done on all
 types, jobs that got nothing take what is left, so that no GPU idles while a job that fits waits, unless the allocation wants
 it to; Gavel fills up each type in its turn (`Filling.BY_TYPE`). A job that is served where it runs already just goes on.
-Inside a round nobody is stopped: GPUs that come free go to who is furthest behind its share of them, then to others.
+Inside a round no job is stopped: GPUs that come free go to the job furthest behind its share of them, then to others.
 
 A job that runs may get ahead by `patience` before it has to make way, so that jobs are not moved in every round for little;
 debts are then carried along when shares change. Without patience (Gavel) debts only break ties.

@@ -122,7 +122,7 @@ class Leftover(Enum):
 
 
 class Filling(StrEnum):
-    """When GPUs that nobody with a share took are filled: after shares are served on all types, or type by type (Gavel).
+    """When GPUs left over by shares are filled: after shares are served on all types, or type by type (Gavel).
 
     Type by type, a job that only fills up an early type is gone when the type on which it has a share has its turn.
     """

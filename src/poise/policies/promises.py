@@ -38,7 +38,7 @@ class Promise(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoShares:
-    """Nobody is promised a share."""
+    """No tenant is promised a share."""
 
     text: str = "promises no shares"
 
@@ -115,6 +115,6 @@ def among_jobs_alike(**_parameters: Any) -> Promise:  # noqa: ANN401
 
 
 def _divided(weights: Mapping[str, float]) -> dict[str, float]:
-    """Parts of 1 in proportion; 0 for all if nobody weighs anything."""
+    """Parts of 1 in proportion; all 0 if the weights sum to 0."""
     whole = sum(weights.values())
     return {name: weight / whole if whole else 0.0 for name, weight in weights.items()}

@@ -65,7 +65,7 @@ def _together(workload: Workload, throughput: Floats, first: Ints, member: Ints)
     """c of each class, all at once."""
     market = market_of(workload)
     count = np.bincount(member, minlength=len(first)).astype(float)
-    capacity = np.where(market.capacity > 0, market.capacity, 1.0)  # where there is none, nobody has a speed
+    capacity = np.where(market.capacity > 0, market.capacity, 1.0)  # where there is none, no job has a speed
     classes = replace(market, speed=market.speed[first], size=market.size[first], capacity=capacity, count=count)
     weight = workload.weight[first]
     discount = np.empty(len(first))

@@ -105,7 +105,7 @@ def most_files() -> int:
 
 
 def ask_for_files(runs: int) -> None:
-    """Have room for all connections and so many runs, as far as this user may."""
+    """Raise the limit of open files to fit all connections and this number of runs, as far as this user may."""
     wanted = ROOM.all + SPARE_FILES + FILES_A_RUN * runs
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most_files() < wanted:

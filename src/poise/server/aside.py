@@ -1,7 +1,7 @@
 """Jobs that were set aside: what is kept of them was damaged, and all others go on without them.
 
 Such a job has failed. Its number stays its own, whatever could be read of it stays to be seen, and what is left of its runs
-is ended like any run that nobody ordered; until then nobody else gets its GPUs.
+is ended like any run that was not ordered; until then no other job gets its GPUs.
 """
 
 import re

@@ -176,7 +176,7 @@ class Loop:
             self._renew(None, self.parts.header)
 
     def _set_aside(self) -> None:
-        """Go on without the jobs that cannot be read. What is left of their runs is ended like any that nobody ordered."""
+        """Go on without the jobs that cannot be read. What is left of their runs is ended, as of any run not ordered."""
         now, situation = self.clock.now(), self.situation
         asides = [kept_aside(row, problem, now) for row, problem in situation.damaged]
         if not asides:

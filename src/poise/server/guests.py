@@ -95,7 +95,7 @@ class Guests:
         return self._unknown + self._known
 
     def enter(self, link: Link) -> None:
-        """Somebody has connected."""
+        """Add a new connection, which has brought no token yet."""
         self._strangers.setdefault(link.address, {})[link] = None
         self._unknown += 1
 

@@ -21,7 +21,7 @@ SLOTS = 60
 """Slots of an hour; what was sent in one is forgotten as a whole, once all of it is an hour old."""
 HOUR = SLOT * SLOTS
 LATER = 60
-"""Seconds until it is worth asking again, where nobody knows when jobs end."""
+"""Seconds until it is worth asking again, as the ends of jobs are unknown."""
 MIB = 1 << 20
 
 Key = TypeVar("Key")
@@ -110,7 +110,7 @@ def size_of(request: str) -> int:
 
 
 class Usage:
-    """What everybody has queued, and has sent in the last hour."""
+    """What each user and tenant has queued, and has sent in the last hour."""
 
     def __init__(self) -> None:
         self.tenants: dict[str, Load] = {}

@@ -72,7 +72,7 @@ def _refuse_later(copy: Path, path: Path) -> None:
         with closing(sqlite3.connect(copy)) as db:
             version_of(db, path)
     except sqlite3.Error:
-        return  # nobody can say which version it is of
+        return  # its version is unknown
 
 
 def _mend(source: Path, target: Path, state: Path, found: Examined) -> None:

@@ -17,7 +17,7 @@ DEFAULT_POLICY = "max-min"
 
 
 class AsRoot(StrEnum):
-    """What is to become of a service that root runs: somebody wants it so, or is told what it means."""
+    """Whether a service that runs as root is wanted so (`--allow-root`), or warns of it."""
 
     ALLOWED = "allowed"
     WARNED = "warned"

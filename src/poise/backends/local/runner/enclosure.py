@@ -65,7 +65,7 @@ class Enclosure:
                 os.kill(self.first, signal.SIGUSR1)
 
     def ended(self, pid: int) -> None:
-        """A child of the runner has been reaped: its number may be somebody else's from now on."""
+        """A child of the runner has been reaped: its pid may be reused from now on."""
         if pid == self.first:
             self.first = 0
 
