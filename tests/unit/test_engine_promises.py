@@ -97,8 +97,8 @@ def advice_for_the_last(tmp_path: Path, policy: str, *, preemption: Preemption =
     return found.advice
 
 
-FREE = "nothing to do: it starts when enough GPUs are free"
-TURN = "nothing to do: it gets its turn at the end of a round (every 10s), or sooner if enough GPUs are free"
+FREE = "Nothing to do: it starts when enough GPUs are free"
+TURN = "Nothing to do: it gets its turn at the end of a round (every 10s), or sooner if enough GPUs are free"
 
 
 @pytest.mark.parametrize(

@@ -25,4 +25,5 @@ def why(job: str, as_json: bool) -> None:
     for each in found.evidence:
         click.echo(f"  {plain(each)}")
     if found.advice:
-        click.echo(f"What would help: {plain(found.advice)}")
+        is_idle = found.advice.startswith("Nothing to do")
+        click.echo(plain(found.advice) if is_idle else f"What would help: {plain(found.advice)}")

@@ -208,7 +208,7 @@ def _advice(situation: Situation, record: Record, code: str, now: float) -> str 
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
         return _smaller(situation, record, now)
     if code == Code.ORDER:
-        return "nothing to do: it gets its turn as those ahead of it have had theirs"
+        return "Nothing to do: it gets its turn as those ahead of it have had theirs"
     if code == Code.SHARE:
         return _larger_share(situation, job.tenant)
     return None
@@ -232,7 +232,7 @@ def _smaller(situation: Situation, record: Record, now: float) -> str:
 
 def _patience(situation: Situation, record: Record, now: float) -> str:
     """What a job waits for that needs nothing but time: free GPUs, or its turn, as the policy in force works."""
-    free = "nothing to do: it starts when enough GPUs are free"
+    free = "Nothing to do: it starts when enough GPUs are free"
     listing = listing_of(situation.header.policy)
     if Claim.NO_PREEMPTION in listing.claims:
         return free
@@ -242,7 +242,7 @@ def _patience(situation: Situation, record: Record, now: float) -> str:
     if listing.family is Family.QUEUE:
         return f"{free}, or when it comes before jobs that run: these then make room for it"
     if Claim.NO_STARVATION in listing.claims:
-        return f"nothing to do: it gets its turn {_looks(situation)}, or sooner if enough GPUs are free"
+        return f"Nothing to do: it gets its turn {_looks(situation)}, or sooner if enough GPUs are free"
     return f"{free}, or when policy {listing.name}, which looks again {_looks(situation)}, gives it a turn"
 
 
@@ -277,7 +277,7 @@ def _elastic(policy: str, gpus: int, most: int) -> str:
     """Of a job that would do with what is free, and is not given it."""
     name = policy.split("+")[0].split(":")[0]
     if name in RESIZING:
-        return f"nothing to do: policy {name} looks for a number of GPUs for it when it plans again"
+        return f"Nothing to do: policy {name} looks for a number of GPUs for it when it plans again"
     others = " or ".join(RESIZING)
     return f"policy {name} gives it {counted(gpus, 'GPU')} or none: submit it with -g {most}, or ask an admin for {others}"
 
