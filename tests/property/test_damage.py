@@ -4,12 +4,15 @@ Jobs that cannot be read are set aside by their names; after `poise repair` the 
 """
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.shell import poise
@@ -74,10 +77,18 @@ def kept(*, closed: bool) -> Kept:
         answered = answers(engine)
         if closed:
             engine.close()
+            with closing(sqlite3.connect(state / FILE)) as db:  # all of it is in the file itself then
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         files = {name: (state / name).read_bytes() for name in (FILE, LOG, MARK) if (state / name).exists()}
         if not closed:
             engine.close()
         return Kept(files, answered)
+
+
+def put(state: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (state / name).touch(mode=0o600)
+        (state / name).write_bytes(data)
 
 
 @dataclass(frozen=True)
@@ -145,9 +156,7 @@ def tried(blows: list[Blow], name: str, *, closed: bool) -> None:
     whole = kept(closed=closed)
     with TemporaryDirectory() as folder:
         state = Path(folder)
-        for each, data in whole.files.items():
-            (state / each).touch(mode=0o600)
-            (state / each).write_bytes(data)
+        put(state, whole.files)
         data = whole.files[name]
         for blow in blows:
             data = blow.fall(data)
@@ -198,3 +207,65 @@ def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -
 @example([Blow(0.0, bytes(4096))])
 def test_a_journal_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -> None:
     tried(blows, FILE, closed=True)
+
+
+def repaired(state: Path) -> set[str]:
+    """Jobs that are there after a repair of a journal that was refused in one line."""
+    refusal = refused(state)
+    assert refusal is not None
+    assert "\n" not in refusal
+    assert "codec" not in refusal
+    assert poise("replay", state).failure.startswith(f"{state / FILE}: cannot be read: ")
+    poise("repair", "--json", "-y", state)
+    engine, _ = started(state)
+    found = engine.queue(states=frozenset(State), tenant=None, app=None, limit=500, offset=0).jobs
+    engine.close()
+    return {job.id for job in found}
+
+
+def test_a_table_whose_definition_is_no_text_costs_no_other_table(tmp_path: Path) -> None:
+    whole = kept(closed=True)
+    put(tmp_path, whole.files | {FILE: whole.files[FILE].replace(b"CREATE TABLE entries", b"CREATE T\x96BLE entries")})
+    assert repaired(tmp_path) == set(whole.answered)
+
+
+def test_a_journal_that_is_cut_off_keeps_what_is_left(tmp_path: Path) -> None:
+    whole = kept(closed=True)
+    put(tmp_path, whole.files | {FILE: whole.files[FILE][: len(whole.files[FILE]) * 3 // 4]})
+    assert repaired(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DROP TABLE jobs", "DROP TABLE entries", "DROP TABLE tenants", "DELETE FROM chapters", "PRAGMA user_version = 0"],
+)
+def test_a_journal_without_a_table_or_its_version_can_be_repaired(tmp_path: Path, statement: str) -> None:
+    whole = kept(closed=True)
+    put(tmp_path, whole.files)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
+        db.execute(statement)
+    assert "poise repair" in (refused(tmp_path) or "")
+    assert poise("repair", "--dry-run", tmp_path).code == 1
+    assert poise("repair", "-y", tmp_path).code == 0
+    engine, log = started(tmp_path)
+    try:
+        if "jobs" not in statement:
+            check(engine, log, whole.answered, set())
+        assert int(submitted(engine)) > max(map(int, whole.answered))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("column", ["tenant", "app", "job", "request", "record", "state"])
+def test_a_job_whose_text_became_bytes_is_set_aside(tmp_path: Path, column: str) -> None:
+    """One bit of a row says whether a value is text or bytes; no look at the pages of a file finds that."""
+    whole = kept(closed=True)
+    put(tmp_path, whole.files)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
+        db.execute(f"UPDATE jobs SET {column} = x'7bff00' WHERE id = '4'")
+    engine, log = started(tmp_path)
+    try:
+        assert (engine.show("4").cause or "").startswith("set aside")
+        check(engine, log, whole.answered, {"4"})
+    finally:
+        engine.close()

@@ -22,8 +22,8 @@ class Room:
     strangers   that have brought no token yet
     known       of all tokens together
     each        of one token, unless it is an operator's
-    grace       seconds that a stranger has before it gives way to others: long enough for a head to be read by a busy loop, and
-                short, as it bounds how fast a flood makes way for those behind it
+    grace       seconds that a stranger has before it gives way to others: long enough for a head to be read by a busy loop,
+                and short, as it bounds how fast a flood makes way for those behind it
     """
 
     strangers: int = 600

@@ -25,8 +25,17 @@ from poise.server.aside import read as read_row
 from poise.server.mark import MARK, Reached, marked
 from poise.server.migrations import version_of
 from poise.server.salvage import remove, salvage
-from poise.server.schema import FILE, read_tolerantly, sum_of
-from poise.server.store import FROM_RECORDS, JOB_ROWS, LAST_ENTRY, LAST_JOB, JobRowText, Written
+from poise.server.schema import FILE, UNREADABLE, read_tolerantly, sum_of
+from poise.server.store import (
+    FROM_RECORDS,
+    JOB_ROWS,
+    LAST_ENTRY,
+    LAST_JOB,
+    NO_CHAPTERS,
+    JobRowText,
+    Written,
+    has_lost_chapters,
+)
 
 BACKUPS = "backups"
 _FILES = (FILE, f"{FILE}-wal", MARK)
@@ -71,7 +80,7 @@ def _refuse_later(copy: Path, path: Path) -> None:
     try:
         with closing(sqlite3.connect(copy)) as db:
             version_of(db, path)
-    except sqlite3.Error:
+    except UNREADABLE:
         return  # nobody can say which version it is of
 
 
@@ -97,6 +106,8 @@ class _Mending:
     def all(self, reached: Reached | None, highest: int) -> None:
         """Look at every row; set aside what makes no sense."""
         self._each("chapter", "SELECT first, header, asked, sum FROM chapters ORDER BY number", _bad_chapter)
+        if has_lost_chapters(self._db):
+            self._found.problems.append(NO_CHAPTERS)
         self._each("entry", "SELECT number, document, notes, sum FROM entries ORDER BY number", _bad_entry)
         self._jobs()
         self._tenants()

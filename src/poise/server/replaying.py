@@ -18,7 +18,7 @@ from poise.server.aside import read as read_row
 from poise.server.cores import core_of
 from poise.server.mark import marked
 from poise.server.migrations import copied, version_of
-from poise.server.schema import FILE, sum_of
+from poise.server.schema import FILE, UNREADABLE, said_of, sum_of
 from poise.server.store import check_mark, remedy, tenant_books, unended_rows, written_entries
 
 _CHAPTERS = "SELECT header, asked, first, sum FROM chapters ORDER BY number"
@@ -75,8 +75,8 @@ def _opened(file: Path) -> Iterator[tuple[sqlite3.Connection, list[tuple[str, in
             if not chapters:
                 raise RequestError(f"{file}: nothing has happened yet")
             yield db, chapters
-    except sqlite3.Error as error:
-        raise JournalError(f"{file}: cannot be read: {error}; {remedy(file.parent)}") from None
+    except UNREADABLE as error:
+        raise JournalError(f"{file}: cannot be read: {said_of(error)}; {remedy(file.parent)}") from None
 
 
 def _chapter(header: str, asked: str, first: int, sum_: int, *, file: Path) -> tuple[str, int]:

@@ -48,6 +48,15 @@ CREATE INDEX jobs_by_state ON jobs (state, ended) WHERE ended IS NOT NULL;
 """
 
 
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What is raised for a damaged file: the words of SQLite quote what they are about, which may be no text any more."""
+
+
+def said_of(error: Exception) -> str:
+    """What SQLite says, in letters that can be shown."""
+    return error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
+
+
 def sum_of(*values: object) -> int:
     """A sum over the values of a row: one that was damaged has another one, but for one in four thousand million."""
     return crc32("\x1f".join(map(str, values)).encode("utf-8", "replace"))
