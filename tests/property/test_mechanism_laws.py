@@ -1,6 +1,6 @@
 """Laws of the mechanism of rounds: shares are received in the long run, nobody starves, skipped rounds are not missed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -175,6 +175,9 @@ def test_skipping_rounds_changes_nothing(parts: list[tuple[Any, ...]], policy: s
 # Shares in the long run
 
 
+ALL_ALONE: Mapping[int, int] = {}
+
+
 @dataclass(frozen=True)
 class Fixed:
     """Shares by row that never change."""
@@ -188,10 +191,17 @@ class Fixed:
         return Allocation(np.array(self.shares)[workload.rows]), memory
 
 
-def received(shares: Floats, cluster: str, rounds: int, patience: float) -> Floats:
-    """Fractions of the time by job and type."""
-    jobs = [a_job(str(i), seconds=1e9, model="m") for i in range(len(shares))]
-    settings = Settings(cadence=Cadence.ROUNDS, round=ROUND, backfill=False, patience=patience)
+def received(
+    shares: Floats,
+    cluster: str,
+    rounds: int,
+    patience: float,
+    gangs: Mapping[int, int] = ALL_ALONE,
+    filling: Filling = Filling.LAST,
+) -> Floats:
+    """Fractions of the time by job and type. Jobs are gangs of one GPU unless `gangs` says otherwise."""
+    jobs = [a_job(str(i), gpus=gangs.get(i, 1), seconds=1e9, model="m") for i in range(len(shares))]
+    settings = Settings(cadence=Cadence.ROUNDS, round=ROUND, backfill=False, patience=patience, filling=filling)
     fixed = Policy("fixed", Fixed(tuple(map(tuple, shares.tolist()))))
     until = rounds * ROUND
     story = simulate(jobs, fixed, cluster, settings=settings, believed=EVEN, until=until)
@@ -214,6 +224,31 @@ def test_received_fractions_of_one_type_come_as_near_to_shares_as_rounds_allow(
     for rounds in (25, 100):
         off = abs(received(shares, f"v100:{gpus}", rounds, patience) - shares).max()
         assert off <= (1.5 + patience) / rounds
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    single=st.floats(0.1, 1.0),
+    gangs=st.integers(2, 5),
+    patience=st.sampled_from((0.0, 1.0)),
+    filling=st.sampled_from(Filling),
+)
+def test_what_gangs_cannot_have_of_their_shares_all_lose_alike(
+    seed: int, single: float, gangs: int, patience: float, filling: Filling
+) -> None:
+    """One job of one GPU beside gangs of two on four GPUs: two of them fit at a time, and beside the one a GPU is left.
+
+    Their shares come to four GPUs, but to more than two jobs at a time, so that no order of rounds can keep them.
+    """
+    random = np.random.default_rng(seed)
+    shares = np.zeros((gangs + 1, 1))
+    shares[0] = single
+    for part in random.dirichlet(np.ones(5)):
+        shares[1 + random.choice(gangs, 2, replace=False), 0] += part * (1 - single / 4)
+    assert shares[0, 0] + 2 * shares[1:].sum() == pytest.approx(4.0)
+    kept = 2 / shares.sum()
+    got = received(shares, "v100:4", 100, patience, dict.fromkeys(range(1, gangs + 1), 2), filling)
+    assert abs(got - kept * shares).max() <= (1.5 + patience) / 100
 
 
 @given(seed=st.integers(0, 2**32 - 1), patience=st.sampled_from((0.0, 1.0)))
@@ -293,7 +328,7 @@ def test_gpus_that_come_free_inside_a_round_go_to_those_with_a_share_of_them_fir
     event("somebody starts inside a round" if any(run.began % ROUND for run in story.runs) else "nobody does")
 
 
-@pytest.mark.parametrize("policy", ["sjf", "max-min", "makespan", "finish-time"])
+@pytest.mark.parametrize("policy", ["sjf", "max-min", "makespan", "finish-time", "max-throughput", "strategy-proof"])
 def test_a_job_with_a_share_of_a_later_type_does_not_fill_up_an_earlier_one(policy: str) -> None:
     trace = [
         a_job("r", seconds=72_000.0, model="resnet50"),

@@ -8,6 +8,7 @@ from tests.machine import ALICE, BOB, Service, a_request
 
 from poise.server import instant
 from poise.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
+from poise.server.schema import sum_of
 from poise.server.seam import Fault, RefusedError
 from poise.wire.request import Request, Submission
 from poise.wire.views import Account, Happening, Role, State
@@ -175,7 +176,9 @@ def test_submission_that_was_taken_is_answered_although_no_more_could_be(tmp_pat
 def test_jobs_from_before_tokens_were_noted_count_for_their_tenant(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, tenant_jobs=2, user_jobs=1))
     service.submit(HELD)
-    service.loop.store._db.execute("UPDATE jobs SET record = json_remove(record, '$.by')")
+    db = service.loop.store._db
+    [row] = db.execute("SELECT id, ended, state, json_remove(record, '$.by') FROM jobs")
+    db.execute("UPDATE jobs SET record = ?, record_sum = ?", (row[-1], sum_of(*row)))
     service.restart()
     service.submit(HELD)
     assert refusal(service, HELD, by=CAROL).bound == "tenant-jobs"

@@ -72,3 +72,9 @@ def test_whatever_is_written_in_double_quotes_comes_back(variables: dict[str, st
         text = "".join(f'{name}="{value.translate(table)}"\n' for name, value in variables.items())
         (Path(folder) / "job.env").write_bytes(text.encode())
         assert read_env_file(Path(folder) / "job.env") == variables
+
+
+def test_what_is_too_large_is_not_called_a_job_file(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="larger than 256 KiB; that is no file of variables") as refused:
+        read(tmp_path, "A=" + "x" * (256 << 10))
+    assert "job file" not in str(refused.value)

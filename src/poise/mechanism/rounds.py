@@ -40,6 +40,9 @@ from poise.solve import chance
 TIED = 1e-6
 """Relative difference of priorities that may be one of rounding."""
 
+DUST = 1e-6
+"""Part of a job's largest share below which another one of it may be one of rounding: solvers are no more exact."""
+
 
 class Newcomers(Enum):
     """What a job may do that came after shares were computed: take GPUs that are left over, or wait for the next shares."""
@@ -126,6 +129,8 @@ class Rounds:
             allocation, memory = shared_out(self.allocator, workload, standing.policy)
         except SolveError as error:
             return standing, (f"no new shares: {error}; the old ones stay",)
+        if self.filling is Filling.LAST:  # a share is served before GPUs that are left over, however small it is
+            allocation = replace(allocation, share=_without_dust(allocation.share))
         return standing.renewed(workload, allocation, memory, self.terms), allocation.remarks
 
     def _selected(self, standing: Standing, workload: Workload) -> Plan:
@@ -281,6 +286,11 @@ class Rounds:
         if self.unlucky is Unlucky.LEAVE_OUT:
             order = order[_may_get(workload, order, idle)]
         return _claims_anywhere(workload, order, priority[order])
+
+
+def _without_dust(share: Floats) -> Floats:
+    """The shares without those that rounding may have made: they would be served as if they were meant."""
+    return np.where(share < DUST * share.max(axis=1, initial=0.0, keepdims=True), 0.0, share)
 
 
 def _shares_first(standing: Standing, workload: Workload, jobs: Ints, priority: Floats, idle: tuple[int, ...]) -> Ints:

@@ -22,7 +22,7 @@ class Room:
     strangers   that have brought no token yet
     known       of all tokens together
     each        of one token, unless it is an operator's
-    grace       seconds that a stranger has before it gives way to others: long enough for a head to be read by a busy loop,
+    grace       seconds that a stranger has before it gives way to others: long enough for a busy loop to read a head,
                 and short, as it bounds how fast a flood makes way for those behind it
     """
 

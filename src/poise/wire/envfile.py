@@ -29,7 +29,7 @@ _SHOWN = 40
 def read_env_file(path: Path) -> dict[str, str]:
     """The variables of a file, in order; RequestError names the line that is wrong."""
     found: dict[str, str] = {}
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path, "file of variables").split("\n"), start=1):
         text = line.strip()
         if text and not text.startswith("#"):
             name, value = _variable(text, Where(str(path), number))

@@ -76,15 +76,15 @@ def read_draft(source: Path | str) -> Draft:
     return _draft(parse_tree(read_text(source), str(source)), str(source), source.parent)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file that a person wrote, bounded."""
+def read_text(path: Path, kind: str = "job file") -> str:
+    """The text of a file that a person wrote, bounded; `kind` is what one that is too large is not."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
     if len(content) > MOST_BYTES:
-        raise RequestError(f"{path}: larger than {MOST_BYTES >> 10} KiB; that is no job file")
+        raise RequestError(f"{path}: larger than {MOST_BYTES >> 10} KiB; that is no {kind}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
