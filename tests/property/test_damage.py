@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.shell import poise
+from tests.states import STATES, load
 
 from poise.core.settings import Settings
 from poise.model.cluster import parse_cluster
@@ -93,13 +94,13 @@ def put(state: Path, files: dict[str, bytes]) -> None:
 
 @dataclass(frozen=True)
 class Blow:
-    """What is done to a file, at a part of its length: it is cut off there, or bytes there become others."""
+    """What is done to a file, at a part of its length, or at a byte of it: it is cut off there, or bytes become others."""
 
     place: float
     others: bytes | None
 
     def fall(self, data: bytes) -> bytes:
-        at = int(self.place * len(data))
+        at = int(self.place * (len(data) if self.place < 1 else 1))
         return data[:at] if self.others is None else (data[:at] + self.others + data[at + len(self.others) :])[: len(data)]
 
 
@@ -205,6 +206,7 @@ def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -
 @settings(max_examples=25, deadline=None)
 @example([Blow(0.5, None)])
 @example([Blow(0.0, bytes(4096))])
+@example([Blow(60, b"\0\0\0\1")])
 def test_a_journal_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -> None:
     tried(blows, FILE, closed=True)
 
@@ -237,14 +239,19 @@ def test_a_journal_that_is_cut_off_keeps_what_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["DROP TABLE jobs", "DROP TABLE entries", "DROP TABLE tenants", "DELETE FROM chapters", "PRAGMA user_version = 0"],
-)
+    [
+        "DROP TABLE jobs", "DROP TABLE entries", "DROP TABLE tenants", "DELETE FROM chapters",
+        "PRAGMA user_version = 0", "PRAGMA user_version = 1", "PRAGMA user_version = -5", "PRAGMA user_version = 16777216",
+    ],
+)  # fmt: skip
 def test_a_journal_without_a_table_or_its_version_can_be_repaired(tmp_path: Path, statement: str) -> None:
     whole = kept(closed=True)
     put(tmp_path, whole.files)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
         db.execute(statement)
     assert "poise repair" in (refused(tmp_path) or "")
+    if "version" in statement:
+        assert f"poise repair {tmp_path}" in poise("replay", tmp_path).failure
     assert poise("repair", "--dry-run", tmp_path).code == 1
     assert poise("repair", "-y", tmp_path).code == 0
     engine, log = started(tmp_path)
@@ -254,6 +261,25 @@ def test_a_journal_without_a_table_or_its_version_can_be_repaired(tmp_path: Path
         assert int(submitted(engine)) > max(map(int, whole.answered))
     finally:
         engine.close()
+
+
+def test_a_journal_of_an_earlier_version_that_says_it_is_of_this_one_can_be_repaired(tmp_path: Path) -> None:
+    load(STATES / "1.7.sql", tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
+        jobs = {str(job) for (job,) in db.execute("SELECT id FROM jobs")}
+        db.execute("PRAGMA user_version = 2")
+    assert jobs
+    assert repaired(tmp_path) == jobs
+
+
+def test_a_journal_of_an_earlier_version_that_cannot_be_repaired_is_refused_in_one_line(tmp_path: Path) -> None:
+    load(STATES / "1.7.sql", tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
+        db.execute("DROP TABLE mentions")
+    assert "poise repair" in (refused(tmp_path) or "")
+    found = (tmp_path / FILE).read_bytes()
+    assert poise("repair", "-y", tmp_path).failure.startswith(f"{tmp_path / FILE}: cannot be repaired: ")
+    assert (tmp_path / FILE).read_bytes() == found
 
 
 @pytest.mark.parametrize("column", ["tenant", "app", "job", "request", "record", "state"])

@@ -7,15 +7,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from poise.server.migrations import migrate
-from poise.server.schema import INDEXES, TABLES, UNREADABLE, VERSION, read_tolerantly, said_of
+from poise.server.migrations import migrate, version_by_tables, version_of
+from poise.server.schema import INDEXES, TABLES, UNREADABLE, read_tolerantly, said_of
 
 WITH_NUMBERS = ("chapters", "entries", "jobs", "damaged")
 BY_KEY = ("mentions", "submissions", "tenants", "floors")
 MOST_PROBES = 20_000
 """Numbers that are tried one by one between rows that can be read."""
-_AT_VERSION = 60
-"""Where the header of an SQLite file has the version of what is stored."""
 
 Row = Sequence[Any]
 
@@ -35,7 +33,7 @@ def _copied(source: Path, new: sqlite3.Connection) -> str | None:
     try:
         with closing(sqlite3.connect(source, isolation_level=None)) as old:
             read_tolerantly(old)
-            problem = _problem(old)
+            problem = _problem(old, source)
             # From now on a file that is too short can be read, and tables beside one whose definition is damaged.
             old.execute("PRAGMA writable_schema = ON")
             schema = _schema(old)
@@ -44,7 +42,7 @@ def _copied(source: Path, new: sqlite3.Connection) -> str | None:
                 new.execute(statement)
             for table in (*WITH_NUMBERS, *BY_KEY):
                 _copy(old, new, table)
-            new.execute(f"PRAGMA user_version = {_version(old, source)}")
+            new.execute(f"PRAGMA user_version = {version_by_tables(new)}")
             new.execute("COMMIT")
     except UNREADABLE as error:
         if new.in_transaction:
@@ -62,11 +60,11 @@ def _completed(db: sqlite3.Connection) -> str | None:
     return f"no table {', '.join(gone)}" if gone else None
 
 
-def _problem(db: sqlite3.Connection) -> str | None:
+def _problem(db: sqlite3.Connection, path: Path) -> str | None:
     try:
         found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-        if found == "ok" and db.execute("PRAGMA user_version").fetchone()[0] == 0 and _schema_of(db):
-            found = "the version of what is stored is gone"
+        if found == "ok":
+            version_of(db, path)
     except UNREADABLE as error:
         return said_of(error)
     return None if found == "ok" else " ".join(found.split())
@@ -91,14 +89,6 @@ def _schema_of(db: sqlite3.Connection) -> list[str]:
 
 def _statements(text: str) -> list[str]:
     return [each for each in text.split(";") if each.strip()]
-
-
-def _version(db: sqlite3.Connection, path: Path) -> int:
-    with suppress(*UNREADABLE):
-        return int(db.execute("PRAGMA user_version").fetchone()[0]) or VERSION
-    with path.open("rb") as file:
-        file.seek(_AT_VERSION)
-        return int.from_bytes(file.read(4), "big") or VERSION
 
 
 def _copy(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
