@@ -121,11 +121,16 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _between(db: sqlite3.Connection, table: str, low: object, high: object) -> Iterator[Row]:
+    query = f"SELECT * FROM {table} WHERE number = ?"
+    try:
+        db.execute(f"EXPLAIN {query}", (0,))
+    except UNREADABLE:
+        return  # not even the table can be found: no number would be
     first = low + 1 if isinstance(low, int) else 1
     last = high if isinstance(high, int) else first + MOST_PROBES
     for number in range(first, min(last, first + MOST_PROBES)):
         with suppress(*UNREADABLE):
-            yield from db.execute(f"SELECT * FROM {table} WHERE number = ?", (number,)).fetchall()
+            yield from db.execute(query, (number,)).fetchall()
 
 
 def remove(path: Path) -> None:
