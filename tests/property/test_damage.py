@@ -282,6 +282,36 @@ def test_a_journal_of_an_earlier_version_that_cannot_be_repaired_is_refused_in_o
     assert (tmp_path / FILE).read_bytes() == found
 
 
+@pytest.mark.parametrize("mark", [None, b"", b"12 40 00000000"])
+def test_a_journal_without_its_mark_starts_with_one_warning_and_gives_no_number_again(
+    tmp_path: Path, mark: bytes | None
+) -> None:
+    whole = kept(closed=True)
+    put(tmp_path, {FILE: whole.files[FILE]} | ({} if mark is None else {MARK: mark}))
+    (tmp_path / "jobs" / "70").mkdir(parents=True)
+    engine, log = started(tmp_path)
+    try:
+        check(engine, log, whole.answered, set())
+        assert submitted(engine) == "72"  # after the directory, and the one that was just submitted
+    finally:
+        engine.close()
+    [line] = [each for each in log.splitlines() if "journal-mark-missing" in each]
+    assert "cannot be checked" in line
+    assert "journal-mark-missing" not in once_more(tmp_path)
+
+
+def test_a_new_journal_and_one_with_its_mark_start_without_a_warning(tmp_path: Path) -> None:
+    assert "journal-mark-missing" not in once_more(tmp_path)
+    assert "journal-mark-missing" not in once_more(tmp_path)
+
+
+def once_more(state: Path) -> str:
+    """The log of a start."""
+    engine, log = started(state)
+    engine.close()
+    return log
+
+
 @pytest.mark.parametrize("column", ["tenant", "app", "job", "request", "record", "state"])
 def test_a_job_whose_text_became_bytes_is_set_aside(tmp_path: Path, column: str) -> None:
     """One bit of a row says whether a value is text or bytes; no look at the pages of a file finds that."""

@@ -20,7 +20,7 @@ from poise.server.mark import Mark, Reached
 from poise.server.migrations import migrate, version_of
 from poise.server.quotas import SLOT, Sent
 from poise.server.reserve import Reserve
-from poise.server.schema import FILE, UNREADABLE, read_tolerantly, said_of, sum_of
+from poise.server.schema import FILE, UNREADABLE, VERSION, read_tolerantly, said_of, sum_of
 from poise.server.submissions import Submissions
 
 _NO_STORAGE = {
@@ -141,6 +141,7 @@ class Store:
             self.is_checked = self._check()
             with closing(self._connect()) as db:
                 self.migrated_from = migrate(db, self.path)
+            self.lacks_mark = self.migrated_from == VERSION and self._mark.read() is None
             self._db = self._connect()
             self.look()
         self._mark.write(Reached(self.last, self.highest))
