@@ -305,6 +305,18 @@ def test_a_new_journal_and_one_with_its_mark_start_without_a_warning(tmp_path: P
     assert "journal-mark-missing" not in once_more(tmp_path)
 
 
+@pytest.mark.parametrize("journal", [None, b""])
+@pytest.mark.parametrize("named", [".", FILE])
+@pytest.mark.parametrize("verb", ["replay", "analyze"])
+def test_a_journal_that_is_gone_is_known_by_its_mark(tmp_path: Path, journal: bytes | None, named: str, verb: str) -> None:
+    whole = kept(closed=True)
+    put(tmp_path, {MARK: whole.files[MARK]} | ({} if journal is None else {FILE: journal}))
+    said = poise(verb, tmp_path / named).failure
+    assert said.startswith(f"{tmp_path / FILE}: it has lost its end: entries 1–")
+    assert said.endswith(f" and jobs 1–{JOBS} were answered and are missing; run poise repair {tmp_path}")
+    assert (tmp_path / FILE).exists() == (journal is not None)
+
+
 def once_more(state: Path) -> str:
     """The log of a start."""
     engine, log = started(state)

@@ -346,9 +346,14 @@ def _floor(db: sqlite3.Connection, name: str) -> int:
 def check_mark(db: sqlite3.Connection, reached: Reached | None, path: Path) -> Reached:
     """How far a journal has come; JournalError if it was answered that it had come further."""
     found = reached_by(db, path) if version_of(db, path) else Reached(0, 0)
+    refuse_shorter(found, reached, path)
+    return found
+
+
+def refuse_shorter(found: Reached, reached: Reached | None, path: Path) -> None:
+    """JournalError for a journal that ends before what was answered."""
     if reached is not None and not reached.is_in(found):
         raise JournalError(f"{path}: {reached.missing(found)}; {remedy(path.parent)}")
-    return found
 
 
 def has_lost_chapters(db: sqlite3.Connection) -> bool:
