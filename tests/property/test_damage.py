@@ -211,6 +211,13 @@ def test_a_journal_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow
     tried(blows, FILE, closed=True)
 
 
+@pytest.mark.parametrize(
+    ("at", "byte"), [(18, b"\x03"), (18, b"\xff"), (60, b"\xff"), (62, b"\x01"), (63, b"\x00"), (63, b"\xff")]
+)
+def test_a_byte_of_the_header_that_is_damaged_can_be_repaired(at: int, byte: bytes) -> None:
+    tried([Blow(at, byte)], FILE, closed=True)
+
+
 def repaired(state: Path) -> set[str]:
     """Jobs that are there after a repair of a journal that was refused in one line."""
     refusal = refused(state)

@@ -17,7 +17,7 @@ from poise.server.schema import INDEXES, TABLES, VERSION, read_tolerantly, sum_o
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 NO_SUM = -1
 """Of a row that was damaged before it had a sum."""
-MOST_LATER = 1_000
+MOST_LATER = 99
 """Versions that a later Poise may have. A larger one is damage."""
 _SINCE_2 = ("floors", "damaged")
 AT_ONCE = 1_000

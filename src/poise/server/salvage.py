@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from poise.server.migrations import migrate, version_by_tables, version_of
-from poise.server.schema import INDEXES, TABLES, UNREADABLE, read_tolerantly, said_of
+from poise.server.schema import INDEXES, TABLES, UNREADABLE, check_writable, read_tolerantly, said_of
 
 WITH_NUMBERS = ("chapters", "entries", "jobs", "damaged")
 BY_KEY = ("mentions", "submissions", "tenants", "floors")
@@ -65,6 +65,7 @@ def _problem(db: sqlite3.Connection, path: Path) -> str | None:
         found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found == "ok":
             version_of(db, path)
+            check_writable(path)
     except UNREADABLE as error:
         return said_of(error)
     return None if found == "ok" else " ".join(found.split())

@@ -20,7 +20,7 @@ from poise.server.mark import Mark, Reached
 from poise.server.migrations import migrate, version_of
 from poise.server.quotas import SLOT, Sent
 from poise.server.reserve import Reserve
-from poise.server.schema import FILE, UNREADABLE, VERSION, read_tolerantly, said_of, sum_of
+from poise.server.schema import FILE, UNREADABLE, VERSION, check_writable, read_tolerantly, said_of, sum_of
 from poise.server.submissions import Submissions
 
 _NO_STORAGE = {
@@ -161,6 +161,7 @@ class Store:
         It is only read here, so that one which is refused stays as it was found. Returns whether its pages were looked
         through too: those of a very large one are not.
         """
+        check_writable(self.path)
         with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             read_tolerantly(db)
             version_of(db, self.path)
