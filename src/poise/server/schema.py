@@ -49,6 +49,7 @@ CREATE INDEX jobs_by_state ON jobs (state, ended) WHERE ended IS NOT NULL;
 """
 
 
+_MAGIC = b"SQLite format 3\0"
 _WRITE_FORMAT, _LATEST_FORMAT = 18, 2
 """Where the header of an SQLite file says how it is written; 1: with a journal, 2: with a write-ahead log."""
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
@@ -64,7 +65,7 @@ def check_writable(file: Path) -> None:
     """Raise sqlite3.DatabaseError for a file whose header is damaged so that SQLite would only read it."""
     with file.open("rb") as stream:
         header = stream.read(_WRITE_FORMAT + 1)
-    if len(header) > _WRITE_FORMAT and header[_WRITE_FORMAT] > _LATEST_FORMAT:
+    if header.startswith(_MAGIC) and header[_WRITE_FORMAT:] > bytes([_LATEST_FORMAT]):
         raise sqlite3.DatabaseError(f"its header is damaged: write format {header[_WRITE_FORMAT]}")
 
 
