@@ -34,16 +34,20 @@ def node(service: Service) -> NodeRow:
     return service.engine.nodes().nodes[0]
 
 
-@pytest.mark.parametrize("given", [{}, {"preemption": "never"}])
-def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(slow: Service, given: dict[str, str]) -> None:
+ASKED = "asks it to save and to leave, with TERM at its deadline of 1m00s: what it has not saved by then is lost"
+ENDED = "sends it TERM now: what it has not saved itself is lost"
+
+
+@pytest.mark.parametrize(("given", "costs"), [({}, ASKED), ({"preemption": "never"}, ENDED)])
+def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(
+    slow: Service, given: dict[str, str], costs: str
+) -> None:
     job = unaware(slow, **given)
     answer = held(slow, job)
     assert answer.state is State.RUNNING
     assert answer.text is not None
-    assert answer.text.startswith("goes on, with its GPUs")
-    assert answer.text.endswith(
-        f"poise hold --stop {job} ends it now, and what it has done since its last checkpoint is lost"
-    )
+    assert answer.text.startswith("it goes on and keeps its GPUs: it is held ")
+    assert answer.text.endswith(f"; poise hold --stop {job} {costs}")
     assert not slow.machine.leaving
     assert (node(slow).free, node(slow).jobs) == (0, (job, job))
     row = slow.engine.show(job).job
@@ -53,7 +57,7 @@ def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(slow: 
     assert "is to be held" in why.reason.text
     assert why.reason == row.reason
     assert why.advice is not None
-    assert f"poise hold --stop {job}" in why.advice
+    assert f"poise hold --stop {job} {costs}" in why.advice
     assert f"poise release {job}" in why.advice
     [event] = [
         each for each in slow.engine.events(after=0, job=job, tenant="alice", limit=100).events if each.kind == "held"
@@ -76,7 +80,7 @@ def test_release_only_lifts_a_hold_that_was_not_met(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     answer = slow.wish(lambda engine: engine.release(ALICE, job))
-    assert (answer.state, answer.text) == (State.RUNNING, "goes on; it is no longer to be held")
+    assert (answer.state, answer.text) == (State.RUNNING, "it goes on, and is no longer to be held")
     slow.pass_time(100)
     check_standing(slow)
     assert (len(slow.engine.show(job).runs), slow.machine.leaving) == (1, set())
@@ -132,13 +136,21 @@ def test_job_that_ends_meanwhile_has_ended(slow: Service) -> None:
     check_books(slow, [job])
 
 
-@pytest.mark.parametrize("given", [{}, {"preemption": "never"}])
-def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(slow: Service, given: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "it is asked to save and to leave, with TERM at its deadline of 1m00s: what it has not saved by then is lost"),
+        ({"preemption": "never"}, "it gets TERM now: what it has not saved itself is lost"),
+    ],
+)
+def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(
+    slow: Service, given: dict[str, str], said: str
+) -> None:
     job = unaware(slow, **given)
     held(slow, job)
     answer = slow.wish(lambda engine: engine.stop(ALICE, job))
     check_standing(slow)
-    assert answer.text == "is stopped: what it has done since its last checkpoint is lost"
+    assert answer.text == said
     assert (node(slow).free, node(slow).jobs, node(slow).leaving) == (0, (None, None), (job, job))
     assert "until it is gone it keeps 2 GPUs" in slow.engine.why(job).reason.text
     slow.machine.end(job, Ending.YIELDED)
@@ -152,14 +164,14 @@ def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> No
     answer = held(slow, job)
     assert (answer.state, answer.text) == (
         State.CHECKPOINTING,
-        "is stopped, as --preemption restart has it: what it has not saved itself is lost",
+        "it gets TERM now, as --preemption restart has it: what it has not saved itself is lost",
     )
 
 
 def test_job_that_can_save_leaves_at_once(slow: Service) -> None:
     [job] = slow.submit(a_request(gpus=2))
     answer = held(slow, job)
-    assert (answer.state, answer.text) == (State.CHECKPOINTING, "is asked to save its work and to leave")
+    assert (answer.state, answer.text) == (State.CHECKPOINTING, "it is asked to save its work and to leave")
 
 
 @pytest.mark.parametrize("wait", [0, 30])

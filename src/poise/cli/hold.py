@@ -10,7 +10,7 @@ EPILOG = """\b
 Examples:
   poise hold 17
   poise hold --app sweep
-  poise hold --stop 17                         what it has done since its last checkpoint is lost
+  poise hold --stop 17                         TERM at its deadline; what it has not saved is lost
 """
 
 
@@ -18,7 +18,7 @@ Examples:
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 @click.option("--app", help="All jobs of this app that have not ended.")
 @click.option("--tenant", help="Whose app is meant.  [default: your own; an operator: the only one]")
-@click.option("--stop", is_flag=True, help="End a run at once, even if that loses work.")
+@click.option("--stop", is_flag=True, help="Make a run leave even if it cannot save: TERM at its deadline at the latest.")
 @json_option
 def hold(jobs: tuple[str, ...], app: str | None, tenant: str | None, stop: bool, as_json: bool) -> int:
     """Keep jobs from running until they are released. One that runs is asked to save its work and to leave.

@@ -211,7 +211,7 @@ class Client:
         return self._wish(job, "hold")
 
     def stop(self, job: str) -> Done:
-        """Hold a job, and end its run at once: what it has done since its last checkpoint is lost."""
+        """Hold a job, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
         return self._link.send(Done, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
 
     def release(self, job: str) -> Done:

@@ -44,7 +44,7 @@ class JobHandle:
         return self._client.hold(self.id)
 
     def stop(self) -> Done:
-        """Hold it, and end its run at once: what it has done since its last checkpoint is lost."""
+        """Hold it, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
         return self._client.stop(self.id)
 
     def release(self) -> Done:

@@ -202,7 +202,7 @@ def _advice(situation: Situation, record: Record, code: str, now: float) -> str 
     if code == Code.HELD and record.held:
         return f"poise release {job.id}"
     if is_awaited(record):
-        return f"{remedy(job.id)}; poise release {job.id} lifts the hold"
+        return f"{remedy(record)}; poise release {job.id} lifts the hold"
     if situation.scheduler.backs_off_until(job.id) is not None:
         return _read_logs(record)
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:

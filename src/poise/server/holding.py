@@ -5,6 +5,7 @@ record says that it is held (`is_awaited`). The core does not know: nothing is d
 """
 
 from poise.model.job import Yields
+from poise.model.units import format_seconds
 from poise.server.records import Record, RunRecord
 from poise.server.wishes import Verb
 
@@ -27,25 +28,34 @@ def awaited(record: Record) -> str:
     return "it is held as soon as it has reported that it can save its work, or when it ends"
 
 
-def remedy(job: str) -> str:
-    """How it is stopped all the same."""
-    return f"poise hold --stop {job} ends it now, and what it has done since its last checkpoint is lost"
+def remedy(record: Record) -> str:
+    """How it is made to leave all the same, and what that costs."""
+    what = "sends it TERM now" if record.job.yields is Yields.NEVER else "asks it to save and to leave"
+    return f"poise hold --stop {record.job.id} {what}{_cost(record)}"
 
 
 def outcome(record: Record, verb: Verb) -> str | None:
     """What comes of a wish that is about to be met; None: the state says it all."""
     run = _running(record)
     if verb is Verb.RELEASE:
-        return "goes on; it is no longer to be held" if is_awaited(record) else None
+        return "it goes on, and is no longer to be held" if is_awaited(record) else None
     if run is None or verb is Verb.CANCEL:
         return None
     if verb is Verb.HOLD and defers(record):
-        return f"goes on, with its GPUs: {awaited(record)}; {remedy(record.job.id)}"
+        return f"it goes on and keeps its GPUs: {awaited(record)}; {remedy(record)}"
     if _can_save(record, run):
-        return "is asked to save its work and to leave"
+        return "it is asked to save its work and to leave"
     if record.job.yields is Yields.ANY_TIME:
-        return "is stopped, as --preemption restart has it: what it has not saved itself is lost"
-    return "is stopped: what it has done since its last checkpoint is lost"
+        return f"it gets TERM now, as --preemption restart has it{_cost(record)}"
+    what = "gets TERM now" if record.job.yields is Yields.NEVER else "is asked to save and to leave"
+    return f"it {what}{_cost(record)}"
+
+
+def _cost(record: Record) -> str:
+    """How long a job has that may not be able to save, and what is lost then. Only `checkpoint` gives it any time."""
+    if record.job.yields is not Yields.ATTACHED:
+        return ": what it has not saved itself is lost"
+    return f", with TERM at its deadline of {format_seconds(record.deadline)}: what it has not saved by then is lost"
 
 
 def _running(record: Record) -> RunRecord | None:

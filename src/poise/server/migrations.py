@@ -17,17 +17,34 @@ from poise.server.schema import INDEXES, TABLES, VERSION, read_tolerantly, sum_o
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 NO_SUM = -1
 """Of a row that was damaged before it had a sum."""
+MOST_LATER = 99
+"""Versions that a later Poise may have. A larger one is damage."""
+_SINCE_2 = ("floors", "damaged")
 AT_ONCE = 1_000
 """Rows that are held in memory."""
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:
-    """Of a store; 0: it is empty. JournalError for one that a later Poise wrote."""
+    """Of a store; 0: it is empty. JournalError for one that a later Poise wrote.
+
+    Raises sqlite3.DatabaseError, as for any other damage, for a version that none can have or that the tables contradict.
+    """
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if not 0 <= version <= VERSION:
+    if VERSION < version <= MOST_LATER:
         problem = f"written in version {version}; this Poise reads versions up to {VERSION}"
         raise JournalError(f"{path}: {problem}; use the Poise that wrote it, or a later one")
+    by_tables = version_by_tables(db)
+    if version != by_tables and (by_tables or not 0 <= version <= VERSION):
+        raise sqlite3.DatabaseError(f"its version is damaged: {version}, and its tables are of version {by_tables}")
     return version
+
+
+def version_by_tables(db: sqlite3.Connection) -> int:
+    """Which version a store is of, whatever it says itself; 0: it has no tables."""
+    found = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name != 'room'").fetchall()
+    if any(name in _SINCE_2 or "sum INTEGER" in sql for name, sql in found):
+        return 2
+    return 1 if found else 0
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> int:

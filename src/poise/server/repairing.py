@@ -25,8 +25,17 @@ from poise.server.aside import read as read_row
 from poise.server.mark import MARK, Reached, marked
 from poise.server.migrations import version_of
 from poise.server.salvage import remove, salvage
-from poise.server.schema import FILE, read_tolerantly, sum_of
-from poise.server.store import FROM_RECORDS, JOB_ROWS, LAST_ENTRY, LAST_JOB, JobRowText, Written
+from poise.server.schema import FILE, UNREADABLE, read_tolerantly, said_of, sum_of
+from poise.server.store import (
+    FROM_RECORDS,
+    JOB_ROWS,
+    LAST_ENTRY,
+    LAST_JOB,
+    NO_CHAPTERS,
+    JobRowText,
+    Written,
+    has_lost_chapters,
+)
 
 BACKUPS = "backups"
 _FILES = (FILE, f"{FILE}-wal", MARK)
@@ -51,7 +60,7 @@ def examined(state: Path) -> Iterator[tuple[Examined, Callable[[], Path]]]:
     """Look at the journal of a service that does not run; and how to put the one in its place that is mended, if wanted.
 
     That returns the folder in which the files are kept as they were found. Raises JournalError for a journal of a later
-    version, RequestError for a folder that has none.
+    version and for one that cannot be mended, RequestError for a folder that has none.
     """
     if not (state / FILE).exists() and not (state / MARK).exists():
         raise RequestError(f"{state}: there is no journal of a service here; name its state directory")
@@ -61,7 +70,10 @@ def examined(state: Path) -> Iterator[tuple[Examined, Callable[[], Path]]]:
             shutil.copy(state / name, work / name)
         found, mended = Examined(), work / f"mended-{FILE}"
         _refuse_later(work / FILE, state / FILE)
-        _mend(work / FILE, mended, state, found)
+        try:
+            _mend(work / FILE, mended, state, found)
+        except UNREADABLE as error:
+            raise JournalError(f"{state / FILE}: cannot be repaired: {said_of(error)}; put a copy of it back") from error
         yield found, lambda: _exchange(state, mended)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -71,7 +83,7 @@ def _refuse_later(copy: Path, path: Path) -> None:
     try:
         with closing(sqlite3.connect(copy)) as db:
             version_of(db, path)
-    except sqlite3.Error:
+    except UNREADABLE:
         return  # its version is unknown
 
 
@@ -97,6 +109,8 @@ class _Mending:
     def all(self, reached: Reached | None, highest: int) -> None:
         """Look at every row; set aside what makes no sense."""
         self._each("chapter", "SELECT first, header, asked, sum FROM chapters ORDER BY number", _bad_chapter)
+        if has_lost_chapters(self._db):
+            self._found.problems.append(NO_CHAPTERS)
         self._each("entry", "SELECT number, document, notes, sum FROM entries ORDER BY number", _bad_entry)
         self._jobs()
         self._tenants()

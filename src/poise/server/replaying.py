@@ -16,18 +16,21 @@ from poise.model.journal import Entry
 from poise.server.aside import DamagedRowError
 from poise.server.aside import read as read_row
 from poise.server.cores import core_of
-from poise.server.mark import marked
+from poise.server.mark import MARK, Reached, marked
 from poise.server.migrations import copied, version_of
-from poise.server.schema import FILE, sum_of
-from poise.server.store import check_mark, remedy, tenant_books, unended_rows, written_entries
+from poise.server.schema import FILE, UNREADABLE, said_of, sum_of
+from poise.server.store import check_mark, refuse_shorter, remedy, tenant_books, unended_rows, written_entries
 
 _CHAPTERS = "SELECT header, asked, first, sum FROM chapters ORDER BY number"
 
 
 def store_of(path: Path) -> Path | None:
-    """The store that a path names: the file itself, or the state directory of a service; None if it names neither."""
+    """The store that a path names: the file itself, or the state directory of a service; None if it names neither.
+
+    A file that is gone is named too, if its mark is still there.
+    """
     file = path / FILE if path.is_dir() else path
-    return file if file.name == FILE and file.exists() else None
+    return file if file.name == FILE and (file.exists() or file.with_name(MARK).exists()) else None
 
 
 class Redriven(NamedTuple):
@@ -66,17 +69,20 @@ def last_chapter(file: Path) -> Iterator[str]:
 def _opened(file: Path) -> Iterator[tuple[sqlite3.Connection, list[tuple[str, int]]]]:
     """The store, for reading, and header and first entry of each chapter; one of an earlier version as it would be now."""
     reached = marked(file.parent)
+    if not file.exists():
+        refuse_shorter(Reached(0, 0), reached, file)
+        raise RequestError(f"{file}: nothing has happened yet")
     try:
         with closing(copied(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True), file)) as db:
+            check_mark(db, reached, file)
             if version_of(db, file) == 0:
                 raise RequestError(f"{file}: nothing has happened yet")
-            check_mark(db, reached, file)
             chapters = [_chapter(*row, file=file) for row in db.execute(_CHAPTERS)]
             if not chapters:
                 raise RequestError(f"{file}: nothing has happened yet")
             yield db, chapters
-    except sqlite3.Error as error:
-        raise JournalError(f"{file}: cannot be read: {error}; {remedy(file.parent)}") from None
+    except UNREADABLE as error:
+        raise JournalError(f"{file}: cannot be read: {said_of(error)}; {remedy(file.parent)}") from None
 
 
 def _chapter(header: str, asked: str, first: int, sum_: int, *, file: Path) -> tuple[str, int]:

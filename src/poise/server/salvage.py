@@ -7,15 +7,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from poise.server.migrations import migrate
-from poise.server.schema import INDEXES, TABLES, VERSION, read_tolerantly
+from poise.server.migrations import migrate, version_by_tables, version_of
+from poise.server.schema import INDEXES, TABLES, UNREADABLE, check_writable, read_tolerantly, said_of
 
 WITH_NUMBERS = ("chapters", "entries", "jobs", "damaged")
 BY_KEY = ("mentions", "submissions", "tenants", "floors")
 MOST_PROBES = 20_000
 """Numbers that are tried one by one between rows that can be read."""
-_AT_VERSION = 60
-"""Where the header of an SQLite file has the version of what is stored."""
 
 Row = Sequence[Any]
 
@@ -27,53 +25,71 @@ def salvage(source: Path, target: Path) -> str | None:
         read_tolerantly(new)
         problem = _copied(source, new)
         migrate(new, source)
-        return problem
+        gone = _completed(new)
+        return problem or gone
 
 
 def _copied(source: Path, new: sqlite3.Connection) -> str | None:
     try:
         with closing(sqlite3.connect(source, isolation_level=None)) as old:
             read_tolerantly(old)
-            problem = _problem(old)
+            problem = _problem(old, source)
+            # From now on a file that is too short can be read, and tables beside one whose definition is damaged.
+            old.execute("PRAGMA writable_schema = ON")
             schema = _schema(old)
             new.execute("BEGIN")
             for statement in schema:
                 new.execute(statement)
             for table in (*WITH_NUMBERS, *BY_KEY):
                 _copy(old, new, table)
-            new.execute(f"PRAGMA user_version = {_version(old, source)}")
+            new.execute(f"PRAGMA user_version = {version_by_tables(new)}")
             new.execute("COMMIT")
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         if new.in_transaction:
             new.execute("ROLLBACK")
-        return str(error)
+        return said_of(error)
     return problem
 
 
-def _problem(db: sqlite3.Connection) -> str | None:
+def _completed(db: sqlite3.Connection) -> str | None:
+    """Make tables that are gone anew; which, if any."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    gone = [name for name in (*WITH_NUMBERS, *BY_KEY) if name not in there]
+    for statement in _statements(TABLES):
+        db.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+    return f"no table {', '.join(gone)}" if gone else None
+
+
+def _problem(db: sqlite3.Connection, path: Path) -> str | None:
     try:
         found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-    except sqlite3.Error as error:
-        return str(error)
+        if found == "ok":
+            version_of(db, path)
+            check_writable(path)
+    except UNREADABLE as error:
+        return said_of(error)
     return None if found == "ok" else " ".join(found.split())
 
 
 def _schema(db: sqlite3.Connection) -> list[str]:
     """Tables and indexes as they were made; those of this version where that cannot be read."""
-    with suppress(sqlite3.Error):
-        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'room' ORDER BY type DESC, rowid"
-        found = [str(sql) for (sql,) in db.execute(query)]
+    with suppress(*UNREADABLE):
+        found = _schema_of(db)
+        with closing(sqlite3.connect(":memory:")) as trial:
+            for statement in found:
+                trial.execute(statement)
         if found:
             return found
-    return [each for each in (TABLES + INDEXES).split(";") if each.strip()]
+    return _statements(TABLES + INDEXES)
 
 
-def _version(db: sqlite3.Connection, path: Path) -> int:
-    with suppress(sqlite3.Error):
-        return int(db.execute("PRAGMA user_version").fetchone()[0]) or VERSION
-    with path.open("rb") as file:
-        file.seek(_AT_VERSION)
-        return int.from_bytes(file.read(4), "big") or VERSION
+def _schema_of(db: sqlite3.Connection) -> list[str]:
+    query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'room' ORDER BY type DESC, rowid"
+    return [str(sql) for (sql,) in db.execute(query)]
+
+
+def _statements(text: str) -> list[str]:
+    return [each for each in text.split(";") if each.strip()]
 
 
 def _copy(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
@@ -82,7 +98,7 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
         return
     statement = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})"
     for row in _rows(old, table):
-        with suppress(sqlite3.Error):
+        with suppress(*UNREADABLE):
             new.execute(statement, row)
 
 
@@ -94,8 +110,8 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[Row]:
         for row in db.execute(f"SELECT * FROM {table} ORDER BY {order}"):
             low = row[0]
             yield row
-    except sqlite3.Error:
-        with suppress(sqlite3.Error):
+    except UNREADABLE:
+        with suppress(*UNREADABLE):
             for row in db.execute(f"SELECT * FROM {table} ORDER BY {order} DESC"):
                 if row[0] == low:
                     return
@@ -106,11 +122,16 @@ def _rows(db: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _between(db: sqlite3.Connection, table: str, low: object, high: object) -> Iterator[Row]:
+    query = f"SELECT * FROM {table} WHERE number = ?"
+    try:
+        db.execute(f"EXPLAIN {query}", (0,))
+    except UNREADABLE:
+        return  # not even the table can be found: no number would be
     first = low + 1 if isinstance(low, int) else 1
     last = high if isinstance(high, int) else first + MOST_PROBES
     for number in range(first, min(last, first + MOST_PROBES)):
-        with suppress(sqlite3.Error):
-            yield from db.execute(f"SELECT * FROM {table} WHERE number = ?", (number,)).fetchall()
+        with suppress(*UNREADABLE):
+            yield from db.execute(query, (number,)).fetchall()
 
 
 def remove(path: Path) -> None:

@@ -11,6 +11,7 @@ damaged       rows that were set aside, as far as they could be read
 """
 
 import sqlite3
+from pathlib import Path
 from zlib import crc32
 
 FILE = "journal.db"
@@ -46,6 +47,26 @@ CREATE INDEX jobs_by_end ON jobs (ended);
 CREATE INDEX jobs_by_tenant ON jobs (tenant);
 CREATE INDEX jobs_by_state ON jobs (state, ended) WHERE ended IS NOT NULL;
 """
+
+
+_MAGIC = b"SQLite format 3\0"
+_WRITE_FORMAT, _LATEST_FORMAT = 18, 2
+"""Where the header of an SQLite file says how it is written; 1: with a journal, 2: with a write-ahead log."""
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What is raised for a damaged file: the words of SQLite quote what they are about, which may be no text any more."""
+
+
+def said_of(error: Exception) -> str:
+    """What SQLite says, in letters that can be shown."""
+    return error.object.decode("utf-8", "replace") if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def check_writable(file: Path) -> None:
+    """Raise sqlite3.DatabaseError for a file whose header is damaged so that SQLite would only read it."""
+    with file.open("rb") as stream:
+        header = stream.read(_WRITE_FORMAT + 1)
+    if header.startswith(_MAGIC) and header[_WRITE_FORMAT:] > bytes([_LATEST_FORMAT]):
+        raise sqlite3.DatabaseError(f"its header is damaged: write format {header[_WRITE_FORMAT]}")
 
 
 def sum_of(*values: object) -> int:

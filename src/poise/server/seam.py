@@ -71,7 +71,7 @@ class Engine(Protocol):
         """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
 
     def stop(self, by: Account, job: str) -> "Future[Done]":
-        """Hold a job, and end its run at once even if that loses work."""
+        """Hold a job, and make its run leave even if that loses work: asked to save, it gets TERM at its deadline."""
 
     def release(self, by: Account, job: str) -> "Future[Done]":
         """End a hold."""

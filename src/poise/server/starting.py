@@ -16,6 +16,7 @@ from poise.server.cores import core_of, known, live
 from poise.server.engine import Loop
 from poise.server.intake import Intake
 from poise.server.logs import Logbook
+from poise.server.mark import MARK
 from poise.server.parts import Parts
 from poise.server.reading import LiveEngine
 from poise.server.schema import VERSION
@@ -26,6 +27,11 @@ from poise.wire.request import Request
 AS_ROOT = (
     "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
     " run it as a user of its own, or say --allow-root"
+)
+
+NO_MARK = (
+    f"{MARK} is missing or damaged: whether the journal has lost its end cannot be checked;"
+    f" numbers of jobs go on after the highest in the journal and in {JOBS}/"
 )
 
 
@@ -100,6 +106,8 @@ def _tell_of(store: Store, log: Logbook) -> None:
     """What there is to say of a journal before anything is decided by it."""
     if store.migrated_from not in (0, VERSION):
         log.info("journal-migrated", before=store.migrated_from, now=VERSION)
+    if store.lacks_mark:
+        log.warning("journal-mark-missing", text=NO_MARK)
     if not store.is_checked:
         log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
 

@@ -20,7 +20,7 @@ from poise.server.mark import Mark, Reached
 from poise.server.migrations import migrate, version_of
 from poise.server.quotas import SLOT, Sent
 from poise.server.reserve import Reserve
-from poise.server.schema import FILE, read_tolerantly, sum_of
+from poise.server.schema import FILE, UNREADABLE, VERSION, check_writable, read_tolerantly, said_of, sum_of
 from poise.server.submissions import Submissions
 
 _NO_STORAGE = {
@@ -32,6 +32,7 @@ LAST_ENTRY, LAST_JOB = "entry", "job"
 """Names of numbers that were given out before a repair."""
 FROM_RECORDS = "from records"
 """Name of the mark that a repair leaves: a new chapter has to begin with what the records say."""
+NO_CHAPTERS = "no chapter is left, and so nothing that leads to where jobs stand"
 ASIDE = "aside"
 """In the note on an instant as a whole: jobs that were set aside, and why."""
 BUSY_SECONDS = 10.0
@@ -48,8 +49,9 @@ _REWEIGHED = """UPDATE jobs SET job = given.column2, job_sum = given.column3
 FROM (VALUES {}) AS given WHERE jobs.id = given.column1"""
 _NEW = """INSERT INTO jobs (id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum)
 VALUES {}"""
-_REMEMBERED = """INSERT INTO damaged (kind, name, found)
-SELECT 'job', id, json_array(tenant, app, ended, job, request, record) FROM jobs WHERE id = ?"""
+_AS_TEXT = ", ".join(f"CAST({name} AS TEXT)" for name in ("tenant", "app", "ended", "job", "request", "record"))
+"""What is damaged may have become bytes, which JSON cannot hold."""
+_REMEMBERED = f"INSERT INTO damaged (kind, name, found) SELECT 'job', id, json_array({_AS_TEXT}) FROM jobs WHERE id = ?"
 _SET_ASIDE = "UPDATE jobs SET tenant = ?, app = ?, request = ?, request_sum = ? WHERE id = ?"
 _TENANTS = "SELECT name, weight, gpu_seconds, preemptions, sum FROM tenants"
 _ENTRIES = "SELECT number, document, notes, sum FROM entries"
@@ -139,6 +141,7 @@ class Store:
             self.is_checked = self._check()
             with closing(self._connect()) as db:
                 self.migrated_from = migrate(db, self.path)
+            self.lacks_mark = self.migrated_from == VERSION and self._mark.read() is None
             self._db = self._connect()
             self.look()
         self._mark.write(Reached(self.last, self.highest))
@@ -149,8 +152,8 @@ class Store:
         """Whatever is wrong with the file is said in one line, as a JournalError."""
         try:
             yield
-        except sqlite3.Error as error:
-            raise JournalError(f"{self.path}: cannot be used: {error}; {remedy(self.path.parent)}") from error
+        except UNREADABLE as error:
+            raise JournalError(f"{self.path}: cannot be used: {said_of(error)}; {remedy(self.path.parent)}") from error
 
     def _check(self) -> bool:
         """Refuse a journal that is damaged, or ends before what was answered: those numbers would be given out again.
@@ -158,6 +161,7 @@ class Store:
         It is only read here, so that one which is refused stays as it was found. Returns whether its pages were looked
         through too: those of a very large one are not.
         """
+        check_writable(self.path)
         with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             read_tolerantly(db)
             version_of(db, self.path)
@@ -167,6 +171,8 @@ class Store:
                 text = " ".join(problem.split())
                 raise JournalError(f"{self.path}: damaged: {text:.200}; {remedy(self.path.parent)}")
             check_mark(db, self._mark.read(), self.path)
+            if version_of(db, self.path) and has_lost_chapters(db):
+                raise JournalError(f"{self.path}: damaged: {NO_CHAPTERS}; {remedy(self.path.parent)}")
         return is_small
 
     def look(self) -> None:
@@ -341,9 +347,20 @@ def _floor(db: sqlite3.Connection, name: str) -> int:
 def check_mark(db: sqlite3.Connection, reached: Reached | None, path: Path) -> Reached:
     """How far a journal has come; JournalError if it was answered that it had come further."""
     found = reached_by(db, path) if version_of(db, path) else Reached(0, 0)
+    refuse_shorter(found, reached, path)
+    return found
+
+
+def refuse_shorter(found: Reached, reached: Reached | None, path: Path) -> None:
+    """JournalError for a journal that ends before what was answered."""
     if reached is not None and not reached.is_in(found):
         raise JournalError(f"{path}: {reached.missing(found)}; {remedy(path.parent)}")
-    return found
+
+
+def has_lost_chapters(db: sqlite3.Connection) -> bool:
+    """There are entries, and it is not known how any of them began: without a repair all jobs would be forgotten."""
+    is_there = db.execute("SELECT EXISTS (SELECT 1 FROM entries) AND NOT EXISTS (SELECT 1 FROM chapters)").fetchone()[0]
+    return bool(is_there) and not _floor(db, FROM_RECORDS)
 
 
 def unended_rows(db: sqlite3.Connection) -> Iterator[JobRowText]:
