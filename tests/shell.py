@@ -14,9 +14,11 @@ from time import monotonic, sleep
 from typing import Any
 from unittest.mock import patch
 
+import click
 import pytest
 
 from poise.cli.app import _run
+from poise.cli.app import poise as program
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Public traces; tests that want one skip where it is absent."""
@@ -24,6 +26,11 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "poise")
 PATIENCE = 180.0
 """Seconds after which a process that was waited for is taken to hang; the machine may have other things to do."""
+
+
+def program_context() -> click.Context:
+    """What a verb is called under. Without it click would remember for all later calls that the verb has no `-h`."""
+    return click.Context(program, **program.context_settings)
 
 
 def _no_number(name: str) -> float:

@@ -5,6 +5,7 @@ import re
 from prometheus_client.metrics_core import Metric
 from tests.docs_runner import ROOT, blocks
 from tests.fake_engine import FakeEngine
+from tests.shell import program_context
 
 from poise.backends.local import checking
 from poise.backends.local.folders import KEPT_RUNS
@@ -122,7 +123,7 @@ def test_what_users_may_queue_is_on_the_page_of_limits() -> None:
         "--user-mib": f"{allowed.user_bytes // MIB:,}",
         "--tenant-mib": f"{allowed.tenant_bytes // MIB:,}",
     }
-    setup = _setup(serve.make_context("serve", ["--cluster", "v100:1"]).params)
+    setup = _setup(serve.make_context("serve", ["--cluster", "v100:1"], parent=program_context()).params)
     assert setup.allowance == allowed
 
 

@@ -13,7 +13,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
-from tests.shell import COMMAND, PATIENCE, poise
+from tests.shell import COMMAND, PATIENCE, poise, program_context
 
 from poise import __version__
 from poise.cli.serve import serve
@@ -59,7 +59,7 @@ def _settings(section: str) -> list[tuple[str, str]]:
 def test_the_unit_starts_a_command_that_there_is_with_options_that_there_are() -> None:
     program, verb, *options = shlex.split(dict(_settings("Service"))["ExecStart"])
     assert (program, verb) == ("/opt/poise/bin/poise", "serve")
-    context = serve.make_context("serve", options)
+    context = serve.make_context("serve", options, parent=program_context())
     assert str(context.params["state"]) == "/var/lib/poise/state"
     assert context.params["log_format"] == "json"
 
