@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from heapq import nsmallest
+from itertools import chain
 
 from poise.core.reasons import Code, Reason
 from poise.core.settings import Cadence
@@ -236,14 +237,20 @@ def _patience(situation: Situation, record: Record, now: float) -> str:
     listing = listing_of(situation.header.policy)
     if Claim.NO_PREEMPTION in listing.claims:
         return free
-    holders = list(_holders(situation, record))
-    if holders and all(_stays(situation, each, now) is not None for each in holders):
+    if _all_stay(situation, record, now):
         return f"{free}; the jobs that hold them now are not preempted"
     if listing.family is Family.QUEUE:
         return f"{free}, or when it comes before jobs that run: these then make room for it"
     if Claim.NO_STARVATION in listing.claims:
         return f"Nothing to do: it gets its turn {_looks(situation)}, or sooner if enough GPUs are free"
     return f"{free}, or when policy {listing.name}, which looks again {_looks(situation)}, gives it a turn"
+
+
+def _all_stay(situation: Situation, record: Record, now: float) -> bool:
+    """Jobs hold GPUs which it can use, and none of them is preempted. Looks no further than the first that is."""
+    holders = _holders(situation, record)
+    first = next(holders, None)
+    return first is not None and all(_stays(situation, each, now) is not None for each in chain((first,), holders))
 
 
 def _looks(situation: Situation) -> str:
