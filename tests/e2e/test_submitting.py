@@ -114,7 +114,8 @@ def test_waiting_and_following_end_as_the_job_does_and_survive_a_crash_of_the_se
 def test_ctrl_c_leaves_the_job_running_and_says_what_to_type(a_service: Started, manner: str) -> None:
     client = a_service(*TWO_GPUS).up()
     watching = started("submit", manner, "--", "sh", "-c", "echo begun; sleep 1000")
-    wait_until(lambda: any("begun" in client.log(row.id) for row in client.queue().jobs), watching)
+    wait_until(lambda: any(row.state == "RUNNING" for row in client.queue().jobs), watching)
+    wait_until(lambda: "begun" in client.log("1"), watching)
     watching.send_signal(signal.SIGINT)
     said = ended(watching)
     assert said.code == 130
