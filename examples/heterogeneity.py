@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from poise.analysis.summary import Summary
-from poise.assembly import Experiment, scaled, simulate
-from poise.backends.simulator.world import Truth
-from poise.model.cluster import parse_cluster
-from poise.report.figures import Series, lines, standalone
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import shipped
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.analysis.summary import Summary
+from poise.lab.experiment import Experiment, scaled, simulate
+from poise.lab.report.figures import Series, lines, standalone
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import shipped
 
 CLUSTER = parse_cluster("v100:12,p100:12,k80:12")
 MODELS = "VAE/SuperResolution/DCGAN/GRU/LSTM/ResNet50/ResNeXt50/ResNet-18/LM/Recommendation/A3C/CycleGAN"

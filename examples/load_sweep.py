@@ -11,13 +11,13 @@ the trace as it stands.
 import sys
 from pathlib import Path
 
-from poise.analysis.averages import Grid, averaged
-from poise.assembly import Experiment, scaled, simulate
-from poise.model.cluster import Cluster, parse_cluster
-from poise.report.figures import standalone
-from poise.report.sweeping import over_load
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.analysis.statistics import Grid, averaged
+from poise.lab.experiment import Experiment, scaled, simulate
+from poise.lab.report.figures import standalone
+from poise.lab.report.sweep import over_load
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.model.cluster import Cluster, parse_cluster
 
 TRACE = "synthetic:jobs=200,seed={seed},sizes=1:0.6/2:0.2/4:0.15/8:0.05,durations=lognormal:1800:1.2"
 GRID = Grid(policies=("fifo", "fifo-skip", "srtf", "tiresias"), loads=(0.4, 0.6, 0.8, 1.0, 1.2), seeds=(11, 12, 13, 14))

@@ -19,15 +19,15 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from poise.analysis.tenants import Books
-from poise.assembly import Experiment, simulate
-from poise.engine.journal_file import JournalReader
-from poise.model.cluster import parse_cluster
-from poise.model.job import Job
-from poise.report.figures import bars, standalone
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import shipped
-from poise.traces.schema import Trace, TraceJob
+from poise.engine.journal import JournalReader
+from poise.lab.analysis.tenant_usage import TenantUsage
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.report.figures import bars, standalone
+from poise.lab.traces.schema import Trace, TraceJob
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.job import Job
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import shipped
 
 CLUSTER = parse_cluster("v100:12,p100:24,k80:128")
 MODELS = {"vae": "VAE", "superres": "SuperResolution", "lstm": "LSTM", "resnext": "ResNeXt50"}
@@ -62,13 +62,13 @@ def speeds(tenant: str) -> tuple[float, ...]:
     return tuple(each / packed[CLUSTER.gpu_types.index("k80")] for each in packed)
 
 
-def ran(trace: Trace, trade: str, hours: float) -> tuple[dict[str, Got], Books]:
+def ran(trace: Trace, trade: str, hours: float) -> tuple[dict[str, Got], TenantUsage]:
     """What each tenant got with or without trades, and all that the journal says."""
     experiment = Experiment(CLUSTER, f"gandiva-fair:trade={trade}", until=hours * HOUR)
     with TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate(trace, experiment, journal=journal)
-        books = Books.of(JournalReader(journal).entries(), CLUSTER)
+        books = TenantUsage.of(JournalReader(journal).entries(), CLUSTER)
     return {name: _got(name, books.tenants[name].held, hours) for name in MODELS}, books
 
 

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from math import inf
 
-from poise.assembly import Experiment
-from poise.audit.findings import Case
-from poise.audit.instances import Among, Instance
-from poise.core.settings import Cadence, Settings
-from poise.model.cluster import parse_cluster
-from poise.model.job import Job
-from poise.model.speed import Locality
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import Trace, TraceJob
+from poise.lab.audit.findings import Case
+from poise.lab.audit.instances import Among, Instance
+from poise.lab.experiment import Experiment
+from poise.lab.traces.schema import Trace, TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 
 def an_instance(

@@ -9,25 +9,33 @@ from functools import cached_property
 from math import inf
 from typing import TypeVar
 
-from poise.assembly import planned
-from poise.backends.simulator.world import Outage, Simulator, Tells, Truth
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Action, Cancel, Compute, Launch, Preempt
-from poise.model.cluster import Cluster, Holding, Node, Slots, gpu_count, merged, parse_cluster
-from poise.model.event import Cancelled, Computed, Event, Failed, Finished, NodeLost, Submitted, Synchronised
-from poise.model.job import Job, Status
-from poise.model.journal import Entry
-from poise.model.plan import Grain, Policy
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
-from poise.policies.packed import shares_gpus
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import shipped
-from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+from poise.lab.experiment import planned
+from poise.lab.simulator.world import Outage, Simulator, Tells, Truth
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Action, Cancel, Compute, JournalEntry, Launch, Preempt
+from poise.scheduler.model.cluster import Cluster, Holding, Node, Slots, gpu_count, merged, parse_cluster
+from poise.scheduler.model.event import (
+    Cancelled,
+    Computed,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    Submitted,
+    Synchronised,
+)
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.plan import Grain, Policy
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.combinators import shares_gpus
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import shipped
 
 EVENTS = Settings(cadence=Cadence.EVENTS)
 """Decide at every change: the setting in which exact claims are made."""
@@ -50,7 +58,7 @@ def a_job(
     weight: float = 1.0,
     model: str | None = None,
     gpu_types: tuple[str, ...] = (),
-    outcome: Outcome = Outcome.PASSED,
+    outcome: JobOutcome = JobOutcome.PASSED,
     dies: tuple[float, ...] = (),
     batches: int | None = None,
     sync: float = 0.0,
@@ -118,7 +126,7 @@ class Run:
 class Story:
     """What happened in a simulation: its journal, and the scheduler as it was left."""
 
-    entries: list[Entry]
+    entries: list[JournalEntry]
     scheduler: Scheduler
     cluster: Cluster
     jobs: list[TraceJob]
@@ -246,7 +254,7 @@ def _with_task(run: Run, since: dict[tuple[int, int], float], now: float, node: 
     return replace(run, used=(*run.used, *done))
 
 
-def _runs(entries: list[Entry]) -> list[Run]:
+def _runs(entries: list[JournalEntry]) -> list[Run]:
     book = _Book()
     for now, events, actions in entries:
         for fact in events:
@@ -268,7 +276,7 @@ def simulate(
     true: Throughputs | None = None,
     outages: Iterable[Outage] = (),
     until: float = inf,
-    watch: Callable[[Scheduler, Entry], None] | None = None,
+    watch: Callable[[Scheduler, JournalEntry], None] | None = None,
 ) -> Story:
     """Simulate a trace; jobs are put into order of submission first, equal ones as given.
 
@@ -292,11 +300,11 @@ def simulate(
         until=until,
     )
     scheduler = Scheduler(where, planned(how, settings), placement_named(placement), settings)
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     for now, events in world.instants():
         actions = scheduler.handle(now, events)
         world.apply(now, actions)
-        entries.append(Entry(now, events, actions))
+        entries.append(JournalEntry(now, events, actions))
         if watch is not None:
             watch(scheduler, entries[-1])
         assert len(entries) < MOST_INSTANTS + 100 * len(trace), f"goes round in circles at {entries[-1]}"

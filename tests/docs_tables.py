@@ -7,13 +7,13 @@ from dataclasses import astuple, fields
 
 import click
 
-from poise.assembly import PRESETS
 from poise.cli.app import poise
-from poise.core.reasons import Code
-from poise.core.settings import Settings
-from poise.policies.catalogue import COMBINATORS, POLICIES, Claim
-from poise.traces.registry import FORMATS
-from poise.traces.synthetic import KNOBS
+from poise.lab.experiment import PRESETS
+from poise.lab.traces.registry import FORMATS
+from poise.lab.traces.synthetic import KNOBS
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyClaim
 
 WIDTH = 100
 """Columns of the help that the reference shows."""
@@ -40,14 +40,14 @@ def _code(text: str) -> str:
 
 def _policies(_argument: str) -> str:
     """The comparison: one row a policy, one column a claim."""
-    headings = ["policy", "family", "what it does", "parameters", *map(str, Claim), "from"]
+    headings = ["policy", "family", "what it does", "parameters", *map(str, PolicyClaim), "from"]
     rows = [
         [
             f"[`{each.name}`]({each.name}.md)",
             each.family,
             each.summary,
             " ".join(_code(parameter.name) for parameter in each.parameters),
-            *("yes" if claim in each.claims else "" for claim in Claim),
+            *("yes" if claim in each.claims else "" for claim in PolicyClaim),
             each.paper,
         ]
         for each in POLICIES.values()

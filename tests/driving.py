@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-from poise.backends.simulator.switching import Switching, unknown_size
-from poise.backends.simulator.world import Outage, Simulator, Truth
-from poise.model.action import Action, Compute, Launch, Waited, WakeAt
-from poise.model.cluster import Cluster, Node, Slots
-from poise.model.event import (
+from poise.lab.simulator.tasks import Switching, unknown_size
+from poise.lab.simulator.world import Outage, Simulator, Truth
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, TraceJob
+from poise.scheduler.model.action import Action, Compute, JournalEntry, Launch, Waited, WakeAt
+from poise.scheduler.model.cluster import Cluster, Node, Slots
+from poise.scheduler.model.event import (
     Cancelled,
     Computed,
     Event,
@@ -17,12 +18,10 @@ from poise.model.event import (
     Stopped,
     Synchronised,
 )
-from poise.model.job import Job
-from poise.model.journal import Entry
-from poise.model.speed import Estimate
-from poise.model.tasks import Tasks
-from poise.throughput.speeds import Speeds
-from poise.traces.schema import Curve, FailedAttempt, Outcome, TraceJob
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.throughput.speeds import Speeds
 
 NO_WAIT = Waited(0, 0, 0)
 FREE = Truth(switching=Switching(resident=0.0, size=0.0))
@@ -51,8 +50,8 @@ class Stated(Speeds):
 
 
 def a_job(
-    name: str, steps: float, *, at: float = 0.0, dies: tuple[float, ...] = (), outcome: Outcome = Outcome.PASSED,
-    loss: Curve | None = None,
+    name: str, steps: float, *, at: float = 0.0, dies: tuple[float, ...] = (), outcome: JobOutcome = JobOutcome.PASSED,
+    loss: LossCurve | None = None,
 ) -> TraceJob:  # fmt: skip
     """A job of so many rounds."""
     failures = tuple(FailedAttempt(after, "out of memory") for after in dies)
@@ -76,7 +75,7 @@ def driven(
     truth: Truth = FREE,
     outages: Iterable[Outage] = (),
     sizes: Callable[[Job], float | None] = unknown_size,
-) -> list[Entry]:
+) -> list[JournalEntry]:
     """What happens if these actions come at these moments, the first instant of each."""
     speeds = Stated(tasks)
     world = Simulator([*jobs], cluster, beliefs=speeds, truths=speeds, truth=truth, outages=outages, sizes=sizes)
@@ -84,13 +83,13 @@ def driven(
     for now, events in world.instants():
         actions = [*left.pop(now, []), WakeAt(min(left, default=inf))]
         world.apply(now, actions)
-        entries.append(Entry(now, events, tuple(actions)))
+        entries.append(JournalEntry(now, events, tuple(actions)))
         assert len(entries) < 1000
     assert not left, f"nothing happened at {sorted(left)}"
     return entries
 
 
-def told(entries: list[Entry], *kinds: type) -> list[tuple[float, Event]]:
+def told(entries: list[JournalEntry], *kinds: type) -> list[tuple[float, Event]]:
     """Facts of these kinds with their moments; none given: of runs."""
     wanted = kinds or (Computed, Synchronised, Finished, Failed, Stopped, Cancelled, Progressed)
     return [(entry.now, fact) for entry in entries for fact in entry.events if isinstance(fact, wanted)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from poise.client import Client
+from poise.service.client import Client
 
 SUBMITTED = {"jobs": ["j1"]}
 ROW: dict[str, Any] = {

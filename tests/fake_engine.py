@@ -13,33 +13,32 @@ from urllib.parse import unquote
 
 from fastapi import FastAPI
 
-from poise.policies.catalogue import policy_named
-from poise.server.accounts import Accounts
-from poise.server.api import Conditions, create_app
-from poise.server.seam import Fault, RefusedError
-from poise.wire.notes import notes_on
-from poise.wire.request import Request, Submission
-from poise.wire.views import (
+from poise.scheduler.policies.catalogue import policy_named
+from poise.service.server.accounts import TokenStore
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.http.app import ApiOptions, create_app
+from poise.service.wire.request import JobRequest, Submission, notes_on
+from poise.service.wire.views import (
     Account,
     Done,
     Events,
     Happening,
     JobDetail,
     JobRow,
+    JobState,
     Log,
     NewToken,
+    NodeList,
     NodeRow,
-    Nodes,
-    Problem,
-    Queue,
-    Reason,
+    ProblemView,
+    QueuePage,
+    ReasonView,
     Role,
-    Service,
+    ServiceView,
     Shares,
-    State,
-    Submitted,
+    SubmittedView,
     TenantShare,
-    Why,
+    WhyView,
     Withdrawn,
 )
 
@@ -55,8 +54,8 @@ class Kept:
     """A job and where it stands."""
 
     tenant: str
-    request: Request
-    state: State = State.PENDING
+    request: JobRequest
+    state: JobState = JobState.PENDING
 
 
 @dataclass
@@ -75,40 +74,40 @@ class FakeEngine:
     def start(self) -> None:
         """Nothing has to be done."""
 
-    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+    def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
         self._may_fail()
         with self.lock:
             ids = [f"job-{len(self.jobs) + number}" for number, _ in enumerate(submission.jobs)]
             for job, request in zip(ids, submission.jobs, strict=True):
                 self.jobs[job] = Kept(request.tenant or by.tenant, request)
                 self._happens("submitted", job, by)
-        return _done(Submitted(jobs=tuple(ids), notes=notes_on(submission.jobs)))
+        return _done(SubmittedView(jobs=tuple(ids), notes=notes_on(submission.jobs)))
 
     def cancel(self, by: Account, job: str) -> "Future[Done]":
-        return self._put(by, job, State.CANCELLED)
+        return self._put(by, job, JobState.CANCELLED)
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
         self._may_fail()
         live = [job for job, kept in self.jobs.items() if kept.tenant == tenant and not kept.state.is_final]
         for job in live:
-            self._put(by, job, State.CANCELLED)
+            self._put(by, job, JobState.CANCELLED)
         return _done(Withdrawn(tenant=tenant, jobs=len(live)))
 
     def hold(self, by: Account, job: str) -> "Future[Done]":
-        return self._put(by, job, State.PAUSED)
+        return self._put(by, job, JobState.PAUSED)
 
     def stop(self, by: Account, job: str) -> "Future[Done]":
-        return self._put(by, job, State.CHECKPOINTING)
+        return self._put(by, job, JobState.CHECKPOINTING)
 
     def release(self, by: Account, job: str) -> "Future[Done]":
-        return self._put(by, job, State.PENDING)
+        return self._put(by, job, JobState.PENDING)
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
         self._may_fail()
         self.weights[tenant] = weight
         return _done(self.shares())
 
-    def set_policy(self, by: Account, policy: str) -> "Future[Service]":
+    def set_policy(self, by: Account, policy: str) -> "Future[ServiceView]":
         self._may_fail()
         policy_named(policy)
         self.current = policy
@@ -120,13 +119,13 @@ class FakeEngine:
     def queue(
         self,
         *,
-        states: frozenset[State],
+        states: frozenset[JobState],
         tenant: str | None,
         app: str | None,
         limit: int,
         offset: int,
         name: str | None = None,
-    ) -> Queue:
+    ) -> QueuePage:
         self._may_fail()
         kept = {
             job: each
@@ -138,7 +137,7 @@ class FakeEngine:
         }
         counts = dict(Counter(each.state.value for each in kept.values()))
         names = list(kept)[offset : offset + limit]
-        return Queue(jobs=tuple(self._row(job, kept[job]) for job in names), total=len(kept), counts=counts)
+        return QueuePage(jobs=tuple(self._row(job, kept[job]) for job in names), total=len(kept), counts=counts)
 
     def show(self, job: str) -> JobDetail:
         kept = self._of(job)
@@ -158,8 +157,8 @@ class FakeEngine:
             request=kept.request,
         )
 
-    def why(self, job: str) -> Why:
-        return Why(job=job, state=self._of(job).state, reason=Reason(code="capacity", text="no GPU is free"))
+    def why(self, job: str) -> WhyView:
+        return WhyView(job=job, state=self._of(job).state, reason=ReasonView(code="capacity", text="no GPU is free"))
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
         self._of(job)
@@ -167,11 +166,11 @@ class FakeEngine:
         text = LOG[start : start + limit] if replica == 0 else ""
         return Log(text=text, offset=start, next=start + len(text), ended=False)
 
-    def nodes(self) -> Nodes:
+    def nodes(self) -> NodeList:
         node = NodeRow(
             name="gpu-0", gpu_type="gpu", gpus=4, free=3, rack="rack-0", alive=True, jobs=("job-0", None, None, None)
         )
-        return Nodes(nodes=(node,))
+        return NodeList(nodes=(node,))
 
     def shares(self) -> Shares:
         tenants = sorted({each.tenant for each in self.jobs.values()} | set(self.weights))
@@ -191,9 +190,9 @@ class FakeEngine:
     def reasons(self) -> dict[str, int]:
         return {"capacity": len(self.jobs)}
 
-    def service(self) -> Service:
+    def service(self) -> ServiceView:
         self._may_fail()
-        return Service(
+        return ServiceView(
             version="0",
             policy=self.current,
             cluster="gpu:4",
@@ -215,15 +214,15 @@ class FakeEngine:
     def _of(self, job: str) -> Kept:
         self._may_fail()
         if job not in self.jobs:
-            raise RefusedError(Fault.UNKNOWN, f"there is no job {job!r}")
+            raise RequestRefusedError(RefusalCode.UNKNOWN, f"there is no job {job!r}")
         return self.jobs[job]
 
-    def _put(self, by: Account, job: str, state: State) -> "Future[Done]":
+    def _put(self, by: Account, job: str, state: JobState) -> "Future[Done]":
         kept = self._of(job)
-        if kept.state is state is State.CANCELLED:
+        if kept.state is state is JobState.CANCELLED:
             return _done(Done(job=job, state=state))
         if kept.state.is_final:
-            raise RefusedError(Fault.CONFLICT, f"job {job} has ended")
+            raise RequestRefusedError(RefusalCode.CONFLICT, f"job {job} has ended")
         self.jobs[job] = Kept(kept.tenant, kept.request, state)
         self._happens(state.value.lower(), job, by)
         return _done(Done(job=job, state=state))
@@ -243,7 +242,7 @@ class FakeEngine:
             app=kept.request.app,
             state=kept.state,
             flags=(),
-            reason=Reason(code="capacity", text="no GPU is free"),
+            reason=ReasonView(code="capacity", text="no GPU is free"),
             position=1,
             gpus=0,
             wanted=kept.request.gpus,
@@ -297,7 +296,7 @@ class Reply:
     @property
     def problem(self) -> tuple[int, str, str]:
         """Status, code and line of an answer that is not 2xx."""
-        problem = Problem.model_validate_json(self.body)
+        problem = ProblemView.model_validate_json(self.body)
         assert "\n" not in problem.detail
         return self.status, problem.code, problem.detail
 
@@ -362,7 +361,7 @@ class Api:
     """An API over a fake engine, with a token of each role; `user` and `reader` are of tenant `mine`."""
 
     engine: FakeEngine
-    accounts: Accounts
+    accounts: TokenStore
     app: FastAPI
     tokens: dict[str, str]
 
@@ -372,7 +371,7 @@ class Api:
         self.engine.happened.clear()
         self.engine.fails = None
         for number, tenant in enumerate(("mine", "theirs")):
-            request = Request(command=("python", "train.py"), env={"SECRET": "s"})
+            request = JobRequest(command=("python", "train.py"), env={"SECRET": "s"})
             self.engine.jobs[f"job-{number}"] = Kept(tenant, request)
         for account in self.accounts.all():
             if account.name not in self.tokens:
@@ -394,9 +393,9 @@ class Api:
 TENANTS = {Role.READER: "mine", Role.USER: "mine", Role.OPERATOR: "operators", Role.ADMIN: "admins"}
 
 
-def an_api(folder: Path, conditions: Conditions | None = None) -> Api:
+def an_api(folder: Path, conditions: ApiOptions | None = None) -> Api:
     """An API over two jobs."""
-    engine, accounts = FakeEngine(), Accounts(folder)
+    engine, accounts = FakeEngine(), TokenStore(folder)
     tokens = {
         role.value: accounts.make(NewToken(name=role.value, tenant=tenant, role=role)).token
         for role, tenant in TENANTS.items()

@@ -7,22 +7,22 @@ from types import ModuleType
 from tests.fake_engine import FakeEngine
 
 from poise.cli import app
-from poise.wire.request import Submission
-from poise.wire.views import Account, Submitted
+from poise.service.wire.request import Submission
+from poise.service.wire.views import Account, SubmittedView
 
 
 class MortalEngine(FakeEngine):
     """Dies when it is told to."""
 
-    def submit(self, by: Account, submission: Submission) -> "Future[Submitted]":
+    def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
         if submission.jobs[0].command == ("die",):
             self.failed = ValueError("out of luck")
         return super().submit(by, submission)
 
 
 if __name__ == "__main__":
-    starting = ModuleType("poise.server.starting")
+    starting = ModuleType("poise.service.server.startup")
     starting.open_engine = lambda _setup: MortalEngine()  # type: ignore[attr-defined]
-    sys.modules["poise.server.starting"] = starting
+    sys.modules["poise.service.server.startup"] = starting
     sys.argv.insert(1, "serve")
     app.main()

@@ -9,28 +9,28 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
-from poise.core.settings import Cadence, Retry, Settings
 from poise.engine.journal import VERSION as JOURNAL_VERSION
 from poise.engine.journal import Header
-from poise.engine.live import Grip
-from poise.model import action, event
-from poise.model.action import Waited, Why
-from poise.model.cluster import Cluster, Node, Slots
-from poise.model.job import Job, Yields
-from poise.model.speed import Estimate
-from poise.model.tasks import Tasks
-from poise.server.records import Record, RunRecord
-from poise.server.schema import INDEXES, TABLES, VERSION
-from poise.wire.request import Preemption, Request
-from poise.wire.views import Flag, State
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.scheduler.model import action, event
+from poise.scheduler.model.action import PreemptionCause, Waited
+from poise.scheduler.model.cluster import Cluster, Node, Slots
+from poise.scheduler.model.job import Job, Yields
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.speed import Estimate
+from poise.service.backends.api import DesiredState
+from poise.service.server.records import JobRecord, RunRecord
+from poise.service.server.storage.schema import INDEXES, TABLES, VERSION
+from poise.service.wire.request import JobRequest, PreemptionMode
+from poise.service.wire.views import Flag, JobState
 
 FOLDER = Path(__file__).parent / "data" / "formats"
 FILE = FOLDER / f"store-{VERSION}.txt"
 _KINDS = (
-    Record, RunRecord, Header, Settings, Cluster, Node, Slots, Job, Estimate, Tasks, Waited,
+    JobRecord, RunRecord, Header, Settings, Cluster, Node, Slots, Job, Estimate, Tasks, Waited,
     *event.Event.__args__, *action.Action.__args__,
 )  # fmt: skip
-_WORDS = (State, Flag, Grip, Preemption, Why, Yields, Cadence, Retry)
+_WORDS = (JobState, Flag, DesiredState, PreemptionMode, PreemptionCause, Yields, Cadence, RetryRule)
 
 
 def described() -> str:
@@ -38,7 +38,7 @@ def described() -> str:
     parts = [f"store {VERSION}, journal {JOURNAL_VERSION}", TABLES.strip(), INDEXES.strip()]
     parts += [f"{kind.__name__}: {', '.join(_fields(kind))}" for kind in _KINDS]
     parts += [f"{kind.__name__}: {', '.join(_words(kind))}" for kind in _WORDS]
-    parts.append(json.dumps(_plain(Request.model_json_schema()), indent=1, sort_keys=True))
+    parts.append(json.dumps(_plain(JobRequest.model_json_schema()), indent=1, sort_keys=True))
     return "\n".join(parts) + "\n"
 
 

@@ -9,22 +9,30 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from poise.core.settings import Settings
 from poise.engine.journal import Header, read_header
-from poise.engine.live import Ending, Grip, LogPart, Notice, RunBegan, RunEnded, RunOrder, RunProgressed, Tell
-from poise.model.cluster import parse_cluster
-from poise.server.clock import Clock
-from poise.server.cores import core_of, known, live
-from poise.server.engine import Loop
-from poise.server.intake import Intake
-from poise.server.logs import Logbook
-from poise.server.metrics import Metrics
-from poise.server.parts import Parts
-from poise.server.quotas import Allowance
-from poise.server.reading import LiveEngine
-from poise.server.store import Changes, Store
-from poise.wire.request import Request, Submission
-from poise.wire.views import Account, Role
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.service.backends.api import (
+    DesiredState,
+    LogPart,
+    RunBegan,
+    RunEnded,
+    RunEnding,
+    RunNotice,
+    RunOrder,
+    RunProgressed,
+    Tell,
+)
+from poise.service.server.admission import Admission, core_of, known, live
+from poise.service.server.dependencies import Dependencies, ServiceClock
+from poise.service.server.engine import ServiceEngine
+from poise.service.server.logs import Logbook
+from poise.service.server.metrics import Metrics
+from poise.service.server.quotas import Allowance
+from poise.service.server.service import LiveService
+from poise.service.server.storage.store import Changes, Store
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, Role
 
 ALICE = Account(name="alice", tenant="alice", role=Role.USER)
 BOB = Account(name="bob", tenant="bob", role=Role.USER)
@@ -94,7 +102,7 @@ class Machine:
                 continue
             del self.waiting[key]
             if order.job in self.finished:  # on its way out: nothing is left to be done
-                self.tell(RunEnded(*key, self.wall, Ending.YIELDED, None, None, ()))
+                self.tell(RunEnded(*key, self.wall, RunEnding.YIELDED, None, None, ()))
             else:
                 self._begin(order)
         taken = Counter(gpu for _, gpu in self.busy())
@@ -104,12 +112,12 @@ class Machine:
         """GPUs that processes are on, and whose."""
         return [(order.job, gpu) for order in self.alive.values() for gpu in gpus_of(order)]
 
-    def end(self, job: str, how: Ending, *, cause: str | None = None, steps: float = 0.0, code: int = 0) -> None:
+    def end(self, job: str, how: RunEnding, *, cause: str | None = None, steps: float = 0.0, code: int = 0) -> None:
         """The job's run ends by itself, or because it was asked to."""
         key = next(each for each in self.alive if each[0] == job)
         del self.alive[key]
         self.steps[job] = self.steps.get(job, 0.0) + steps
-        if how is Ending.FINISHED:
+        if how is RunEnding.FINISHED:
             self.finished.append(job)
         self.ended[key] = RunEnded(job, key[1], self.wall, how, self.steps[job], cause, (code,))
         self.tell(self.ended[key])
@@ -129,7 +137,7 @@ class PretendWorld:
         self._crash = crash
         machine.tell = tell
 
-    def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+    def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         machine = self._machine
         known_runs = {(order.job, order.epoch) for order, _ in runs}
         assert not machine.alive.keys() - known_runs, "processes that the journal does not know of"
@@ -137,21 +145,21 @@ class PretendWorld:
             key = (order.job, order.epoch)
             if key in machine.ended:
                 machine.tell(machine.ended[key])
-            elif key in machine.alive and grip is Grip.RUN:
+            elif key in machine.alive and grip is DesiredState.RUN:
                 machine.say_begun(*key)
             elif key in machine.alive:
-                machine.end(order.job, Ending.YIELDED)
-            elif grip is not Grip.RUN:
-                machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
+                machine.end(order.job, RunEnding.YIELDED)
+            elif grip is not DesiredState.RUN:
+                machine.tell(RunEnded(*key, machine.wall, RunEnding.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
         for order, grip in runs:
-            if grip is Grip.RUN and (order.job, order.epoch) not in machine.ended:
+            if grip is DesiredState.RUN and (order.job, order.epoch) not in machine.ended:
                 machine.start(order)
 
     def launch(self, order: RunOrder) -> None:
         self._crash()
         self._machine.start(order)
 
-    def leave(self, job: str, epoch: int, notice: Notice) -> None:
+    def leave(self, job: str, epoch: int, notice: RunNotice) -> None:
         assert notice.text
         self._stop(job, epoch)
 
@@ -163,7 +171,7 @@ class PretendWorld:
         self._crash()
         machine = self._machine
         if (job, epoch) in machine.alive:
-            machine.end(job, Ending.YIELDED, steps=1.0)
+            machine.end(job, RunEnding.YIELDED, steps=1.0)
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
         return LogPart(f"{job}:{replica}".encode()[offset : offset + limit], offset, offset + limit)
@@ -175,7 +183,7 @@ class PretendWorld:
 class LingeringWorld(PretendWorld):
     """Whoever is asked to leave stays until the machine says that it ends; others wait for that."""
 
-    def adopt(self, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+    def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         machine = self._machine
         machine.waiting.clear()
         assert not machine.alive.keys() - {(order.job, order.epoch) for order, _ in runs}
@@ -185,9 +193,9 @@ class LingeringWorld(PretendWorld):
                 machine.tell(machine.ended[key])
             elif key in machine.alive:
                 machine.say_begun(*key)
-                machine.leaving |= set() if grip is Grip.RUN else {key}
-            elif grip is not Grip.RUN:
-                machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, None, None, ()))
+                machine.leaving |= set() if grip is DesiredState.RUN else {key}
+            elif grip is not DesiredState.RUN:
+                machine.tell(RunEnded(*key, machine.wall, RunEnding.YIELDED, None, None, ()))
             else:
                 machine.waiting[key] = order
         machine.begin_waiting()
@@ -206,7 +214,7 @@ class LingeringWorld(PretendWorld):
             machine.leaving.add(key)
         elif key in machine.waiting:
             del machine.waiting[key]
-            machine.tell(RunEnded(*key, machine.wall, Ending.YIELDED, None, None, ()))
+            machine.tell(RunEnded(*key, machine.wall, RunEnding.YIELDED, None, None, ()))
             machine.begin_waiting()
 
 
@@ -223,7 +231,7 @@ class Service:
     settings: Settings = field(default_factory=lambda: Settings(round=10.0, retries=2))
     machine: Machine = field(default_factory=Machine)
     crash_at: int | None = None
-    check: Callable[[Request], None] = lambda _request: None
+    check: Callable[[JobRequest], None] = lambda _request: None
     world: type[PretendWorld] = PretendWorld
     allowance: Allowance = field(default_factory=Allowance)
 
@@ -237,22 +245,22 @@ class Service:
         last = store.chapter()
         policy = self.policy or ("las" if last is None else read_header(last[0]).policy)
         header = Header("live", known(parse_cluster(self.cluster)), policy, "consolidate", live(self.settings), 0)
-        self.loop = Loop(
-            Parts(
+        self.loop = ServiceEngine(
+            Dependencies(
                 store=store,
                 header=header,
                 scheduler_of=core_of,
-                intake_of=lambda each: Intake(each.cluster, self.check, each.policy),
+                intake_of=lambda each: Admission(each.cluster, self.check, each.policy),
                 world_of=lambda tell: self.world(machine, tell, self._tick),
                 log=Logbook(StringIO()),
                 metrics=Metrics(),
                 retries=self.settings.retries,
                 keeps_policy=self.policy is None,
                 allowance=self.allowance,
-                clock_of=partial(Clock, wall=lambda: machine.wall, steady=lambda: machine.now),
+                clock_of=partial(ServiceClock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )
-        self.engine = LiveEngine(self.loop)
+        self.engine = LiveService(self.loop)
         self.loop.open()
 
     def _tick(self) -> None:
@@ -289,7 +297,7 @@ class Service:
         self.machine.now += seconds
         self.settle()
 
-    def submit(self, *requests: Request, by: Account = ALICE, key: str | None = None) -> list[str]:
+    def submit(self, *requests: JobRequest, by: Account = ALICE, key: str | None = None) -> list[str]:
         """Jobs, as a client would: again with the same key if the service went away meanwhile."""
         submission = Submission(jobs=requests, key=key or f"submission-{next(self._numbers)}")
         for _ in range(10):
@@ -299,7 +307,7 @@ class Service:
                 return list(reply.result().jobs)
         raise AssertionError("the submission is never answered")
 
-    def wish(self, want: Callable[[LiveEngine], Any]) -> Any:
+    def wish(self, want: Callable[[LiveService], Any]) -> Any:
         """Something else, once; its answer."""
         reply = want(self.engine)
         self.settle()
@@ -319,5 +327,5 @@ class CrashingStore(Store):
         self._tick()
 
 
-def a_request(**given: Any) -> Request:
-    return Request(**({"command": ("train",)} | given))
+def a_request(**given: Any) -> JobRequest:
+    return JobRequest(**({"command": ("train",)} | given))

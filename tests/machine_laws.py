@@ -3,15 +3,15 @@
 import pytest
 from tests.machine import Service
 
-from poise.analysis.history import History
 from poise.engine.journal import read_entry, read_header
-from poise.engine.live import Ending
 from poise.engine.replay import replay
-from poise.model.job import Status
-from poise.server.cores import core_of
-from poise.server.records import Record, places
-from poise.server.tally import Tally
-from poise.wire.views import JobRow, State
+from poise.lab.analysis.history import History
+from poise.scheduler.model.job import Status
+from poise.service.backends.api import RunEnding
+from poise.service.server.admission import core_of
+from poise.service.server.records import JobRecord, places
+from poise.service.server.state_counts import StateCounts
+from poise.service.wire.views import JobRow, JobState
 
 
 def check_standing(service: Service) -> None:
@@ -29,7 +29,7 @@ def check_standing(service: Service) -> None:
     check_free(service)
 
 
-def _check_core(service: Service, record: Record) -> None:
+def _check_core(service: Service, record: JobRecord) -> None:
     situation, job = service.loop.situation, record.job.id
     state, run = situation.scheduler.state, record.current
     if job in situation.stranded:
@@ -46,24 +46,24 @@ def _check_core(service: Service, record: Record) -> None:
         assert places(situation.header.cluster, state.of(row)) == run.gpus, job
 
 
-def _check_state(service: Service, record: Record) -> None:
+def _check_state(service: Service, record: JobRecord) -> None:
     now, job = service.loop.clock.now(), record.job.id
     assert record.waited + record.ran + now - record.since == pytest.approx(now - record.job.submitted), job
     is_alive = any(each == job for each, _ in service.machine.alive)
     match record.state:
-        case State.RUNNING | State.CHECKPOINTING:
+        case JobState.RUNNING | JobState.CHECKPOINTING:
             assert is_alive, job
-        case State.PENDING | State.PAUSED:
+        case JobState.PENDING | JobState.PAUSED:
             assert not is_alive, job
-            assert bool(record.runs) == (record.state is State.PAUSED), job
+            assert bool(record.runs) == (record.state is JobState.PAUSED), job
         case _:
-            assert record.state is State.STARTING, job
-    assert (record.current is not None) == (record.state in {State.STARTING, State.RUNNING}), job
+            assert record.state is JobState.STARTING, job
+    assert (record.current is not None) == (record.state in {JobState.STARTING, JobState.RUNNING}), job
 
 
 def _check_counts(service: Service) -> None:
     situation = service.loop.situation
-    anew = Tally()
+    anew = StateCounts()
     for record in situation.records.values():
         anew.count(record)
     kept = situation.tally
@@ -91,12 +91,12 @@ def check_free(service: Service) -> None:
     assert not busy, f"shown as free, and not: {busy}"
 
 
-def _gpus(record: Record) -> set[tuple[str, int]]:
+def _gpus(record: JobRecord) -> set[tuple[str, int]]:
     run = record.current
     return set() if run is None else {(node, slot) for node, slots in run.gpus.items() for slot in slots}
 
 
-def paged(service: Service, states: frozenset[State] = frozenset(), limit: int = 3, **which: str) -> list[JobRow]:
+def paged(service: Service, states: frozenset[JobState] = frozenset(), limit: int = 3, **which: str) -> list[JobRow]:
     """All pages of the queue, one after the other."""
     rows: list[JobRow] = []
     given = {"tenant": None, "app": None} | which
@@ -114,7 +114,7 @@ def finish_all(service: Service) -> None:
     for _ in range(100):
         for job, epoch in sorted(service.machine.alive):
             leaves = (job, epoch) in service.machine.leaving
-            service.machine.end(job, Ending.YIELDED if leaves else Ending.FINISHED)
+            service.machine.end(job, RunEnding.YIELDED if leaves else RunEnding.FINISHED)
         service.pass_time(10)
         if not service.loop.situation.records:
             return
@@ -136,7 +136,7 @@ def check_books(service: Service, jobs: list[str]) -> None:
     for job, each in details.items():
         life = (each.job.finished or 0.0) - each.job.submitted
         assert each.job.waited + each.job.ran == pytest.approx(life), job
-        assert (history.jobs[job].status is Status.FINISHED) == (each.job.state is State.SUCCEEDED), job
-        assert each.job.state is not State.SUCCEEDED or job in service.machine.finished, job
+        assert (history.jobs[job].status is Status.FINISHED) == (each.job.state is JobState.SUCCEEDED), job
+        assert each.job.state is not JobState.SUCCEEDED or job in service.machine.finished, job
         assert (each.lost_gpu_seconds or 0.0) <= each.gpu_seconds + 1e-9, job
-    assert sorted(row.id for row in paged(service, frozenset(State), 7)) == sorted(jobs)
+    assert sorted(row.id for row in paged(service, frozenset(JobState), 7)) == sorted(jobs)

@@ -13,7 +13,7 @@ from fractions import Fraction
 from math import ceil, floor, inf
 from typing import NamedTuple
 
-from poise.policies.hare.schedule import Gpus, Work
+from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork
 
 Limits = tuple[Fraction, ...]
 
@@ -262,20 +262,20 @@ class Progress(NamedTuple):
     end: float
     sync: float
 
-    def after(self, job: Work, kind: int, end: float) -> "Progress":
+    def after(self, job: RoundWork, kind: int, end: float) -> "Progress":
         """With one more task."""
         placed, last, sync = self.placed + 1, max(self.end, end), max(self.sync, job.sync[kind])
         if placed < job.tasks:
             return Progress(self.rounds, placed, self.ready, last, sync)
         return Progress(self.rounds + 1, 0, last + sync, 0.0, 0.0)
 
-    def soonest(self, job: Work) -> float:
+    def soonest(self, job: RoundWork) -> float:
         """No completion is sooner."""
         shortest = min(each for each in job.seconds if each > 0)
         return max(self.ready + (job.rounds - self.rounds) * shortest, self.end + self.sync)
 
 
-def least_completion(jobs: Sequence[Work], gpus: Gpus) -> float:
+def least_completion(jobs: Sequence[RoundWork], gpus: GpuPool) -> float:
     """The least Σ w C: all tasks in all orders of their starts, on all GPUs, each as early as it may then start.
 
     A schedule is its order on each GPU, and to start later is never better; so nothing else needs to be tried.

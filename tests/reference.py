@@ -1,4 +1,5 @@
-"""An independent answer to any `Problem`: the whole program as its definition says it, for a general interior-point solver.
+"""An independent answer to any `ShareProblem`: the whole program as its definition says it, for a general
+interior-point solver.
 
 Nothing is put together, pruned or generated: alike rows are written out one by one, every pair of rows of equal size is
 there, and logarithms are exponential cones. Slow and plain, so that what is fast can be held against it.
@@ -11,10 +12,10 @@ import clarabel  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 
-from poise.model.arrays import Floats, Ints
-from poise.model.errors import GaveUpError, InfeasibleError
-from poise.model.workload import Pairs
-from poise.solve.problem import Beside, Market, Problem, Solution
+from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.errors import GaveUpError, InfeasibleError
+from poise.scheduler.model.workload import Pairs
+from poise.scheduler.solve.program import Beside, GpuMarket, ShareProblem, Solution
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,25 @@ class Reference:
     throughput: Floats
 
 
-def reference(problem: Problem) -> float:
+def reference(problem: ShareProblem) -> float:
     """The best objective."""
     return solve_reference(problem).objective
 
 
-def solve_reference(problem: Problem) -> Reference:
+def solve_reference(problem: ShareProblem) -> Reference:
     """The best answer. Raises InfeasibleError if there is none."""
     return _Program(expanded(problem)).solve()
 
 
-def expanded(problem: Problem) -> Problem:
+def expanded(problem: ShareProblem) -> ShareProblem:
     """The same problem with alike rows written out one by one, next to each other."""
     market, count = problem.market, problem.market.count
     if count is None:
         return problem
     of = np.repeat(np.arange(market.rows), count.astype(np.int64))
     beside = None if market.beside is None else Beside(market.beside.kind[of], market.beside.throughput)
-    return Problem(
-        Market(market.speed[of], market.size[of], market.capacity, market.resource, beside),
+    return ShareProblem(
+        GpuMarket(market.speed[of], market.size[of], market.capacity, market.resource, beside),
         base=_of_each(problem.base, of),
         slope=_of_each(problem.slope, of),
         level=problem.level,
@@ -57,7 +58,7 @@ def _of_each(asked: Floats | None, of: Ints) -> Floats | None:
     return None if asked is None else asked[of]
 
 
-def objective_of(problem: Problem, solution: Solution) -> float:
+def objective_of(problem: ShareProblem, solution: Solution) -> float:
     """What an answer is worth, alike rows each counted; time together is worth in proportion to the throughput it gives."""
     market = problem.market
     count = np.ones(market.rows) if market.count is None else market.count
@@ -73,7 +74,7 @@ def objective_of(problem: Problem, solution: Solution) -> float:
     return worth
 
 
-def throughput_of(market: Market, solution: Solution) -> Floats:
+def throughput_of(market: GpuMarket, solution: Solution) -> Floats:
     """Throughput of each row (of each one of the alike rows) from its times alone and together."""
     theta: Floats = (market.speed * solution.x).sum(axis=1)
     count = np.ones(market.rows) if market.count is None else market.count
@@ -82,7 +83,7 @@ def throughput_of(market: Market, solution: Solution) -> Floats:
     return theta
 
 
-def broken_by(problem: Problem, solution: Solution) -> float:
+def broken_by(problem: ShareProblem, solution: Solution) -> float:
     """By how much an answer breaks the worst kept rule: shares absolutely, capacities and throughputs relatively."""
     market, shared = problem.market, solution.shared
     count = np.ones(market.rows) if market.count is None else market.count
@@ -109,7 +110,7 @@ def broken_by(problem: Problem, solution: Solution) -> float:
     )
 
 
-def _unfit(market: Market, shared: Pairs) -> list[float]:
+def _unfit(market: GpuMarket, shared: Pairs) -> list[float]:
     """Time together of rows that cannot share: of different size, or one that is all alone."""
     count = np.ones(market.rows) if market.count is None else market.count
     alone = (shared.first == shared.second) & (count[shared.first] < 2)
@@ -121,7 +122,7 @@ def _unfit(market: Market, shared: Pairs) -> list[float]:
     return [float(shared.share[bad].max(initial=0.0)) for bad in (alone, apart, still)]
 
 
-def _asked(problem: Problem, level: float) -> Floats:
+def _asked(problem: ShareProblem, level: float) -> Floats:
     asked = np.zeros(problem.market.rows) if problem.base is None else problem.base.copy()
     return asked + level * problem.slope if problem.level and problem.slope is not None else asked
 
@@ -130,7 +131,7 @@ def _turned(shared: Pairs) -> Pairs:
     return replace(shared, first=shared.second, second=shared.first)
 
 
-def _together(market: Market, shared: Pairs) -> Floats:
+def _together(market: GpuMarket, shared: Pairs) -> Floats:
     """Throughput of each `first` beside its `second`."""
     if market.beside is None or not len(shared.share):
         return np.zeros(len(shared.share))
@@ -138,7 +139,7 @@ def _together(market: Market, shared: Pairs) -> Floats:
     return market.beside.throughput[kind[shared.first], kind[shared.second], shared.column]
 
 
-def _worth(problem: Problem, shared: Pairs) -> Floats:
+def _worth(problem: ShareProblem, shared: Pairs) -> Floats:
     """Worth of time together to each `first`: that of its time alone, in proportion to the throughput."""
     if problem.value is None:
         return np.zeros(len(shared.first))
@@ -146,7 +147,7 @@ def _worth(problem: Problem, shared: Pairs) -> Floats:
     return problem.value[shared.first, shared.column] * _together(problem.market, shared) / np.where(alone > 0, alone, 1.0)
 
 
-def _pairs(market: Market) -> Pairs:
+def _pairs(market: GpuMarket) -> Pairs:
     """Every way for two rows to share, with no time in it yet."""
     if market.beside is None:
         return Pairs.none()
@@ -164,7 +165,7 @@ def _pairs(market: Market) -> Pairs:
 class _Program:
     """One conic program: minimise q·z so that b - A z is in the cones. z = times alone, times together, t, ln θ."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: ShareProblem) -> None:
         self.problem = problem
         market = problem.market
         self.row, self.column = np.nonzero(market.speed > 0)

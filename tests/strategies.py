@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
-from poise.backends.simulator.switching import FREE, Switching
-from poise.backends.simulator.world import Outage, Truth
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Retry, Settings
-from poise.model.cluster import Cluster, Node
-from poise.model.job import Job
-from poise.model.journal import Entry
-from poise.model.plan import Order, Policy
-from poise.placement.strategies import PLACEMENTS
-from poise.policies.catalogue import POLICIES, policy_named
-from poise.traces.schema import Curve, FailedAttempt, Outcome, TraceJob
+from poise.lab.simulator.tasks import FREE, Switching
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.scheduler.model.action import JournalEntry
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.plan import Order, Policy
+from poise.scheduler.placement.strategies import PLACEMENTS
+from poise.scheduler.policies.catalogue import POLICIES, policy_named
 
 VARIANTS = (
     "tiresias:limits=8/24",
@@ -90,7 +90,7 @@ SECONDS = (1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 0.0, 0.125, 20.0, 12.5, 1.3, 3.7, 5.01,
 MODELS = (None, "ResNet50", "VGG16", None, "nobody knows this one")
 WEIGHTS = (1.0, 2.0, 0.5)
 CHOICES: tuple[tuple[str, ...], ...] = ((), (), (), (), ("v100",), ("k80", "gpu"))
-OUTCOMES = (Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.PASSED, Outcome.FAILED, Outcome.KILLED)
+OUTCOMES = (JobOutcome.PASSED, JobOutcome.PASSED, JobOutcome.PASSED, JobOutcome.PASSED, JobOutcome.FAILED, JobOutcome.KILLED)
 DEATHS: tuple[tuple[float, ...], ...] = ((), (), (), (0.5,), (1.0, 3.0), (0.5, 0.5, 1.0, 0.0, 0.5))
 CAUSES = ("died", "network-error", "gpu-ecc-error", "syntax-error", "core-dump")
 BOUNDS = ((None, None), (None, None), (1, None), (None, 3), (1, 4), (2, 2))
@@ -99,7 +99,7 @@ BATCHES: tuple[tuple[int | None, float], ...] = (
     (None, 0.0), (None, 0.0), (4, 0.0), (None, 0.0), (6, 0.0), (3, 0.25), (8, 0.0), (1, 0.0), (2, 0.125),
 )  # fmt: skip
 """Tasks that a round divides into, and seconds of synchronisation."""
-LOSSES = (None, None, Curve(0.5, 1.0, 0.1), Curve(0.0, 2.0, 0.0))
+LOSSES = (None, None, LossCurve(0.5, 1.0, 0.1), LossCurve(0.0, 2.0, 0.0))
 SWITCHING = (FREE, FREE, Switching(resident=0.125, size=6e9), None)
 """What it costs a GPU to turn to another job whose rounds divide."""
 WAITS = ((0.0, 0.0), (0.0, 0.0), (2.0, 0.0), (0.7, 3.1), (0.0, 1.5), (20.0, 5.0))
@@ -198,7 +198,7 @@ def settings(draw: st.DrawFn, *, cadence: st.SearchStrategy[Cadence] = cadences,
     if not guidelines:
         return plain
     (packed, rack), moves, pool, trial, retry, backoff = draw(
-        choices(WAITS, (0.0, 0.0, 1.0, 3.3), (0, 0, 1, 3), (1.0, 0.6, 4.0), tuple(Retry), (1.0, 0.0, 0.3))
+        choices(WAITS, (0.0, 0.0, 1.0, 3.3), (0, 0, 1, 3), (1.0, 0.6, 4.0), tuple(RetryRule), (1.0, 0.0, 0.3))
     )
     return replace(
         plain, packed_wait=packed, rack_wait=rack, defragment=moves,
@@ -254,7 +254,7 @@ class World:
         """The policy itself."""
         return whim(self.policy) if self.policy in WHIMS else policy_named(self.policy)
 
-    def played(self, watch: Callable[[Scheduler, Entry], None] | None = None) -> Story:
+    def played(self, watch: Callable[[Scheduler, JournalEntry], None] | None = None) -> Story:
         """What happens in this world."""
         return simulate(
             self.jobs,

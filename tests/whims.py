@@ -5,12 +5,12 @@ from math import inf
 from random import Random
 from typing import Any
 
-from poise.model.action import Entitled, Remark
-from poise.model.cluster import Site
-from poise.model.columns import Snapshot
-from poise.model.plan import Claim, Ending, Grain, Plan, Policy, Preemption, Stops, Unfitting
-from poise.model.speed import Locality
-from poise.policies.sketch import Sketch
+from poise.scheduler.model.action import Entitled, Remark
+from poise.scheduler.model.cluster import Site
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Claim, Grain, JobEnding, Plan, Policy, PreemptionRule, Stops, Unfitting
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.placement_draft import PlacementDraft
 
 WHIMS = tuple(f"whim:{seed}" for seed in range(9))
 GIVEN_UP = "wanted no more"
@@ -30,7 +30,7 @@ class Whim:
         waiting = [row for row in snapshot.active if row not in snapshot.floor.holdings]
         running = [row for row in snapshot.active if row in snapshot.floor.holdings]
         chance.shuffle(waiting)
-        ends = tuple(Ending(row, GIVEN_UP) for row in snapshot.active if chance.random() < 0.02)
+        ends = tuple(JobEnding(row, GIVEN_UP) for row in snapshot.active if chance.random() < 0.02)
         ended = {row for row, _ in ends}
         held = tuple(row for row in snapshot.active if chance.random() < 0.1)
         claimed = [row for row in waiting if row not in {*held, *ended}]
@@ -42,7 +42,7 @@ class Whim:
             Plan(
                 claims,
                 chance.choice((Unfitting.SKIPPED, Unfitting.SKIPPED, Unfitting.BLOCKS)),
-                chance.choice((Preemption.NEVER, Preemption.NEVER, Preemption.BY_RANK)),
+                chance.choice((PreemptionRule.NEVER, PreemptionRule.NEVER, PreemptionRule.BY_RANK)),
                 wake=snapshot.now + chance.choice((1.0, 2.5, 0.75)),
                 stops=tuple(row for row in snapshot.active if chance.random() < 0.1),
                 stopping=chance.choice((Stops.FOR_OTHERS, Stops.FIRM)),
@@ -93,7 +93,7 @@ def a_mix(row: int, snapshot: Snapshot, chance: Random, grain: Grain) -> Claim |
 
 
 def a_site(snapshot: Snapshot, gpu_type: int, gpus: int) -> Site | None:
-    return Sketch(snapshot.floor).tightest(gpu_type, gpus)
+    return PlacementDraft(snapshot.floor).tightest(gpu_type, gpus)
 
 
 def whim(spec: str) -> Policy:
@@ -120,7 +120,7 @@ class Script:
 def a_plan(*claims: Claim, stops: tuple[int, ...] = (), **fields: Any) -> Plan:
     """A plan that stops nobody but those it names; stops that nobody needed are undone."""
     usual: dict[str, Any] = {"stopping": Stops.FOR_OTHERS, "stops": stops}
-    return Plan(claims, Unfitting.SKIPPED, Preemption.NEVER, **(usual | fields))
+    return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, **(usual | fields))
 
 
 NOTHING = a_plan()

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from poise.model.arrays import Floats
-from poise.model.workload import Allocation, Workload
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Allocation, Workload
 
 
 def a_workload(

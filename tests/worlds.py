@@ -11,12 +11,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from poise.backends.local.isolating import Isolate, Isolated, isolated
-from poise.backends.local.orders import Isolation, LocalSettings
-from poise.backends.local.world import LocalWorld
-from poise.engine.live import Broken, Grip, News, Notice, Part, RunBegan, RunEnded, RunOrder, RunProgressed
-from poise.model.cluster import parse_cluster
-from poise.wire.request import Request
+from poise.scheduler.model.cluster import parse_cluster
+from poise.service.backends.api import (
+    BackendFailed,
+    DesiredState,
+    News,
+    RunBegan,
+    RunEnded,
+    RunNotice,
+    RunOrder,
+    RunPart,
+    RunProgressed,
+)
+from poise.service.backends.local.backend import LocalBackend
+from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
+from poise.service.backends.local.orders import Isolation, LocalSettings
+from poise.service.wire.request import JobRequest
 
 PATIENCE = 180.0
 """Seconds after which what was waited for is taken never to come; the machine may have other things to do."""
@@ -30,27 +40,27 @@ def python(text: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", text, *arguments)
 
 
-def a_request(command: tuple[str, ...] | str = "", **more: Any) -> Request:
+def a_request(command: tuple[str, ...] | str = "", **more: Any) -> JobRequest:
     """A job of one GPU. A text is a piece of Python; none at all does nothing."""
-    return Request(command=python(command) if isinstance(command, str) else command, **more)
+    return JobRequest(command=python(command) if isinstance(command, str) else command, **more)
 
 
 def an_order(
     job: str,
-    request: Request,
+    request: JobRequest,
     *slots: int,
     epoch: int = 1,
-    parts: tuple[Part, ...] = (),
+    parts: tuple[RunPart, ...] = (),
     ran: float = 0.0,
     beside: str | None = None,
 ) -> RunOrder:
     """A run on these slots of the one node there is; on slot 0 if none is named."""
-    return RunOrder(job, epoch, parts or (Part("v100-0", "v100", slots or (0,)),), request, ran=ran, beside=beside)
+    return RunOrder(job, epoch, parts or (RunPart("v100-0", "v100", slots or (0,)),), request, ran=ran, beside=beside)
 
 
 def require(level: Isolation, folder: Path) -> None:
     """Skip the test, with a word, where the machine does not allow as much isolation as that."""
-    found = Isolated(Isolation.NONE, None) if level is Isolation.NONE else isolated(Isolate.AUTO, folder)
+    found = IsolationLevel(Isolation.NONE, None) if level is Isolation.NONE else isolated(Isolate.AUTO, folder)
     if list(Isolation).index(found.level) < list(Isolation).index(level):
         pytest.skip(f"{level.value} isolation: {found.problem}")
 
@@ -88,8 +98,8 @@ class Stage:
         self.news: list[News] = []
         self._arrived = Condition()
 
-    def tell(self, news: News | Broken) -> None:
-        assert not isinstance(news, Broken), news.problem
+    def tell(self, news: News | BackendFailed) -> None:
+        assert not isinstance(news, BackendFailed), news.problem
         with self._arrived:
             self.news.append(news)
             self._arrived.notify_all()
@@ -115,12 +125,12 @@ class LocalStage(Stage):
         self.world = self.open()
         self.world.adopt([])
 
-    def open(self, settings: LocalSettings | None = None, **more: Any) -> LocalWorld:
+    def open(self, settings: LocalSettings | None = None, **more: Any) -> LocalBackend:
         chosen = settings or self.settings
-        self.world = LocalWorld(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=chosen, **more)
+        self.world = LocalBackend(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=chosen, **more)
         return self.world
 
-    def reopen(self, *runs: tuple[RunOrder, Grip]) -> None:
+    def reopen(self, *runs: tuple[RunOrder, DesiredState]) -> None:
         """As after a crash of the service: a new world that is told what the journal knows."""
         self.world.close()
         self.open().adopt(runs)
@@ -177,8 +187,8 @@ def until(condition: Any) -> None:
         sleep(0.01)
 
 
-def notice(deadline: float = PATIENCE) -> Notice:
-    return Notice("preempted", "job 7 has waited for longer", deadline)
+def notice(deadline: float = PATIENCE) -> RunNotice:
+    return RunNotice("preempted", "job 7 has waited for longer", deadline)
 
 
 def number_inside(pid: int) -> int:

@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from poise.assembly import Experiment, simulate
-from poise.cli.demo import CLUSTER, POLICIES
-from poise.model.cluster import parse_cluster
-from poise.report.figures import cdf, standalone
-from poise.traces.demo import demo_trace
+from poise.cli.compare import CLUSTER, POLICIES
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.report.figures import cdf, standalone
+from poise.lab.traces.synthetic import demo_trace
+from poise.scheduler.model.cluster import parse_cluster
 
 
 def picture() -> str:

@@ -1,6 +1,7 @@
 """Poise shares a cluster of mixed GPUs among people who train deep-learning models.
 
-One deterministic scheduler core (`poise.core`) runs in several worlds (`poise.backends`); see ARCHITECTURE.md.
+One deterministic scheduler core (`poise.scheduler.core`) runs in several worlds (`poise.service.backends`); see
+ARCHITECTURE.md.
 """
 
 TYPE_CHECKING = False  # as in `typing`, which takes time to import: runners and training scripts import this package too

@@ -5,7 +5,7 @@ Imported by runners and training scripts too: standard library only.
 
 import os
 
-TYPE_CHECKING = False  # as in backends/local/records.py
+TYPE_CHECKING = False  # as in service/backends/local/lease_files.py
 if TYPE_CHECKING:
     from pathlib import Path
 

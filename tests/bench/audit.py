@@ -5,14 +5,14 @@ All policies of the catalogue take about four minutes of two cores.
 
 import sys
 
-from poise.assembly import Experiment
-from poise.audit.auditing import built_in, findings
-from poise.audit.findings import Finding, Property
-from poise.audit.lying import Kind
 from poise.cli.audit import carried_out
-from poise.model.cluster import parse_cluster
-from poise.policies.catalogue import POLICIES
-from poise.report.amounts import amount
+from poise.lab.audit.audit import built_in, findings
+from poise.lab.audit.findings import Finding, Property
+from poise.lab.audit.misreporting import LieKind
+from poise.lab.experiment import Experiment
+from poise.lab.report.axes import amount
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.policies.catalogue import POLICIES
 
 COLUMNS = ("sharing incentive", "… of gangs", "envy", "Pareto", "lies: speed-ups", "inflated", "sizes", "bids", "starvation")
 
@@ -36,7 +36,7 @@ def _row(found: dict[Property, Finding]) -> list[Finding]:
         found[Property.SHARING_INCENTIVE_OF_GANGS],
         found[Property.ENVY_FREENESS],
         found[Property.PARETO_EFFICIENCY],
-        *(lies[kind] for kind in (Kind.SPEED_UPS, Kind.INFLATION, Kind.SIZES, Kind.BIDS)),
+        *(lies[kind] for kind in (LieKind.SPEED_UPS, LieKind.INFLATION, LieKind.SIZES, LieKind.BIDS)),
         found[Property.STARVATION_FREEDOM],
     ]
 

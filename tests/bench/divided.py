@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from tests.bench.speed import say
 
-from poise.assembly import Experiment, simulate
-from poise.bench import Draw, time_plan
-from poise.model.cluster import parse_cluster
-from poise.traces.schema import Trace
-from poise.traces.synthetic import generate
+from poise.lab.bench import MomentDraw, time_plan
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.traces.schema import Trace
+from poise.lab.traces.synthetic import generate
+from poise.scheduler.model.cluster import parse_cluster
 
 CLUSTER = "v100:96,p100:80,k80:80"
 POLICIES = ("hlas", "hare", "las", "srtf", "max-min")
@@ -46,7 +46,7 @@ def mixed(trace: Trace, load: float) -> Trace:
 
 
 def _plan() -> bool:
-    figures = time_plan(Draw(1_000, gpus=256), 1, lambda _done: None)
+    figures = time_plan(MomentDraw(1_000, gpus=256), 1, lambda _done: None)
     text = (
         f"hare: plan for 1,000 jobs on 256 GPUs: {figures.best:.1f} CPU s, {figures.objective / figures.bound:.2f} x bound"
     )

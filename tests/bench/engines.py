@@ -17,9 +17,9 @@ import highspy
 import numpy as np
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 
-from poise.model.arrays import Floats
-from poise.solve.blocks import maximise_blocks
-from poise.solve.problem import Market, Problem
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.solve.interior_point import maximise_blocks
+from poise.scheduler.solve.program import GpuMarket, ShareProblem
 
 ROWS, COLUMNS, TIMES = (256, 2_048, 8_192), (3, 6), 3
 AGREED = 1e-6
@@ -38,7 +38,7 @@ class Matrix:
 
 def main() -> int:
     """Measure, print as a table, and say by the exit code whether all engines agree."""
-    engines: dict[str, Callable[[Problem, Matrix], float]] = {
+    engines: dict[str, Callable[[ShareProblem, Matrix], float]] = {
         "blocks.py": lambda problem, _: maximise_blocks(problem).level,
         "HiGHS, simplex": lambda _, matrix: by_highs(matrix, "simplex"),
         "HiGHS, interior point": lambda _, matrix: by_highs(matrix, "ipm"),
@@ -57,18 +57,18 @@ def main() -> int:
     return 0 if agreed else 1
 
 
-def drawn(rows: int, columns: int, seed: int) -> Problem:
+def drawn(rows: int, columns: int, seed: int) -> ShareProblem:
     """A crowded market in which a row is up to ten times faster in one place than in another, and units differ widely."""
     rng = np.random.default_rng(seed)
     size = rng.choice([1.0, 2.0, 4.0, 8.0], rows, p=[0.7, 0.1, 0.15, 0.05])
     speed = 10.0 ** (3.0 * rng.random((rows, 1)) + rng.random((rows, columns)))
     capacity = np.full(columns, np.ceil(size.sum() / CROWDING / columns))
-    market = Market(speed, size, capacity, np.arange(columns))
+    market = GpuMarket(speed, size, capacity, np.arange(columns))
     demand = speed @ (capacity / capacity.sum()) / size
-    return Problem(market, slope=demand, level=1.0)
+    return ShareProblem(market, slope=demand, level=1.0)
 
 
-def written_out(problem: Problem) -> Matrix:
+def written_out(problem: ShareProblem) -> Matrix:
     """The program as general solvers take it: speeds relative to the fastest, use relative to capacity."""
     market = problem.market
     rows, columns = market.speed.shape
@@ -118,7 +118,7 @@ def by_clarabel(matrix: Matrix) -> float:
     return float(solver.solve().x[width - 1])
 
 
-def _timed(engine: Callable[[Problem, Matrix], float], problem: Problem, matrix: Matrix) -> tuple[float, float]:
+def _timed(engine: Callable[[ShareProblem, Matrix], float], problem: ShareProblem, matrix: Matrix) -> tuple[float, float]:
     """CPU seconds and the level."""
     seconds, level = [], 0.0
     for _ in range(TIMES):

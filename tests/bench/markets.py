@@ -9,10 +9,10 @@ import sys
 
 from tests.bench.speed import large_trace, say
 
-from poise.assembly import PRESETS, Experiment, simulate
-from poise.bench import Draw, time_auction
-from poise.model.cluster import parse_cluster
-from poise.policies.themis import Themis
+from poise.lab.bench import MomentDraw, time_auction
+from poise.lab.experiment import PRESETS, Experiment, simulate
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.policies.themis import Themis
 
 MOST_SECONDS = {"ffdl": 120, "philly": 120, "optimus": 120, "gandiva": 120, "gandiva-fair": 120, "themis": 600}
 APPS, AUCTION_SECONDS = 1_000, 1.0
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _auction() -> bool:
-    seconds = min(time_auction(Themis(), Draw(APPS, seed=0, gpus=APPS // 2), 3, lambda _done: None).seconds)
+    seconds = min(time_auction(Themis(), MomentDraw(APPS, seed=0, gpus=APPS // 2), 3, lambda _done: None).seconds)
     return say(f"auction of {APPS // 2} GPUs over {APPS:,} apps: {seconds:.3f} CPU s", seconds < AUCTION_SECONDS, "under 1")
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.bench.speed import large_trace, say
 
-from poise.assembly import Experiment, simulate
-from poise.model.cluster import parse_cluster
-from poise.report.comparison import Run, comparison_page
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.report.comparison import ComparedRun, comparison_page
+from poise.scheduler.model.cluster import parse_cluster
 
 POLICIES = ("fifo", "srtf", "tiresias")
 TIMES, MOST_SECONDS, MOST_BYTES = 5, 2.0, 8 << 20
@@ -46,7 +46,7 @@ def large_report() -> str:
     """The page on all policies."""
     trace, base = large_trace(), Experiment(parse_cluster("gpu:2048@8"))
     outcomes = (simulate(trace, replace(base, policy=policy)) for policy in POLICIES)
-    runs = [Run.of(outcome.summary, outcome.history, outcome.measured) for outcome in outcomes]
+    runs = [ComparedRun.of(outcome.summary, outcome.history, outcome.measured) for outcome in outcomes]
     return comparison_page("A large report", "", runs)
 
 

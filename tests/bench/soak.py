@@ -23,9 +23,9 @@ from time import monotonic, sleep
 from tests.bench.speed import say
 from tests.e2e.service import EXAMPLES, Service, until
 
-from poise.client import Client, RefusedError, Request
-from poise.wire.request import Retry
-from poise.wire.views import State
+from poise.service.client import Client, JobRequest, ServerRefusedError
+from poise.service.wire.request import RetrySpec
+from poise.service.wire.views import JobState
 
 CLUSTER, ROUND = "v100:8,k80:8", 2.0
 TENANTS = ("red", "green", "blue", "white")
@@ -57,9 +57,9 @@ class Kind(Enum):
         return words.get(self, (*count, "--seed", str(number)))
 
     @property
-    def end(self) -> State:
+    def end(self) -> JobState:
         """How it ends."""
-        return State.FAILED if self is Kind.WRONG else State.SUCCEEDED
+        return JobState.FAILED if self is Kind.WRONG else JobState.SUCCEEDED
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,17 @@ class Soak:
     def _submit(self) -> None:
         kinds = self.draw.choices(list(Kind), [60, 30, 5, 5], k=AT_ONCE)
         requests = [
-            Request(
+            JobRequest(
                 command=kind.command(len(self.kinds) + place),
                 tenant=self.draw.choice(TENANTS),
                 gpus=self.draw.choice((1, 1, 1, 2, 4)),
-                retry=Retry(on_errors=0),
+                retry=RetrySpec(on_errors=0),
             )
             for place, kind in enumerate(kinds)
         ]
         try:
             jobs = self.client.submit_all(requests)
-        except RefusedError as error:
+        except ServerRefusedError as error:
             if error.status != 429:  # the service may bound how fast one may submit
                 raise
             self.done["submissions put off"] += 1
@@ -138,7 +138,7 @@ class Soak:
     def _wish(self, verb: str, job: str) -> None:
         try:
             getattr(self.client, verb)(job)
-        except RefusedError:
+        except ServerRefusedError:
             return  # it has ended meanwhile
         self.done[f"{verb}s"] += 1
         if verb == "cancel":
@@ -152,10 +152,10 @@ class Soak:
         memory = int(fields["VmRSS"].split()[0]) / 1024
         self.looks.append(Look(ended, memory, len(os.listdir(folder / "fd")), int(fields["Threads"])))
 
-    def ends(self) -> dict[str, State]:
+    def ends(self) -> dict[str, JobState]:
         """How each job that the service knows has ended."""
-        found: dict[str, State] = {}
-        while (page := self.client.queue(states=list(State), limit=1_000, offset=len(found))).jobs:
+        found: dict[str, JobState] = {}
+        while (page := self.client.queue(states=list(JobState), limit=1_000, offset=len(found))).jobs:
             found.update((row.id, row.state) for row in page.jobs)
         return found
 
@@ -176,7 +176,7 @@ def measured(soak: Soak) -> Iterator[bool]:
     wrong = [
         job
         for job, kind in soak.kinds.items()
-        if ends.get(job) not in ({kind.end, State.CANCELLED} if job in soak.cancelled else {kind.end})
+        if ends.get(job) not in ({kind.end, JobState.CANCELLED} if job in soak.cancelled else {kind.end})
     ]
     yield say(f"{len(wrong)} have ended in another way than they were to {wrong[:5]}", not wrong, "none")
     steady = soak.looks[len(soak.looks) // 3 :]

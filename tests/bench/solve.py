@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from tests.workloads import overdrawn
 
-from poise.bench import Draw, allocator_of, drawn_for, time_allocation
-from poise.policies.catalogue import policy_named
+from poise.lab.bench import MomentDraw, allocator_of, drawn_for, time_allocation
+from poise.scheduler.policies.catalogue import policy_named
 
 SEEDS, REPEATS = (0, 1, 2), 5
 FEASIBLE = 1e-6
@@ -58,7 +58,7 @@ def _measure(bar: Bar) -> bool:
 def _one(bar: Bar, seed: int) -> tuple[float, float]:
     """CPU seconds for the draw of a seed, and by how much the answer breaks a rule; inf if it is no number."""
     policy = policy_named(bar.policy)
-    workload = drawn_for(policy, Draw(bar.jobs, seed=seed))
+    workload = drawn_for(policy, MomentDraw(bar.jobs, seed=seed))
     timing = time_allocation(allocator_of(policy), workload, REPEATS, lambda _done: None)
     sound = np.isfinite(timing.allocation.share).all() and np.isfinite(timing.allocation.pairs.share).all()
     return timing.best, overdrawn(workload, timing.allocation) if sound else float("inf")

@@ -13,11 +13,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from poise.assembly import Experiment, scaled, simulate
-from poise.core.settings import Cadence, Settings
-from poise.model.cluster import parse_cluster
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.experiment import Experiment, scaled, simulate
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.cluster import parse_cluster
 
 ITP = Path(__file__).resolve().parents[3] / "shared/data/microsoft-itp/raw-traces.tar.gz"
 POLICIES = ("fifo", "srtf", "tiresias")

@@ -10,10 +10,9 @@ from tests.browser.conftest import POLICIES, Open, Opened
 from tests.shell import a_row, poise
 from tests.unit.test_report_tracks import CLUSTER, a_history, hold
 
-from poise.analysis.history import History
-from poise.report.page import Section, Table, page
-from poise.report.timeline import timeline
-from poise.report.tracks import Track
+from poise.lab.analysis.history import History
+from poise.lab.report.page import HtmlTable, Section, page
+from poise.lab.report.timeline import Track, timeline
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 
@@ -311,7 +310,7 @@ def test_a_wide_table_fits_on_paper(opened: Open, tmp_path: Path) -> None:
     row = ("tiresias:limits=300/900/90000/9000000,promote=8", *["11h46m ±10h56m"] * 8)
     path = tmp_path / "r.html"
     path.write_text(
-        page("t", "", [Section("s", table=Table(("policy", *["average JCT"] * 8), (row, row)))]), encoding="utf-8"
+        page("t", "", [Section("s", table=HtmlTable(("policy", *["average JCT"] * 8), (row, row)))]), encoding="utf-8"
     )
     seen = opened(path, viewport={"width": 690, "height": 1000})
     seen.page.emulate_media(media="print")

@@ -26,9 +26,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.fake_engine import an_api
 
-from poise.server.api import Conditions
-from poise.server.logs import Level, Logbook
-from poise.wire.views import Problem, Role
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.logs import Level, Logbook
+from poise.service.wire.views import ProblemView, Role
 
 EXAMPLES = 8
 """Of each endpoint, of requests that fit the description and of requests that do not."""
@@ -46,7 +46,7 @@ ADMINS_ALONE = {"PUT /v1/policy", "PUT /v1/shares/{tenant}", "GET /v1/tokens", "
 
 @pytest.mark.slow
 def test_request_made_from_the_description_is_answered_as_described_and_only_as_its_role_allows(tmp_path: Path) -> None:
-    api = an_api(tmp_path, Conditions(log=Logbook(least=Level.ERROR)))
+    api = an_api(tmp_path, ApiOptions(log=Logbook(least=Level.ERROR)))
     description = api.call("reader", "GET", "/openapi.json").json
     schema = schemathesis.openapi.from_dict(description)
     schema.app = api.app
@@ -59,7 +59,7 @@ def test_request_made_from_the_description_is_answered_as_described_and_only_as_
             response = case.call(headers=headers)
             case.validate_response(response, checks=CHECKS, headers=headers)
             if response.status_code >= 300:
-                Problem.model_validate_json(response.content)
+                ProblemView.model_validate_json(response.content)
             else:
                 taken += 1
                 assert _may(role, case.operation.label), (role, case.operation.label)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.fake_engine import Api, Call, an_api, calls
 
-from poise.server.api import Conditions
-from poise.server.logs import Level, Logbook
-from poise.wire.views import NewToken, Role
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.logs import Level, Logbook
+from poise.service.wire.views import NewToken, Role
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
 VICTIM = "victim"
@@ -74,7 +74,7 @@ NOWHERE = (
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Api:
-    made = an_api(tmp_path_factory.mktemp("roles"), Conditions(log=Logbook(least=Level.ERROR)))
+    made = an_api(tmp_path_factory.mktemp("roles"), ApiOptions(log=Logbook(least=Level.ERROR)))
     for name, days in (("expired", 1e-9), ("revoked", None)):
         wanted = NewToken(name=name, tenant="mine", role=Role.ADMIN, days=days)
         made.tokens[name] = made.accounts.make(wanted).token

@@ -2,11 +2,10 @@
 
 import pytest
 
-from poise.assembly import Experiment
-from poise.audit.auditing import audit, built_in
-from poise.audit.claims import AUDITED, claimed
-from poise.model.cluster import parse_cluster
-from poise.policies.catalogue import POLICIES, Claim
+from poise.lab.audit.audit import AUDITED, audit, built_in, claimed
+from poise.lab.experiment import Experiment
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
 
 LONG = {"gandiva-fair", "strategy-proof"}
 """Policies that take their time over what they claim."""
@@ -20,7 +19,7 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize(("name", "claim"), CLAIMS)
-def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: Claim) -> None:
+def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: PolicyClaim) -> None:
     experiment = Experiment(parse_cluster("gpu:1"), name)
     about, kind = AUDITED[claim]
     findings = audit(built_in(experiment), [about], [] if kind is None else [kind])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.builders import a_job, simulate
 
-from poise.core.settings import Cadence, Settings
-from poise.model.job import Status
-from poise.model.plan import Order, Planner, Policy
-from poise.model.workload import Allocator
-from poise.placement.strategies import PLACEMENTS
-from poise.policies.catalogue import COMBINATORS, POLICIES, policy_named
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.plan import Order, Planner, Policy
+from poise.scheduler.model.workload import Allocator
+from poise.scheduler.placement.strategies import PLACEMENTS
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, policy_named
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "policies"
 

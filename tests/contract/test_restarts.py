@@ -4,8 +4,8 @@ import pytest
 from tests.builders import Story, a_job, simulate
 from tests.strategies import VARIANTS
 
-from poise.core.settings import Cadence, Settings
-from poise.policies.catalogue import POLICIES
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.policies.catalogue import POLICIES
 
 TURN = 5.0
 OVERHEADS = (TURN, TURN - 1e-6, 1.4 * TURN, 2.4 * TURN)

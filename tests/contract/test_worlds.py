@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python, require
 
-from poise.backends.local.orders import Isolation
-from poise.backends.null.world import NullWorld
-from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunOrder, RunProgressed, World
-from poise.wire.request import MOST_STEPS
+from poise.service.backends.api import (
+    DesiredState,
+    LiveBackend,
+    RunBegan,
+    RunEnded,
+    RunEnding,
+    RunOrder,
+    RunProgressed,
+)
+from poise.service.backends.local.orders import Isolation
+from poise.service.backends.null import NullBackend
+from poise.service.wire.request import MOST_STEPS
 
 LONG = 1000.0
 SHORT = 0.05
@@ -30,11 +38,11 @@ class Scene(Stage):
 class NullScene(Scene):
     def __init__(self) -> None:
         super().__init__()
-        self.world: World = NullWorld(self.tell)
+        self.world: LiveBackend = NullBackend(self.tell)
 
-    def reopen(self, *runs: tuple[RunOrder, Grip]) -> None:
+    def reopen(self, *runs: tuple[RunOrder, DesiredState]) -> None:
         self.world.close()
-        self.world = NullWorld(self.tell)
+        self.world = NullBackend(self.tell)
         self.world.adopt(runs)
 
     def close(self) -> None:
@@ -59,7 +67,7 @@ def scene(
 def test_run_begins_and_finishes(scene: LocalScene | NullScene) -> None:
     scene.world.launch(scene.order("1", SHORT))
     ended = scene.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FINISHED, None, (0,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FINISHED, None, (0,))
     assert scene.wait(RunBegan, "1").at <= ended.at
 
 
@@ -68,7 +76,7 @@ def test_run_that_is_asked_to_leave_yields_once(scene: LocalScene | NullScene) -
     scene.wait(RunBegan, "1")
     scene.world.leave("1", 1, notice())
     scene.world.leave("1", 1, notice())
-    assert scene.wait(RunEnded, "1").how is Ending.YIELDED
+    assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
     scene.world.leave("1", 1, notice())
     scene.world.launch(scene.order("2", SHORT))
     scene.wait(RunEnded, "2")
@@ -90,7 +98,7 @@ def test_run_whose_job_is_not_wanted_yields(scene: LocalScene | NullScene) -> No
     scene.wait(RunBegan, "1")
     scene.world.kill("1", 1, "cancelled by ann")
     scene.world.kill("1", 1, "cancelled by ann")
-    assert scene.wait(RunEnded, "1").how is Ending.YIELDED
+    assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
@@ -99,20 +107,22 @@ def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
     scene.world.leave("1", 1, notice())
     scene.wait(RunEnded, "1")
     scene.world.launch(scene.order("1", SHORT, epoch=2))
-    assert scene.wait(RunEnded, "1", 2).how is Ending.FINISHED
+    assert scene.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
-@pytest.mark.parametrize("grip", [Grip.LEAVE, Grip.GONE])
-def test_run_that_never_began_and_is_not_wanted_yields_without_codes(scene: LocalScene | NullScene, grip: Grip) -> None:
+@pytest.mark.parametrize("grip", [DesiredState.LEAVE, DesiredState.GONE])
+def test_run_that_never_began_and_is_not_wanted_yields_without_codes(
+    scene: LocalScene | NullScene, grip: DesiredState
+) -> None:
     scene.reopen((scene.order("1", LONG), grip))
     ended = scene.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+    assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
     assert not scene.of(RunBegan, "1")
 
 
 def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LocalScene | NullScene) -> None:
-    scene.reopen((scene.order("1", SHORT), Grip.RUN))
-    assert scene.wait(RunEnded, "1").how is Ending.FINISHED
+    scene.reopen((scene.order("1", SHORT), DesiredState.RUN))
+    assert scene.wait(RunEnded, "1").how is RunEnding.FINISHED
 
 
 def test_orders_for_runs_that_nobody_knows_are_ignored(scene: LocalScene | NullScene) -> None:
@@ -143,7 +153,7 @@ class Clock:
 
 def test_null_run_keeps_its_work_over_preemptions() -> None:
     stage, clock = Stage(), Clock()
-    world = NullWorld(stage.tell, clock=clock)
+    world = NullBackend(stage.tell, clock=clock)
     request = a_request("", duration=10.0)
     world.launch(an_order("1", request))
     clock.now = 4.0
@@ -162,7 +172,7 @@ def test_null_run_keeps_its_work_over_preemptions() -> None:
 
 def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None:
     stage, clock = Stage(), Clock()
-    world = NullWorld(stage.tell, clock=clock)
+    world = NullBackend(stage.tell, clock=clock)
     world.launch(an_order("1", a_request("", duration=10.0, steps=500)))
     clock.now = 4.0
     world.leave("1", 1, notice())
@@ -173,17 +183,17 @@ def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None
 @pytest.mark.parametrize(("duration", "steps"), [(1e-320, 1), (5e-324, 1e15), (1e-9, 1e15)])
 def test_null_run_that_takes_next_to_no_time_is_told_in_numbers(duration: float, steps: float) -> None:
     stage = Stage()
-    world = NullWorld(stage.tell)
+    world = NullBackend(stage.tell)
     world.launch(an_order("1", a_request("", duration=duration, steps=steps)))
     report, ended = stage.wait(RunProgressed, "1"), stage.wait(RunEnded, "1")
     assert (report.steps, report.throughput) == (0.0, MOST_STEPS)
-    assert (ended.how, ended.steps) == (Ending.FINISHED, steps)
+    assert (ended.how, ended.steps) == (RunEnding.FINISHED, steps)
     world.close()
 
 
 def test_null_run_of_unknown_length_goes_on_until_it_is_asked_to_leave() -> None:
     stage, clock = Stage(), Clock()
-    world = NullWorld(stage.tell, clock=clock)
+    world = NullBackend(stage.tell, clock=clock)
     world.launch(an_order("1", a_request("")))
     clock.now = 1e9
     world.launch(an_order("2", a_request("", duration=1e-9)))
@@ -192,5 +202,5 @@ def test_null_run_of_unknown_length_goes_on_until_it_is_asked_to_leave() -> None
     stage.wait(RunEnded, "2")
     assert not stage.of(RunEnded, "1")
     world.kill("1", 1, "enough")
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
     world.close()

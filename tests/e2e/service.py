@@ -14,9 +14,9 @@ from typing import Any
 
 from tests.shell import COMMAND
 
-from poise.backends.local.processes import kill_where, pids, stat_of
-from poise.client import Client
-from poise.wire.views import JobDetail, State
+from poise.service.backends.local.processes import kill_where, pids, stat_of
+from poise.service.client import Client
+from poise.service.wire.views import JobDetail, JobState
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "live"
@@ -210,6 +210,6 @@ def ended(client: Client, job: str, patience: float = PATIENCE) -> JobDetail:
     """The job once it has come to its end, which must be a good one, and all its processes are gone."""
     until(lambda: client.show(job).job.state.is_final, f"job {job} has not ended: {client.show(job)}", patience)
     detail = client.show(job)
-    assert detail.job.state is State.SUCCEEDED, detail
+    assert detail.job.state is JobState.SUCCEEDED, detail
     until(lambda: all(run.how is not None for run in client.show(job).runs), f"runs of {job} are still there")
     return client.show(job)

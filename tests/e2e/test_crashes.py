@@ -22,15 +22,15 @@ from typing import Any
 import pytest
 from tests.e2e.service import PATIENCE, Kind, Service, ended, until
 
-from poise.analysis.history import History
-from poise.client import Client
 from poise.engine.journal import read_entry, read_header
 from poise.engine.replay import replay
-from poise.model.cluster import bits
-from poise.server.cores import core_of
-from poise.server.records import MOST_RUNS
-from poise.server.store import Store
-from poise.wire.views import JobDetail, State
+from poise.lab.analysis.history import History
+from poise.scheduler.model.cluster import bits
+from poise.service.client import Client
+from poise.service.server.admission import core_of
+from poise.service.server.records import MOST_RUNS
+from poise.service.server.storage.store import Store
+from poise.service.wire.views import JobDetail, JobState
 
 JOBS = 50
 KILLS = int(os.environ.get("POISE_CRASH_KILLS", "200"))
@@ -225,7 +225,7 @@ def test_processes_killed_at_random_lose_nothing_and_do_nothing_twice(a_service:
             numbers = submitting.result()
         raged = monotonic() - began
         details = check_work(client, numbers)
-        page = client.queue(states=list(State), limit=500)
+        page = client.queue(states=list(JobState), limit=500)
         assert (page.total, {row.id for row in page.jobs}) == (JOBS, set(numbers))
         check_quiet(service)
         service.kill()

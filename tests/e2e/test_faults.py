@@ -17,11 +17,10 @@ import pytest
 from tests.e2e.service import EXAMPLES, WORKERS, Kind, Service, ended, until
 from tests.shell import poise
 
-from poise.client import Client, UnavailableError
 from poise.engine.journal import read_entry
-from poise.server.reserve import RESERVE
-from poise.server.store import Store
-from poise.wire.views import JobDetail, State
+from poise.service.client import Client, UnavailableError
+from poise.service.server.storage.store import RESERVE, Store
+from poise.service.wire.views import JobDetail, JobState
 
 pytestmark = pytest.mark.slow
 Started = Callable[..., Service]
@@ -144,7 +143,7 @@ def test_full_disk_refuses_submissions_and_lets_jobs_go_on(
     assert not client.service().ready
     assert service.replicas(long.id) == [before]
     if kind == "small_disk":  # ends are taken down, and nothing is begun
-        until(lambda: client.show(short.id).job.state is State.SUCCEEDED, "its end is not known")
+        until(lambda: client.show(short.id).job.state is JobState.SUCCEEDED, "its end is not known")
         assert not client.show(other.id).runs
         assert "the disk is full" in poise("release", other.id).failure
     disk.empty(service)
@@ -157,7 +156,7 @@ def test_full_disk_refuses_submissions_and_lets_jobs_go_on(
     after = client.submit(command=service.counting(3, 0.0, "after"))
     assert [after.id, long.id, short.id] == ["5", "1", "2"]  # nothing is left of those that were refused
     assert ended(client, after.id).steps == 3
-    assert client.show(short.id).job.state is State.SUCCEEDED
+    assert client.show(short.id).job.state is JobState.SUCCEEDED
     assert ended(client, other.id).steps == 1
     detail = ended(client, long.id)
     assert (len(detail.runs), detail.steps, detail.lost_gpu_seconds) == (1, 400, 0)
@@ -213,7 +212,7 @@ def test_worker_that_ignores_term_is_killed_after_the_deadline_and_its_gpus_are_
     until(lambda: "deaf" in client.log(deaf.id), "it still listens")
     deaf.hold()
     other = client.submit(command=service.counting(10, 0.02, "other"))
-    until(lambda: other.state is State.STARTING, "it is not its turn")
+    until(lambda: other.state is JobState.STARTING, "it is not its turn")
     assert "until those who had its GPUs have left" in client.why(other.id).reason.text
     lease = service.run_file(deaf.id, 1, "lease.json")
     assert lease["seconds"] == OFTEN["deadline"]
@@ -290,7 +289,7 @@ def test_server_that_is_told_to_stop_leaves_jobs_running_and_finds_them_again(a_
     service.let(400)
     until(lambda: service.run_file(job.id, 1, "progress.json")["steps"] > steps, "it does not go on by itself")
     service.start()
-    assert client.show(job.id).job.state is State.RUNNING
+    assert client.show(job.id).job.state is JobState.RUNNING
     assert service.replicas(job.id) == [before]
     service.let(500)
     detail = ended(client, job.id)

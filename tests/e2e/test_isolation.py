@@ -14,16 +14,16 @@ from tests.e2e.service import WORKERS, Kind, Service, ended, until
 from tests.shell import COMMAND
 from tests.worlds import require
 
-from poise.backends.local.orders import Isolation
-from poise.client import Client
-from poise.wire.views import State
+from poise.service.backends.local.orders import Isolation
+from poise.service.client import Client
+from poise.service.wire.views import JobState
 
 pytestmark = pytest.mark.slow
 Started = Callable[..., Service]
 
 UNPRIVILEGED = """
 import os, sys
-from poise.backends.local.runner import enclosure
+from poise.service.backends.local.runner import enclosure
 enclosure._drop_privileges(but=frozenset(range(64)) - {enclosure.CAP_SYS_ADMIN})
 for cap in {enclosure.CAP_SYS_ADMIN}:
     enclosure.libc.prctl(enclosure.PR_CAPBSET_DROP, cap, 0, 0, 0)
@@ -125,7 +125,7 @@ def test_ranks_of_an_isolated_run_see_each_other(a_service: Started, command: tu
 
 
 def test_working_directory_in_the_state_directory_is_refused(a_service: Started, command: tuple[str, ...]) -> None:
-    from poise.model.errors import RequestError
+    from poise.scheduler.model.errors import RequestError
 
     service = a_service("--cluster", "v100:1", "--isolate", "on", command=command)
     client = service.up()
@@ -150,7 +150,7 @@ def test_job_is_adopted_isolated_and_keeps_its_signals_and_exit_codes(a_service:
     replica = service.run_file(job.id, 1, "runner.json")["replicas"][0]["pid"]
     assert replica in [each.pid for each in service.replicas(job.id)]
     client.hold(job.id)
-    until(lambda: client.show(job.id).job.state is State.PAUSED, "it has not left")
+    until(lambda: client.show(job.id).job.state is JobState.PAUSED, "it has not left")
     assert client.show(job.id).runs[0].codes == (7,)
     assert "ended by TERM" in (client.show(job.id).runs[0].cause or "")
 

@@ -12,16 +12,16 @@ from unittest import mock
 import pytest
 from tests.docs_runner import ROOT, blocks, missing, pages, play, regenerated, steps, verbs
 
-from poise.analysis.summary import Summary
-from poise.backends.simulator.world import Truth
 from poise.cli.app import VERBS
-from poise.cli.per_job import COLUMNS
-from poise.core.reasons import Code
-from poise.core.settings import Settings
-from poise.model.action import Action, Why
-from poise.model.event import Event
-from poise.policies.catalogue import POLICIES
-from poise.traces.registry import FORMATS
+from poise.cli.output import COLUMNS
+from poise.lab.analysis.summary import Summary
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.registry import FORMATS
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import Action, PreemptionCause
+from poise.scheduler.model.event import Event
+from poise.scheduler.policies.catalogue import POLICIES
 
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _ADDRESS = re.compile(r"https?://(?!127\.0\.0\.1|gpu1\b)|www\.|\.(?:org|com|io|net|dev)\b")
@@ -127,7 +127,7 @@ def test_every_event_and_action_is_in_the_reference_of_the_journal_with_its_fiel
 
 def test_every_code_of_a_reason_is_in_the_reference() -> None:
     text = _text("docs", "reference", "reasons.md")
-    for code in (*Code, *Why):
+    for code in (*Code, *PreemptionCause):
         assert f"| `{code}` |" in text, code
 
 

@@ -7,23 +7,24 @@ from tests.docs_runner import ROOT, blocks
 from tests.fake_engine import FakeEngine
 from tests.shell import program_context
 
-from poise.backends.local import checking
-from poise.backends.local.folders import KEPT_RUNS
 from poise.cli.serve import _setup, serve
-from poise.core.reasons import Code
-from poise.model.action import Why
-from poise.model.failures import CATEGORIES, Verdict
-from poise.server import accepting, damping, guard, listening
-from poise.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
-from poise.server.guard import Bounds
-from poise.server.instant import MOST_QUEUED
-from poise.server.lining import IN_LINE
-from poise.server.metrics import Metrics
-from poise.server.quotas import MIB, Allowance
-from poise.server.records import MOST_RUNS
-from poise.server.routes_jobs import MOST_ROWS
-from poise.server.telling import MOST_ENTRIES
-from poise.wire import request
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.model.action import PreemptionCause
+from poise.scheduler.model.failures import CATEGORIES, Verdict
+from poise.service.backends.local import orders
+from poise.service.backends.local.state_dir import KEPT_RUNS
+from poise.service.server import logs
+from poise.service.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
+from poise.service.server.batch import MOST_QUEUED
+from poise.service.server.event_log import MOST_ENTRIES
+from poise.service.server.http import guard, listener
+from poise.service.server.http.guard import Bounds
+from poise.service.server.http.routes import MOST_ROWS
+from poise.service.server.metrics import Metrics
+from poise.service.server.queue_view import IN_LINE
+from poise.service.server.quotas import MIB, Allowance
+from poise.service.server.records import MOST_RUNS
+from poise.service.wire import request
 from poise.worker.checkpoints import KEPT
 from poise.worker.testing import preempting
 
@@ -47,7 +48,7 @@ def _fed() -> list[Metric]:
     engine.weights["a tenant"] = 1.0
     metrics.watch(engine)
     metrics.ended("finished")
-    metrics.preempted(Why.OUTRANKED)
+    metrics.preempted(PreemptionCause.OUTRANKED)
     metrics.refused("user-jobs")
     metrics.requested("/v1/jobs", "GET", 200, 0.1)
     return list(metrics.registry.collect())
@@ -70,25 +71,25 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
 def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
     rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
-    bounds, room, allowance = Bounds(), accepting.ROOM, Allowance()
+    bounds, room, allowance = Bounds(), listener.ROOM, Allowance()
     for of, values in {
-        "connections at once that have brought no token yet": (room.strangers, room.grace, accepting.BACKLOG),
+        "connections at once that have brought no token yet": (room.strangers, room.grace, listener.BACKLOG),
         "connections at once that have brought one": (room.known, room.each),
         "open files that connections leave to the rest of the service": (
-            accepting.SPARE_FILES,
-            room.all + accepting.SPARE_FILES,
-            accepting.FILES_A_RUN,
+            listener.SPARE_FILES,
+            room.all + listener.SPARE_FILES,
+            listener.FILES_A_RUN,
         ),
-        "the time of a TLS handshake": (listening.HEAD_SECONDS,),
+        "the time of a TLS handshake": (listener.HEAD_SECONDS,),
         "the time of a body": (bounds.upload,),
         "those of one token": (bounds.each,),
-        "lines of the log that one address": (damping.LINES, damping.MOST),
-        "the time of a head": (listening.HEAD_SECONDS, listening.MOST_HEAD >> 10),
-        "the time between two requests of a connection": (listening.IDLE_SECONDS,),
+        "lines of the log that one address": (logs.LINES, logs.MOST),
+        "the time of a head": (listener.HEAD_SECONDS, listener.MOST_HEAD >> 10),
+        "the time between two requests of a connection": (listener.IDLE_SECONDS,),
         "requests under way at once": (bounds.requests, bounds.reserve),
         "the time of a request": (bounds.seconds,),
-        "the time for a client to take what it is sent": (listening.READ_SECONDS,),
-        "requests under way when the service stops": (listening.STOP_SECONDS,),
+        "the time for a client to take what it is sent": (listener.READ_SECONDS,),
+        "requests under way when the service stops": (listener.STOP_SECONDS,),
         "what is read of a body that is too large": (guard.MOST_DRAINED >> 20, guard.DRAIN_SECONDS),
         "the body of a request": (bounds.body >> 20,),
         "its headers": (bounds.headers, bounds.header_bytes >> 10, bounds.path, bounds.query),
@@ -99,7 +100,7 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "those of one user (a token of the role `user`)": (allowance.user_jobs, allowance.tenant_jobs),
         "arguments of a command": (request.MOST_ARGUMENTS, request.MOST_COMMAND),
         "variables of a job's environment": (request.MOST_VARIABLES, request.MOST_ENVIRONMENT),
-        "one argument": (checking.MOST_BYTES,),
+        "one argument": (orders.MOST_BYTES,),
         "a working directory": (request.MOST_PATH,),
         "GPUs of a job": (request.MOST_GPUS,),
         "waiting jobs whose place in line (`position`": (IN_LINE,),

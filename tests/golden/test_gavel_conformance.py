@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from tests.builders import a_job, a_table, simulate
 
-from poise.analysis.history import History
-from poise.analysis.summary import utilisation
-from poise.assembly import Experiment, Outcome, preset_named
-from poise.assembly import simulate as run
-from poise.core.settings import Settings
-from poise.model.cluster import parse_cluster
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.throughput.table import read_throughputs
-from poise.traces.reading import read_trace
+from poise.lab.analysis.history import History
+from poise.lab.analysis.summary import utilisation
+from poise.lab.experiment import Experiment, SimulationResult, preset_named
+from poise.lab.experiment import simulate as run
+from poise.lab.traces.reader import read_trace
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
+from poise.scheduler.throughput.table import read_throughputs
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "gavel"
 TRACES = {"A": "max_min_fairness.trace", "B": "minimize_makespan.trace"}
@@ -56,7 +56,7 @@ UNPACKED = tuple(policy for trace, policy in TABLE if trace == "A")
 
 
 @cache
-def outcome(trace: str, policy: str) -> Outcome:
+def outcome(trace: str, policy: str) -> SimulationResult:
     """A run in the authors' mode, on their table and cluster."""
     path, speeds = DATA / TRACES[trace], DATA / "simulation_throughputs.json"
     for each in (path, speeds):

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from poise.assembly import Experiment, simulate
-from poise.core.settings import Cadence, Settings
-from poise.model.cluster import Cluster, Node
-from poise.model.job import Job
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.job import Job
 
 CSV = Path(__file__).resolve().parents[3] / "shared" / "data" / "philly" / "philly_passed_jobs.csv"
 JOBS = 8_000

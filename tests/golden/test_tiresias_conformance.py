@@ -15,10 +15,10 @@ from tests.builders import Story, simulate
 from tests.oracles import Outcome, Queues, Task, WholeSeconds, oracle
 from tests.strategies import choices
 
-from poise.assembly import preset_named
-from poise.model.action import Preempt, Why
-from poise.model.job import Job
-from poise.traces.schema import TraceJob
+from poise.lab.experiment import preset_named
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Preempt, PreemptionCause
+from poise.scheduler.model.job import Job
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SIXTY = DATA / "tiresias" / "60_job.csv"
@@ -93,7 +93,7 @@ def theirs(policy: str, jobs: Iterable[Job], gpus: int, queues: type[Queues] = Q
 
 def stops(story: Story) -> int:
     """Jobs that ran and then waited; one that went on elsewhere did not wait."""
-    return sum(wish.why is not Why.MOVED for _, wish in story.actions(Preempt))
+    return sum(wish.why is not PreemptionCause.MOVED for _, wish in story.actions(Preempt))
 
 
 def assert_same(policy: str, jobs: list[Job], gpus: int) -> None:

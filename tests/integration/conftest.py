@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.worlds import LocalStage, require
 
-from poise.backends.local.orders import Isolation
+from poise.service.backends.local.orders import Isolation
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.floods import Flood
 from tests.integration.test_api_serve import Server, a_server
 from tests.shell import PATIENCE
 
-from poise.server.damping import LINES
+from poise.service.server.logs import LINES
 
 CONNECTIONS = 1_100
 PROBES = 40

@@ -18,8 +18,8 @@ import pytest
 from tests.certificates import a_certificate
 from tests.shell import COMMAND, PATIENCE, Said, poise, unread
 
-from poise.backends.local.processes import start_of
 from poise.cli import UNREAD
+from poise.service.backends.local.processes import start_of
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = json.dumps({"jobs": [{"command": ["x"]}]})

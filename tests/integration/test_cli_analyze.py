@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.shell import FOUR, Said, a_row, a_trace, as_json, poise
 
-from poise.analysis.study import KEYS
+from poise.lab.analysis.study import KEYS
 
 
 @pytest.fixture

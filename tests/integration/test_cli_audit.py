@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.shell import a_row, a_trace, poise
 
-from poise.audit.findings import Property
-from poise.policies import catalogue
-from poise.policies.catalogue import POLICIES, Claim
-from poise.policies.listing import Listing
+from poise.lab.audit.findings import Property
+from poise.scheduler.policies import catalogue
+from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.listing import Listing
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +100,14 @@ def test_more_instances_are_more_cases_and_begin_with_the_same(of_srtf: dict[str
 def test_a_claim_that_is_contradicted_is_an_error_and_the_findings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = POLICIES["fifo"]
     boastful = Listing(
-        "fifo", fifo.family, fifo.summary, fifo.paper, (*fifo.claims, Claim.NO_ENVY), fifo.make, traits=fifo.traits
+        "fifo", fifo.family, fifo.summary, fifo.paper, (*fifo.claims, PolicyClaim.NO_ENVY), fifo.make, traits=fifo.traits
     )
     monkeypatch.setitem(catalogue.POLICIES, "fifo", boastful)
     said = poise("audit", "--policy", "fifo", "--json")
     assert said.code == 1
     assert said.err.startswith("poise: the catalogue claims that nobody would rather have what another has; measured: ")
     claims = {claim["claim"]: claim["holds"] for claim in json.loads(said.out)["claims"]}
-    assert claims == {str(Claim.NO_STARVATION): True, str(Claim.NO_ENVY): False}
+    assert claims == {str(PolicyClaim.NO_STARVATION): True, str(PolicyClaim.NO_ENVY): False}
 
 
 def test_claims_are_not_looked_at_with_turns_that_are_not_those_of_the_policy() -> None:

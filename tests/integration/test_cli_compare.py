@@ -9,7 +9,7 @@ from tests.shell import EVENTS, FOUR, a_row, a_trace, poise, poise_apart, simula
 
 from poise.cli import compare
 from poise.cli.compare import split_policies
-from poise.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError
 
 SPLIT = {
     "fifo": ["fifo"],

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.shell import Said, poise, poise_apart
 
-from poise.cli.demo import POLICIES
+from poise.cli.compare import POLICIES
 
 OUTSIDE = re.compile(r"""https?://|["'=(]//[a-z]|@import|url\(|<script[^>]*\ssrc|<link|<iframe|<img""")
 ALLOWED = "http://www.w3.org/2000/svg"
@@ -45,7 +45,7 @@ def test_report_refers_to_nothing_outside_itself(toured: tuple[Said, Path]) -> N
 
 
 def test_json_has_a_summary_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.cli.demo.POLICIES", ("fifo", "srtf"))
+    monkeypatch.setattr("poise.cli.compare.POLICIES", ("fifo", "srtf"))
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     rows = poise("demo", "--json", "--html", tmp_path / "report.html").json
     assert [(row["policy"], row["jobs"], row["finished"]) for row in rows] == [("fifo", 240, 240), ("srtf", 240, 240)]

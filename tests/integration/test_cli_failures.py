@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.shell import a_row, a_trace, poise
 
-from poise.engine.journal_file import JournalReader
-from poise.model.event import Failed
-from poise.traces.failing import FORMS
+from poise.engine.journal import JournalReader
+from poise.lab.traces.failure_model import FORMS
+from poise.scheduler.model.event import Failed
 
 PLAIN = "synthetic:jobs=200,seed=3,sizes=1:2/4:1,durations=lognormal:600:1"
 CLUSTER = ("--cluster", "gpu:256@8")

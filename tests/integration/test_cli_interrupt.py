@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.shell import COMMAND, PATIENCE, Said, as_json, ended, poise, started, unread, wait_until
 
-from poise.assembly import Experiment, Outcome
-from poise.assembly import simulate as run_simulation
 from poise.cli import UNREAD
 from poise.engine.journal import INTERRUPTED
-from poise.traces.schema import Trace
+from poise.lab.experiment import Experiment, SimulationResult
+from poise.lab.experiment import simulate as run_simulation
+from poise.lab.traces.schema import Trace
 
 LONG = "synthetic:jobs=20000,rate=200"
 """Minutes of work under least attained service: it is interrupted long before its end."""
@@ -104,7 +104,7 @@ def test_ctrl_c_shows_the_policies_that_were_done(monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGINT)
         return found
 
-    monkeypatch.setattr("poise.cli.cores.wait", waiting)
+    monkeypatch.setattr("poise.cli.parallel.wait", waiting)
     said = poise("compare", "synthetic:jobs=3000,rate=200", "--policies", "las,fifo", "--json")
     assert said.code == 130
     assert said.err == "poise: interrupted; 1 of 2 policies are shown, results may be partial\n"
@@ -127,7 +127,9 @@ class CtrlC:
         self._after = after
         self._times = times
 
-    def __call__(self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any) -> Outcome:
+    def __call__(
+        self, trace: Trace, experiment: Experiment, *, watch: Callable[[int], bool], **more: Any
+    ) -> SimulationResult:
         calls = 0
 
         def pressing(ended: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.shell import EVENTS, FOUR, a_row, a_trace, jcts, per_job, poise, simulated
 
-from poise.traces.synthetic import KNOBS
+from poise.lab.traces.synthetic import KNOBS
 
 
 def test_preset_gavel_decides_at_rounds_and_leaves_freed_gpus_idle(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from tests.shell import poise
 
 from poise import __version__
 from poise.cli.app import VERBS as REGISTERED
-from poise.policies.catalogue import COMBINATORS, POLICIES
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES
 
 STUDY = ("demo", "simulate", "compare", "policies", "replay", "shares", "analyze", "audit", "bench")
 LIVE = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.shell import DATA, EVENTS, FOUR, a_row, a_trace, jcts, per_job, poise, poise_apart, simulated
 
-from poise.cli.per_job import COLUMNS
+from poise.cli.output import COLUMNS
 
 SIXTY = DATA / "tiresias" / "60_job.csv"
 sixty = pytest.mark.skipif(not SIXTY.exists(), reason="the 60-job trace of Tiresias is not there")

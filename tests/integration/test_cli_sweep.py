@@ -7,10 +7,9 @@ import pytest
 from tests.shell import EVENTS, FOUR, a_row, a_trace, poise, poise_apart
 from tests.sweeping import GRID, SMALL, lines_in, swept, without_effort
 
-from poise.analysis.intervals import mean_of
-from poise.cli.sweep import parse_loads
-from poise.cli.sweep_runs import reseeded
-from poise.model.errors import RequestError
+from poise.cli.sweep import parse_loads, reseeded
+from poise.lab.analysis.statistics import mean_of
+from poise.scheduler.model.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("cache", "one_core")
 

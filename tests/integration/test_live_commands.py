@@ -13,11 +13,11 @@ import yaml
 from tests.fake_engine import Api, Call, Kept, an_api, calls
 from tests.shell import poise
 
-from poise.client import Client
-from poise.server.api import Conditions
-from poise.server.logs import Logbook
-from poise.wire.request import Request
-from poise.wire.views import State
+from poise.service.client import Client
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.logs import Logbook
+from poise.service.wire.request import JobRequest
+from poise.service.wire.views import JobState
 
 
 class Bridge(httpx.BaseTransport):
@@ -36,7 +36,7 @@ class Bridge(httpx.BaseTransport):
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_venv: None) -> Api:
     """A service with job-0 of tenant mine and job-1 of tenant theirs; commands talk to it as its admin."""
-    made = an_api(tmp_path, Conditions(log=Logbook(io.StringIO())))
+    made = an_api(tmp_path, ApiOptions(log=Logbook(io.StringIO())))
     as_role(made, monkeypatch, "admin")
     monkeypatch.chdir(tmp_path)
     return made
@@ -49,7 +49,7 @@ def as_role(api: Api, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
     monkeypatch.setattr(Client, "from_config", from_config)
 
 
-def kept(api: Api, job: str) -> Request:
+def kept(api: Api, job: str) -> JobRequest:
     return api.engine.jobs[job].request
 
 
@@ -72,7 +72,7 @@ def test_every_option_of_submit_is_a_field_of_the_request(api: Api) -> None:
     )
     options = " ".join(words).split()
     assert poise("submit", *options, "--json", "--", "python", "x.py").json == {"jobs": ["job-2"]}
-    assert kept(api, "job-2") == Request.model_validate(
+    assert kept(api, "job-2") == JobRequest.model_validate(
         {
             "command": ("python", "x.py"), "gpus": 4, "min_gpus": 1, "max_gpus": 4, "replicas": "gpu", "steps": 1e3,
             "duration": 7_200.0, "model": "ResNet-50", "batch_size": 64, "tenant": "vision", "app": "tuning", "weight": 2.0,
@@ -239,8 +239,8 @@ def ids(*words: str) -> list[str]:
 
 
 def test_queue_chooses_by_state_tenant_and_app(api: Api) -> None:
-    api.engine.jobs["job-2"] = Kept("mine", Request(command=("x",), app="tuning"), State.FAILED)
-    api.engine.jobs["job-3"] = Kept("mine", Request(command=("x",), app="tuning"))
+    api.engine.jobs["job-2"] = Kept("mine", JobRequest(command=("x",), app="tuning"), JobState.FAILED)
+    api.engine.jobs["job-3"] = Kept("mine", JobRequest(command=("x",), app="tuning"))
     assert ids() == ["job-0", "job-1", "job-3"]
     assert ids("--state", "ended") == ids("--state", "failed,Succeeded") == ["job-2"]
     assert ids("--state", "all") == ["job-0", "job-1", "job-2", "job-3"]
@@ -253,7 +253,7 @@ def test_queue_chooses_by_state_tenant_and_app(api: Api) -> None:
 
 def test_queue_shows_fifty_rows_unless_asked_for_more(api: Api) -> None:
     for number in range(2, 1_500):
-        api.engine.jobs[f"job-{number}"] = Kept("mine", Request(command=("x",)))
+        api.engine.jobs[f"job-{number}"] = Kept("mine", JobRequest(command=("x",)))
     said = poise("queue")
     assert sum("job-" in line for line in said.out.splitlines()) == 50
     assert said.err == "50 of 1,500 jobs are shown; --all shows all\n"
@@ -284,10 +284,10 @@ def test_a_job_that_is_not_there_gets_the_nearest_that_are(verb: str, api: Api) 
 
 @pytest.mark.parametrize("verb", OF_A_JOB)
 def test_a_job_may_be_given_by_its_name_if_no_other_is_called_so(verb: str, api: Api) -> None:
-    done = State.SUCCEEDED if verb == "wait" else State.PENDING
-    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="resnet50"), done)
+    done = JobState.SUCCEEDED if verb == "wait" else JobState.PENDING
+    api.engine.jobs["a17"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), done)
     assert poise(verb, "resnet50").out == poise(verb, "a17").out != ""
-    api.engine.jobs["a18"] = Kept("mine", Request(command=("x",), name="resnet50"), State.FAILED)
+    api.engine.jobs["a18"] = Kept("mine", JobRequest(command=("x",), name="resnet50"), JobState.FAILED)
     said = poise(verb, "resnet50").refusal
     assert (
         said == f"several jobs are called 'resnet50': a17 ({api.engine.jobs['a17'].state}), a18 (FAILED); give the id of one"
@@ -300,9 +300,9 @@ def test_what_happened_to_a_job_is_told_by_its_name_as_well(api: Api) -> None:
 
 
 def test_an_id_is_never_taken_for_a_name(api: Api) -> None:
-    api.engine.jobs["a17"] = Kept("mine", Request(command=("x",), name="job-0"))
+    api.engine.jobs["a17"] = Kept("mine", JobRequest(command=("x",), name="job-0"))
     assert poise("cancel", "job-0").out == "job-0 CANCELLED\n"
-    assert api.engine.jobs["a17"].state is State.PENDING
+    assert api.engine.jobs["a17"].state is JobState.PENDING
 
 
 def test_variables_come_from_files_then_options_and_from_the_shell(
@@ -355,8 +355,8 @@ def test_a_priority_is_noted_to_have_no_effect(api: Api) -> None:
 
 
 def test_waiting_ends_with_all_jobs_and_with_their_worst_exit_code(api: Api) -> None:
-    for number, state in enumerate((State.SUCCEEDED, State.SUCCEEDED, State.FAILED, State.CANCELLED)):
-        api.engine.jobs[f"e{number}"] = Kept("mine", Request(command=("x",)), state)
+    for number, state in enumerate((JobState.SUCCEEDED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)):
+        api.engine.jobs[f"e{number}"] = Kept("mine", JobRequest(command=("x",)), state)
     said = poise("wait", "e0", "e1", "e0")
     assert (said.code, said.out) == (0, "e0 SUCCEEDED\ne1 SUCCEEDED\n")
     assert said.err.startswith("e0: SUCCEEDED, ")
@@ -381,7 +381,7 @@ def test_wishes_are_for_one_job_several_or_an_app(api: Api) -> None:
     assert poise("hold", "--stop", "job-0").out == "job-0 CHECKPOINTING\n"
     assert poise("release", "job-0", "job-1").out == "job-0 PENDING\njob-1 PENDING\n"
     for number in (2, 3):
-        api.engine.jobs[f"job-{number}"] = Kept("mine", Request(command=("x",), app="tuning"))
+        api.engine.jobs[f"job-{number}"] = Kept("mine", JobRequest(command=("x",), app="tuning"))
     assert poise("cancel", "--app", "tuning", "--json").json == [
         {"job": "job-2", "state": "CANCELLED"},
         {"job": "job-3", "state": "CANCELLED"},
@@ -395,7 +395,7 @@ def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_t
     verb: str, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, tenant in enumerate(("mine", "theirs", "mine"), 2):
-        api.engine.jobs[f"job-{number}"] = Kept(tenant, Request(command=("x",), app="tuning"))
+        api.engine.jobs[f"job-{number}"] = Kept(tenant, JobRequest(command=("x",), app="tuning"))
 
     def wished(*more: str) -> list[str]:
         said = poise(verb, "--app", "tuning", *more, "--json")
@@ -404,7 +404,7 @@ def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_t
 
     several = "the app 'tuning' is of several tenants: mine, theirs; say whose with --tenant"
     assert poise(verb, "--app", "tuning").refusal == several
-    assert {each.state for each in api.engine.jobs.values()} == {State.PENDING}
+    assert {each.state for each in api.engine.jobs.values()} == {JobState.PENDING}
     as_role(api, monkeypatch, "operator")
     assert poise(verb, "--app", "tuning").refusal == several
     assert wished("--tenant", "theirs") == ["job-3"]
@@ -416,11 +416,11 @@ def test_an_app_that_several_tenants_have_is_that_of_the_user_or_of_the_tenant_t
 
 
 def test_the_app_of_another_tenant_is_not_reached_by_its_name(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    api.engine.jobs["job-2"] = Kept("theirs", Request(command=("x",), app="tuning"))
+    api.engine.jobs["job-2"] = Kept("theirs", JobRequest(command=("x",), app="tuning"))
     as_role(api, monkeypatch, "user")
     assert poise("cancel", "--app", "tuning").refusal == "the app 'tuning' of tenant mine has no jobs that have not ended"
     assert poise("cancel", "--app", "tuning", "--tenant", "theirs").code != 0
-    assert api.engine.jobs["job-2"].state is State.PENDING
+    assert api.engine.jobs["job-2"].state is JobState.PENDING
 
 
 def test_of_several_wishes_those_that_can_be_met_are(api: Api) -> None:

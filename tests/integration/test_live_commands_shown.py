@@ -12,9 +12,9 @@ import httpx
 import pytest
 from tests.shell import poise
 
-from poise.cli import live_asking, queue
-from poise.client import Client, following
-from poise.server.folder import replace_file
+from poise.cli import live, queue
+from poise.service.client import Client, streams
+from poise.service.server.storage.state_dir import replace_file
 
 ROW: dict[str, Any] = {
     "id": "17", "name": "resnet50", "tenant": "vision", "app": "tuning", "state": "PAUSED",
@@ -231,8 +231,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("POISE_STATE", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(following, "LONGEST_LOOK", 0.05)
-    monkeypatch.setattr(live_asking, "LONG_PATIENCE", 60.0)
+    monkeypatch.setattr(streams, "LONGEST_LOOK", 0.05)
+    monkeypatch.setattr(live, "LONG_PATIENCE", 60.0)
     made = Service(tmp_path)
     yield made
     made.stop()

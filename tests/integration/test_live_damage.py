@@ -13,10 +13,10 @@ from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
 from tests.worlds import PATIENCE, until
 
-from poise.model.errors import JournalError
-from poise.server.mark import MARK, Mark, Reached
-from poise.server.schema import FILE
-from poise.wire.views import State
+from poise.scheduler.model.errors import JournalError
+from poise.service.server.storage.mark import MARK, JournalMark, Reached
+from poise.service.server.storage.schema import FILE
+from poise.service.wire.views import JobState
 
 
 @pytest.fixture
@@ -60,22 +60,22 @@ def put_back(served: Served, before: Path) -> None:
 def test_a_damaged_job_is_set_aside_and_what_it_ran_is_ended_before_others_get_its_gpus(served: Served, column: str) -> None:
     alone = served.submit(command=("sleep", "1000"), gpus=2, name="alone")
     others = served.submit(command=("sleep", "1000"), gpus=2, name="others")
-    until(lambda: served.engine.show(alone).job.state is State.RUNNING)
+    until(lambda: served.engine.show(alone).job.state is JobState.RUNNING)
     assert processes(served, alone)
     served.engine.close()
     changed(served, f"UPDATE jobs SET {column} = substr({column}, 1, length({column}) - 3) || 'x}}' WHERE id = ?", alone)
     served.start()
     assert f"job-damaged job={alone} tenant=ann" in served.log.getvalue()
     shown = served.engine.show(alone)
-    assert shown.job.state is State.FAILED
+    assert shown.job.state is JobState.FAILED
     assert shown.cause == f"set aside: its {column} in the journal is damaged"
     told = served.engine.events(after=0, job=alone, tenant=None, limit=100).events[-1]
     assert (told.kind, told.text) == ("set-aside", shown.cause)
-    until(lambda: served.engine.show(others).job.state is State.RUNNING)
+    until(lambda: served.engine.show(others).job.state is JobState.RUNNING)
     assert not processes(served, alone)
     assert processes(served, others)
-    rows = served.engine.queue(states=frozenset(State), tenant=None, app=None, limit=10, offset=0).jobs
-    assert {row.id: row.state for row in rows} == {others: State.RUNNING, alone: State.FAILED}
+    rows = served.engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=10, offset=0).jobs
+    assert {row.id: row.state for row in rows} == {others: JobState.RUNNING, alone: JobState.FAILED}
     served.restart()
     assert served.log.getvalue().count("job-damaged") == 1
     assert served.engine.show(alone) == shown
@@ -86,7 +86,7 @@ def test_a_journal_that_lost_its_end_is_refused_until_it_is_repaired_and_no_numb
     served: Served, tmp_path: Path
 ) -> None:
     first = served.submit(command=("sleep", "1000"), gpus=2)
-    until(lambda: served.engine.show(first).job.state is State.RUNNING)
+    until(lambda: served.engine.show(first).job.state is JobState.RUNNING)
     shutil.copytree(served.state, tmp_path / "before", ignore=shutil.ignore_patterns("jobs", MARK))
     assert [served.submit(command=("true",)) for _ in range(3)] == ["2", "3", "4"]
     last = served.engine._loop.store.last
@@ -105,7 +105,7 @@ def test_a_journal_that_lost_its_end_is_refused_until_it_is_repaired_and_no_numb
     [kept] = (served.state / "backups").iterdir()
     assert {FILE, MARK} <= {each.name for each in kept.iterdir()}
     served.start()
-    assert served.engine.show(first).job.state is State.RUNNING  # the same processes go on
+    assert served.engine.show(first).job.state is JobState.RUNNING  # the same processes go on
     assert len(served.engine.show(first).runs) == 1
     assert served.submit(command=("true",)) == "5"
     assert served.engine._loop.store.last > last
@@ -116,7 +116,7 @@ def test_a_run_that_the_journal_has_lost_is_ended_and_its_number_not_used_again(
     job = served.submit(command=("sleep", "1000"), gpus=2, hold=True)
     shutil.copytree(served.state, tmp_path / "before", ignore=shutil.ignore_patterns("jobs", MARK))
     served.engine.release(ANN, job).result(PATIENCE)
-    until(lambda: served.engine.show(job).job.state is State.RUNNING)
+    until(lambda: served.engine.show(job).job.state is JobState.RUNNING)
     assert processes(served, job)
     served.engine.close()
     put_back(served, tmp_path / "before")
@@ -124,7 +124,7 @@ def test_a_run_that_the_journal_has_lost_is_ended_and_its_number_not_used_again(
     served.start()
     until(lambda: not processes(served, job))
     served.engine.release(ANN, job).result(PATIENCE)
-    until(lambda: served.engine.show(job).job.state is State.RUNNING)
+    until(lambda: served.engine.show(job).job.state is JobState.RUNNING)
     assert [run.epoch for run in served.engine.show(job).runs] == [2]
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_state_directory_is_refused_in_one_line(tmp_path: Path) -> No
 
 
 def test_a_mark_says_how_far_the_journal_has_come(tmp_path: Path) -> None:
-    mark = Mark(tmp_path)
+    mark = JournalMark(tmp_path)
     assert mark.read() is None
     mark.write(Reached(1_000_000, 99))
     mark.write(Reached(1_000_001, 99))
@@ -154,7 +154,7 @@ def test_a_mark_says_how_far_the_journal_has_come(tmp_path: Path) -> None:
     mark.close()
     text = (tmp_path / MARK).read_bytes()
     (tmp_path / MARK).write_bytes(text.replace(b"99", b"98"))
-    mark = Mark(tmp_path)
+    mark = JournalMark(tmp_path)
     assert mark.read() is None
     mark.close()
     assert Reached(8, 3).missing(Reached(7, 3)) == "it has lost its end: entry 8 was answered and is missing"

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from tests.worlds import PATIENCE, until
 
-from poise.core.settings import Settings
-from poise.model.cluster import parse_cluster
-from poise.model.errors import JournalError
-from poise.server.logs import Logbook
-from poise.server.reading import LiveEngine
-from poise.server.schema import FILE
-from poise.server.setup import Setup, WorldKind
-from poise.server.starting import open_engine
-from poise.wire.request import Request, Submission
-from poise.wire.views import Account, Role, State
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import JournalError
+from poise.service.server.logs import Logbook
+from poise.service.server.service import LiveService
+from poise.service.server.startup import Setup, WorldKind, open_engine
+from poise.service.server.storage.schema import FILE
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, JobState, Role
 
 ANN = Account(name="ann", tenant="ann", role=Role.USER)
 SAVES = """
@@ -42,7 +41,7 @@ class Served:
     def start(self) -> None:
         cluster, log = parse_cluster("v100:2"), Logbook(self.log)
         setup = Setup(self.state, cluster, "fifo", "consolidate", Settings(round=1.0), WorldKind.LOCAL, log)
-        self.engine: LiveEngine = open_engine(setup)
+        self.engine: LiveService = open_engine(setup)
         self.engine.start()
 
     def restart(self) -> None:
@@ -50,14 +49,14 @@ class Served:
         self.start()
 
     def submit(self, **given: object) -> str:
-        request = Request.model_validate({"command": (sys.executable, "-c", SAVES), "cwd": "/"} | given)
+        request = JobRequest.model_validate({"command": (sys.executable, "-c", SAVES), "cwd": "/"} | given)
         return self.engine.submit(ANN, Submission(jobs=(request,))).result(PATIENCE).jobs[0]
 
     def run(self) -> str:
         """A job that has come to its end."""
         job = self.submit()
         until(lambda: not self.is_listed(job))
-        assert self.engine.show(job).job.state is State.SUCCEEDED
+        assert self.engine.show(job).job.state is JobState.SUCCEEDED
         return job
 
     def is_listed(self, job: str) -> bool:
@@ -115,7 +114,7 @@ def test_an_empty_journal_beside_jobs_is_refused_and_no_process_is_touched(serve
 def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served: Served) -> None:
     """It has ended once the queue does not list it any more. All but its log stays known, and nobody gets its id."""
     gone, cancelled = served.run(), served.submit(command=("sleep", "1000"))
-    until(lambda: served.engine.show(cancelled).job.state is State.RUNNING)
+    until(lambda: served.engine.show(cancelled).job.state is JobState.RUNNING)
     served.engine.cancel(ANN, cancelled).result(PATIENCE)
     until(lambda: not served.is_listed(cancelled))
     before = [served.engine.show(job) for job in (gone, cancelled)]
@@ -124,8 +123,8 @@ def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served
     for _ in range(2):
         assert [served.engine.show(job) for job in (gone, cancelled)] == before
         assert served.said(gone) == ""
-        assert served.engine.why(gone).state is State.SUCCEEDED
-        assert served.engine.cancel(ANN, cancelled).result(PATIENCE).state is State.CANCELLED
+        assert served.engine.why(gone).state is JobState.SUCCEEDED
+        assert served.engine.cancel(ANN, cancelled).result(PATIENCE).state is JobState.CANCELLED
         served.restart()
     assert served.run() == "3"
     assert served.said("3").endswith("---\n[]\n")

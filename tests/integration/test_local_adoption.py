@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from tests.worlds import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
-from poise.backends.local.processes import boot, start_of
-from poise.backends.local.spawning import MAIN
-from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
+from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunProgressed
+from poise.service.backends.local.processes import MAIN, boot, start_of
 
 
 def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
     order = stage.begun("1", TRAINS)
     before = stage.said("1", "runner.json")
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     again = stage.wait(RunBegan, "1", count=2)
     assert again.at == before["began"]
     stage.wait(RunProgressed, "1", count=3)
@@ -34,9 +33,9 @@ def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage:
     (stage.folder / "jobs" / "1" / "work" / "closed").touch()
     until(lambda: (stage.run_dir("1") / "exit.json").exists() and not stage.processes())
     written = stage.said("1", "exit.json")
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     [ended] = stage.of(RunEnded, "1")  # there already: nothing is decided before it is known
-    assert (ended.at, ended.how, ended.codes) == (written["at"], Ending.FINISHED, (0,))
+    assert (ended.at, ended.how, ended.codes) == (written["at"], RunEnding.FINISHED, (0,))
     assert stage.news.index(stage.wait(RunBegan, "1", count=2)) < stage.news.index(ended)
 
 
@@ -44,27 +43,27 @@ def test_end_is_told_as_often_as_it_is_asked_for(stage: LocalStage) -> None:
     order = stage.run("1", "raise ValueError")
     first = stage.wait(RunEnded, "1")
     for count in (2, 3):
-        stage.reopen((order, Grip.RUN))
+        stage.reopen((order, DesiredState.RUN))
         assert stage.wait(RunEnded, "1", count=count) == first
 
 
 def test_run_that_ended_after_its_job_was_given_up_has_yielded(stage: LocalStage) -> None:
     order = stage.run("1")
     stage.wait(RunEnded, "1")
-    stage.reopen((order, Grip.GONE))
-    assert stage.wait(RunEnded, "1", count=2).how is Ending.YIELDED
+    stage.reopen((order, DesiredState.GONE))
+    assert stage.wait(RunEnded, "1", count=2).how is RunEnding.YIELDED
 
 
 def test_run_that_was_to_leave_is_asked_again(stage: LocalStage) -> None:
     order = stage.begun("1", TRAINS)
     stage.wait(RunProgressed, "1")
-    stage.reopen((order, Grip.LEAVE))
+    stage.reopen((order, DesiredState.LEAVE))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.YIELDED, (75,))
+    assert (ended.how, ended.codes) == (RunEnding.YIELDED, (75,))
 
 
-@pytest.mark.parametrize("grip", [Grip.LEAVE, Grip.GONE])
-def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: LocalStage, grip: Grip) -> None:
+@pytest.mark.parametrize("grip", [DesiredState.LEAVE, DesiredState.GONE])
+def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: LocalStage, grip: DesiredState) -> None:
     order = stage.run("1", STUBBORN)
     stage.says("1", "ready")
     stage.reopen((replace(order, reason="preempted (outranked): job 7 stands before it"), grip))
@@ -78,7 +77,7 @@ def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> No
     stage.world.leave("1", 1, notice(deadline=500.0))
     until(lambda: stage.said("1", "lease.json")["ends"] is not None)
     lease = stage.said("1", "lease.json")
-    stage.reopen((order, Grip.LEAVE))
+    stage.reopen((order, DesiredState.LEAVE))
     stage.wait(RunBegan, "1", count=2)
     stage.world.leave("1", 1, notice(deadline=900.0))
     stage.run("2", "", 1)
@@ -88,15 +87,15 @@ def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> No
 
 def test_run_of_a_job_that_was_given_up_is_ended(stage: LocalStage) -> None:
     order = stage.begun("1", WAITS)
-    stage.reopen((order, Grip.GONE))
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    stage.reopen((order, DesiredState.GONE))
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_run_that_nobody_knows_is_ended_before_its_gpus_are_used(stage: LocalStage) -> None:
     stage.run("1", STUBBORN)
     stage.says("1", "ready")
     pid = stage.said("1", "runner.json")["replicas"][0]["pid"]
-    stage.reopen((an_order("2", a_request("")), Grip.RUN))
+    stage.reopen((an_order("2", a_request("")), DesiredState.RUN))
     stage.wait(RunBegan, "2")
     assert not is_alive(pid)
     assert not stage.of(RunEnded, "1")
@@ -105,7 +104,7 @@ def test_run_that_nobody_knows_is_ended_before_its_gpus_are_used(stage: LocalSta
 def test_launch_that_was_ordered_waits_for_what_is_to_leave(stage: LocalStage) -> None:
     victim = stage.run("1", STUBBORN)
     stage.says("1", "ready")
-    stage.reopen((an_order("2", a_request("")), Grip.RUN), (victim, Grip.GONE))
+    stage.reopen((an_order("2", a_request("")), DesiredState.RUN), (victim, DesiredState.GONE))
     stage.wait(RunEnded, "2")
     kinds = [(type(news), news.job) for news in stage.news if isinstance(news, RunBegan | RunEnded)]
     assert kinds.index((RunEnded, "1")) < kinds.index((RunBegan, "2"))
@@ -118,9 +117,9 @@ def test_run_whose_runner_was_killed_meanwhile_ended_when_it_last_gave_a_sign(st
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["pid"]))
     os.utime(stage.run_dir("1") / "lock", (runner["began"], runner["began"]))
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.at) == (Ending.FAILED, "node-lost", runner["began"])
+    assert (ended.how, ended.cause, ended.at) == (RunEnding.FAILED, "node-lost", runner["began"])
     assert stage.said("1", "exit.json")["how"] == "failed"
 
 
@@ -134,7 +133,7 @@ def test_process_that_got_the_number_of_a_dead_one_is_left_alone(stage: LocalSta
         me = {"pid": bystander.pid, "start": start - 1}
         runner = {"version": 1, **me, "boot": boot(), "began": 5.0, "replicas": [{"rank": 0, **me}]}
         (folder / "runner.json").write_text(json.dumps(runner))
-        stage.reopen((an_order("1", a_request("")), Grip.RUN))
+        stage.reopen((an_order("1", a_request("")), DesiredState.RUN))
         assert stage.wait(RunEnded, "1").cause == "node-lost"
         assert bystander.poll() is None
     finally:
@@ -147,10 +146,10 @@ def test_records_that_make_no_sense_do_no_harm(stage: LocalStage, text: str) -> 
     for name in ("runner.json", "exit.json", "order.json", "lease.json", "progress.json"):
         stage.run_dir("1").mkdir(parents=True, exist_ok=True)
         (stage.run_dir("1") / name).write_text(text)
-    stage.reopen((an_order("1", a_request("")), Grip.RUN))
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    stage.reopen((an_order("1", a_request("")), DesiredState.RUN))
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     stage.run("2")
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
 
 
 def late_runner(folder: Path) -> int:
@@ -171,7 +170,7 @@ def test_runner_that_comes_too_late_does_nothing(stage: LocalStage) -> None:
     (stage.run_dir("1") / "exit.json").unlink()
     assert late_runner(stage.run_dir("1")) == 3  # it has begun
     (stage.run_dir("1") / "runner.json").unlink()
-    stage.reopen((order, Grip.GONE))
+    stage.reopen((order, DesiredState.GONE))
     assert stage.wait(RunEnded, "1", count=2).codes == ()
     assert late_runner(stage.run_dir("1")) == 3  # it must not begin
     assert stage.text("1").count("once") == 1
@@ -184,23 +183,23 @@ def test_second_runner_of_a_run_gives_way_to_the_first(stage: LocalStage) -> Non
 
 
 def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    from poise.backends.local import spawning
+    from poise.service.backends.local import processes
 
     broken = iter(["/no/such/file", "/no/such/file"])
-    real = spawning.MAIN
+    real = processes.MAIN
 
-    def spawn(path: Path, environment: dict[str, str]) -> spawning.Spawned:
-        monkeypatch.setattr(spawning, "MAIN", next(broken, real))
+    def spawn(path: Path, environment: dict[str, str]) -> processes.Spawned:
+        monkeypatch.setattr(processes, "MAIN", next(broken, real))
         return spawning_spawn(path, environment)
 
-    spawning_spawn = spawning.spawn
-    monkeypatch.setattr("poise.backends.local.runs.spawn", spawn)
+    spawning_spawn = processes.spawn
+    monkeypatch.setattr("poise.service.backends.local.runs.spawn", spawn)
     stage.run("1")
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     broken = iter(["/no/such/file"] * 9)
     stage.run("2")
     ended = stage.wait(RunEnded, "2")
-    assert (ended.how, ended.cause) == (Ending.FAILED, "node-lost")
+    assert (ended.how, ended.cause) == (RunEnding.FAILED, "node-lost")
 
 
 def test_two_worlds_do_not_touch_each_others_runs_though_their_jobs_have_the_same_names(tmp_path: Path) -> None:

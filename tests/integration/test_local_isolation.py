@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.worlds import LocalStage, python, require
 
-from poise.backends.local import orders
-from poise.backends.local.orders import Isolation
-from poise.engine.live import Ending, RunEnded
-from poise.model.failures import Verdict, verdict
+from poise.scheduler.model.failures import Verdict, verdict
+from poise.service.backends.api import RunEnded, RunEnding
+from poise.service.backends.local import orders
+from poise.service.backends.local.orders import Isolation
 
 SHOWS = """
 import os, sys
@@ -28,7 +28,7 @@ def test_where_only_files_can_be_hidden_processes_are_as_ever(tmp_path: Path, tr
     stage = LocalStage(tmp_path, isolation=Isolation.FILES)
     (stage.folder / "journal.db").touch()
     stage.run("1", python(SHOWS))
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     runner = stage.said("1", "runner.json")["pid"]
     assert f"sees ['jobs'] ['1'] parent {runner} others True" in stage.text("1")
     stage.close()
@@ -39,7 +39,7 @@ def test_what_setup_leaves_behind_is_gone_before_the_replicas_begin(tmp_path: Pa
     stage = LocalStage(tmp_path, isolation=Isolation.FULL)
     escapes = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True, env={})"
     stage.run("1", python(SHOWS), setup=python(escapes))
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert "sees ['jobs'] ['1'] parent 0 others False" in stage.text("1")
     stage.close()
 
@@ -53,7 +53,7 @@ def test_run_that_cannot_be_enclosed_does_not_begin_and_that_is_no_fault_of_its_
     monkeypatch.setattr(orders, "_isolation", lambda *_: elsewhere)
     stage.run("1", "print('begun')")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.FAILED, (None,))
+    assert (ended.how, ended.codes) == (RunEnding.FAILED, (None,))
     assert ended.cause is not None
     assert verdict(ended.cause) is Verdict.TRANSIENT
     assert "cannot start: isolation (" in stage.text("1")

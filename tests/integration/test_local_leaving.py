@@ -11,9 +11,9 @@ import pytest
 from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, number_inside, until
 
 import poise
-from poise.backends.local import spawning
-from poise.backends.local.orders import LocalSettings
-from poise.engine.live import Ending, Grip, RunBegan, RunEnded, RunProgressed
+from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunProgressed
+from poise.service.backends.local import processes
+from poise.service.backends.local.orders import LocalSettings
 
 
 def test_worker_that_saves_yields_and_goes_on_from_there(stage: LocalStage) -> None:
@@ -21,7 +21,7 @@ def test_worker_that_saves_yields_and_goes_on_from_there(stage: LocalStage) -> N
     stage.wait(RunProgressed, "1", count=2)
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, None, (75,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, None, (75,))
     assert [ended.steps] == stage.world.checkpoints("1")
     stage.run("1", TRAINS, epoch=2)
     first = stage.wait(RunProgressed, "1", 2)
@@ -48,7 +48,7 @@ def test_worker_that_finishes_while_it_is_asked_to_leave_has_finished(stage: Loc
     stage.wait(RunProgressed, "1")
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
+    assert (ended.how, ended.codes) == (RunEnding.FINISHED, (0,))
 
 
 SWALLOWS = """
@@ -70,7 +70,7 @@ def test_worker_that_has_saved_to_leave_has_yielded_whatever_its_script_makes_of
     stage.wait(RunProgressed, "1", count=2)
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, None, (code,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, None, (code,))
     assert [ended.steps] == stage.world.checkpoints("1")
 
 
@@ -82,11 +82,11 @@ def test_job_that_finishes_on_its_way_out_is_not_begun_again(stage: LocalStage) 
     stage.world.leave("1", 1, notice())
     stage.run("1", text, epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
-    assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+    assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
     order = stage.run("1", text, epoch=3)
-    assert stage.wait(RunEnded, "1", 3).how is Ending.YIELDED
-    stage.reopen((order, Grip.RUN))
-    assert stage.wait(RunEnded, "1", 3, count=2).how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1", 3).how is RunEnding.YIELDED
+    stage.reopen((order, DesiredState.RUN))
+    assert stage.wait(RunEnded, "1", 3, count=2).how is RunEnding.YIELDED
     assert not any(stage.run_dir("1", epoch).exists() for epoch in (2, 3))
 
 
@@ -96,10 +96,10 @@ QUITS_AT_TERM = (
 
 
 @pytest.mark.parametrize(
-    ("preemption", "how"), [("restart", Ending.YIELDED), ("never", Ending.YIELDED), ("checkpoint", Ending.FINISHED)]
+    ("preemption", "how"), [("restart", RunEnding.YIELDED), ("never", RunEnding.YIELDED), ("checkpoint", RunEnding.FINISHED)]
 )
 def test_exit_0_after_term_means_work_done_only_where_there_was_time_to_save(
-    stage: LocalStage, preemption: str, how: Ending
+    stage: LocalStage, preemption: str, how: RunEnding
 ) -> None:
     stage.world.close()
     stage.open(settings=replace(QUICK, term_seconds=PATIENCE))
@@ -115,14 +115,14 @@ def test_worker_that_ignores_everything_is_killed(stage: LocalStage, preemption:
     stage.says("1", "ready")
     stage.world.leave("1", 1, notice(deadline=0.2))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.YIELDED, "KILL", (-9,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, "KILL", (-9,))
 
 
 def test_script_that_knows_nothing_of_poise_is_ended_by_term(stage: LocalStage) -> None:
     stage.begun("1", WAITS, preemption="restart")
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.YIELDED, "TERM", (-15,), None)
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (RunEnding.YIELDED, "TERM", (-15,), None)
 
 
 def test_worker_that_dies_while_it_saves_has_failed_and_goes_on_from_the_checkpoint_before(stage: LocalStage) -> None:
@@ -132,7 +132,7 @@ def test_worker_that_dies_while_it_saves_has_failed_and_goes_on_from_the_checkpo
     (stage.folder / "jobs" / "1" / "checkpoint" / "step-2.part").touch()
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.FAILED, "traceback-from-crash", (1,), 1.0)
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (RunEnding.FAILED, "traceback-from-crash", (1,), 1.0)
 
 
 def test_job_that_reports_and_never_saves_goes_on_from_nothing(stage: LocalStage) -> None:
@@ -146,7 +146,7 @@ def test_worker_that_leaves_unasked_has_yielded(stage: LocalStage) -> None:
     stage.run("1", "import os, sys, time\nif os.environ['RANK'] == '0': sys.exit(75)\ntime.sleep(1000)", 0, 1, gpus=2,
               replicas="gpu", checkpoint={"deadline": 0.2})  # fmt: skip
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.YIELDED, (75, -15))
+    assert (ended.how, ended.codes) == (RunEnding.YIELDED, (75, -15))
 
 
 def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
@@ -154,7 +154,7 @@ def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
     stage.world.leave("1", 1, notice(deadline=5000.0))
     stage.world.kill("1", 1, "cancelled by ann")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause) == (Ending.YIELDED, "TERM")
+    assert (ended.how, ended.cause) == (RunEnding.YIELDED, "TERM")
 
 
 MOVES = """
@@ -173,7 +173,7 @@ def moves():
 def test_replica_that_moves_to_another_process_group_is_told_when_its_time_is_up(stage: LocalStage) -> None:
     stage.run("1", MOVES + "moves()\ntime.sleep(1000)", max_duration=0.5)
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "max-duration", (-15,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "max-duration", (-15,))
 
 
 def test_replica_that_moves_to_another_process_group_does_not_outlive_its_gang(stage: LocalStage) -> None:
@@ -182,7 +182,7 @@ def test_replica_that_moves_to_another_process_group_does_not_outlive_its_gang(s
     text = MOVES + f"if os.environ['RANK'] == '0':\n exec({fails!r})\n{stays}"
     stage.run("1", text, 0, 1, gpus=2, replicas="gpu")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.FAILED, (1, -9))
+    assert (ended.how, ended.codes) == (RunEnding.FAILED, (1, -9))
 
 
 def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
@@ -219,7 +219,7 @@ def grandchild(stage: LocalStage, job: str) -> int:
 
 def test_run_is_over_only_when_nothing_of_it_is_left(stage: LocalStage) -> None:
     stage.run("1", SPAWNS)
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     stage.says("1", "grandchild")
     assert not stage.processes()
 
@@ -229,7 +229,7 @@ def test_runner_that_is_killed_takes_everything_with_it_and_its_run_has_failed(s
     child, runner = grandchild(stage, "1"), stage.said("1", "runner.json")
     os.kill(runner["pid"], signal.SIGKILL)
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (None,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "node-lost", (None,))
     assert not is_alive(child)
     assert not is_alive(runner["replicas"][0]["pid"])
 
@@ -240,7 +240,7 @@ def test_runner_that_is_killed_while_its_run_leaves_has_yielded(stage: LocalStag
     stage.world.leave("1", 1, notice())
     until(lambda: "preempted" in (stage.run_dir("1") / "lease.json").read_text())
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGKILL)
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
@@ -250,14 +250,14 @@ def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGSTOP)
     stage.world.leave("1", 1, notice(deadline=0.1))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause) == (Ending.YIELDED, "KILL")
+    assert (ended.how, ended.cause) == (RunEnding.YIELDED, "KILL")
 
 
 WRITES_LATER = """
 import errno, sys
 sys.path.append({source!r})
-from poise.backends.local.records import EXIT, is_there, put
-from poise.backends.local.runner import supervisor
+from poise.service.backends.local.lease_files import EXIT, is_there, put
+from poise.service.backends.local.runner import supervisor
 def put_later(folder, name, fields):
     if name == EXIT and not is_there(folder, "room"):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -272,7 +272,7 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
     stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runner.py").write_text(WRITES_LATER.format(source=str(Path(poise.__file__).parents[1])))
-    monkeypatch.setattr(spawning, "MAIN", str(tmp_path / "runner.py"))
+    monkeypatch.setattr(processes, "MAIN", str(tmp_path / "runner.py"))
     stage.world.close()
     stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.1))
     stage.begun("1", "")
@@ -285,14 +285,14 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
     assert not stage.of(RunEnded, "1")
     (stage.run_dir("1") / "room").touch()
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.FINISHED, (0,))
+    assert (ended.how, ended.codes) == (RunEnding.FINISHED, (0,))
 
 
 def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:
     stage.begun("1")
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGTERM)
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "node-lost", (-15,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "node-lost", (-15,))
 
 
 def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalStage) -> None:
@@ -301,7 +301,7 @@ def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalSt
     stage.world.close()
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["replicas"][0]["pid"]))
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     assert stage.wait(RunEnded, "1").cause == "node-lost"
 
 
@@ -320,7 +320,7 @@ def test_log_of_a_chatty_replica_is_rotated_and_read_as_one(stage: LocalStage) -
     stage.world.close()
     stage.open(settings=LocalSettings(QUICK.term_seconds, log_bytes=100_000, log_files=3))
     stage.run("1", "for number in range(60_000): print(f'{number:09}')")
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     title = "--- run 1 on v100-0 [0] ---\n"
     end = len(title) + 600_000
     kept = stage.world.log("1", 0, 0, 1 << 20)
@@ -349,6 +349,6 @@ def test_worker_of_the_reference_page_yields_and_goes_on(stage: LocalStage) -> N
     stage.begun("1", text)
     stage.world.leave("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes, [ended.steps]) == (Ending.YIELDED, (75,), stage.world.checkpoints("1"))
+    assert (ended.how, ended.codes, [ended.steps]) == (RunEnding.YIELDED, (75,), stage.world.checkpoints("1"))
     stage.run("1", text.replace("200", str(int(ended.steps or 0) + 1)), epoch=2)
-    assert stage.wait(RunEnded, "1", 2).how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1", 2).how is RunEnding.FINISHED

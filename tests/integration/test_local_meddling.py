@@ -25,10 +25,10 @@ from tests.worlds import (
     until,
 )
 
-from poise.backends.local import endings, processes, remains, runs
-from poise.backends.local.orders import Isolation
-from poise.engine.live import Ending, Grip, RunBegan, RunEnded
-from poise.model.failures import Verdict, verdict
+from poise.scheduler.model.failures import Verdict, verdict
+from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding
+from poise.service.backends.local import processes, run_files, runs
+from poise.service.backends.local.orders import Isolation
 
 HERE = "import json, os, shutil, signal, subprocess, sys, time; run = os.environ['POISE_RUN_DIR']\n"
 DONE = "\nprint('done', flush=True)\n"
@@ -92,16 +92,16 @@ NONSENSE = {
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_numbers_that_no_machine_has_do_not_keep_the_world_from_starting(stage: LocalStage, kind: str) -> None:
     order = meddled(stage, "1", NONSENSE[kind])
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     stage.run("2", "", 1)
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
 
 
 @pytest.mark.parametrize("text", ['"replicas": [{"rank": 1e999, "code": 0}]', '"replicas": [], "made_to": []'])
 def test_exit_that_makes_no_sense_is_a_failed_run(stage: LocalStage, text: str) -> None:
     written = '{"version": 1, "how": "failed", ' + text + "}"
     struck(stage, f"open(run + '/exit.json', 'w').write({written!r})")
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     still_works(stage)
 
 
@@ -124,8 +124,8 @@ def test_cause_in_a_forged_exit_is_made_harmless_too(stage: LocalStage) -> None:
 def test_run_that_has_removed_its_directory_does_not_run_twice_at_once(stage: LocalStage) -> None:
     order = meddled(stage, "1", "shutil.rmtree(run)")
     before = stage.processes()
-    stage.reopen((order, Grip.RUN))
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    stage.reopen((order, DesiredState.RUN))
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     assert len(before) == stage.usual
     assert not stage.processes()
 
@@ -139,14 +139,14 @@ def test_run_that_has_removed_its_directory_and_that_nobody_knows_is_ended(stage
 
 def test_run_that_leaves_something_behind_is_not_begun_again_as_the_same_run(stage: LocalStage) -> None:
     struck(stage, ESCAPES + BEGUN + "os.unlink(run + '/runner.json')")
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     assert not stage.processes()
     assert stage.text("1").count("--- run 1") == 1
 
 
 def test_exit_is_not_believed_while_the_run_lives(stage: LocalStage) -> None:
     order = meddled(stage, "1", exit_of("finished"))
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     stage.wait(RunBegan, "1", count=2)
     assert not stage.of(RunEnded, "1")
     stage.world.kill("1", 1, "cancelled")
@@ -164,8 +164,8 @@ def test_process_that_a_run_names_as_its_runner_is_not_taken_for_it(stage: Local
         try:
             forged = {"pid": bystander.pid, "start": processes.start_of(bystander.pid)}
             order = meddled(stage, "1", f"name = run + '/runner.json'; fields = json.load(open(name)) | {forged}\n" + DUMPS)
-            stage.reopen((order, Grip.RUN))
-            assert stage.wait(RunEnded, "1").how is Ending.FAILED
+            stage.reopen((order, DesiredState.RUN))
+            assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
             assert not stage.processes()
             assert bystander.poll() is None
         finally:
@@ -175,7 +175,7 @@ def test_process_that_a_run_names_as_its_runner_is_not_taken_for_it(stage: Local
 def test_ports_of_runs_that_go_on_are_not_given_away(stage: LocalStage) -> None:
     order = stage.begun("1")
     port = json.loads((stage.run_dir("1") / "order.json").read_text())["environment"]["MASTER_PORT"]
-    stage.reopen((order, Grip.RUN))
+    stage.reopen((order, DesiredState.RUN))
     stage.wait(RunBegan, "1", count=2)
     assert int(port) in stage.world._runs._ports
 
@@ -193,15 +193,15 @@ def test_link_in_place_of_a_directory_fails_the_run_and_leads_to_nothing(stage: 
     other = stage.folder / "jobs" / "2"
     before = {path: path.stat().st_ino for path in other.rglob("*")}
     stage.run("1", HERE + BEGUN + "job = os.path.dirname(os.path.dirname(run))\n" + LINKS[kind] + "; sys.exit(1)")
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     if "OSError" in stage.text("1"):
         assert kind == "job"
         pytest.skip("a job that is isolated cannot move its own directory")
     order = stage.run("1", epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
-    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
-    stage.reopen((order, Grip.RUN), (an_order("2", a_request(WAITS), 1), Grip.RUN))
-    assert stage.wait(RunEnded, "1", 2, count=2).how is Ending.FAILED
+    assert (ended.how, ended.cause) == (RunEnding.FAILED, "no-signature")
+    stage.reopen((order, DesiredState.RUN), (an_order("2", a_request(WAITS), 1), DesiredState.RUN))
+    assert stage.wait(RunEnded, "1", 2, count=2).how is RunEnding.FAILED
     stage.wait(RunBegan, "2", count=2)
     assert {path: path.stat().st_ino for path in other.rglob("*")} == before
 
@@ -220,9 +220,9 @@ OBSTACLES = {
 def test_run_whose_end_cannot_be_written_down_ends_and_counts_against_its_job(stage: LocalStage, kind: str) -> None:
     stage.run("1", HERE + BEGUN + OBSTACLES[kind])
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    assert (ended.how, ended.cause) == (RunEnding.FAILED, "no-signature")
     stage.run("2")
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
 
 
 def test_lock_that_is_no_file_frees_the_gpus_of_a_dead_runner(stage: LocalStage) -> None:
@@ -242,7 +242,7 @@ def test_lock_that_somebody_else_has_frees_the_gpus_of_a_dead_runner(stage: Loca
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            stage.reopen((order, Grip.RUN))
+            stage.reopen((order, DesiredState.RUN))
             assert stage.wait(RunEnded, "1").cause == "node-lost"
             assert holder.poll() is None
         finally:
@@ -260,7 +260,7 @@ def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> N
     stage.world.close()
     stage.open(replace(stage.settings, silent_seconds=2.0)).adopt([])
     stage.run("1", "import time; time.sleep(4)")
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
 
 
 # Nothing is waited for that may never come
@@ -269,21 +269,21 @@ def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> N
 def test_pipe_where_the_lease_is_written_does_not_stop_the_world(stage: LocalStage) -> None:
     meddled(stage, "1", "os.mkfifo(run + '/lease.json.part')")
     stage.world.leave("1", 1, notice(0.1))
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_pipe_where_the_runner_logs_does_not_stop_the_world(stage: LocalStage) -> None:
     stage.run("1", HERE + "os.mkdir(run[:-1] + '2'); os.mkfifo(run[:-1] + '2/runner.log'); sys.exit(1)")
     stage.wait(RunEnded, "1")
     stage.run("1", epoch=2)
-    assert stage.wait(RunEnded, "1", 2).how is Ending.FAILED
+    assert stage.wait(RunEnded, "1", 2).how is RunEnding.FAILED
 
 
 def test_log_that_is_a_pipe_does_not_stop_the_runner(stage: LocalStage) -> None:
     stage.run("1", HERE + "log = run + '/../../log/0.log'; os.unlink(log); os.mkfifo(log); sys.exit(1)")
     stage.wait(RunEnded, "1")
     stage.run("1", "import os; os.write(1, b'x' * (1 << 20))", epoch=2)
-    assert stage.wait(RunEnded, "1", 2).how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
 def test_directories_that_are_too_deep_for_recursion_are_removed(stage: LocalStage) -> None:
@@ -337,7 +337,7 @@ def test_run_is_not_over_before_what_is_left_could_be_looked_for(stage: LocalSta
             raise OSError(refusals.pop(), "too many open files")
         return processes.kill_where(is_ours)
 
-    monkeypatch.setattr(remains, "kill_where", kill_where)
+    monkeypatch.setattr(runs, "kill_where", kill_where)
     struck(stage, ESCAPES)
     assert stage.wait(RunEnded, "1").cause == "node-lost"
     assert not refusals
@@ -346,7 +346,7 @@ def test_run_is_not_over_before_what_is_left_could_be_looked_for(stage: LocalSta
 
 def test_setup_that_cannot_be_noted_is_no_reason_to_fail(stage: LocalStage) -> None:
     stage.run("1", "", setup=python(HERE + "os.mkdir(run + '/../../set-up.json.part')"))
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert "setup done, but not noted" in stage.text("1")
 
 
@@ -355,7 +355,7 @@ def test_log_directory_that_is_none_keeps_a_run_from_beginning(stage: LocalStage
     stage.wait(RunEnded, "1")
     stage.run("1", epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
-    assert (ended.how, ended.cause) == (Ending.FAILED, "no-signature")
+    assert (ended.how, ended.cause) == (RunEnding.FAILED, "no-signature")
     assert verdict("no-signature") is not Verdict.TRANSIENT
 
 
@@ -368,17 +368,17 @@ def test_fault_about_one_run_ends_that_run_and_says_so(
     def progressed(job: str, epoch: int, fields: Any) -> Any:
         if job == "1":
             raise LookupError("nobody thought of that")
-        return endings.progressed(job, epoch, fields)
+        return run_files.progressed(job, epoch, fields)
 
     monkeypatch.setattr(runs, "progressed", progressed)
     other = stage.begun("2", WAITS, 1)
     stage.run("1", HERE + ESCAPES + "open(run + '/progress.json', 'w').write('{}')" + FOREVER)
     ended = stage.wait(RunEnded, "1")
-    assert ended.how is Ending.FAILED
+    assert ended.how is RunEnding.FAILED
     assert ended.cause == "fault of the service: LookupError('nobody thought of that')"
     assert "nobody thought of that" in caplog.text
     assert len(stage.processes()) == stage.usual
-    stage.reopen((other, Grip.RUN))
+    stage.reopen((other, DesiredState.RUN))
     stage.wait(RunBegan, "2", count=2)
 
 
@@ -390,7 +390,7 @@ def test_fault_at_the_end_of_a_run_leaves_its_gpus_to_others(stage: LocalStage, 
     stage.run("2")
     monkeypatch.setattr(runs, "ended", ended)
     stage.world.kill("1", 1, "cancelled")
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
     stage.wait(RunBegan, "2")
 
 
@@ -400,5 +400,5 @@ def test_runner_that_cannot_be_watched_is_killed(stage: LocalStage, monkeypatch:
 
     monkeypatch.setattr(stage.world._clockwork, "watch", refuses)
     stage.run("1", WAITS)
-    assert stage.wait(RunEnded, "1").how is Ending.FAILED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     assert not stage.processes()

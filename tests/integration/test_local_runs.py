@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
 
-from poise.backends.local import checking, runs, spawning
-from poise.backends.local.spawning import Spawned
-from poise.engine.live import Ending, Part, RunBegan, RunEnded
-from poise.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunPart
+from poise.service.backends.local import orders, processes, runs
+from poise.service.backends.local.processes import Spawned
 
 SHOWS = """
 import json, os, resource, sys
@@ -38,7 +38,7 @@ def shown(stage: LocalStage, job: str, replica: int = 0) -> dict[str, Any]:
 
 
 def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(stage: LocalStage) -> None:
-    parts = (Part("v100-0", "v100", (1, 3)), Part("k80-1", "k80", (2,)))
+    parts = (RunPart("v100-0", "v100", (1, 3)), RunPart("k80-1", "k80", (2,)))
     request = a_request(SHOWS, gpus=3, replicas="gpu", micro_batches=6, checkpoint={"every": 30})
     stage.world.launch(an_order("7", request, parts=parts, epoch=4))
     assert stage.wait(RunEnded, "7", 4).codes == (0, 0, 0)
@@ -67,7 +67,7 @@ def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(s
 
 @pytest.mark.parametrize(("replicas", "speeds"), [("gpu", "1,1,0.25"), ("node", "2,0.25")])
 def test_ranks_that_divide_a_step_know_how_fast_they_are(stage: LocalStage, replicas: str, speeds: str) -> None:
-    parts = (Part("v100-0", "v100", (1, 3)), Part("k80-1", "k80", (2,)))
+    parts = (RunPart("v100-0", "v100", (1, 3)), RunPart("k80-1", "k80", (2,)))
     request = a_request(SHOWS, gpus=3, replicas=replicas, micro_batches=6)
     order = replace(an_order("7", request, parts=parts), speeds={"v100": 8.0, "k80": 2.0})
     stage.world.launch(order)
@@ -76,9 +76,9 @@ def test_ranks_that_divide_a_step_know_how_fast_they_are(stage: LocalStage, repl
 
 
 def test_ranks_that_are_alike_or_a_gang_hear_nothing_of_speeds(stage: LocalStage) -> None:
-    alike = (Part("v100-0", "v100", (1, 3)),)
+    alike = (RunPart("v100-0", "v100", (1, 3)),)
     stage.world.launch(an_order("1", a_request(SHOWS, gpus=2, replicas="gpu", micro_batches=6), parts=alike))
-    mixed = (Part("v100-0", "v100", (0,)), Part("k80-1", "k80", (2,)))
+    mixed = (RunPart("v100-0", "v100", (0,)), RunPart("k80-1", "k80", (2,)))
     stage.world.launch(an_order("2", a_request(SHOWS, gpus=2, replicas="gpu"), parts=mixed))
     for job in ("1", "2"):
         stage.wait(RunEnded, job)
@@ -130,7 +130,7 @@ def test_replica_runs_where_it_should_and_within_its_limits(stage: LocalStage, t
 def test_replica_that_wants_more_memory_than_it_may_have_fails_of_that(stage: LocalStage) -> None:
     stage.run("1", "x = bytearray(1 << 30)", limits={"memory": 256 << 20})
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "cpu-out-of-memory", (1,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "cpu-out-of-memory", (1,))
 
 
 def test_replica_that_uses_up_its_cpu_time_fails_of_that(stage: LocalStage) -> None:
@@ -168,7 +168,7 @@ def test_id_that_is_no_name_is_refused(stage: LocalStage, job: str) -> None:
 def test_failed_run_tells_what_it_died_of(stage: LocalStage) -> None:
     stage.run("1", "import no_such_module")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes, ended.steps) == (Ending.FAILED, "import-error", (1,), None)
+    assert (ended.how, ended.cause, ended.codes, ended.steps) == (RunEnding.FAILED, "import-error", (1,), None)
 
 
 def test_cause_that_the_worker_wrote_down_is_taken(stage: LocalStage) -> None:
@@ -187,20 +187,20 @@ def test_first_replica_that_fails_takes_the_others_with_it(stage: LocalStage) ->
     text = f"import os, sys\nif os.environ['RANK'] == '1': sys.exit(9)\n{WAITS}"
     stage.run("1", text, 0, 1, 2, gpus=3, replicas="gpu")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes) == (Ending.FAILED, (-15, 9, -15))
+    assert (ended.how, ended.codes) == (RunEnding.FAILED, (-15, 9, -15))
 
 
 def test_replica_that_is_killed_from_outside_fails_as_killed(stage: LocalStage) -> None:
     stage.begun("1")
     os.kill(stage.said("1", "runner.json")["replicas"][0]["pid"], signal.SIGKILL)
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "killed", (-9,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "killed", (-9,))
 
 
 def test_program_that_vanished_before_the_start_fails_the_run(stage: LocalStage) -> None:
     stage.run("1", ("/no/such/program",))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "incorrect-inputs", (127,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "incorrect-inputs", (127,))
     assert "cannot start: /no/such/program: No such file or directory" in stage.text("1")
     assert not stage.of(RunBegan, "1")
 
@@ -219,35 +219,35 @@ def test_file_that_is_no_program_fails_the_run(stage: LocalStage, tmp_path: Path
 
 def test_longest_argument_and_variable_that_are_taken_can_be_handed_over(stage: LocalStage) -> None:
     argument, variable = "x" + "€" * 43_690, "xx" + "€" * 43_689
-    assert len(argument.encode()) == len(f"A={variable}".encode()) == checking.MOST_BYTES
+    assert len(argument.encode()) == len(f"A={variable}".encode()) == orders.MOST_BYTES
     request = a_request(
         python("import os, sys; print(len(sys.argv[1]), len(os.environ['A']))", argument), env={"A": variable}
     )
-    checking.checked(request)
+    orders.checked(request)
     stage.world.launch(an_order("1", request))
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert f"{len(argument)} {len(variable)}" in stage.text("1")
     with pytest.raises(RequestError, match="A has"):
-        checking.checked(a_request("", env={"A": variable + "x"}))
+        orders.checked(a_request("", env={"A": variable + "x"}))
 
 
 def test_disk_that_is_full_fails_the_launch(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("poise.backends.local.folders.put", full)
+    monkeypatch.setattr("poise.service.backends.local.state_dir.put", full)
     stage.run("1")
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "storage-full", ())
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "storage-full", ())
     monkeypatch.undo()
     stage.run("1", epoch=2)
-    assert stage.wait(RunEnded, "1", 2).how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
 def test_job_that_ran_for_as_long_as_it_may_fails_for_good(stage: LocalStage) -> None:
     stage.run("1", WAITS, max_duration=0.2)
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "max-duration", (-15,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "max-duration", (-15,))
     stage.world.launch(an_order("2", a_request(WAITS, max_duration=60), ran=59.8))
     assert stage.wait(RunEnded, "2").cause == "max-duration"
     stage.world.launch(an_order("3", a_request(WAITS, max_duration=60), ran=60))
@@ -261,7 +261,7 @@ def test_job_that_ran_for_as_long_as_it_may_fails_for_good(stage: LocalStage) ->
 def test_setup_is_run_once_before_the_first_run(stage: LocalStage) -> None:
     for epoch in (1, 2):
         stage.run("1", "print('training'); raise SystemExit(75)", epoch=epoch, setup=python("print('setting up')"))
-        assert stage.wait(RunEnded, "1", epoch).how is Ending.YIELDED
+        assert stage.wait(RunEnded, "1", epoch).how is RunEnding.YIELDED
     assert [line for line in stage.text("1").splitlines() if not line.startswith("---")] == [
         "setting up",
         "training",
@@ -273,7 +273,7 @@ def test_setup_that_fails_fails_the_run_and_is_tried_again(stage: LocalStage) ->
     for epoch in (1, 2):
         stage.run("1", "print('training')", epoch=epoch, setup=python("raise PermissionError('no')"))
         ended = stage.wait(RunEnded, "1", epoch)
-        assert (ended.how, ended.cause, ended.codes) == (Ending.FAILED, "permission-error", (None,))
+        assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "permission-error", (None,))
     assert not [news for news in stage.news if isinstance(news, RunBegan)]
     assert stage.text("1").count("setup ended with exit code 1") == 2
 
@@ -282,7 +282,7 @@ def test_setup_that_hangs_is_ended_with_its_lease(stage: LocalStage) -> None:
     stage.run("1", "", setup=python(f"print('hanging', flush=True)\n{WAITS}"))
     stage.says("1", "hanging")
     stage.world.kill("1", 1, "cancelled")
-    assert stage.wait(RunEnded, "1").how is Ending.YIELDED
+    assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 ODD_FILES = """
@@ -305,8 +305,8 @@ def test_whatever_a_job_makes_of_its_report_the_world_goes_on(stage: LocalStage,
     stage.begun("1", (*python(ODD_FILES), kind))
     stage.says("1", "done")
     stage.run("2", python("print('hello')"), 1)
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
 
 
 def test_run_that_cannot_be_watched_does_not_run(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_run_that_cannot_be_watched_does_not_run(stage: LocalStage, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(os, "pidfd_open", full)
         stage.run("1", WAITS)
-        assert stage.wait(RunEnded, "1").how is Ending.FAILED
+        assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     until(lambda: not stage.processes())
     stage.begun("1", WAITS, epoch=2)
 
@@ -325,7 +325,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
     stage: LocalStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
-    spawn, unwatch = spawning.spawn, stage.world._clockwork.unwatch
+    spawn, unwatch = processes.spawn, stage.world._clockwork.unwatch
     spawned: list[Spawned] = []
     has_ended: list[bool] = []
 
@@ -344,5 +344,5 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
     monkeypatch.setattr(runs, "spawn", first_dies)
     monkeypatch.setattr(stage.world._clockwork, "unwatch", noting)
     stage.run("1")
-    assert stage.wait(RunEnded, "1").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert has_ended == [True]

@@ -2,7 +2,7 @@
 
 from tests.worlds import STUBBORN, WAITS, LocalStage, a_request, an_order, notice
 
-from poise.engine.live import Ending, RunBegan, RunEnded
+from poise.service.backends.api import RunBegan, RunEnded, RunEnding
 
 
 def test_launch_waits_until_the_run_before_it_has_left_its_gpus(stage: LocalStage) -> None:
@@ -28,7 +28,7 @@ def test_launch_that_still_waits_yields_at_once_if_it_is_not_wanted(stage: Local
     stage.world.kill("3", 1, "cancelled")
     for job in ("2", "3"):
         ended = stage.wait(RunEnded, job)
-        assert (ended.how, ended.codes) == (Ending.YIELDED, ())
+        assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
         assert not stage.run_dir(job).exists()
     assert not stage.of(RunEnded, "1")
 
@@ -46,7 +46,7 @@ def test_launch_waits_for_the_run_of_its_own_job_wherever_that_is(stage: LocalSt
 def test_run_that_is_to_share_gpus_does_not_wait_for_them(stage: LocalStage) -> None:
     stage.begun("1", WAITS, 0)
     stage.world.launch(an_order("2", a_request(""), beside="1"))
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
 
 
 def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalStage) -> None:
@@ -56,4 +56,4 @@ def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalS
     stage.wait(RunEnded, "3")
     assert not stage.of(RunBegan, "2")
     stage.world.leave("1", 1, notice())
-    assert stage.wait(RunEnded, "2").how is Ending.FINISHED
+    assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED

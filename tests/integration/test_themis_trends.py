@@ -5,9 +5,9 @@ from statistics import fmean
 
 import pytest
 
-from poise.assembly import Experiment, preset_named, simulate
-from poise.model.cluster import parse_cluster
-from poise.traces.synthetic import generate
+from poise.lab.experiment import Experiment, preset_named, simulate
+from poise.lab.traces.synthetic import generate
+from poise.scheduler.model.cluster import parse_cluster
 
 SEEDS = range(3)
 MIX = "jobs=30,rate=6,durations=gavel,sizes=1:0.4/2:0.2/4:0.3/8:0.1,models=vgg16/vgg16/vgg16/inception-v3/inception-v3"

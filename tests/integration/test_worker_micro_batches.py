@@ -10,7 +10,7 @@ from tests.leases import Job
 from tests.ranks import all_ended, start_ranks
 from tests.trainings import block_of_the_page
 
-from poise.worker.sharing import counts
+from poise.worker.micro_batches import counts
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.distributed.is_available():

@@ -159,7 +159,7 @@ DIES_IN_BETWEEN = """
 import os, signal, sys, time
 from pathlib import Path
 from poise.worker import attach
-from poise.worker.ranks import Ranks
+from poise.worker.rank_state import Ranks
 
 lease = attach(save=lambda path: Path(path).write_text("weights"), load=lambda path: Path(path).read_text())
 if lease.rank and os.environ.get("DIES"):

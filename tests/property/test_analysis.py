@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import World, named, worlds
 
-from poise.analysis.fairness import Fairness, jain, rho
-from poise.analysis.history import History, Life, cumulated
-from poise.analysis.summary import Effort, Labels, Summary, measure, summarise
-from poise.model.action import Preempt, Why
-from poise.model.job import Status
+from poise.lab.analysis.fairness import Fairness, jain, rho
+from poise.lab.analysis.history import History, JobHistory, cumulated
+from poise.lab.analysis.summary import Effort, Summary, SummaryLabels, measure, summarise
+from poise.scheduler.model.action import Preempt, PreemptionCause
+from poise.scheduler.model.job import Status
 
 values = st.lists(st.floats(0.01, 100), min_size=1, max_size=12)
 
 
 def summary(history: History) -> Summary:
-    labels, effort = Labels("p", "t", "c", 0, len(history.jobs)), Effort(0, 0.0, 0.0)
+    labels, effort = SummaryLabels("p", "t", "c", 0, len(history.jobs)), Effort(0, 0.0, 0.0)
     return summarise(history, measure(history), labels, effort, round_seconds=None, partial=False)
 
 
@@ -58,7 +58,7 @@ def test_history_agrees_with_the_scheduler_and_with_the_runs(world: World) -> No
         closed = [run for run in story.runs_of(job) if isfinite(run.ended)]
         assert life.gpu_seconds == pytest.approx(sum(run.gpu_seconds for run in closed))
     assert {job: life.started for job, life in history.jobs.items() if not isnan(life.started)} == story.starts
-    stops = [wish for _, wish in story.actions(Preempt) if wish.why is not Why.VALIDATED]
+    stops = [wish for _, wish in story.actions(Preempt) if wish.why is not PreemptionCause.VALIDATED]
     assert sum(life.preemptions for life in history.jobs.values()) == len(stops)
 
 
@@ -113,7 +113,7 @@ def owned(world: World) -> World:
     return replace(world, jobs=jobs)
 
 
-def slow_rho(history: History, life: Life, fairness: Fairness) -> float:
+def slow_rho(history: History, life: JobHistory, fairness: Fairness) -> float:
     """By the definition, one piece of time after the other."""
     cluster = history.cluster
     rates = history.rates[life.kind]

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.builders import Story
 from tests.strategies import World, policies, worlds
 
-from poise.analysis.fairness import Fairness, rho
-from poise.analysis.history import History
-from poise.model.arrays import Floats
-from poise.model.event import Submitted
-from poise.model.journal import Entry
-from poise.traces.schema import Curve, TraceJob
+from poise.lab.analysis.fairness import Fairness, rho
+from poise.lab.analysis.history import History
+from poise.lab.traces.schema import LossCurve, TraceJob
+from poise.scheduler.model.action import JournalEntry
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.event import Submitted
 
 SWEEPING = ("themis", "themis:lease=5", "themis:lease=3,f=0.4,error=0.2,payment=lease")
 """Policies that look at apps."""
@@ -25,7 +25,7 @@ def own(each: TraceJob) -> TraceJob:
     return replace(each, job=replace(each.job, app=app))
 
 
-def unnamed(entries: list[Entry]) -> list[Entry]:
+def unnamed(entries: list[JournalEntry]) -> list[JournalEntry]:
     """A journal without the names of apps."""
     return [
         entry._replace(
@@ -46,7 +46,7 @@ def by_app(story: Story) -> Floats:
 
 def swept(world: World) -> World:
     """The same, with all jobs in an app of one name, and reports that come to different ends."""
-    curves = (Curve(0.5, 1.0, 0.1 * (n % 7)) for n in range(len(world.jobs)))
+    curves = (LossCurve(0.5, 1.0, 0.1 * (n % 7)) for n in range(len(world.jobs)))
     jobs = [
         replace(each, job=replace(each.job, app="sweep"), loss=curve) for each, curve in zip(world.jobs, curves, strict=True)
     ]

@@ -10,30 +10,29 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.builders import nodes
 
-from poise.model.floor import Floor
-from poise.model.topology import Topology
-from poise.policies.sketch import Sketch
-from poise.solve.auction import Table, clear
-from poise.solve.chance import bits, shuffled, stream, uniform
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.solve.auction import BidTable, clear
+from poise.scheduler.solve.pseudo_random import bits, shuffled, stream, uniform
 
 worths = st.floats(-14.0, 5.0)
 
 
 @st.composite
-def tables(draw: st.DrawFn, most: int = 6) -> Table:
+def tables(draw: st.DrawFn, most: int = 6) -> BidTable:
     """Any units, worth anything."""
     units = sorted(draw(st.sets(st.integers(1, 9), max_size=most)))
-    return Table(np.array([0, *units]), np.array([draw(worths) for _ in range(len(units) + 1)]))
+    return BidTable(np.array([0, *units]), np.array([draw(worths) for _ in range(len(units) + 1)]))
 
 
 @st.composite
-def even_tables(draw: st.DrawFn) -> Table:
+def even_tables(draw: st.DrawFn) -> BidTable:
     """Long tables of gangs, which are read in one pass."""
     gang, many = draw(st.integers(1, 3)), draw(st.integers(6, 12))
-    return Table(np.arange(many + 1) * gang, np.array([draw(worths) for _ in range(many + 1)]))
+    return BidTable(np.arange(many + 1) * gang, np.array([draw(worths) for _ in range(many + 1)]))
 
 
-def optimum(bidders: list[Table], supply: int) -> float:
+def optimum(bidders: list[BidTable], supply: int) -> float:
     best = -inf
     for chosen in product(*(range(len(table.units)) for table in bidders)):
         if sum(int(table.units[option]) for table, option in zip(bidders, chosen, strict=True)) <= supply:
@@ -47,7 +46,7 @@ supplies = st.integers(0, 20)
 
 @given(bids, supplies)
 def test_clearing_finds_the_best_of_all_choices_and_what_each_bidder_costs_the_others(
-    bidders: list[Table], supply: int
+    bidders: list[BidTable], supply: int
 ) -> None:
     cleared = clear(bidders, supply)
     assert abs(cleared.objective - optimum(bidders, supply)) < 1e-9
@@ -59,7 +58,7 @@ def test_clearing_finds_the_best_of_all_choices_and_what_each_bidder_costs_the_o
 
 
 @given(st.lists(tables() | even_tables(), min_size=1, max_size=8), st.integers(0, 60))
-def test_grants_and_leftover_add_up_and_shares_are_above_0_and_at_most_1(bidders: list[Table], supply: int) -> None:
+def test_grants_and_leftover_add_up_and_shares_are_above_0_and_at_most_1(bidders: list[BidTable], supply: int) -> None:
     cleared = clear(bidders, supply)
     assert 0 <= cleared.units.sum() <= supply
     assert all(units in table.units for table, units in zip(bidders, cleared.units, strict=True))
@@ -69,13 +68,13 @@ def test_grants_and_leftover_add_up_and_shares_are_above_0_and_at_most_1(bidders
 
 
 @given(st.lists(even_tables(), min_size=1, max_size=3), st.integers(0, 40))
-def test_long_tables_are_cleared_as_short_ones_are(bidders: list[Table], supply: int) -> None:
+def test_long_tables_are_cleared_as_short_ones_are(bidders: list[BidTable], supply: int) -> None:
     assert abs(clear(bidders, supply).objective - optimum(bidders, supply)) < 1e-9
 
 
 @given(st.lists(tables() | even_tables(), min_size=1, max_size=6), st.integers(0, 40), st.randoms(use_true_random=False))
 def test_the_order_of_bidders_changes_neither_what_is_reached_nor_who_pays_what(
-    bidders: list[Table], supply: int, random: Random
+    bidders: list[BidTable], supply: int, random: Random
 ) -> None:
     one = clear(bidders, supply)
     order = list(range(len(bidders)))
@@ -117,9 +116,9 @@ def _worth(rhos: list[float], where: Where) -> float:
 def _counted_first(free: tuple[int, ...], gangs: list[int], rhos: list[float]) -> Where:
     """What the policy does: the optimum over counts, then the largest gangs first, each at its tightest place."""
     topology = Topology(nodes(*free))
-    sketch = Sketch(Floor(topology, topology.full, [True] * len(free), {}, {}))
+    sketch = PlacementDraft(PlacementView(topology, topology.full, [True] * len(free), {}, {}))
     offered = zip(gangs, rhos, strict=True)
-    cleared = clear([Table(np.array([0, gang]), np.array([log(1e-6), -log(rho)])) for gang, rho in offered], sum(free))
+    cleared = clear([BidTable(np.array([0, gang]), np.array([log(1e-6), -log(rho)])) for gang, rho in offered], sum(free))
     where: Where = [None] * len(gangs)
     for each in sorted(np.flatnonzero(cleared.units).tolist(), key=lambda each: -gangs[each]):
         site = sketch.tightest(0, gangs[each])

@@ -7,20 +7,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.strategies import STABLE, VARIANTS, World, worlds
 
-from poise.assembly import planned
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence
-from poise.model.action import Compute, Launch, Preempt, Reject, Remark, Why
-from poise.model.event import Event, Submitted
-from poise.model.journal import Entry
-from poise.model.plan import Order
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import COMBINATORS, POLICIES, Claim, policy_named
+from poise.lab.experiment import planned
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence
+from poise.scheduler.model.action import Compute, JournalEntry, Launch, Preempt, PreemptionCause, Reject, Remark
+from poise.scheduler.model.event import Event, Submitted
+from poise.scheduler.model.plan import Order
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyClaim, policy_named
 
 EVERYTHING = (*POLICIES, *VARIANTS, *STABLE, *(f"{name}+agnostic" for name in POLICIES))
 
 
-def claiming(claim: Claim) -> st.SearchStrategy[str]:
+def claiming(claim: PolicyClaim) -> st.SearchStrategy[str]:
     """Specifications of policies that make a claim; combinators change none of them."""
     return st.sampled_from([spec for spec in EVERYTHING if claim in POLICIES[spec.split("+")[0].split(":")[0]].claims])
 
@@ -30,19 +29,21 @@ def test_every_policy_of_the_catalogue_claims_something() -> None:
     assert COMBINATORS
 
 
-@given(worlds(policy=claiming(Claim.NO_PREEMPTION)))
+@given(worlds(policy=claiming(PolicyClaim.NO_PREEMPTION)))
 def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
     """Jobs are moved where the settings ask for it, and trials end; who can use any mix of GPUs may get better ones."""
     story = world.played()
     divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
-    assert not [wish for _, wish in story.actions(Preempt) if wish.why in (Why.OUTRANKED, Why.UNPLANNED)]
+    assert not [
+        wish for _, wish in story.actions(Preempt) if wish.why in (PreemptionCause.OUTRANKED, PreemptionCause.UNPLANNED)
+    ]
     whys = {wish.why for _, wish in story.actions(Preempt) if wish.job not in divides}
-    assert whys <= {Why.MOVED, Why.VALIDATED}
-    assert Why.MOVED not in whys or world.settings.defragment
-    assert Why.VALIDATED not in whys or world.settings.validation_gpus
+    assert whys <= {PreemptionCause.MOVED, PreemptionCause.VALIDATED}
+    assert PreemptionCause.MOVED not in whys or world.settings.defragment
+    assert PreemptionCause.VALIDATED not in whys or world.settings.validation_gpus
 
 
-@given(worlds(policy=claiming(Claim.IN_ORDER), plain=True))
+@given(worlds(policy=claiming(PolicyClaim.IN_ORDER), plain=True))
 def test_a_policy_that_claims_order_starts_jobs_in_the_order_of_submission(world: World) -> None:
     """Where a policy deals out shares, those that start in one decision start in any order."""
     story = world.played()
@@ -57,14 +58,14 @@ def test_a_policy_that_claims_order_starts_jobs_in_the_order_of_submission(world
         assert list(story.starts) == queue
 
 
-def assert_no_waiting_gang_fits(scheduler: Scheduler, entry: Entry) -> None:
+def assert_no_waiting_gang_fits(scheduler: Scheduler, entry: JournalEntry) -> None:
     state = scheduler.state
     for shape in state.waiting_shapes.values():
         for gpu_type in shape.types:
             assert state.free.idle[gpu_type] < shape.gang, f"{entry}: {shape.gang} GPUs of type {gpu_type} are idle"
 
 
-@given(worlds(policy=claiming(Claim.WORK_CONSERVING), cadence=st.just(Cadence.EVENTS), plain=True))
+@given(worlds(policy=claiming(PolicyClaim.WORK_CONSERVING), cadence=st.just(Cadence.EVENTS), plain=True))
 def test_a_work_conserving_policy_leaves_no_room_for_a_waiting_gang(world: World) -> None:
     world.played(assert_no_waiting_gang_fits)
 
@@ -73,7 +74,7 @@ def without_durations(events: tuple[Event, ...]) -> list[Event]:
     return [replace(event, steps=inf) if isinstance(event, Submitted) else event for event in events]
 
 
-@given(worlds(policy=claiming(Claim.NO_DURATIONS)))
+@given(worlds(policy=claiming(PolicyClaim.NO_DURATIONS)))
 def test_a_policy_that_needs_no_durations_does_the_same_without_them(world: World) -> None:
     story = world.played()
     blind = Scheduler(

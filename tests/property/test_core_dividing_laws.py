@@ -7,20 +7,20 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from tests.strategies import ORDERS, World, worlds
 
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence
-from poise.core.state import State
-from poise.model.action import Preempt
-from poise.model.journal import Entry
-from poise.policies.catalogue import POLICIES, Claim
-from poise.policies.listing import Family
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence
+from poise.scheduler.core.state import SchedulerState
+from poise.scheduler.model.action import JournalEntry, Preempt
+from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.listing import Family
 
 DEALING = ("hlas:lease=400", "hlas:lease=400,long=0.01", "hlas:lease=400,long=0.2")
 """With leases so long that no gang waits for one: then GPUs would be kept for it."""
 CONSERVING = [
     spec
     for spec in (*ORDERS, *POLICIES)
-    if Claim.WORK_CONSERVING in (listing := POLICIES[spec.split(":")[0]]).claims and listing.family is not Family.MARKET
+    if PolicyClaim.WORK_CONSERVING in (listing := POLICIES[spec.split(":")[0]]).claims
+    and listing.family is not Family.MARKET
 ]
 """Policies that leave nothing idle which a job could use, be it a part of its gang. Markets think in whole gangs."""
 
@@ -30,11 +30,11 @@ def at_every_change(policy: list[str], *, trouble: bool = True) -> st.SearchStra
     return worlds(policy=specs, cadence=st.just(Cadence.EVENTS), plain=True, divides=True, trouble=trouble)
 
 
-def rows_that_divide(state: State) -> list[int]:
+def rows_that_divide(state: SchedulerState) -> list[int]:
     return [row for row in state.active if state.columns.tasks[row]]
 
 
-def check_idle(state: State, entry: Entry) -> None:
+def check_idle(state: SchedulerState, entry: JournalEntry) -> None:
     """Of the GPUs that are free, no waiting job could use enough."""
     for shape in state.waiting_shapes.values():
         need, types = (shape.gang, shape.types) if shape.tasks is None else (1, shape.tasks.types)
@@ -54,7 +54,7 @@ def test_no_gpu_idles_that_a_waiting_job_could_use(world: World) -> None:
 def test_no_gpu_idles_with_which_a_running_job_would_be_faster(world: World) -> None:
     """But where distance costs more than it would bring."""
 
-    def check(scheduler: Scheduler, entry: Entry) -> None:
+    def check(scheduler: Scheduler, entry: JournalEntry) -> None:
         state = scheduler.state
         for row in rows_that_divide(state):
             tasks = state.estimate(row).tasks
@@ -71,7 +71,7 @@ def test_no_gpu_idles_with_which_a_running_job_would_be_faster(world: World) -> 
 def test_speed_is_that_of_the_best_split_and_no_gpu_is_of_no_use(world: World) -> None:
     seen = 0
 
-    def check(scheduler: Scheduler, _entry: Entry) -> None:
+    def check(scheduler: Scheduler, _entry: JournalEntry) -> None:
         nonlocal seen
         state, columns = scheduler.state, scheduler.state.columns
         for row in (row for row in rows_that_divide(state) if state.running(row)):
@@ -90,7 +90,7 @@ def test_speed_is_that_of_the_best_split_and_no_gpu_is_of_no_use(world: World) -
 
 @given(worlds(divides=True))
 def test_tasks_ready_are_all_of_them_but_for_those_of_the_round_under_way(world: World) -> None:
-    def check(scheduler: Scheduler, _entry: Entry) -> None:
+    def check(scheduler: Scheduler, _entry: JournalEntry) -> None:
         state, columns = scheduler.state, scheduler.state.columns
         for row in rows_that_divide(state):
             is_tasked = state.protected.get(row) == inf

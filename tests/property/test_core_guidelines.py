@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 from tests.builders import Run, Story
 from tests.strategies import ORDERS, World, worlds
 
-from poise.core.settings import Retry
-from poise.model.action import Launch, Preempt, Why
-from poise.model.cluster import gpu_count
-from poise.model.event import Failed
-from poise.model.failures import Verdict, verdict
-from poise.model.plan import Order, Preemption
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.policies.catalogue import POLICIES, policy_named
-from poise.policies.listing import Family
+from poise.scheduler.core.settings import RetryRule
+from poise.scheduler.model.action import Launch, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import gpu_count
+from poise.scheduler.model.event import Failed
+from poise.scheduler.model.failures import Verdict, verdict
+from poise.scheduler.model.plan import Order, PreemptionRule
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.policies.catalogue import POLICIES, policy_named
+from poise.scheduler.policies.listing import Family
 
 
 def successions(story: Story, job: str) -> Iterator[tuple[Run, Run | None]]:
@@ -37,7 +37,11 @@ def test_a_gang_is_spread_only_after_it_has_waited_for_less(world: World) -> Non
         return
     story = world.played()
     state, topology = story.scheduler.state, Topology(world.cluster)
-    moved = {(wish.job, wish.epoch + 1) for _, wish in story.actions(Preempt) if wish.why in (Why.MOVED, Why.RESIZED)}
+    moved = {
+        (wish.job, wish.epoch + 1)
+        for _, wish in story.actions(Preempt)
+        if wish.why in (PreemptionCause.MOVED, PreemptionCause.RESIZED)
+    }
     for now, launch in story.actions(Launch):
         row = state.rows[launch.job]
         gpu_type = topology.type_of[launch.gpus[0].node]
@@ -47,7 +51,9 @@ def test_a_gang_is_spread_only_after_it_has_waited_for_less(world: World) -> Non
 
 
 NEVER_PREEMPTING = [
-    spec for spec in ORDERS if isinstance(order := policy_named(spec).answer, Order) and order.preemption is Preemption.NEVER
+    spec
+    for spec in ORDERS
+    if isinstance(order := policy_named(spec).answer, Order) and order.preemption is PreemptionRule.NEVER
 ]
 
 
@@ -57,7 +63,7 @@ def test_who_is_moved_to_make_room_stays_on_its_type_and_on_one_node(world: Worl
     story, topology = world.played(), Topology(world.cluster)
     for each in (each for each in world.jobs if each.job.micro_batches is None):
         for run, after in successions(story, each.job.id):
-            if isinstance(run.ending, Preempt) and run.ending.why is Why.MOVED:
+            if isinstance(run.ending, Preempt) and run.ending.why is PreemptionCause.MOVED:
                 assert after is not None
                 assert len(run.gpus) == len(after.gpus) == 1
                 assert topology.type_of[after.gpus[0].node] == topology.type_of[run.gpus[0].node]
@@ -81,7 +87,7 @@ def test_a_gang_runs_only_after_a_trial_that_it_passed_or_that_nobody_could_give
             assert all(isinstance(run.ending, Failed) for run in trials[:-1])
             if len(trials) < len(runs):
                 assert isinstance(trials[-1].ending, Preempt)
-                assert trials[-1].ending.why is Why.VALIDATED
+                assert trials[-1].ending.why is PreemptionCause.VALIDATED
 
 
 @given(worlds())
@@ -89,7 +95,7 @@ def test_retries_go_by_cause_where_they_are_to(world: World) -> None:
     story, how = world.played(), world.settings
     for each in world.jobs:
         for run, after in successions(story, each.job.id):
-            if isinstance(run.ending, Failed) and how.retry is Retry.CAUSE and after is not None:
+            if isinstance(run.ending, Failed) and how.retry is RetryRule.CAUSE and after is not None:
                 outlook = verdict(run.ending.cause)
                 assert outlook is not Verdict.HOPELESS
                 if outlook is Verdict.TRANSIENT and not story.is_trial(run.gpus):

@@ -8,15 +8,24 @@ from hypothesis import event, given
 from tests.builders import Run, Story
 from tests.strategies import World, worlds
 
-from poise.core.reasons import Code
-from poise.model.action import Action, Cancel, Compute, Launch, Preempt, WakeAt, Why
-from poise.model.cluster import Holding, gpu_count
-from poise.model.event import Cancelled, Computed, Event, Failed, Finished, NodeLost, NodeReturned, Synchronised
-from poise.model.job import Job, Status
-from poise.model.plan import Grain
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.policies.catalogue import policy_named
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preempt, PreemptionCause, WakeAt
+from poise.scheduler.model.cluster import Holding, gpu_count
+from poise.scheduler.model.event import (
+    Cancelled,
+    Computed,
+    Event,
+    Failed,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Synchronised,
+)
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.plan import Grain
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.policies.catalogue import policy_named
 
 LEAVING_IDLE = ("min-cost", "fifo-fastest:sticky=off", "whim")
 """Policies that stop a job though nobody else is to have its GPUs."""
@@ -205,7 +214,7 @@ def is_of_trial(story: Story, wish: Action) -> bool:
     """The wish begins or ends a trial; those come before the decision."""
     if isinstance(wish, Launch):
         return story.is_trial(wish.gpus)
-    return isinstance(wish, Preempt) and wish.why is Why.VALIDATED
+    return isinstance(wish, Preempt) and wish.why is PreemptionCause.VALIDATED
 
 
 @given(worlds())
@@ -219,15 +228,15 @@ def test_every_preemption_makes_room_for_a_job_that_is_launched_with_it(world: W
         for wish in actions:
             if isinstance(wish, Preempt):
                 match wish.why:
-                    case Why.MOVED | Why.RESIZED:
+                    case PreemptionCause.MOVED | PreemptionCause.RESIZED:
                         assert wish.job in launches
                         assert wish.beneficiary is None
-                    case Why.OUTRANKED:
+                    case PreemptionCause.OUTRANKED:
                         assert wish.beneficiary in launches or "+packed" in world.policy  # or the one it shared with
                         assert wish.job not in launches
-                    case Why.VALIDATED:
+                    case PreemptionCause.VALIDATED:
                         raise AssertionError("left out above")
-                    case Why.UNPLANNED:
+                    case PreemptionCause.UNPLANNED:
                         assert world.policy.startswith(LEAVING_IDLE), "others plan for everybody"
 
 
@@ -236,11 +245,11 @@ def test_a_job_that_just_started_is_not_preempted_but_to_be_faster_elsewhere(wor
     story = world.played()
     for each in world.jobs:
         for run, after in pairwise([*story.runs_of(each.job.id), None]):
-            if run is None or not isinstance(run.ending, Preempt) or run.ending.why is Why.VALIDATED:
+            if run is None or not isinstance(run.ending, Preempt) or run.ending.why is PreemptionCause.VALIDATED:
                 continue
             if run.seconds < world.settings.minimum_run - 1e-9:
                 assert each.job.micro_batches is not None
-                assert run.ending.why in (Why.RESIZED, Why.MOVED)
+                assert run.ending.why in (PreemptionCause.RESIZED, PreemptionCause.MOVED)
                 assert after is not None
                 assert after.began == run.ended
 

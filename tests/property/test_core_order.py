@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.builders import nodes
 from tests.strategies import ORDERS, World, choices, outages, traces
 
-from poise.backends.simulator.world import Truth
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Launch, Preempt, Why
-from poise.model.cluster import Holding
-from poise.model.event import (
+from poise.lab.simulator.world import Truth
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import JournalEntry, Launch, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import Holding
+from poise.scheduler.model.event import (
     Cancelled,
     Event,
     Failed,
@@ -29,9 +29,8 @@ from poise.model.event import (
     Stopped,
     Submitted,
 )
-from poise.model.journal import Entry
-from poise.model.plan import Order, Preemption, Rank, Unfitting
-from poise.policies.catalogue import policy_named
+from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
+from poise.scheduler.policies.catalogue import policy_named
 
 WHOLE_MOMENTS = (*map(float, range(10)), 0.0, 0.0, 1.0, 3.0, 2.5, 4.25)
 WHOLE_SECONDS = (1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 0.0, 0.125, 16.0)
@@ -227,7 +226,7 @@ class Naive:
 
     def is_sure(self, job: NaiveJob, now: float) -> bool:
         """It keeps its GPUs whatever its rank."""
-        return self.order.preemption is Preemption.NEVER or now < job.started + self.settings.minimum_run
+        return self.order.preemption is PreemptionRule.NEVER or now < job.started + self.settings.minimum_run
 
 
 @st.composite
@@ -257,12 +256,12 @@ def test_the_order_kept_is_the_order_sorted_from_scratch(policy: str, world: Wor
     naive = Naive(order, [node.gpus for node in world.cluster.nodes], how)
     running: dict[str, Holding] = {}
 
-    def watch(scheduler: Scheduler, entry: Entry) -> None:
+    def watch(scheduler: Scheduler, entry: JournalEntry) -> None:
         naive.places = dict(running)
         want = naive.handle(entry.now, entry.events)
         for wish in entry.actions:
             if isinstance(wish, Preempt):
-                assert wish.why is Why.OUTRANKED, "where GPUs are all alike nobody need be moved"
+                assert wish.why is PreemptionCause.OUTRANKED, "where GPUs are all alike nobody need be moved"
                 running.pop(wish.job)
             elif isinstance(wish, Launch):
                 running[wish.job] = wish.gpus

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
-from poise.assembly import planned
-from poise.backends.simulator.world import Outage, Truth
-from poise.core.scheduler import Scheduler
-from poise.model.journal import Entry
-from poise.model.workload import Allocator
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import POLICIES, policy_named
-from poise.policies.hare.offline import Hare
-from poise.traces.schema import FailedAttempt, TraceJob
+from poise.lab.experiment import planned
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import FailedAttempt, TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import JournalEntry
+from poise.scheduler.model.workload import Allocator
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import POLICIES, policy_named
+from poise.scheduler.policies.hare.offline import Hare
 
 
 @given(worlds(forever=True))
@@ -33,8 +33,8 @@ def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
 
 def renamed(value: Any, names: dict[str, str]) -> Any:
     """The same journal with other names of jobs; an id stands in `job`, `beneficiary` and in the job itself."""
-    if isinstance(value, Entry):
-        return Entry(value.now, renamed(value.events, names), renamed(value.actions, names))
+    if isinstance(value, JournalEntry):
+        return JournalEntry(value.now, renamed(value.events, names), renamed(value.actions, names))
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(renamed(each, names) for each in value)
     for field in ("job", "beneficiary"):

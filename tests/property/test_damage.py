@@ -18,18 +18,17 @@ from hypothesis import strategies as st
 from tests.shell import poise
 from tests.states import STATES, load
 
-from poise.core.settings import Settings
-from poise.model.cluster import parse_cluster
-from poise.model.errors import PoiseError
-from poise.server.logs import Logbook
-from poise.server.mark import MARK
-from poise.server.reading import LiveEngine
-from poise.server.replaying import replay_store
-from poise.server.schema import FILE
-from poise.server.setup import Setup, WorldKind
-from poise.server.starting import open_engine
-from poise.wire.request import Request, Submission
-from poise.wire.views import Account, Role, State
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import PoiseError
+from poise.service.server.logs import Logbook
+from poise.service.server.service import LiveService
+from poise.service.server.startup import Setup, WorldKind, open_engine
+from poise.service.server.storage.mark import MARK
+from poise.service.server.storage.replay import replay_store
+from poise.service.server.storage.schema import FILE
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, JobState, Role
 
 ANN = Account(name="ann", tenant="ann", role=Role.ADMIN)
 LONG = 180.0
@@ -37,12 +36,12 @@ JOBS = 40
 LOG = f"{FILE}-wal"
 
 
-def submitted(engine: LiveEngine, **given: object) -> str:
-    request = Request.model_validate({"command": ("sleep", "1000"), "cwd": "/"} | given)
+def submitted(engine: LiveService, **given: object) -> str:
+    request = JobRequest.model_validate({"command": ("sleep", "1000"), "cwd": "/"} | given)
     return engine.submit(ANN, Submission(jobs=(request,))).result(LONG).jobs[0]
 
 
-def started(state: Path) -> tuple[LiveEngine, str]:
+def started(state: Path) -> tuple[LiveService, str]:
     log = StringIO()
     setup = Setup(state, parse_cluster("v100:4"), "fifo", "consolidate", Settings(round=60.0), WorldKind.NULL, Logbook(log))
     engine = open_engine(setup)
@@ -55,10 +54,10 @@ class Kept:
     """A state, as files, and what was answered of its jobs: name, tenant and, if it has come to an end, state."""
 
     files: dict[str, bytes]
-    answered: dict[str, tuple[str, str, State | None]]
+    answered: dict[str, tuple[str, str, JobState | None]]
 
 
-def answers(engine: LiveEngine) -> dict[str, tuple[str, str, State | None]]:
+def answers(engine: LiveService) -> dict[str, tuple[str, str, JobState | None]]:
     rows = (engine.show(str(number)).job for number in range(1, JOBS + 1))
     return {row.id: (row.name, row.tenant, row.state if row.state.is_final else None) for row in rows}
 
@@ -111,18 +110,18 @@ BLOWS = st.builds(
 )
 
 
-def check(engine: LiveEngine, log: str, answered: dict[str, tuple[str, str, State | None]], lost: set[str]) -> None:
+def check(engine: LiveService, log: str, answered: dict[str, tuple[str, str, JobState | None]], lost: set[str]) -> None:
     """Everything that was answered is there, but for what is said to be damaged or lost; no number is given again."""
     for job, (name, tenant, state) in answered.items():
         if job in lost:
             continue
         shown = engine.show(job)
         if (shown.cause or "").startswith("set aside"):
-            assert shown.job.state is State.FAILED
+            assert shown.job.state is JobState.FAILED
             continue
         now = shown.job.state if shown.job.state.is_final else None
         assert (shown.job.name, shown.job.tenant, now) == (name, tenant, state), log
-    engine.queue(states=frozenset(State), tenant=None, app=None, limit=500, offset=0)
+    engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=500, offset=0)
     engine.events(after=0, job=None, tenant=None, limit=5_000)
     engine.shares()
     engine.nodes()
@@ -138,7 +137,7 @@ def refused(state: Path) -> str | None:
     return None
 
 
-def lost_jobs(problems: list[str], answered: dict[str, tuple[str, str, State | None]], state: Path) -> set[str]:
+def lost_jobs(problems: list[str], answered: dict[str, tuple[str, str, JobState | None]], state: Path) -> set[str]:
     """Jobs of which nothing is left, all of them named by what `poise repair` says."""
     engine, _ = started(state)
     gone = set()
@@ -227,7 +226,7 @@ def repaired(state: Path) -> set[str]:
     assert poise("replay", state).failure.startswith(f"{state / FILE}: cannot be read: ")
     poise("repair", "--json", "-y", state)
     engine, _ = started(state)
-    found = engine.queue(states=frozenset(State), tenant=None, app=None, limit=500, offset=0).jobs
+    found = engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=500, offset=0).jobs
     engine.close()
     return {job.id for job in found}
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.server.damping import LINES, MOST, OTHERS, SPAN, Damper
+from poise.service.server.logs import LINES, MOST, OTHERS, SPAN, Damper
 
 COMINGS = st.lists(st.tuples(st.integers(0, 2 * MOST), st.integers(1, 30), st.floats(0.0, SPAN / 2)), max_size=300)
 

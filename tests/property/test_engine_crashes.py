@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.analysis.history import History
 from poise.engine.journal import read_entry, read_header
-from poise.engine.live import Ending
 from poise.engine.replay import replay
-from poise.model.journal import Entry
-from poise.server.cores import core_of
-from poise.server.seam import RefusedError
-from poise.server.store import StorageError
-from poise.wire.request import Submission
-from poise.wire.views import State
+from poise.lab.analysis.history import History
+from poise.scheduler.model.action import JournalEntry
+from poise.service.backends.api import RunEnding
+from poise.service.server.admission import core_of
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.storage.store import StorageError
+from poise.service.wire.request import Submission
+from poise.service.wire.views import JobState
 
 POINTS = 130
 """More points than the scenario has: the last runs are not killed at all."""
@@ -41,7 +41,7 @@ def scenario(service: Service) -> list[str]:
         service.pass_time(11)
         for job, _epoch in list(service.machine.alive):
             if service.engine.show(job).job.ran > 30:
-                service.machine.end(job, Ending.FINISHED, steps=1)
+                service.machine.end(job, RunEnding.FINISHED, steps=1)
         service.settle()
         if not service.loop.situation.records:
             return jobs
@@ -51,7 +51,7 @@ def scenario(service: Service) -> list[str]:
 def _wish(service: Service, verb: str, job: str) -> None:
     """As a person would: once more if there was no answer."""
     for _ in range(3):
-        with suppress(RefusedError):
+        with suppress(RequestRefusedError):
             reply = getattr(service.engine, verb)(ALICE, job)
             service.settle()
             if reply.done():
@@ -68,11 +68,11 @@ def _adopt(service: Service, policy: str) -> None:
 
 def _fail_one(service: Service) -> None:
     for job, _epoch in list(service.machine.alive)[:1]:
-        service.machine.end(job, Ending.FAILED, cause="traceback-from-crash", code=1)
+        service.machine.end(job, RunEnding.FAILED, cause="traceback-from-crash", code=1)
     service.settle()
 
 
-def entries(service: Service) -> Iterator[Entry]:
+def entries(service: Service) -> Iterator[JournalEntry]:
     return map(read_entry, service.loop.store.entries(1))
 
 
@@ -80,7 +80,7 @@ def check(service: Service, jobs: list[str]) -> None:
     """What has to hold whatever happened on the way."""
     details = {job: service.engine.show(job) for job in jobs}
     assert {job: each.job.state for job, each in details.items()} == {
-        job: State.CANCELLED if job == jobs[4] else State.SUCCEEDED for job in jobs
+        job: JobState.CANCELLED if job == jobs[4] else JobState.SUCCEEDED for job in jobs
     }
     assert sorted(service.machine.finished) == sorted(set(jobs) - {jobs[4]})
     assert not service.machine.alive
@@ -146,7 +146,7 @@ def test_a_full_disk_stops_decisions_and_nothing_else(tmp_path: Path) -> None:
     service.loop._closing.wait = emptied  # type: ignore[assignment, method-assign]
     reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
     service.loop.turn(0.0)
-    with pytest.raises(RefusedError, match="disk is full"):
+    with pytest.raises(RequestRefusedError, match="disk is full"):
         reply.result(0)
     assert [job for job, _ in service.machine.alive] == [first]
     assert service.engine.service().ready

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.machine import Service, a_request
 
-from poise.core.settings import Settings
-from poise.policies.catalogue import POLICIES
-from poise.wire.request import Request
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.policies.catalogue import POLICIES
+from poise.service.wire.request import JobRequest
 
 ROUND = 60.0
 ROUNDS = 60
@@ -46,7 +46,7 @@ def service(directory: Path, policy: str, cluster: str) -> Service:
     return Service(directory, policy, cluster, Settings(round=ROUND))
 
 
-def jobs_of(case: Case) -> list[Request]:
+def jobs_of(case: Case) -> list[JobRequest]:
     """Of models that are known to do well together, where the policy asks."""
     models = zip(case.jobs, cycle(MODELS), strict=False)
     return [a_request(gpus=gpus, model=model, batch_size=batch) for gpus, (model, batch) in models]

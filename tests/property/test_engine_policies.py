@@ -10,11 +10,11 @@ import pytest
 from tests.machine import ALICE, BOB, LingeringWorld, Service, a_request
 from tests.machine_laws import check_books, check_standing
 
-from poise.core.settings import Cadence, Settings
-from poise.engine.live import Ending
-from poise.policies.catalogue import POLICIES
-from poise.server.seam import RefusedError
-from poise.wire.request import Request
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.policies.catalogue import POLICIES
+from poise.service.backends.api import RunEnding
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.wire.request import JobRequest
 
 STEPS = 40
 COMBINED = ("max-min+packed", "las+stable", "max-min+partitioned", "max-min+fallback", "fifo+agnostic", "max-min+plain")
@@ -48,11 +48,11 @@ class Life:
         check_standing(self.service)
 
     def arrive(self) -> None:
-        with suppress(RefusedError):
+        with suppress(RequestRefusedError):
             requests = [self.a_request() for _ in range(self.draw.randint(1, 3))]
             self.jobs += self.service.submit(*requests, by=self.draw.choice((ALICE, BOB)))
 
-    def a_request(self) -> Request:
+    def a_request(self) -> JobRequest:
         draw = self.draw
         given: dict[str, Any] = {"gpus": draw.choice((1, 1, 1, 2, 2, 3, 4)), "hold": draw.random() < 0.1}
         model, batch = draw.choice(MODELS)
@@ -71,7 +71,7 @@ class Life:
         """Somebody who was asked to leave does, perhaps with all its work done."""
         if self.service.machine.leaving:
             job, _ = self.draw.choice(sorted(self.service.machine.leaving))
-            how = self.draw.choice((Ending.YIELDED, Ending.YIELDED, Ending.YIELDED, Ending.FINISHED))
+            how = self.draw.choice((RunEnding.YIELDED, RunEnding.YIELDED, RunEnding.YIELDED, RunEnding.FINISHED))
             self.service.machine.end(job, how, steps=1.0)
 
     def end(self) -> None:
@@ -81,11 +81,11 @@ class Life:
         if not able:
             return
         job, _ = self.draw.choice(able)
-        how = self.draw.choice((Ending.FAILED, Ending.FAILED, Ending.FINISHED, Ending.YIELDED))
+        how = self.draw.choice((RunEnding.FAILED, RunEnding.FAILED, RunEnding.FINISHED, RunEnding.YIELDED))
         is_away = self.draw.random() < 0.3
         if is_away:
             self.service.loop.world.close()
-        machine.end(job, how, cause=self.draw.choice(CAUSES) if how is Ending.FAILED else None, steps=1.0, code=1)
+        machine.end(job, how, cause=self.draw.choice(CAUSES) if how is RunEnding.FAILED else None, steps=1.0, code=1)
         if is_away:
             machine.now += self.draw.choice((1, 20, 100))
             self.service.restart()
@@ -95,7 +95,7 @@ class Life:
             self._want(self.draw.choice(sorted(self.service.loop.situation.records)))
 
     def _want(self, job: str) -> None:
-        with suppress(RefusedError):
+        with suppress(RequestRefusedError):
             getattr(
                 self.service.engine, self.draw.choice(("hold", "hold", "stop", "release", "release", "release", "cancel"))
             )(ALICE, job)
@@ -112,7 +112,7 @@ class Life:
         if self.service.machine.alive:
             job, _ = self.draw.choice(sorted(self.service.machine.alive))
             self._want(job)
-            self.service.machine.end(job, self.draw.choice((Ending.FINISHED, Ending.YIELDED)), steps=1.0)
+            self.service.machine.end(job, self.draw.choice((RunEnding.FINISHED, RunEnding.YIELDED)), steps=1.0)
             self._want(job)
 
     def finish(self) -> None:
@@ -125,9 +125,9 @@ class Life:
                     service.engine.release(ALICE, job)
             for job, epoch in sorted(service.machine.alive):
                 if (job, epoch) in service.machine.leaving:
-                    service.machine.end(job, Ending.YIELDED, steps=1.0)
+                    service.machine.end(job, RunEnding.YIELDED, steps=1.0)
                 elif self.draw.random() < 0.5:
-                    service.machine.end(job, Ending.FINISHED)
+                    service.machine.end(job, RunEnding.FINISHED)
             service.pass_time(self.draw.choice((1, 10, 37)))
             if not service.loop.situation.records:
                 assert not service.machine.alive

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from tests.builders import EVENTS, Story, simulate
 from tests.strategies import clusters, traces
 
-from poise.analysis.history import History
-from poise.analysis.stints import End
-from poise.model.cluster import Cluster, gpu_count
-from poise.model.event import Failed
-from poise.model.job import Job, Status
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import shipped
-from poise.traces.failing import Failing, with_failures
-from poise.traces.schema import Trace, TraceJob
+from poise.lab.analysis.history import History, RunEnd
+from poise.lab.traces.failure_model import Failing, with_failures
+from poise.lab.traces.schema import Trace, TraceJob
+from poise.scheduler.model.cluster import Cluster, gpu_count
+from poise.scheduler.model.event import Failed
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import shipped
 
 POLICIES = st.sampled_from(["fifo", "fifo-skip", "srtf", "tiresias:limits=300/900"])
 """None with rounds: attempts may last for weeks."""
@@ -84,6 +83,6 @@ def test_gpu_time_is_lost_or_kept_and_adds_up(
     history = History.of(story.entries, cluster)
     held = [((stint.end - stint.start) * gpu_count(stint.gpus), stint.ended) for stint in history.stints]
     assert all(amount >= 0 for amount, _ in held)
-    lost = sum(amount for amount, ended in held if ended is End.FAILED)
+    lost = sum(amount for amount, ended in held if ended is RunEnd.FAILED)
     charged = sum(life.gpu_seconds for life in history.jobs.values())
     assert 0 <= lost <= sum(amount for amount, _ in held) == pytest.approx(charged, rel=1e-9, abs=1e-6)

@@ -5,10 +5,10 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.server.guests import Guests, Link, Room, neighbourhood
-from poise.wire.views import Account, Role
+from poise.service.server.http.listener import ConnectionLimits, ConnectionTable, CountedSocket, neighbourhood
+from poise.service.wire.views import Account, Role
 
-ROOM = Room(strangers=4, known=5, each=3, grace=2.0)
+ROOM = ConnectionLimits(strangers=4, known=5, each=3, grace=2.0)
 ACCOUNTS = [
     Account(name=name, tenant="t", role=role) for name, role in (("a", Role.USER), ("b", Role.USER), ("o", Role.OPERATOR))
 ]
@@ -28,10 +28,10 @@ class World:
     """Connections, and what became of them, kept the long way."""
 
     def __init__(self) -> None:
-        self.guests = Guests(ROOM)
+        self.guests = ConnectionTable(ROOM)
         self.now = 0.0
-        self.there: dict[Link, Account | None] = {}
-        self.busy: set[Link] = set()
+        self.there: dict[CountedSocket, Account | None] = {}
+        self.busy: set[CountedSocket] = set()
         self._socket = socket.socket()
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class World:
             assert dropped is None
             assert len(before) > ROOM.strangers
             return
-        link = Link(self._socket, f"10.0.0.{peer}", self.now)
+        link = CountedSocket(self._socket, f"10.0.0.{peer}", self.now)
         link.transport = Wire()
         self.guests.enter(link)
         self.there[link] = None

@@ -6,23 +6,23 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.policies.hare.bound import guarantee
-from poise.policies.hare.schedule import Gpus, Placed, Work, schedule
+from poise.scheduler.policies.hare.list_schedule import GpuPool, Placed, RoundWork, schedule
+from poise.scheduler.policies.hare.offline import guarantee
 
 TYPES = 3
-Instance = tuple[list[Work], Gpus]
+Instance = tuple[list[RoundWork], GpuPool]
 
 TIMES = st.one_of(st.integers(1, 40).map(lambda each: each / 8), st.floats(0.01, 50.0))
 EARLY = st.one_of(st.just(0.0), st.floats(0.0, 30.0))
 
 
 @st.composite
-def jobs(draw: st.DrawFn, kind: int) -> Work:
+def jobs(draw: st.DrawFn, kind: int) -> RoundWork:
     """A job that GPUs of this type can compute; perhaps in the midst of a round."""
     tasks = draw(st.integers(1, 5))
     seconds = [draw(st.one_of(st.just(0.0), TIMES)) for _ in range(TYPES)]
     seconds[kind] = seconds[kind] or draw(TIMES)
-    return Work(
+    return RoundWork(
         name="job",
         weight=draw(st.sampled_from((0.5, 1.0, 3.0))),
         release=draw(EARLY),
@@ -39,7 +39,7 @@ def jobs(draw: st.DrawFn, kind: int) -> Work:
 def instances(draw: st.DrawFn) -> Instance:
     kinds = draw(st.lists(st.integers(0, TYPES - 1), min_size=1, max_size=6))
     free = [draw(EARLY) for _ in kinds]
-    return draw(st.lists(jobs(kinds[0]), min_size=1, max_size=5)), Gpus(tuple(kinds), tuple(free))
+    return draw(st.lists(jobs(kinds[0]), min_size=1, max_size=5)), GpuPool(tuple(kinds), tuple(free))
 
 
 @given(instances())
@@ -106,7 +106,7 @@ def test_twice_the_time_gives_twice_the_schedule(instance: Instance) -> None:
         )
         for job in work
     ]
-    plain, twice = schedule(work, gpus), schedule(longer, Gpus(gpus.kinds, tuple(2 * free for free in gpus.free)))
+    plain, twice = schedule(work, gpus), schedule(longer, GpuPool(gpus.kinds, tuple(2 * free for free in gpus.free)))
     assert twice.placed == tuple(task._replace(start=2 * task.start, end=2 * task.end) for task in plain.placed)
     assert (twice.value, twice.bound) == (2 * plain.value, 2 * plain.bound)
 

@@ -12,30 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import World, named, worlds
 
-from poise.analysis.history import History
-from poise.assembly import planned
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header
-from poise.engine.journal_file import JournalReader, JournalWriter
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.replay import replay
-from poise.model.action import (
+from poise.lab.analysis.history import History
+from poise.lab.experiment import planned
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import (
     Abandon,
     Action,
     Cancel,
     Compute,
     Entitled,
+    JournalEntry,
     Launch,
     Preempt,
+    PreemptionCause,
     Reject,
     Remark,
     Traded,
     Waited,
     WakeAt,
-    Why,
 )
-from poise.model.cluster import Cluster, Node, Slots
-from poise.model.event import (
+from poise.scheduler.model.cluster import Cluster, Node, Slots
+from poise.scheduler.model.event import (
     Attached,
     Belated,
     Cancelled,
@@ -57,12 +57,11 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job, Yields
-from poise.model.journal import Entry
-from poise.model.speed import Estimate
-from poise.model.tasks import Tasks
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
+from poise.scheduler.model.job import Job, Yields
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
 
 names = st.text(st.characters(), max_size=8) | st.sampled_from(("a", '"', "\n", "\\", "]", "\u2028", "\udcff", "ü😀"))
 amounts = st.floats(0, allow_nan=False, allow_infinity=False)
@@ -137,7 +136,7 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
 ACTIONS: dict[type, st.SearchStrategy[Action]] = {
     Launch: st.builds(Launch, names, counts, holdings, waits),
     Compute: st.builds(Compute, names, counts, holdings, waits),
-    Preempt: st.builds(Preempt, names, counts, st.sampled_from(Why), maybe | names),
+    Preempt: st.builds(Preempt, names, counts, st.sampled_from(PreemptionCause), maybe | names),
     Reject: st.builds(Reject, names, names),
     Abandon: st.builds(Abandon, names, names),
     Cancel: st.builds(Cancel, names, names),
@@ -148,7 +147,7 @@ ACTIONS: dict[type, st.SearchStrategy[Action]] = {
 }
 entries = st.lists(
     st.builds(
-        Entry,
+        JournalEntry,
         numbers,
         st.lists(st.one_of(*EVENTS.values()), max_size=4).map(tuple),
         st.lists(st.one_of(*ACTIONS.values()), max_size=4).map(tuple),
@@ -170,7 +169,7 @@ headers = st.builds(
 )
 
 
-def written(header: Header, found: list[Entry], end: str = COMPLETE) -> str:
+def written(header: Header, found: list[JournalEntry], end: str = COMPLETE) -> str:
     stream = io.StringIO()
     writer = JournalWriter(stream, header)
     for entry in found:
@@ -179,7 +178,7 @@ def written(header: Header, found: list[Entry], end: str = COMPLETE) -> str:
     return stream.getvalue()
 
 
-def read(text: str) -> tuple[Header, list[Entry]]:
+def read(text: str) -> tuple[Header, list[JournalEntry]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(text.encode("ascii"))
@@ -194,7 +193,7 @@ def test_every_kind_of_event_and_action_is_drawn() -> None:
 
 @given(headers, entries, st.sampled_from((COMPLETE, INTERRUPTED)))
 def test_what_is_written_is_read_back_and_written_again_as_the_same_bytes(
-    header: Header, found: list[Entry], end: str
+    header: Header, found: list[JournalEntry], end: str
 ) -> None:
     text = written(header, found, end)
     assert len(text.splitlines()) == len(found) + 2

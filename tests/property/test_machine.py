@@ -11,14 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.strategies import CAUSES, clusters, fitted, placements, policies, settings
 from tests.whims import WHIMS, whim
 
-from poise.assembly import planned
-from poise.core.answering import OrderAnswering
-from poise.core.reasons import Code
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Settings
-from poise.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, WakeAt
-from poise.model.cluster import Cluster, Holding, Slots, gpu_count, merged
-from poise.model.event import (
+from poise.lab.experiment import planned
+from poise.scheduler.core.rank_driver import RankDriver
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import Abandon, Action, Cancel, Compute, Launch, Preempt, Reject, WakeAt
+from poise.scheduler.model.cluster import Cluster, Holding, Slots, gpu_count, merged
+from poise.scheduler.model.event import (
     Cancelled,
     Computed,
     Estimated,
@@ -33,12 +33,12 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job, Status
-from poise.model.plan import Preemption
-from poise.model.speed import Estimate, Rates
-from poise.model.tasks import Tasks
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.plan import PreemptionRule
+from poise.scheduler.model.speed import Estimate, Rates
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
 
 RATES = ((1.0, 1.0, 1.0), (2.0, 1.5, 1.0), (0.5, 0.5, 0.25), (0.0, 0.0, 0.0))
 SECONDS = (0.5, 1.0, 40.0, 0.0)
@@ -352,11 +352,11 @@ def audit_waiting(scheduler: Scheduler) -> None:
 def audit_order(scheduler: Scheduler) -> None:
     """The lanes hold just the active jobs, and in order, but for runs whose rank cannot matter yet."""
     answering: Any = scheduler._answering
-    if not isinstance(answering, OrderAnswering):
+    if not isinstance(answering, RankDriver):
         return
     state = scheduler.state
     lanes: Any = answering._lanes
-    ranks = answering._order.preemption is Preemption.BY_RANK
+    ranks = answering._order.preemption is PreemptionRule.BY_RANK
     assert not answering._unranked or not answering._contended
     assert all(state.running(row) for row in answering._unranked)
     running = [row for row in state.active if state.running(row) and row not in answering._unranked]

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from tests.builders import Story, a_job, simulate
 from tests.strategies import choices
 
-from poise.core.settings import Cadence, Settings
-from poise.mechanism.rounds import Rounds
-from poise.mechanism.standing import Standing
-from poise.model.action import Launch, Preempt
-from poise.model.arrays import Floats
-from poise.model.plan import Policy
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.model.workload import Allocation, Filling, Workload
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.mechanism.rounds import Rounds
+from poise.scheduler.mechanism.share_accounts import ShareAccounts
+from poise.scheduler.model.action import Launch, Preempt
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.model.workload import Allocation, Filling, Workload
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 
 MODELS = {"a": 1.0, "b": 2.0, "c": 3.0}
 ROUND = 10.0
@@ -144,7 +144,7 @@ def test_jobs_are_never_slower_than_beside_another_nor_faster_than_alone(
 def no_round_skipped() -> Iterator[None]:
     """The mechanism looks again at the end of each round."""
 
-    def next_end(rounds: Rounds, standing: Standing, workload: Workload, *_: object) -> float:
+    def next_end(rounds: Rounds, standing: ShareAccounts, workload: Workload, *_: object) -> float:
         return standing.origin + (round((workload.now - standing.origin) // rounds.round) + 1) * rounds.round
 
     with pytest.MonkeyPatch.context() as patch:

@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import clusters
 
-from poise.model.cluster import Cluster, Holding, Slots, gpu_count
-from poise.model.floor import Floor
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.placement.free import FreeGpus, lowest_node, lowest_slots
-from poise.placement.strategies import PLACEMENTS, best_fit, consolidate, count, spread
-from poise.policies.sketch import Sketch
+from poise.scheduler.model.cluster import Cluster, Holding, Slots, gpu_count
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.placement.free_gpus import FreeGpus, lowest_node, lowest_slots
+from poise.scheduler.placement.strategies import PLACEMENTS, best_fit, consolidate, count, spread
+from poise.scheduler.policies.placement_draft import PlacementDraft
 
 localities = st.sampled_from(Locality)
 by_nodes = st.sampled_from(("consolidate", "best-fit", "spread"))
@@ -182,7 +181,7 @@ def test_best_fit_breaks_into_no_empty_node_that_it_could_leave_whole(question: 
 @given(questions(), localities)
 def test_a_sketch_finds_a_place_exactly_where_consolidate_does(question: tuple[FreeGpus, int, int], asked: Locality) -> None:
     free, gpu_type, gang = question
-    sketch = Sketch(Floor(free.topology, free.masks, free.alive, {}, {}))
+    sketch = PlacementDraft(PlacementView(free.topology, free.masks, free.alive, {}, {}))
     site = sketch.at(gpu_type, gang, asked)
     assert (site is None) == (consolidate(free, gpu_type, gang, asked) is None)
     if site is not None:

@@ -9,19 +9,14 @@ from hypothesis import strategies as st
 from tests.reference import reference
 from tests.workloads import drawn, overdrawn, throughput, workloads
 
-from poise.model.arrays import Floats
-from poise.model.workload import Allocation, Allocator, Workload
-from poise.policies.blind import Blind
-from poise.policies.fallback import Fallback
-from poise.policies.finish_time import FinishTime, Ledger
-from poise.policies.isolated import Isolated
-from poise.policies.makespan import Makespan
-from poise.policies.max_min import MaxMin, Then
-from poise.policies.max_throughput import MaxThroughput
-from poise.policies.min_cost import Form, MinCost
-from poise.policies.partitioned import Partitioned
-from poise.policies.proportional import Proportional
-from poise.policies.shares import (
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Allocation, Allocator, Workload
+from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic
+from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
+from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.min_cost import CostForm, MinCost
+from poise.scheduler.policies.partitioned import Partitioned
+from poise.scheduler.policies.shares import (
     Count,
     Norm,
     fastest,
@@ -33,25 +28,25 @@ from poise.policies.shares import (
     usable,
     worth,
 )
-from poise.policies.strategy_proof import StrategyProof
-from poise.solve.problem import Market, Problem
+from poise.scheduler.policies.strategy_proof import StrategyProof
+from poise.scheduler.solve.program import GpuMarket, ShareProblem
 
 SOLVED: tuple[Allocator, ...] = (
     MaxMin(),
-    MaxMin(Norm.ISOLATED, Then.NOTHING),
+    MaxMin(Norm.ISOLATED, SecondaryObjective.NOTHING),
     Makespan(),
     FinishTime(),
     MaxThroughput(),
-    MinCost(Form.SUM),
+    MinCost(CostForm.SUM),
     MinCost(),
 )
 EVERY: tuple[Allocator, ...] = (
     *SOLVED,
-    MaxMin(then=Then.WATER_FILLING),
+    MaxMin(then=SecondaryObjective.WATER_FILLING),
     StrategyProof(),
-    Isolated(),
+    IsolatedShares(),
     Proportional(),
-    Blind(FinishTime()),
+    HeterogeneityAgnostic(FinishTime()),
     Partitioned(FinishTime(), 3),
     Partitioned(MaxMin(), 4),
     Fallback(Makespan(), Proportional()),
@@ -95,7 +90,10 @@ def test_every_policy_answers_the_same_whatever_the_order_of_jobs(
     assert theta == pytest.approx(other, rel=2e-3, abs=1e-3 * float(other.max()))
 
 
-@given(policy=st.sampled_from([*SOLVED, StrategyProof(), MaxMin(then=Then.WATER_FILLING)]), workload=workloads(most=6))
+@given(
+    policy=st.sampled_from([*SOLVED, StrategyProof(), MaxMin(then=SecondaryObjective.WATER_FILLING)]),
+    workload=workloads(most=6),
+)
 def test_equal_jobs_get_equal_throughput(policy: Allocator, workload: Workload) -> None:
     twice = workload.only(np.repeat(np.arange(workload.jobs), 2))
     twice = replace(twice, rows=np.arange(2 * workload.jobs))
@@ -106,8 +104,8 @@ def test_equal_jobs_get_equal_throughput(policy: Allocator, workload: Workload) 
 # Objectives against the reference
 
 
-def level_of(market: Market, demand: Floats) -> float:
-    return reference(Problem(market, slope=np.where(market.fastest > 0, demand, 0.0), level=1.0))
+def level_of(market: GpuMarket, demand: Floats) -> float:
+    return reference(ShareProblem(market, slope=np.where(market.fastest > 0, demand, 0.0), level=1.0))
 
 
 def check_max_min(workload: Workload) -> None:
@@ -131,17 +129,17 @@ def check_makespan(workload: Workload) -> None:
     assert real == pytest.approx(got.objective, rel=NEAR)
 
 
-def aged(workload: Workload, seed: int) -> tuple[Workload, Ledger]:
+def aged(workload: Workload, seed: int) -> tuple[Workload, FinishTimeLedger]:
     """Jobs in the middle of their lives, of equal weight, and what finish-time remembers of them."""
     rng = np.random.default_rng(seed)
     isolated, done = isolated_throughput(workload), rng.uniform(0.0, 0.95, workload.jobs)
     alone = workload.steps_left * done * inverse(isolated)
     older = workload.now - alone * rng.uniform(0.5, 1.5, workload.jobs)
     old = replace(workload, steps_left=workload.steps_left * (1.0 - done), submitted=older)
-    return old, Ledger(old.rows, old.steps_left, isolated, alone, float("nan"))
+    return old, FinishTimeLedger(old.rows, old.steps_left, isolated, alone, float("nan"))
 
 
-def check_finish_time(workload: Workload, ledger: Ledger) -> None:
+def check_finish_time(workload: Workload, ledger: FinishTimeLedger) -> None:
     market = market_of(workload)
     got, _ = FinishTime().allocate(workload, ledger)
     isolated, asks = isolated_throughput(workload), market.fastest > 0
@@ -165,7 +163,7 @@ def check_throughput(workload: Workload) -> None:
     for count in Count:
         value = worth(workload, count)[:, None] * market.speed
         got = answered(MaxThroughput(count), workload)
-        assert got.objective == pytest.approx(reference(Problem(market, value=value)), rel=NEAR)
+        assert got.objective == pytest.approx(reference(ShareProblem(market, value=value)), rel=NEAR)
 
 
 def check_cost(workload: Workload) -> None:
@@ -174,22 +172,24 @@ def check_cost(workload: Workload) -> None:
     left = workload.deadline - workload.now
     floor = np.where(np.isfinite(left) & (left > 0), workload.steps_left * inverse(np.maximum(left, 0.0)), 0.0)
     price = workload.price[workload.column_type]
-    for form in Form:
+    for form in CostForm:
         got = answered(MinCost(form), workload)
         met = np.where(throughput(workload, got) >= floor * (1 - 1e-5), floor * (1 - 1e-5), 0.0)
-        if form is Form.SUM:
-            assert got.objective == pytest.approx(reference(Problem(market, base=met, value=market.speed / price)), rel=NEAR)
+        if form is CostForm.SUM:
+            assert got.objective == pytest.approx(
+                reference(ShareProblem(market, base=met, value=market.speed / price)), rel=NEAR
+            )
             continue
         cost = workload.gang[:, None] * price
         assert (market.speed * got.share).sum() == pytest.approx(got.objective * (cost * got.share).sum(), rel=1e-6)
         dearer = market.speed - got.objective * (1 + NEAR) * cost
         most = got.objective * float(workload.price @ workload.gpus)
-        assert reference(Problem(market, base=met, value=np.where(market.speed > 0, dearer, 0.0))) <= 1e-6 * most
+        assert reference(ShareProblem(market, base=met, value=np.where(market.speed > 0, dearer, 0.0))) <= 1e-6 * most
 
 
 def check_nash(workload: Workload) -> None:
     some = workload.only(market_of(workload).fastest > 0)
-    want = reference(Problem(market_of(some), log=some.weight))
+    want = reference(ShareProblem(market_of(some), log=some.weight))
     want += float(some.weight @ np.log(some.gang / proportional(some)))
     assert answered(StrategyProof(), workload).objective == pytest.approx(want, abs=NEAR * float(some.weight.sum()))
 
@@ -204,7 +204,7 @@ def test_objectives_are_those_of_an_independent_solver(workload: Workload, seed:
         return
     check_max_min(workload)
     check_makespan(workload)
-    check_finish_time(workload, Ledger.blank())
+    check_finish_time(workload, FinishTimeLedger.blank())
     check_finish_time(*aged(workload, seed))
     check_throughput(workload)
     check_cost(workload)
@@ -241,7 +241,9 @@ def test_to_know_gpu_types_never_makes_the_worst_off_worse_off(workload: Workloa
     asks = usable(workload).max(axis=1) > 0
     demand = workload.weight * proportional(workload) / workload.gang
     for policy, goal in ((MaxMin(), demand), (Makespan(), workload.steps_left)):
-        aware, blind = ((reached(each, workload)[asks] / goal[asks]).min(initial=1e9) for each in (policy, Blind(policy)))
+        aware, blind = (
+            (reached(each, workload)[asks] / goal[asks]).min(initial=1e9) for each in (policy, HeterogeneityAgnostic(policy))
+        )
         assert aware >= blind * (1 - 1e-5)
 
 
@@ -257,7 +259,7 @@ def test_max_min_leaves_nothing_that_somebody_could_use_at_nobodys_expense(workl
     theta, fast = reached(MaxMin(), workload), fastest(workload)
     value = inverse(fast)[:, None] * usable(workload)
     if runnable(workload):
-        best = reference(Problem(market_of(workload), base=theta * (1 - 1e-6), value=value))
+        best = reference(ShareProblem(market_of(workload), base=theta * (1 - 1e-6), value=value))
         assert float(inverse(fast) @ theta) >= best * (1 - 1e-3)
 
 

@@ -8,12 +8,12 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 
-from poise.backends.simulator.runs import Run
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Settings
-from poise.model.columns import JobColumns, JobView
-from poise.model.job import Job, Status
-from poise.model.journal import Entry
+from poise.lab.simulator.runs import SimulatedRun
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import JournalEntry
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.job_table import JobTable, JobView
 
 STEPS, BEST = 10_000.0, 2.0
 
@@ -45,7 +45,7 @@ class Oracle:
 def test_work_left_is_what_the_integral_of_the_speed_leaves(
     lives: list[tuple[float, float, list[tuple[str, float, float]], float]], waits: bool
 ) -> None:
-    columns, now, done, held = JobColumns(), 0.0, 0.0, 0.0
+    columns, now, done, held = JobTable(), 0.0, 0.0, 0.0
     row = columns.append(Job("a", 0.0, 1), STEPS, kind=0, best=BEST, skew=None, now=0.0)
     for rate, overhead, happens, rest in lives:
         columns.start(row, now, place=0, gpus=1, rate=rate, overhead=overhead)
@@ -89,7 +89,7 @@ def test_of_jobs_that_share_gpus_work_left_is_what_the_integral_of_the_speed_lea
     added: dict[tuple[int, int], tuple[float, float, float]] = {}
     changed: set[tuple[int, int]] = set()
 
-    def watch(scheduler: Scheduler, entry: Entry) -> None:
+    def watch(scheduler: Scheduler, entry: JournalEntry) -> None:
         state, columns = scheduler.state, scheduler.state.columns
         snapshot = state.snapshot(entry.now)
         for row, left in zip(snapshot.active, snapshot.steps_left.tolist(), strict=True):
@@ -122,7 +122,7 @@ def test_what_a_run_has_saved_is_what_it_had_done_at_its_last_checkpoint(
     first: float, happens: list[tuple[float, float]], rest: float, every: float
 ) -> None:
     """Also of a run whose speed has changed since: that writes no checkpoint."""
-    run, now = Run(1, (), first, since=10.0, steps=5.0), 10.0
+    run, now = SimulatedRun(1, (), first, since=10.0, steps=5.0), 10.0
     oracle = Oracle(5.0, now, [(now, first)])
     for later, rate in happens:
         now += later

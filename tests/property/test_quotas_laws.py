@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.server.quotas import HOUR, SLOT, Allowance, Load, size_of
-from poise.server.seam import RefusedError
-from poise.wire.views import Account, Role
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.quotas import HOUR, SLOT, Allowance, Load, size_of
+from poise.service.wire.views import Account, Role
 
 PEOPLE = (ALICE, BOB, Account(name="carol", tenant=ALICE.tenant, role=Role.USER))
 BOUNDS = Allowance(user_jobs=6, tenant_jobs=8, user_rate=9, user_bytes=3_000, tenant_bytes=4_000)
@@ -38,7 +38,7 @@ class World:
         fits = self._fits(by, jobs, jobs * size)
         try:
             ids = self.service.submit(*[request] * jobs, by=by)
-        except RefusedError:
+        except RequestRefusedError:
             if fits:
                 raise
             return

@@ -7,22 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.driving import FOUR, FREE, NO_WAIT, Stated, a_job, divided, told
 
-from poise.analysis.history import History, cumulated
-from poise.analysis.tenants import HOUR, Books
-from poise.backends.simulator.switching import Switching
-from poise.backends.simulator.world import Simulator, Truth
-from poise.model.action import Action, Compute
-from poise.model.cluster import Cluster, Holding, Slots, merged
-from poise.model.event import (
-    Computed,
-    Event,
-    Failed,
-    Finished,
-    Submitted,
-    Synchronised,
-)
-from poise.model.journal import Entry
-from poise.model.tasks import Tasks
+from poise.lab.analysis.history import History, cumulated
+from poise.lab.analysis.tenant_usage import HOUR, TenantUsage
+from poise.lab.simulator.tasks import Switching
+from poise.lab.simulator.world import Simulator, Truth
+from poise.scheduler.model.action import Action, Compute, JournalEntry
+from poise.scheduler.model.cluster import Cluster, Holding, Slots, merged
+from poise.scheduler.model.event import Computed, Event, Failed, Finished, Submitted, Synchronised
+from poise.scheduler.model.micro_batches import Tasks
 
 
 class Greedy:
@@ -80,16 +72,16 @@ def test_whatever_is_asked_for_every_task_is_computed_once_and_every_second_coun
     jobs = [a_job(f"j{i}", each[1], at=each[5], dies=each[6]) for i, each in enumerate(parts)]
     speeds, driver = Stated(tasks), Greedy(FOUR, tasks)
     world = Simulator(jobs, FOUR, beliefs=speeds, truths=speeds, truth=truth)
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     for now, events in world.instants():
         for event in events:
             driver.hear(event)
         actions = driver.act()
         world.apply(now, actions)
-        entries.append(Entry(now, events, tuple(actions)))
+        entries.append(JournalEntry(now, events, tuple(actions)))
         assert len(entries) < 500
     assert world.ended == len(jobs)
-    history, books = History.of(entries, FOUR), Books.of(entries, FOUR)
+    history, books = History.of(entries, FOUR), TenantUsage.of(entries, FOUR)
     held = _held(entries)
     assert {name: life.gpu_seconds for name, life in history.jobs.items()} == pytest.approx(held)
     assert sum(books.tenants["default"].held) * HOUR == pytest.approx(sum(held.values()))
@@ -108,7 +100,7 @@ def _count(gpus: Holding) -> int:
     return sum(mask.bit_count() for _, mask in gpus)
 
 
-def _held(entries: list[Entry]) -> dict[str, float]:
+def _held(entries: list[JournalEntry]) -> dict[str, float]:
     """GPU-seconds by job, from facts and wishes alone: each moment that ends a task less the one that began it."""
     total: dict[str, float] = {}
     since: dict[tuple[str, int, int], float] = {}

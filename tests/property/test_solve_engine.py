@@ -9,14 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.reference import broken_by, objective_of, reference
 
-from poise.model.arrays import Floats
-from poise.model.errors import GaveUpError, InfeasibleError
-from poise.model.workload import Pairs
-from poise.solve.blocks import maximise_blocks
-from poise.solve.dealing import dealt
-from poise.solve.engine import FEW, alike, maximise
-from poise.solve.problem import Market, Problem, Solution
-from poise.solve.vertices import Corner, maximise_vertex
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.errors import GaveUpError, InfeasibleError
+from poise.scheduler.model.workload import Pairs
+from poise.scheduler.solve.interior_point import maximise_blocks
+from poise.scheduler.solve.program import GpuMarket, ShareProblem, Solution
+from poise.scheduler.solve.simplex import Corner, maximise_vertex
+from poise.scheduler.solve.solver import FEW, alike, dealt, maximise
 
 FEASIBLE = 1e-6
 CLOSE = 1e-5
@@ -27,7 +26,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def markets(draw: st.DrawFn, most: int = 12) -> Market:
+def markets(draw: st.DrawFn, most: int = 12) -> GpuMarket:
     """Speeds over three decades, some of them 0; gangs; several columns of one resource. Every row can run somewhere."""
     rows, columns = draw(st.integers(1, most)), draw(st.integers(1, 4))
     random = np.random.default_rng(draw(seeds))
@@ -41,42 +40,42 @@ def markets(draw: st.DrawFn, most: int = 12) -> Market:
     if draw(st.booleans()):  # rows that are alike
         of = random.integers(0, rows, rows)
         speed, size = speed[of], size[of]
-    return Market(speed, size, capacity, resource)
+    return GpuMarket(speed, size, capacity, resource)
 
 
 @st.composite
-def problems(draw: st.DrawFn, wants: tuple[str, ...] = (*BLOCKS, *VERTEX)) -> Problem:
+def problems(draw: st.DrawFn, wants: tuple[str, ...] = (*BLOCKS, *VERTEX)) -> ShareProblem:
     """What is asked depends on a row's speed and size alone, so that alike rows stay alike."""
     return a_problem(draw(markets()), draw(st.sampled_from(wants)), draw(st.sampled_from((0.01, 0.05, 0.3))))
 
 
-def a_problem(market: Market, wants: str, part: float) -> Problem:
+def a_problem(market: GpuMarket, wants: str, part: float) -> ShareProblem:
     scale = market.fastest
     slope = scale / market.size
     value = market.speed / scale[:, None] / np.sqrt(market.size)[:, None]
     if wants == "level":
-        return Problem(market, slope=slope, level=2.0)
+        return ShareProblem(market, slope=slope, level=2.0)
     if wants == "value":
-        return Problem(market, value=value)
+        return ShareProblem(market, value=value)
     if wants == "value with base":
-        return Problem(market, base=part / market.rows * slope, value=value)
+        return ShareProblem(market, base=part / market.rows * slope, value=value)
     if wants == "log":
-        return Problem(market, log=market.size)
-    return Problem(market, base=-part * slope, slope=slope, level=1.0, value=value * part / market.rows)
+        return ShareProblem(market, log=market.size)
+    return ShareProblem(market, base=-part * slope, slope=slope, level=1.0, value=value * part / market.rows)
 
 
 def near(one: float, other: float, within: float = CLOSE) -> bool:
     return abs(one - other) <= within * max(1.0, abs(one), abs(other))
 
 
-def solved(problem: Problem) -> Solution | None:
+def solved(problem: ShareProblem) -> Solution | None:
     try:
         return maximise(problem)
     except InfeasibleError:
         return None
 
 
-def assert_best(problem: Problem) -> None:
+def assert_best(problem: ShareProblem) -> None:
     answer = solved(problem)
     if answer is None:
         with pytest.raises((InfeasibleError, GaveUpError)):
@@ -91,14 +90,14 @@ def assert_best(problem: Problem) -> None:
 
 @pytest.mark.parametrize("wants", sorted({*BLOCKS, *VERTEX}))
 @given(market=markets(), part=st.sampled_from((0.01, 0.05, 0.3, 5.0)))
-def test_answers_are_feasible_and_as_good_as_the_general_solver_finds(wants: str, market: Market, part: float) -> None:
+def test_answers_are_feasible_and_as_good_as_the_general_solver_finds(wants: str, market: GpuMarket, part: float) -> None:
     assert_best(a_problem(market, wants, part))
 
 
 @pytest.mark.parametrize("wants", VERTEX)
 @given(market=markets(), part=st.sampled_from((0.01, 0.05, 0.3)))
 def test_few_rows_with_a_second_aim_go_to_the_simplex_method_and_get_a_vertex(
-    wants: str, market: Market, part: float
+    wants: str, market: GpuMarket, part: float
 ) -> None:
     assume(not market.is_even)
     answer = maximise(a_problem(market, wants, part))
@@ -110,7 +109,7 @@ def test_few_rows_with_a_second_aim_go_to_the_simplex_method_and_get_a_vertex(
 
 @pytest.mark.parametrize("wants", ["level", "value", "log"])
 @given(market=markets())
-def test_one_aim_alone_goes_to_the_interior_point_method_and_tells_of_pressure(wants: str, market: Market) -> None:
+def test_one_aim_alone_goes_to_the_interior_point_method_and_tells_of_pressure(wants: str, market: GpuMarket) -> None:
     answer = maximise(a_problem(market, wants, 0.05))
     assert answer.start is None
     assert not np.isnan(answer.pressure).any()
@@ -118,7 +117,7 @@ def test_one_aim_alone_goes_to_the_interior_point_method_and_tells_of_pressure(w
 
 @pytest.mark.parametrize("wants", VERTEX)
 @given(market=markets(), part=st.sampled_from((0.01, 0.05, 0.3)))
-def test_both_methods_find_the_same_objective(wants: str, market: Market, part: float) -> None:
+def test_both_methods_find_the_same_objective(wants: str, market: GpuMarket, part: float) -> None:
     problem = a_problem(market, wants, part)
     one, other = maximise_vertex(problem, None), maximise_blocks(problem)
     assert broken_by(problem, one) <= FEASIBLE
@@ -130,7 +129,7 @@ def test_both_methods_find_the_same_objective(wants: str, market: Market, part: 
 def test_a_second_aim_is_served_alike_on_both_sides_of_the_limit(rows: int) -> None:
     random = np.random.default_rng(7)
     speed = random.uniform(0.1, 5.0, (rows, 3))
-    market = Market(speed, random.choice([1.0, 2.0], rows), np.array([20.0, 30.0, 9.0]), np.arange(3))
+    market = GpuMarket(speed, random.choice([1.0, 2.0], rows), np.array([20.0, 30.0, 9.0]), np.arange(3))
     problem = a_problem(market, "level and value", 0.05)
     answer = maximise(problem)
     assert isinstance(answer.start, Corner) == (rows == FEW)
@@ -139,19 +138,19 @@ def test_a_second_aim_is_served_alike_on_both_sides_of_the_limit(rows: int) -> N
 
 
 def test_what_cannot_be_met_is_infeasible() -> None:
-    market = Market(np.ones((2, 1)), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64))
+    market = GpuMarket(np.ones((2, 1)), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64))
     for value in (None, np.ones((2, 1))):
         with pytest.raises(InfeasibleError):
-            maximise(Problem(market, base=np.array([0.6, 0.6]), value=value))
+            maximise(ShareProblem(market, base=np.array([0.6, 0.6]), value=value))
 
 
 def test_a_row_that_can_run_nowhere_gets_nothing_and_bounds_nobody() -> None:
     speed = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
-    market = Market(speed, np.ones(3), np.array([1.0, 0.0]), np.arange(2))
-    answer = maximise(Problem(market, slope=np.ones(3), level=1.0))
+    market = GpuMarket(speed, np.ones(3), np.array([1.0, 0.0]), np.arange(2))
+    answer = maximise(ShareProblem(market, slope=np.ones(3), level=1.0))
     assert answer.level == pytest.approx(1.0)
     assert answer.x == pytest.approx(np.array([[0, 0], [1, 0], [0, 0]]))
-    nobody = maximise(Problem(replace(market, capacity=np.zeros(2)), slope=np.ones(3), level=1.0))
+    nobody = maximise(ShareProblem(replace(market, capacity=np.zeros(2)), slope=np.ones(3), level=1.0))
     assert not nobody.x.any()
     assert isnan(nobody.level)
 
@@ -160,7 +159,7 @@ def test_a_row_that_can_run_nowhere_gets_nothing_and_bounds_nobody() -> None:
 
 
 @given(problem=problems(), times=st.integers(2, 4))
-def test_alike_rows_have_exactly_the_same(problem: Problem, times: int) -> None:
+def test_alike_rows_have_exactly_the_same(problem: ShareProblem, times: int) -> None:
     many = repeated(problem, times)
     answer = solved(many)
     assume(answer is not None)
@@ -171,11 +170,11 @@ def test_alike_rows_have_exactly_the_same(problem: Problem, times: int) -> None:
 
 
 @given(problem=problems(), times=st.integers(2, 4))
-def test_many_alike_rows_are_as_well_off_as_written_out_one_by_one(problem: Problem, times: int) -> None:
+def test_many_alike_rows_are_as_well_off_as_written_out_one_by_one(problem: ShareProblem, times: int) -> None:
     assert_best(repeated(problem, times))
 
 
-def repeated(problem: Problem, times: int) -> Problem:
+def repeated(problem: ShareProblem, times: int) -> ShareProblem:
     """Every row so many times over."""
     market = problem.market
     of = np.tile(np.arange(market.rows), times)
@@ -194,7 +193,7 @@ def repeated(problem: Problem, times: int) -> Problem:
 
 
 @given(problem=problems())
-def test_rows_of_a_class_are_equal_and_counted(problem: Problem) -> None:
+def test_rows_of_a_class_are_equal_and_counted(problem: ShareProblem) -> None:
     first, member, count = alike(problem)
     market = problem.market
     assert np.array_equal(market.speed, market.speed[first][member])  # all else that is asked follows from these
@@ -207,7 +206,7 @@ def test_equal_rows_are_one_class_wherever_they_stand() -> None:
     for seed in range(300):
         random = np.random.default_rng(seed)
         speed = np.repeat(random.uniform(0.1, 50.0, (2, 4)), (5, 1), axis=0)
-        market = Market(speed, np.ones(6), np.ones(4), np.arange(4))
+        market = GpuMarket(speed, np.ones(6), np.ones(4), np.arange(4))
         _, member, _ = alike(a_problem(market, "level and value", 0.05))
         assert len(set(member[:5].tolist())) == 1
 
@@ -216,7 +215,7 @@ def test_equal_rows_are_one_class_wherever_they_stand() -> None:
 
 
 @given(problem=problems(VERTEX), seed=seeds)
-def test_a_warm_start_finds_the_objective_of_a_cold_one(problem: Problem, seed: int) -> None:
+def test_a_warm_start_finds_the_objective_of_a_cold_one(problem: ShareProblem, seed: int) -> None:
     random = np.random.default_rng(seed)
     start = maximise(problem).start
     changed = problem
@@ -232,20 +231,20 @@ def test_a_warm_start_finds_the_objective_of_a_cold_one(problem: Problem, seed: 
 
 
 @given(one=problems(VERTEX), other=problems(VERTEX))
-def test_a_start_of_another_program_does_no_harm(one: Problem, other: Problem) -> None:
+def test_a_start_of_another_program_does_no_harm(one: ShareProblem, other: ShareProblem) -> None:
     answer = maximise(other, maximise(one).start)
     assert near(objective_of(other, answer), objective_of(other, maximise(other)), 1e-9)
 
 
 @given(problem=problems(VERTEX))
-def test_a_program_that_has_just_been_solved_takes_no_further_step(problem: Problem) -> None:
+def test_a_program_that_has_just_been_solved_takes_no_further_step(problem: ShareProblem) -> None:
     answer = maximise(problem)
     assume(answer.start is not None)
     assert maximise(problem, answer.start).effort == 0
 
 
 @given(problem=problems())
-def test_answers_are_the_same_bit_for_bit(problem: Problem) -> None:
+def test_answers_are_the_same_bit_for_bit(problem: ShareProblem) -> None:
     one, other = solved(problem), solved(problem)
     assume(one is not None)
     assert one is not None

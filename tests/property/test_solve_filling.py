@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 from scipy.optimize import linprog  # type: ignore[import-untyped,unused-ignore]
 
-from poise.model.arrays import Floats
-from poise.solve.filling import Filled, Group, Inside, fill
-from poise.solve.problem import Beside, Market
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.solve.program import Beside, GpuMarket
+from poise.scheduler.solve.water_filling import Filled, FillGroup, Inside, fill
 
 Mask = NDArray[np.bool_]
 
@@ -22,7 +22,7 @@ WITHIN = 1e-6
 class Plain:
     """Programs of a small market, with one variable for every row and column, and one more."""
 
-    def __init__(self, market: Market, norm: Floats) -> None:
+    def __init__(self, market: GpuMarket, norm: Floats) -> None:
         rows, columns = market.speed.shape
         self.shape, self.norm = (rows, columns), norm
         self.levels = np.zeros((rows, rows * columns))
@@ -54,7 +54,7 @@ class Plain:
         return float(-answer.fun - base[row])
 
 
-def rates(market: Market, groups: Sequence[Group], rising: Mask) -> Floats:
+def rates(market: GpuMarket, groups: Sequence[FillGroup], rising: Mask) -> Floats:
     rate = np.zeros(market.rows)
     for group in groups:
         able = [at for at, m in enumerate(group.members) if rising[m]]
@@ -66,7 +66,7 @@ def rates(market: Market, groups: Sequence[Group], rising: Mask) -> Floats:
     return rate / market.size
 
 
-def naive(market: Market, groups: Sequence[Group], norm: Floats) -> Floats:
+def naive(market: GpuMarket, groups: Sequence[FillGroup], norm: Floats) -> Floats:
     """One program a pass, and one a row to see whether it can rise."""
     plain, levels = Plain(market, norm), np.zeros(market.rows)
     member = np.isin(np.arange(market.rows), np.concatenate([group.members for group in groups]))
@@ -78,7 +78,7 @@ def naive(market: Market, groups: Sequence[Group], norm: Floats) -> Floats:
     return levels
 
 
-def check_feasible(market: Market, filled: Filled, norm: Floats) -> None:
+def check_feasible(market: GpuMarket, filled: Filled, norm: Floats) -> None:
     used = np.bincount(market.resource, market.size @ filled.x, len(market.capacity))
     assert (filled.x >= 0).all()
     assert (filled.x.sum(axis=1) <= 1 + 1e-6).all()
@@ -87,27 +87,27 @@ def check_feasible(market: Market, filled: Filled, norm: Floats) -> None:
     assert (filled.throughput >= filled.levels * norm * (1 - 1e-6) - 1e-9).all()
 
 
-def proportional(market: Market) -> Floats:
+def proportional(market: GpuMarket) -> Floats:
     prop: Floats = market.speed @ market.capacity[market.resource] / max(market.capacity.sum(), 1.0)
     return prop
 
 
 @st.composite
-def markets(draw: st.DrawFn) -> Market:
+def markets(draw: st.DrawFn) -> GpuMarket:
     rows, types = draw(st.integers(1, 7)), draw(st.integers(1, 3))
     speeds = st.sampled_from((0.0, 1.0, 1.0, 2.0, 3.0, 5.5))
     speed = np.array(draw(st.lists(st.lists(speeds, min_size=types, max_size=types), min_size=rows, max_size=rows)))
     size = np.array(draw(st.lists(st.sampled_from((1.0, 1.0, 2.0, 4.0)), min_size=rows, max_size=rows)))
     capacity = np.array(draw(st.lists(st.sampled_from((0.0, 1.0, 2.0, 3.0, 5.0)), min_size=types, max_size=types)))
-    return Market(speed, size, capacity, np.arange(types))
+    return GpuMarket(speed, size, capacity, np.arange(types))
 
 
 @st.composite
-def parted(draw: st.DrawFn, rows: int) -> list[Group]:
+def parted(draw: st.DrawFn, rows: int) -> list[FillGroup]:
     of = np.array(draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)))
     weights = np.array(draw(st.lists(st.sampled_from((1.0, 1.0, 2.0, 3.0)), min_size=rows, max_size=rows)))
     return [
-        Group(draw(st.sampled_from((1.0, 2.0))), members, weights[members], draw(st.sampled_from(Inside)))
+        FillGroup(draw(st.sampled_from((1.0, 2.0))), members, weights[members], draw(st.sampled_from(Inside)))
         for tenant in range(3)
         if len(members := np.flatnonzero(of == tenant))
     ]
@@ -140,10 +140,10 @@ def test_filling_does_not_depend_on_the_order_of_rows_in_a_fair_group(data: st.D
     market = data.draw(markets())
     norm, weights = proportional(market), np.array(data.draw(st.lists(st.sampled_from((1.0, 2.0)), min_size=7, max_size=7)))
     order = np.array(data.draw(st.permutations(range(market.rows))))
-    turned = Market(market.speed[order], market.size[order], market.capacity, market.resource)
-    group = Group(1.0, np.arange(market.rows), weights[: market.rows])
+    turned = GpuMarket(market.speed[order], market.size[order], market.capacity, market.resource)
+    group = FillGroup(1.0, np.arange(market.rows), weights[: market.rows])
     levels = fill(market, [group], norm).levels
-    again = fill(turned, [Group(1.0, group.members, group.weights[order])], norm[order]).levels
+    again = fill(turned, [FillGroup(1.0, group.members, group.weights[order])], norm[order]).levels
     assert again == pytest.approx(levels[order], abs=1e-5)
 
 
@@ -154,7 +154,9 @@ def test_one_fair_group_is_lexicographic_max_min(data: st.DataObject) -> None:
     norm = proportional(market)
     weights = np.array(data.draw(st.lists(st.sampled_from((1.0, 2.0)), min_size=market.rows, max_size=market.rows)))
     able = norm > 0
-    best = np.sort((market.size * fill(market, [Group(1.0, np.arange(market.rows), weights)], norm).levels / weights)[able])
+    best = np.sort(
+        (market.size * fill(market, [FillGroup(1.0, np.arange(market.rows), weights)], norm).levels / weights)[able]
+    )
     noise = np.random.default_rng(data.draw(st.integers(0, 99)))
     for _ in range(20):
         x = noise.dirichlet(np.ones(market.speed.shape[1] + 1), market.rows)[:, :-1]
@@ -169,9 +171,9 @@ def test_one_fair_group_is_lexicographic_max_min(data: st.DataObject) -> None:
 def test_tenants_have_their_weights_while_none_of_them_is_full(data: st.DataObject) -> None:
     rows = data.draw(st.integers(4, 12))
     speed = np.array(data.draw(st.lists(st.floats(0.5, 4.0), min_size=rows * 2, max_size=rows * 2))).reshape(rows, 2)
-    market = Market(speed, np.ones(rows), np.ones(2), np.arange(2))
+    market = GpuMarket(speed, np.ones(rows), np.ones(2), np.arange(2))
     norm, half = proportional(market), rows // 2
-    groups = [Group(1.0, np.arange(half), np.ones(half)), Group(2.0, np.arange(half, rows), np.ones(rows - half))]
+    groups = [FillGroup(1.0, np.arange(half), np.ones(half)), FillGroup(2.0, np.arange(half, rows), np.ones(rows - half))]
     levels = fill(market, groups, norm).levels
     ceiling = market.fastest / norm
     if (levels < ceiling * (1 - 1e-3)).all():
@@ -183,11 +185,11 @@ def test_filling_a_thousand_different_rows_takes_few_programs_and_leaves_nobody(
     """Where Gavel's own loop stops after two passes with almost everybody able to rise (ALGORITHMS §2.11, 5)."""
     noise = np.random.default_rng(3)
     rows = 1024
-    market = Market(
+    market = GpuMarket(
         noise.uniform(0.1, 1.0, (rows, 3)) * (4.0, 2.0, 1.0), np.ones(rows), np.array([40.0, 30, 60]), np.arange(3)
     )
     of, weights, norm = noise.integers(0, 5, rows), noise.uniform(0.5, 2.0, rows), proportional(market)
-    groups = [Group(1.0 + e, np.flatnonzero(of == e), weights[of == e], inside) for e in range(5)]
+    groups = [FillGroup(1.0 + e, np.flatnonzero(of == e), weights[of == e], inside) for e in range(5)]
     filled = fill(market, groups, norm)
     check_feasible(market, filled, norm)
     assert filled.passes <= 6
@@ -195,7 +197,7 @@ def test_filling_a_thousand_different_rows_takes_few_programs_and_leaves_nobody(
     assert most_gained(market, norm, filled.levels) < 1e-3
 
 
-def most_gained(market: Market, norm: Floats, levels: Floats) -> float:
+def most_gained(market: GpuMarket, norm: Floats, levels: Floats) -> float:
     """The most that any row, relative to its fastest speed, has to gain where their sum is as large as can be."""
     rows, columns = market.speed.shape
     of, every = np.repeat(np.arange(rows), columns), np.arange(rows * columns)
@@ -225,29 +227,29 @@ def test_two_tenants_with_five_jobs_on_three_gpus(
     first: tuple[float, Sequence[float], Inside], second: tuple[float, Inside], levels: Sequence[float]
 ) -> None:
     """The three variants of ALGORITHMS §2.3."""
-    market = Market(np.ones((5, 1)), np.ones(5), np.array([3.0]), np.zeros(1, dtype=np.int64))
+    market = GpuMarket(np.ones((5, 1)), np.ones(5), np.array([3.0]), np.zeros(1, dtype=np.int64))
     weight, weights, inside = first
     groups = [
-        Group(weight, np.arange(2), np.array(weights), inside),
-        Group(second[0], np.arange(2, 5), np.ones(3), second[1]),
+        FillGroup(weight, np.arange(2), np.array(weights), inside),
+        FillGroup(second[0], np.arange(2, 5), np.ones(3), second[1]),
     ]
     assert fill(market, groups, np.ones(5)).levels == pytest.approx(levels, abs=1e-6)
 
 
 def test_alike_rows_have_exactly_the_same() -> None:
-    market = Market(np.array([[3.0, 1.0]] * 3 + [[1.0, 2.0]] * 3), np.ones(6), np.array([1.0, 1.0]), np.arange(2))
-    levels = fill(market, [Group(1.0, np.arange(6), np.ones(6))], proportional(market)).levels
+    market = GpuMarket(np.array([[3.0, 1.0]] * 3 + [[1.0, 2.0]] * 3), np.ones(6), np.array([1.0, 1.0]), np.arange(2))
+    levels = fill(market, [FillGroup(1.0, np.arange(6), np.ones(6))], proportional(market)).levels
     assert len(set(levels[:3])) == len(set(levels[3:])) == 1
 
 
 def test_a_row_in_no_group_or_without_a_norm_is_asked_for_nothing() -> None:
-    market = Market(np.array([[1.0], [1.0], [0.0]]), np.ones(3), np.ones(1), np.zeros(1, dtype=np.int64))
-    filled = fill(market, [Group(1.0, np.array([1, 2]), np.ones(2))], np.array([1.0, 1.0, 0.0]))
+    market = GpuMarket(np.array([[1.0], [1.0], [0.0]]), np.ones(3), np.ones(1), np.zeros(1, dtype=np.int64))
+    filled = fill(market, [FillGroup(1.0, np.array([1, 2]), np.ones(2))], np.array([1.0, 1.0, 0.0]))
     assert filled.levels == pytest.approx([0, 1, 0])
 
 
 def test_nobody_fills_nothing() -> None:
-    market = Market(np.zeros((0, 2)), np.zeros(0), np.ones(2), np.arange(2))
+    market = GpuMarket(np.zeros((0, 2)), np.zeros(0), np.ones(2), np.arange(2))
     filled = fill(market, [], np.zeros(0))
     assert (filled.x.shape, filled.passes, filled.solves) == ((0, 2), 0, 0)
 
@@ -255,7 +257,7 @@ def test_nobody_fills_nothing() -> None:
 def test_rows_that_share_fill_together() -> None:
     """Singles 10 and 20 steps/s, together 8 and 14: λ = 8/11 (ALGORITHMS §2.4)."""
     beside = Beside(np.array([0, 1]), np.array([[[0.0], [8.0]], [[14.0], [0.0]]]))
-    market = Market(np.array([[10.0], [20.0]]), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), beside)
-    filled = fill(market, [Group(1.0, np.arange(2), np.ones(2))], np.array([10.0, 20.0]))
+    market = GpuMarket(np.array([[10.0], [20.0]]), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), beside)
+    filled = fill(market, [FillGroup(1.0, np.arange(2), np.ones(2))], np.array([10.0, 20.0]))
     assert filled.levels == pytest.approx([8 / 11, 8 / 11], abs=1e-6)
     assert filled.shared.share == pytest.approx([10 / 11], abs=1e-6)

@@ -8,13 +8,13 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from tests.workloads import a_workload
 
-from poise.bench import Draw, drawn_for
-from poise.model.arrays import Floats
-from poise.model.workload import Workload
-from poise.policies import strategy_proof
-from poise.policies.catalogue import policy_named
-from poise.policies.shares import usable
-from poise.policies.strategy_proof import _classes, _discount, _nash, discounts
+from poise.lab.bench import MomentDraw, drawn_for
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Workload
+from poise.scheduler.policies import strategy_proof
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.shares import usable
+from poise.scheduler.policies.strategy_proof import _classes, _discount, _nash, discounts
 
 
 def one_by_one(workload: Workload, throughput: Floats) -> Floats:
@@ -33,7 +33,7 @@ def one_by_one(workload: Workload, throughput: Floats) -> Floats:
 def test_discounts_of_all_at_once_are_those_of_one_by_one(
     jobs: int, seed: int, types: int, classes: int | None, holes: bool
 ) -> None:
-    drawn = drawn_for(policy_named("strategy-proof"), Draw(jobs, types=types, seed=seed, classes=classes))
+    drawn = drawn_for(policy_named("strategy-proof"), MomentDraw(jobs, types=types, seed=seed, classes=classes))
     if holes:
         random = np.random.default_rng(seed)
         drawn = replace(drawn, speed=np.where(random.random(drawn.speed.shape) < 0.3, 0.0, drawn.speed))
@@ -56,7 +56,7 @@ def test_all_at_once_needs_no_program_of_its_own_for_anybody(monkeypatch: pytest
 
     monkeypatch.setattr(strategy_proof, "_nash", counted)
     policy = policy_named("strategy-proof")
-    workload = drawn_for(policy, Draw(120, seed=1))
+    workload = drawn_for(policy, MomentDraw(120, seed=1))
     strategy_proof.StrategyProof().allocate(workload, None)
     assert solved == [120]
 

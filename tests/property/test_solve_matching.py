@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped,unused-ignore]
 
-from poise.model.errors import InfeasibleError
-from poise.solve.matching import Matching, match
+from poise.scheduler.model.errors import InfeasibleError
+from poise.scheduler.solve.matching import Matching, match
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,5 @@
-"""Pairs of rows that share a column's resources: `solve/pairs.py` against a worked example and an independent solver."""
+"""Pairs of rows that share a column's resources: `scheduler/solve/pairs.py` against a worked example and an independent
+solver."""
 
 from dataclasses import replace
 
@@ -8,28 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reference import broken_by, expanded, objective_of, reference
 
-from poise.model.arrays import Floats, Ints
-from poise.model.errors import GaveUpError, InfeasibleError
-from poise.solve import master
-from poise.solve.crowds import crossed, divided, folded, missing
-from poise.solve.pairs import maximise_sharing
-from poise.solve.problem import Beside, Market, Problem, Solution
+from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.errors import GaveUpError, InfeasibleError
+from poise.scheduler.solve import pairs
+from poise.scheduler.solve.pairs import crossed, divided, folded, maximise_sharing, missing
+from poise.scheduler.solve.program import Beside, GpuMarket, ShareProblem, Solution
 
 FEASIBLE = 1e-6
 CLOSE = 1e-5
 
 
-def together(*throughputs: float) -> Problem:
+def together(*throughputs: float) -> ShareProblem:
     """ALGORITHMS §2.4: one GPU, 10 and 20 steps/s alone, these together; each row's part of its speed is to be equal."""
     beside = np.zeros((2, 2, 1))
     beside[0, 1, 0], beside[1, 0, 0] = throughputs
     speed = np.array([[10.0], [20.0]])
-    market = Market(speed, np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), Beside(np.arange(2), beside))
-    return Problem(market, slope=speed[:, 0], level=1.0)
+    market = GpuMarket(speed, np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), Beside(np.arange(2), beside))
+    return ShareProblem(market, slope=speed[:, 0], level=1.0)
 
 
 @st.composite
-def markets(draw: st.DrawFn) -> Market:
+def markets(draw: st.DrawFn) -> GpuMarket:
     """Few kinds, many rows of each; some columns draw on one resource; some speeds are zero; some kinds cannot share."""
     kinds, rows = draw(st.integers(1, 4)), draw(st.integers(1, 9))
     columns, resources = draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -42,11 +42,11 @@ def markets(draw: st.DrawFn) -> Market:
     capacity = random.integers(0, draw(st.sampled_from([3, 9])), resources).astype(np.float64)
     count = random.choice([1.0, 1.0, 2.0, 3.0], rows) if draw(st.booleans()) else None
     beside = Beside(kind, speed[:, None, :] * ratio)
-    return Market(speed[kind], size, capacity, random.integers(0, resources, columns), beside, count)
+    return GpuMarket(speed[kind], size, capacity, random.integers(0, resources, columns), beside, count)
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> ShareProblem:
     """A level, a worth of time, or both; sometimes with what must be met whatever the level."""
     market = draw(markets())
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -58,10 +58,10 @@ def problems(draw: st.DrawFn) -> Problem:
     if wants != "level" or not level:
         value = (market.speed / scale[:, None]) * random.choice([0.5, 1.0, 2.0], market.rows)[:, None]
     base = random.choice([-0.05, 0.0, 0.0, 0.02, 0.1], market.rows) * scale if draw(st.booleans()) else None
-    return Problem(market, base, slope, level, value)
+    return ShareProblem(market, base, slope, level, value)
 
 
-def solved(problem: Problem) -> Solution | None:
+def solved(problem: ShareProblem) -> Solution | None:
     """The answer, None if there is none."""
     try:
         return maximise_sharing(problem)
@@ -73,7 +73,7 @@ def near(one: float, other: float, within: float = CLOSE) -> bool:
     return abs(one - other) <= within * max(1.0, abs(one), abs(other))
 
 
-def without_sharing(problem: Problem) -> Problem:
+def without_sharing(problem: ShareProblem) -> ShareProblem:
     return replace(problem, market=replace(problem.market, beside=None))
 
 
@@ -105,7 +105,7 @@ def test_pressure_tells_what_a_unit_less_asked_would_bring() -> None:
 
 
 @given(problems())
-def test_answers_are_feasible_and_as_good_as_the_general_solver_finds(problem: Problem) -> None:
+def test_answers_are_feasible_and_as_good_as_the_general_solver_finds(problem: ShareProblem) -> None:
     answer = solved(problem)
     if answer is None:
         with pytest.raises((InfeasibleError, GaveUpError)):
@@ -116,7 +116,7 @@ def test_answers_are_feasible_and_as_good_as_the_general_solver_finds(problem: P
 
 
 @given(problems())
-def test_sharing_is_never_worse_than_not_sharing(problem: Problem) -> None:
+def test_sharing_is_never_worse_than_not_sharing(problem: ShareProblem) -> None:
     try:
         alone = reference(without_sharing(problem))
     except (InfeasibleError, GaveUpError):
@@ -125,7 +125,7 @@ def test_sharing_is_never_worse_than_not_sharing(problem: Problem) -> None:
 
 
 @given(problems())
-def test_alike_rows_written_out_give_the_same_objective(problem: Problem) -> None:
+def test_alike_rows_written_out_give_the_same_objective(problem: ShareProblem) -> None:
     together, apart = solved(problem), solved(expanded(problem))
     assert (together is None) == (apart is None)
     if together is not None and apart is not None:
@@ -133,7 +133,7 @@ def test_alike_rows_written_out_give_the_same_objective(problem: Problem) -> Non
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
-def test_order_of_rows_does_not_matter_to_the_objective(problem: Problem, seed: int) -> None:
+def test_order_of_rows_does_not_matter_to_the_objective(problem: ShareProblem, seed: int) -> None:
     other = reordered(problem, np.random.default_rng(seed).permutation(problem.market.rows))
     one, two = solved(problem), solved(other)
     assert (one is None) == (two is None)
@@ -141,7 +141,7 @@ def test_order_of_rows_does_not_matter_to_the_objective(problem: Problem, seed: 
         assert near(objective_of(problem, one), objective_of(other, two), 1e-6)
 
 
-def reordered(problem: Problem, order: Ints) -> Problem:
+def reordered(problem: ShareProblem, order: Ints) -> ShareProblem:
     def pick(each: Floats | None) -> Floats | None:
         return None if each is None else each[order]
 
@@ -153,7 +153,7 @@ def reordered(problem: Problem, order: Ints) -> Problem:
 
 
 @given(problems())
-def test_answers_are_the_same_bit_for_bit(problem: Problem) -> None:
+def test_answers_are_the_same_bit_for_bit(problem: ShareProblem) -> None:
     one, other = solved(problem), solved(problem)
     if one is None or other is None:
         assert one is other
@@ -164,7 +164,7 @@ def test_answers_are_the_same_bit_for_bit(problem: Problem) -> None:
 
 
 @given(problems())
-def test_who_is_under_pressure_gets_just_what_is_asked(problem: Problem) -> None:
+def test_who_is_under_pressure_gets_just_what_is_asked(problem: ShareProblem) -> None:
     answer = solved(problem)
     if answer is None:
         return
@@ -200,8 +200,8 @@ def test_logarithms_are_refused_in_one_line() -> None:
 def test_alike_rows_share_with_each_other_and_the_time_of_all_is_told() -> None:
     """Three alike rows on one and a half GPUs, each at 0.9 beside another: one and a half pairs all the time."""
     beside = Beside(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
-    market = Market(np.ones((1, 1)), np.ones(1), np.full(1, 1.5), np.zeros(1, dtype=np.int64), beside, np.full(1, 3.0))
-    answer = maximise_sharing(Problem(market, slope=np.ones(1), level=1.0))
+    market = GpuMarket(np.ones((1, 1)), np.ones(1), np.full(1, 1.5), np.zeros(1, dtype=np.int64), beside, np.full(1, 3.0))
+    answer = maximise_sharing(ShareProblem(market, slope=np.ones(1), level=1.0))
     assert answer.level == pytest.approx(0.9)
     assert (*answer.shared.first, *answer.shared.second) == (0, 0)
     assert answer.shared.share == pytest.approx([1.5])
@@ -209,18 +209,18 @@ def test_alike_rows_share_with_each_other_and_the_time_of_all_is_told() -> None:
 
 def test_a_row_that_is_alone_never_shares_with_itself() -> None:
     beside = Beside(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
-    market = Market(np.ones((1, 1)), np.ones(1), np.ones(1), np.zeros(1, dtype=np.int64), beside)
-    answer = maximise_sharing(Problem(market, slope=np.ones(1), level=1.0))
+    market = GpuMarket(np.ones((1, 1)), np.ones(1), np.ones(1), np.zeros(1, dtype=np.int64), beside)
+    answer = maximise_sharing(ShareProblem(market, slope=np.ones(1), level=1.0))
     assert answer.level == pytest.approx(1.0)
     assert len(answer.shared.share) == 0
 
 
 @given(problem=problems())
-def test_pairs_found_by_their_price_are_as_good_as_all_of_them(problem: Problem) -> None:
+def test_pairs_found_by_their_price_are_as_good_as_all_of_them(problem: ShareProblem) -> None:
     at_once = solved(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(master, "ALL_AT_ONCE", -1)
-        patch.setattr(master, "BEST", 1)
+        patch.setattr(pairs, "ALL_AT_ONCE", -1)
+        patch.setattr(pairs, "BEST", 1)
         one_by_one = solved(problem)
     assert (at_once is None) == (one_by_one is None)
     if at_once is not None and one_by_one is not None:

@@ -7,13 +7,12 @@ from hypothesis import given
 from tests.builders import a_job, simulate
 from tests.strategies import World, worlds
 
-from poise.analysis.history import History
-from poise.analysis.stints import End, Stint
-from poise.backends.simulator.world import Truth
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Preempt, Why
-from poise.model.cluster import bits, gpu_count
-from poise.model.job import Status
+from poise.lab.analysis.history import History, RunEnd, RunInterval
+from poise.lab.simulator.world import Truth
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Preempt, PreemptionCause
+from poise.scheduler.model.cluster import bits, gpu_count
+from poise.scheduler.model.job import Status
 
 
 def history_of(world: World) -> History:
@@ -30,7 +29,7 @@ def test_stints_add_up_to_the_gpu_seconds_of_their_jobs(world: World) -> None:
 
 @given(worlds(forever=True))
 def test_a_gpu_is_held_by_one_job_at_a_time_or_by_two_that_share_all_of_theirs(world: World) -> None:
-    held: dict[tuple[int, int], list[Stint]] = {}
+    held: dict[tuple[int, int], list[RunInterval]] = {}
     for stint in history_of(world).stints:
         for node, mask in stint.gpus:
             for bit in bits(mask):
@@ -45,9 +44,9 @@ def test_a_stint_begins_with_what_the_one_before_it_kept(world: World) -> None:
     """But for stints of tasks, of which both are 0 however they end."""
     history = history_of(world)
     divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
-    last: dict[str, Stint] = {}
+    last: dict[str, RunInterval] = {}
     for stint in history.stints:
-        is_task = stint.ended is End.COMPUTED or (stint.job in divides and stint.begun == stint.kept == 0.0)
+        is_task = stint.ended is RunEnd.COMPUTED or (stint.job in divides and stint.begun == stint.kept == 0.0)
         if not is_task and history.jobs[stint.job].holding is not None:
             assert stint.begun == (last[stint.job].kept if stint.job in last else 0.0)
             assert stint.begun <= stint.kept + 1e-9
@@ -60,8 +59,8 @@ def test_the_last_stint_ends_as_its_job_does(world: World) -> None:
     last = {stint.job: stint for stint in history.stints}
     for job, life in history.jobs.items():
         if life.status is Status.FINISHED:
-            assert last[job].ended in (End.FINISHED, End.COMPUTED)
-            if last[job].ended is End.FINISHED:
+            assert last[job].ended in (RunEnd.FINISHED, RunEnd.COMPUTED)
+            if last[job].ended is RunEnd.FINISHED:
                 assert last[job].kept == life.steps
 
 
@@ -71,14 +70,14 @@ def test_stints_say_how_they_ended_and_what_was_left_of_the_work() -> None:
     story = simulate(jobs, "srtf", "gpu:4", truth=Truth(checkpoint_every=200))
     found = History.of(story.entries, story.cluster).stints
     assert [(each.job, each.start, each.end, each.ended) for each in found] == [
-        ("a", 0.0, 300.0, End.FAILED),
-        ("a", 300.0, 500.0, End.PREEMPTED),
-        ("b", 500.0, 600.0, End.FINISHED),
-        ("a", 600.0, 1200.0, End.FINISHED),
+        ("a", 0.0, 300.0, RunEnd.FAILED),
+        ("a", 300.0, 500.0, RunEnd.PREEMPTED),
+        ("b", 500.0, 600.0, RunEnd.FINISHED),
+        ("a", 600.0, 1200.0, RunEnd.FINISHED),
     ]
     assert [(each.begun, each.kept) for each in found] == [(0, 200), (200, 400), (0, 100), (400, 1000)]
     assert found[0].cause
-    assert Why.OUTRANKED in {wish.why for _, wish in story.actions(Preempt)}
+    assert PreemptionCause.OUTRANKED in {wish.why for _, wish in story.actions(Preempt)}
 
 
 def test_a_job_that_moves_says_afterwards_how_far_it_had_come() -> None:
@@ -93,4 +92,4 @@ def test_a_job_that_moves_says_afterwards_how_far_it_had_come() -> None:
     story = simulate(jobs, "fifo", "gpu:8", placement="consolidate", settings=how)
     found = [each for each in History.of(story.entries, story.cluster).stints if each.job == "small"]
     assert [(each.start, each.end, each.begun, each.kept) for each in found] == [(0, 150, 0, 150), (150, 500, 150, 500)]
-    assert [each.ended for each in found] == [End.PREEMPTED, End.FINISHED]
+    assert [each.ended for each in found] == [RunEnd.PREEMPTED, RunEnd.FINISHED]

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.builders import a_cluster, a_job, simulate
 from tests.workloads import overdrawn, throughput, workloads
 
-from poise.model.action import Action
-from poise.model.arrays import Floats
-from poise.model.workload import Workload
-from poise.policies.gandiva_fair.tickets import water_filled
-from poise.policies.hierarchical import Hierarchical, Inside
-from poise.policies.shares import inverse, proportional
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Action
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Workload
+from poise.scheduler.policies.gandiva_fair.entitlements import water_filled
+from poise.scheduler.policies.gavel import Hierarchical, Inside
+from poise.scheduler.policies.shares import inverse, proportional
 
 TENANTS = 3
 weights = st.lists(st.sampled_from((0.25, 0.5, 1.0, 2.0, 3.0, 10.0)), min_size=TENANTS, max_size=TENANTS).map(np.array)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from poise.model.speed import Locality
-from poise.throughput.completion import Offsets, completed
-from poise.throughput.estimation import Profile, estimated, filled, stand_ins
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.throughput.profiling import Pair, profiled_pairs, profiled_types
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.estimation import Pair, Profile, estimated, filled, profiled_pairs, profiled_types, stand_ins
+from poise.scheduler.throughput.matrix_completion import Offsets, completed
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 
 TYPES = ("v100", "k80", "a100")
 CLASSES = tuple(JobClass(model, batch) for model in ("lm", "vgg") for batch in (None, 8, 64))

@@ -9,13 +9,13 @@ from itertools import pairwise
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from poise.model.cluster import Cluster, Node
-from poise.model.errors import ThroughputError
-from poise.model.job import Job
-from poise.model.speed import Locality
-from poise.throughput.measured import Alone, Throughputs, Together
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import JobClass, _parse
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.errors import ThroughputError
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, Throughputs, Together
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import JobClass, _parse
 
 TYPES = ("v100", "k80", "a100", "h100")
 RATES = st.just(0.0) | st.floats(0.001, 1e6)

@@ -15,13 +15,13 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.model.errors import RequestError
-from poise.model.job import Job
-from poise.traces.reading import read_trace
-from poise.traces.registry import FORMATS, format_names
-from poise.traces.schema import Curve, FailedAttempt, Outcome, Trace, TraceJob
-from poise.traces.synthetic import KNOBS, generate
-from poise.traces.writing import write_trace
+from poise.lab.traces.formats.poise import write_trace
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.registry import FORMATS, format_names
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, Trace, TraceJob
+from poise.lab.traces.synthetic import KNOBS, generate
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.job import Job
 
 names = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), min_size=1, max_size=8)
 amounts = st.floats(0, 1e12) | st.integers(0, 10**12).map(float)
@@ -58,8 +58,8 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         0.0 if micro_batches is None else draw(amounts),
     )
     failures = draw(st.lists(st.builds(FailedAttempt, amounts, names), max_size=2))
-    loss = draw(st.none() | st.builds(Curve, amounts, st.floats(1e-9, 1e9), amounts))
-    return TraceJob(job, draw(st.sampled_from(Outcome)), tuple(failures), loss)
+    loss = draw(st.none() | st.builds(LossCurve, amounts, st.floats(1e-9, 1e9), amounts))
+    return TraceJob(job, draw(st.sampled_from(JobOutcome)), tuple(failures), loss)
 
 
 traces = st.lists(trace_jobs(), min_size=1, max_size=5, unique_by=lambda each: each.job.id).map(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.policies.gandiva_fair.trading import trade, trade_all
+from poise.scheduler.policies.gandiva_fair.entitlements import trade, trade_all
 
 SLOW, FAST = 0, 1
 Market = tuple[dict[int, tuple[float, float]], dict[int, float]]

@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 from tests.builders import EVENTS, a_job, nodes, simulate
 from tests.strategies import World, choices, worlds
 
-from poise.backends.simulator.world import Outage
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.core.state import State
-from poise.core.waiting import Cause, Shape
-from poise.model.action import Compute, Launch
-from poise.model.cluster import bits
-from poise.model.event import NodeLost, NodeReturned
-from poise.model.job import Status
-from poise.model.journal import Entry
-from poise.model.speed import Locality
-from poise.placement.free import FreeGpus
-from poise.traces.schema import TraceJob
+from poise.lab.simulator.world import Outage
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.claim_shapes import ClaimShape, WaitCause
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.core.state import SchedulerState
+from poise.scheduler.model.action import Compute, JournalEntry, Launch
+from poise.scheduler.model.cluster import bits
+from poise.scheduler.model.event import NodeLost, NodeReturned
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.placement.free_gpus import FreeGpus
 
 
 class Oracle:
@@ -30,10 +29,10 @@ class Oracle:
     def __init__(self) -> None:
         self.lost: set[int] = set()
         self.waited: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        self.causes: dict[str, Cause] = {}
+        self.causes: dict[str, WaitCause] = {}
         self.last = 0.0
 
-    def watch(self, scheduler: Scheduler, entry: Entry) -> None:
+    def watch(self, scheduler: Scheduler, entry: JournalEntry) -> None:
         """Add up what was waited until now, compare what launches say of it, and note what is waited for from now on."""
         for job, cause in self.causes.items():
             self.waited[job][cause] += entry.now - self.last
@@ -51,7 +50,7 @@ class Oracle:
         self.causes = {state.columns.ids[row]: self._cause(state, row, free) for row in waiting}
         self.last = entry.now
 
-    def _free(self, state: State) -> FreeGpus:
+    def _free(self, state: SchedulerState) -> FreeGpus:
         """The cluster without lost nodes, and without what jobs hold and the pool has set aside."""
         free = FreeGpus(state.topology)
         for node in self.lost:
@@ -66,22 +65,22 @@ class Oracle:
             free.take(((node, bit),))  # type: ignore[arg-type]
         return free
 
-    def _cause(self, state: State, row: int, free: FreeGpus) -> Cause:
+    def _cause(self, state: SchedulerState, row: int, free: FreeGpus) -> WaitCause:
         shape = state.shape_of[row]
         if row in state.away or shape.is_held:
-            return Cause.ORDER
+            return WaitCause.ORDER
         gang = 1 if shape.tasks else shape.gang
         enough = [kind for kind in shape.types if _count(free, kind) >= gang]
         if not enough:
-            return Cause.CAPACITY
-        return Cause.ORDER if any(_fits(state, shape, kind, free) for kind in enough) else Cause.FRAGMENTATION
+            return WaitCause.CAPACITY
+        return WaitCause.ORDER if any(_fits(state, shape, kind, free) for kind in enough) else WaitCause.FRAGMENTATION
 
 
 def _count(free: FreeGpus, kind: int) -> int:
     return sum(mask.bit_count() for node, mask in enumerate(free.masks) if free.topology.type_of[node] == kind)
 
 
-def _fits(state: State, shape: Shape, kind: int, free: FreeGpus) -> bool:
+def _fits(state: SchedulerState, shape: ClaimShape, kind: int, free: FreeGpus) -> bool:
     return shape.locality is Locality.CLUSTER or state.placement(free, kind, shape.gang, shape.locality) is not None
 
 
@@ -100,7 +99,7 @@ def in_line(small: list[tuple[int, float, float]]) -> list[TraceJob]:
 @given(worlds(forever=True))
 def test_every_wait_is_attributed_to_the_cause_that_there_was(world: World) -> None:
     story = world.played(Oracle().watch)
-    for cause in Cause:
+    for cause in WaitCause:
         if any(wish.waited[cause] > 0 for _, wish in story.actions(Launch)):
             event(f"waits for {cause.name.lower()}")
 

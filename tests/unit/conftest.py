@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.client import connection, following, waiting
+from poise.service.client import connection, streams
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         pause(1e-6)
         return now
 
-    for module in (connection, following):
+    for module in (connection, streams):
         monkeypatch.setattr(module, "sleep", pause)
         monkeypatch.setattr(module, "monotonic", clock)
-    monkeypatch.setattr(waiting, "monotonic", clock)
+    monkeypatch.setattr(streams, "monotonic", clock)

@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from poise.analysis.averages import KEYS, Cell, Grid, averaged
-from poise.analysis.intervals import mean_of
-from poise.analysis.summary import Summary
+from poise.lab.analysis.statistics import KEYS, Cell, Grid, averaged, mean_of
+from poise.lab.analysis.summary import Summary
 
 
 def a_summary(policy: str = "fifo", seed: int = 0, **numbers: float | None) -> Summary:

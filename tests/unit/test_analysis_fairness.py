@@ -13,26 +13,26 @@ import numpy as np
 import pytest
 from tests.builders import EVENTS, Story, a_job, a_table, simulate
 
-from poise.analysis.fairness import Fairness, jain, rho
-from poise.analysis.history import History
-from poise.analysis.losses import losses
-from poise.analysis.recording import records_of
-from poise.analysis.summary import measure
-from poise.assembly import Experiment
-from poise.assembly import simulate as run
-from poise.audit.lies import Hearsay, Lie
-from poise.backends.simulator.world import Truth
-from poise.core.scheduler import Scheduler
-from poise.engine.journal_file import JournalReader
-from poise.model.cluster import parse_cluster
-from poise.model.event import Estimated, Finished, Revealed, Submitted
-from poise.model.job import Job
-from poise.model.journal import Entry
-from poise.model.speed import Estimate, Locality
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import Curve, Trace, TraceJob
+from poise.engine.journal import JournalReader
+from poise.lab.analysis.failures import losses
+from poise.lab.analysis.fairness import Fairness, jain, rho
+from poise.lab.analysis.history import History
+from poise.lab.analysis.subjects import records_of
+from poise.lab.analysis.summary import measure
+from poise.lab.audit.playback import Lie, MisreportedSpeeds
+from poise.lab.experiment import Experiment
+from poise.lab.experiment import simulate as run
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.schema import LossCurve, Trace, TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import JournalEntry
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.event import Estimated, Finished, Revealed, Submitted
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Estimate, Locality
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 
 def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
@@ -142,8 +142,8 @@ def test_a_job_without_work_has_no_rho() -> None:
 
 def test_a_job_of_unknown_work_has_no_rho() -> None:
     entries = [
-        Entry(0.0, (Estimated("k", Estimate(((1.0, 1.0, 1.0),))), Submitted(Job("a", 0.0, 1), "k", inf)), ()),
-        Entry(5.0, (Finished("a", 1),), ()),
+        JournalEntry(0.0, (Estimated("k", Estimate(((1.0, 1.0, 1.0),))), Submitted(Job("a", 0.0, 1), "k", inf)), ()),
+        JournalEntry(5.0, (Finished("a", 1),), ()),
     ]
     history = History.of(entries, parse_cluster("gpu:1"))
     assert np.isnan(rho(history, history.ran())).all()
@@ -167,7 +167,7 @@ def test_rho_measures_with_true_speeds_whatever_is_believed() -> None:
 def test_rho_measures_with_true_work_whatever_owners_say() -> None:
     cluster = parse_cluster("v100:1")
     trace = Trace("t", (in_steps(1000),))
-    lies = partial(Hearsay, lies={"a": Lie(size=4.0)})
+    lies = partial(MisreportedSpeeds, lies={"a": Lie(size=4.0)})
     experiment = Experiment(cluster, throughputs=a_table(m=10.0), hearsay=lies)
     outcome = run(trace, experiment)
     assert outcome.summary.worst_rho == 1
@@ -242,7 +242,7 @@ def test_an_app_is_not_expected_to_be_faster_than_its_longest_job() -> None:
 def test_of_a_job_that_was_given_up_only_what_was_spent_counts() -> None:
     """b is given up halfway through its 1,000 s: 500 GPU-seconds of it; a alone takes the 1,000 s that the app took."""
     losses = [
-        replace(each, loss=Curve(0.01, 1.0, floor))
+        replace(each, loss=LossCurve(0.01, 1.0, floor))
         for each, floor in ((a_job("a", seconds=1000), 0.1), (a_job("b", seconds=1000), 0.5))
     ]
     story = simulate(of_app("sweep", *losses), "themis", "gpu:2", truth=Truth(report_every=100.0))

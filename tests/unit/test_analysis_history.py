@@ -5,12 +5,23 @@ from math import isnan
 import pytest
 from tests.builders import a_cluster, a_job, simulate
 
-from poise.analysis.history import History, cumulated
-from poise.analysis.stints import End
-from poise.analysis.tenants import HOUR, Books
-from poise.model.action import Abandon, Action, Cancel, Compute, Entitled, Launch, Preempt, Reject, Waited, Why
-from poise.model.cluster import Slots
-from poise.model.event import (
+from poise.lab.analysis.history import History, RunEnd, cumulated
+from poise.lab.analysis.tenant_usage import HOUR, TenantUsage
+from poise.scheduler.model.action import (
+    Abandon,
+    Action,
+    Cancel,
+    Compute,
+    Entitled,
+    JournalEntry,
+    Launch,
+    Preempt,
+    PreemptionCause,
+    Reject,
+    Waited,
+)
+from poise.scheduler.model.cluster import Slots
+from poise.scheduler.model.event import (
     Cancelled,
     Carried,
     Computed,
@@ -25,9 +36,8 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job, Status
-from poise.model.journal import Entry
-from poise.model.speed import Estimate
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.speed import Estimate
 
 CLUSTER = a_cluster("gpu:4")
 NO_WAIT = Waited(0, 0, 0)
@@ -43,7 +53,7 @@ def launch(job: str, epoch: int, mask: int = 1, waited: Waited = NO_WAIT) -> Lau
 
 
 def history(*entries: tuple[float, list[Event], list[Action]]) -> History:
-    return History.of((Entry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
+    return History.of((JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
 
 
 def levels(changes: list[tuple[float, int]]) -> dict[float, int]:
@@ -70,7 +80,7 @@ def test_a_job_that_runs_through_is_read_off() -> None:
 def test_a_preempted_job_waits_and_its_waits_add_up() -> None:
     found = history(
         (0, [submitted("a")], [launch("a", 1)]),
-        (10, [], [Preempt("a", 1, Why.OUTRANKED, "b")]),
+        (10, [], [Preempt("a", 1, PreemptionCause.OUTRANKED, "b")]),
         (10, [Stopped("a", 1, 5.0)], []),
         (30, [], [launch("a", 2, waited=Waited(5, 0, 15))]),
         (40, [Finished("a", 2)], []),
@@ -86,7 +96,7 @@ def test_a_preempted_job_waits_and_its_waits_add_up() -> None:
 def test_a_job_moved_in_one_instant_goes_on_whatever_is_heard_of_its_former_run() -> None:
     found = history(
         (0, [submitted("a")], [launch("a", 1, 0b01)]),
-        (10, [], [Preempt("a", 1, Why.MOVED, None), launch("a", 2, 0b10)]),
+        (10, [], [Preempt("a", 1, PreemptionCause.MOVED, None), launch("a", 2, 0b10)]),
         (10, [Stopped("a", 1, 5.0)], []),
         (20, [Finished("a", 2)], []),
     )
@@ -182,7 +192,7 @@ def test_a_round_holds_gpus_task_by_task_and_ends_without_a_preemption() -> None
         (Cancelled("a"), None, Status.CANCELLED, 0),
         (Finished("a", 2), None, Status.FINISHED, 0),
         (None, Cancel("a", "enough"), Status.CANCELLED, 0),
-        (None, Preempt("a", 2, Why.OUTRANKED, "b"), Status.WAITING, 0),
+        (None, Preempt("a", 2, PreemptionCause.OUTRANKED, "b"), Status.WAITING, 0),
     ],
 )
 def test_a_round_that_is_cut_short_gives_back_what_it_holds(
@@ -200,9 +210,9 @@ def test_a_round_that_fails_says_of_what_with_every_task_that_it_was_computing()
     more: Action = compute("a", 2, 0b010)
     found = history(*ROUNDS, (10, [], [more]), (11, [Failed("a", 2, "out of memory", 1.0)], []))
     assert [(stint.ended, stint.cause) for stint in found.stints[-3:]] == [
-        (End.COMPUTED, ""),
-        (End.FAILED, "out of memory"),
-        (End.FAILED, "out of memory"),
+        (RunEnd.COMPUTED, ""),
+        (RunEnd.FAILED, "out of memory"),
+        (RunEnd.FAILED, "out of memory"),
     ]
 
 
@@ -213,15 +223,17 @@ def test_a_journal_that_ends_in_the_middle_of_a_round_counts_what_was_held_until
 def test_a_job_whose_rounds_divide_migrates_whatever_few_gpus_it_has() -> None:
     """Unlike a gang it is not on trial where it has fewer GPUs than it asks for."""
     job = Submitted(Job("a", 0, 4, 10.0, micro_batches=8), "k", 20.0)
-    found = history((0, [job], [launch("a", 1, 0b1)]), (5, [], [Preempt("a", 1, Why.MOVED, None), launch("a", 2, 0b10)]))
+    found = history(
+        (0, [job], [launch("a", 1, 0b1)]), (5, [], [Preempt("a", 1, PreemptionCause.MOVED, None), launch("a", 2, 0b10)])
+    )
     assert found.jobs["a"].migrations == 1
 
 
 def test_books_count_gpus_of_tasks_and_know_a_tenant_whose_job_is_being_synchronised() -> None:
     """`of a` has jobs and somebody waits from 0 to 10: it is entitled to 10 GPU-seconds, and gets 7."""
-    entries = [Entry(now, tuple(events), tuple(actions)) for now, events, actions in ROUNDS]
-    entries += [Entry(10, (computed("a", 2, 0b001), Finished("a", 2)), ()), Entry(12, (Woke(),), ())]
-    tenant = Books.of(entries, CLUSTER).tenants["of a"]
+    entries = [JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in ROUNDS]
+    entries += [JournalEntry(10, (computed("a", 2, 0b001), Finished("a", 2)), ()), JournalEntry(12, (Woke(),), ())]
+    tenant = TenantUsage.of(entries, CLUSTER).tenants["of a"]
     assert tenant.contended == 10
     assert tenant.entitled[0] * HOUR == pytest.approx(10)
     assert tenant.held[0] * HOUR == tenant.received[0] * HOUR == pytest.approx(7)
@@ -267,5 +279,5 @@ def test_a_job_that_a_new_chapter_finds_without_gpus_has_lost_them(
     found = history(*entries)
     assert found.jobs["a"].gpu_seconds == gpu_seconds
     assert levels(found.held) == held
-    books = Books.of((Entry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
+    books = TenantUsage.of((JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
     assert books.tenants["of a"].held == [pytest.approx(gpu_seconds / HOUR)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped,unused-ignore]
 
-from poise.analysis.intervals import LEVEL, Mean, contrast, mean_of, t_quantile
+from poise.lab.analysis.statistics import LEVEL, Mean, contrast, mean_of, t_quantile
 
 NUMBERS = st.lists(st.floats(0.001, 1e6), min_size=2, max_size=8)
 

@@ -9,14 +9,13 @@ from hypothesis import given
 from tests.builders import Story
 from tests.strategies import World, worlds
 
-from poise.analysis.history import History
-from poise.analysis.parts import ALL, Part, Value
-from poise.analysis.records import Records
-from poise.analysis.stints import Stint
-from poise.analysis.study import study
-from poise.model.cluster import Slots
-from poise.model.event import Failed, NodeLost, NodeReturned
-from poise.studies.journals import Reading
+from poise.lab.analysis.exhibits import ALL, StudyPart, Value
+from poise.lab.analysis.history import History, RunInterval
+from poise.lab.analysis.records import Records
+from poise.lab.analysis.study import study
+from poise.lab.analysis.subjects import Reading
+from poise.scheduler.model.cluster import Slots
+from poise.scheduler.model.event import Failed, NodeLost, NodeReturned
 
 
 def read(story: Story, world: World) -> Reading:
@@ -26,11 +25,11 @@ def read(story: Story, world: World) -> Reading:
     return reading
 
 
-def parts_of(records: Records) -> dict[str, Part]:
+def parts_of(records: Records) -> dict[str, StudyPart]:
     return {part.key: part for part in study(records)}
 
 
-def total(part: Part, key: str) -> float:
+def total(part: StudyPart, key: str) -> float:
     """The sum of a column, but for the row of everything."""
     rows = part.records()
     first = part.columns[0].key
@@ -164,7 +163,7 @@ def slow_harm(story: Story, history: History, records: Records, reserved: frozen
     return harmful, seconds
 
 
-def _free(story: Story, history: History, held: list[Stint], reserved: frozenset[Slots], now: float) -> list[int]:
+def _free(story: Story, history: History, held: list[RunInterval], reserved: frozenset[Slots], now: float) -> list[int]:
     """GPUs of each type that nobody of these holds."""
     names = history.cluster.gpu_types
     alive = [True] * len(history.cluster.nodes)

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from tests.shell import DATA
 
-from poise.analysis.records import Covers
-from poise.analysis.study import study
-from poise.studies.logs import subject_of
-from poise.studies.subject import Subject
-from poise.throughput.table import shipped
-from poise.traces import philly_shape
-from poise.traces.reading import read_trace
+from poise.lab.analysis.records import Covers
+from poise.lab.analysis.study import study
+from poise.lab.analysis.subjects import Subject, log_subject
+from poise.lab.traces import philly_shape
+from poise.lab.traces.reader import read_trace
+from poise.scheduler.throughput.table import shipped
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")
 
@@ -26,7 +25,7 @@ def subject(name: str) -> Subject:
     path = DATA / name
     if not path.exists():
         pytest.skip(f"no {path}")
-    return subject_of(read_trace(str(path)), shipped())
+    return log_subject(read_trace(str(path)), shipped())
 
 
 @cache

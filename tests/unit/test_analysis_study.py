@@ -6,33 +6,32 @@ import numpy as np
 import pytest
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.analysis.delays import inferred
-from poise.analysis.overtaking import out_of_order
-from poise.analysis.parts import Part, Value, by_size, lower, nearest
-from poise.analysis.records import Covers, Records
-from poise.analysis.study import KEYS, study
-from poise.core.settings import Cadence, Settings
-from poise.model.cluster import Cluster
-from poise.model.job import Job
-from poise.studies.journals import Reading
-from poise.studies.logs import subject_of
-from poise.throughput.table import shipped
-from poise.traces.schema import Attempt, FailedAttempt, Outcome, Trace, TraceJob
+from poise.lab.analysis.delays import inferred
+from poise.lab.analysis.exhibits import StudyPart, Value, by_size, lower, nearest
+from poise.lab.analysis.overtaking import out_of_order
+from poise.lab.analysis.records import Covers, Records
+from poise.lab.analysis.study import KEYS, study
+from poise.lab.analysis.subjects import Reading, log_subject
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, Trace, TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.cluster import Cluster
+from poise.scheduler.model.job import Job
+from poise.scheduler.throughput.table import shipped
 
 HOUR = 3600.0
 
 
 def logged(*jobs: TraceJob) -> Records:
-    return subject_of(Trace("log", tuple(sorted(jobs, key=lambda each: each.job.submitted))), shipped()).records
+    return log_subject(Trace("log", tuple(sorted(jobs, key=lambda each: each.job.submitted))), shipped()).records
 
 
 def ran(
     name: str,
     at: float,
-    *attempts: Attempt,
+    *attempts: RunAttempt,
     gpus: int = 1,
     tenant: str = "ada",
-    outcome: Outcome = Outcome.PASSED,
+    outcome: JobOutcome = JobOutcome.PASSED,
 ) -> TraceJob:
     """A job of a log that tells when it ran."""
     seconds = sum((each.end or each.start) - each.start for each in attempts)
@@ -51,7 +50,7 @@ def read(story: Story, validation_gpus: int = 0) -> Records:
     return reading.records()
 
 
-def part(records: Records, key: str) -> Part:
+def part(records: Records, key: str) -> StudyPart:
     return next(each for each in study(records) if each.key == key)
 
 
@@ -83,8 +82,8 @@ def test_buckets_are_those_of_the_philly_study() -> None:
 def test_jobs_and_gpu_time_are_counted_by_size_status_and_tenant() -> None:
     jobs = [
         TraceJob(Job("a", 0.0, 1, HOUR, tenant="ada")),
-        TraceJob(Job("b", 1.0, 4, HOUR, tenant="bob"), Outcome.KILLED),
-        TraceJob(Job("c", 2.0, 5, HOUR, tenant="bob"), Outcome.FAILED),
+        TraceJob(Job("b", 1.0, 4, HOUR, tenant="bob"), JobOutcome.KILLED),
+        TraceJob(Job("c", 2.0, 5, HOUR, tenant="bob"), JobOutcome.FAILED),
     ]
     records = logged(*jobs)
     sizes = rows(records, "sizes")
@@ -106,8 +105,8 @@ def test_a_trace_without_starts_says_so_in_every_part_that_needs_them() -> None:
 
 def test_a_log_has_delays_to_the_first_start_and_all_intervals_of_waiting() -> None:
     records = logged(
-        ran("a", 0.0, Attempt(10.0, 20.0), Attempt(50.0, 60.0)),
-        ran("b", 5.0, Attempt(5.0, 7.0), gpus=2),
+        ran("a", 0.0, RunAttempt(10.0, 20.0), RunAttempt(50.0, 60.0)),
+        ran("b", 5.0, RunAttempt(5.0, 7.0), gpus=2),
     )
     assert rows(records, "delays_by_size")["all"]["mean"] == 5.0
     waits = part(records, "waits").records()
@@ -122,7 +121,7 @@ def test_a_log_has_delays_to_the_first_start_and_all_intervals_of_waiting() -> N
 
 
 def test_an_interval_next_to_an_attempt_without_an_end_is_not_known() -> None:
-    records = logged(ran("a", 0.0, Attempt(10.0, None), Attempt(50.0, 60.0), Attempt(61.0, 70.0)))
+    records = logged(ran("a", 0.0, RunAttempt(10.0, None), RunAttempt(50.0, 60.0), RunAttempt(61.0, 70.0)))
     assert part(records, "waits").records()[0]["intervals"] == 2  # 10 s and 1 s
     assert rows(records, "delays_by_size")["all"]["mean"] == 10.0
     assert rows(records, "attempts")[3]["jobs"] == 1
@@ -130,9 +129,9 @@ def test_an_interval_next_to_an_attempt_without_an_end_is_not_known() -> None:
 
 def test_attempts_before_the_last_failed_and_their_run_time_is_counted() -> None:
     records = logged(
-        ran("a", 0.0, Attempt(0.0, 100.0), Attempt(200.0, 500.0), gpus=2),
-        ran("b", 0.0, Attempt(0.0, HOUR), gpus=4, outcome=Outcome.FAILED, tenant="bob"),
-        ran("c", 0.0, Attempt(0.0, HOUR), outcome=Outcome.KILLED),
+        ran("a", 0.0, RunAttempt(0.0, 100.0), RunAttempt(200.0, 500.0), gpus=2),
+        ran("b", 0.0, RunAttempt(0.0, HOUR), gpus=4, outcome=JobOutcome.FAILED, tenant="bob"),
+        ran("c", 0.0, RunAttempt(0.0, HOUR), outcome=JobOutcome.KILLED),
     )
     (everything, untold) = part(records, "failures").records()
     assert everything["category"] == "all"
@@ -145,7 +144,7 @@ def test_attempts_before_the_last_failed_and_their_run_time_is_counted() -> None
 def test_stated_failures_are_attempts_and_a_broken_job_has_no_other() -> None:
     healing = TraceJob(Job("a", 0.0, 1, 100.0), failures=(FailedAttempt(30.0, "CUDA ver. mismatch"),))
     dies = (FailedAttempt(10.0, "mpi error"), FailedAttempt(20.0, "mpi error"))
-    broken = TraceJob(Job("b", 0.0, 1, 500.0), Outcome.FAILED, dies, broken=True)
+    broken = TraceJob(Job("b", 0.0, 1, 500.0), JobOutcome.FAILED, dies, broken=True)
     records = logged(healing, broken)
     assert records.run_seconds.tolist() == [100.0, 30.0]
     assert records.attempts.tolist() == [2, 2]
@@ -162,7 +161,7 @@ def test_stated_failures_are_attempts_and_a_broken_job_has_no_other() -> None:
 def test_steps_become_seconds_on_the_reference_type_where_the_model_is_known() -> None:
     known = TraceJob(Job("a", 0.0, 1, steps=1000.0, model="ResNet50"))
     unknown = TraceJob(Job("b", 0.0, 1, steps=1000.0, model="nobody's"))
-    subject = subject_of(Trace("log", (known, unknown)), shipped())
+    subject = log_subject(Trace("log", (known, unknown)), shipped())
     assert subject.records.run_seconds[0] > 0
     assert np.isnan(subject.records.run_seconds[1])
     assert any("does not know" in note for note in subject.notes)
@@ -171,9 +170,9 @@ def test_steps_become_seconds_on_the_reference_type_where_the_model_is_known() -
 
 def test_fair_share_is_inferred_from_the_most_that_a_tenant_ever_used() -> None:
     records = logged(
-        ran("a", 0.0, Attempt(0.0, 100.0), gpus=4),
-        ran("b", 10.0, Attempt(150.0, 160.0), gpus=2),  # 4 + 2 > 4 until 100, then something else for 50 s
-        ran("c", 20.0, Attempt(30.0, 40.0), gpus=8, tenant="bob"),  # nobody of its tenant runs
+        ran("a", 0.0, RunAttempt(0.0, 100.0), gpus=4),
+        ran("b", 10.0, RunAttempt(150.0, 160.0), gpus=2),  # 4 + 2 > 4 until 100, then something else for 50 s
+        ran("c", 20.0, RunAttempt(30.0, 40.0), gpus=8, tenant="bob"),  # nobody of its tenant runs
     )
     assert inferred(records).tolist() == [[0.0, 0.0], [90.0, 50.0], [0.0, 10.0]]
     found = part(records, "causes")

@@ -7,12 +7,12 @@ from math import inf, isfinite
 import pytest
 from tests.builders import Story, a_job, simulate
 
-from poise.analysis.fairness import Fairness
-from poise.analysis.history import History
-from poise.analysis.summary import UNFAIR, Effort, Labels, Summary, measure, summarise, utilisation
-from poise.backends.simulator.world import Outage
-from poise.core.settings import Cadence, Settings
-from poise.traces.schema import Outcome
+from poise.lab.analysis.fairness import Fairness
+from poise.lab.analysis.history import History
+from poise.lab.analysis.summary import UNFAIR, Effort, Summary, SummaryLabels, measure, summarise, utilisation
+from poise.lab.simulator.world import Outage
+from poise.lab.traces.schema import JobOutcome
+from poise.scheduler.core.settings import Cadence, Settings
 
 EFFORT = Effort(decisions=7, cpu_seconds=1.5, policy_seconds=0.5)
 
@@ -22,7 +22,7 @@ def summary(
 ) -> Summary:
     history = History.of(story.entries, story.cluster)
     measured = measure(history, fairness)
-    labels = Labels("fifo", "t", "gpu:4", 3, len(history.jobs))
+    labels = SummaryLabels("fifo", "t", "gpu:4", 3, len(history.jobs))
     return summarise(history, measured, labels, EFFORT, round_seconds=round_seconds, partial=partial)
 
 
@@ -52,8 +52,8 @@ def test_utilisation_between_two_moments_is_that_of_those_moments() -> None:
 def test_times_are_of_all_jobs_that_came_to_an_end_whatever_the_end() -> None:
     jobs = [
         a_job("finishes", at=5, seconds=10),
-        a_job("fails", at=5, seconds=20, outcome=Outcome.FAILED),
-        a_job("killed", at=5, seconds=60, outcome=Outcome.KILLED),
+        a_job("fails", at=5, seconds=20, outcome=JobOutcome.FAILED),
+        a_job("killed", at=5, seconds=60, outcome=JobOutcome.KILLED),
         a_job("huge", at=0, gpus=99),
     ]
     found = summary(simulate(jobs, cluster="gpu:4"))

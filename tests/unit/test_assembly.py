@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.builders import a_cluster, a_job, a_table
 
-from poise.assembly import (
+from poise.lab.experiment import (
     MOST_SECONDS,
     PRESETS,
     Experiment,
@@ -21,12 +21,12 @@ from poise.assembly import (
     simulate,
     speeds_of,
 )
-from poise.backends.simulator.world import Truth
-from poise.core.settings import Cadence, Settings
-from poise.model.cluster import Cluster, Node
-from poise.model.errors import RequestError, ThroughputError, TraceError, UnknownNameError
-from poise.model.job import Job, Status
-from poise.traces.schema import Trace, TraceJob
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.schema import Trace, TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.errors import RequestError, ThroughputError, TraceError, UnknownNameError
+from poise.scheduler.model.job import Job, Status
 
 
 def a_trace(*jobs: TraceJob, name: str = "t") -> Trace:

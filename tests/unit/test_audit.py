@@ -4,22 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from poise.assembly import Experiment, speeds_of
-from poise.audit import pareto
-from poise.audit.auditing import Task, audit, built_in, clusters, on_trace
-from poise.audit.claims import AUDITED, claimed
-from poise.audit.findings import Finding, Property
-from poise.audit.instances import CROWDED, STANDING, STREAMS, Draw, turn_of
-from poise.audit.lying import Kind
-from poise.audit.playing import play
-from poise.audit.starving import LASTS, cut, equal_shares
-from poise.core.settings import Settings
-from poise.model.cluster import parse_cluster
-from poise.model.columns import Snapshot
-from poise.model.plan import Claim as Wish
-from poise.model.plan import Plan, Preemption, Unfitting
-from poise.policies.catalogue import POLICIES, Claim
-from poise.policies.listing import Family, Listing
+from poise.lab.audit import pareto
+from poise.lab.audit.audit import AUDITED, Task, audit, built_in, claimed, clusters, on_trace
+from poise.lab.audit.findings import Finding, Property
+from poise.lab.audit.instances import CROWDED, STANDING, STREAMS, InstanceDraw, turn_of
+from poise.lab.audit.misreporting import LieKind
+from poise.lab.audit.playback import play
+from poise.lab.audit.starvation import LASTS, cut, equal_shares
+from poise.lab.experiment import Experiment, speeds_of
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Claim as Wish
+from poise.scheduler.model.plan import Plan, PreemptionRule, Unfitting
+from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.listing import Family, Listing
 
 ANYWHERE = parse_cluster("gpu:1")
 HONEST = (Property.SHARING_INCENTIVE, Property.ENVY_FREENESS, Property.PARETO_EFFICIENCY, Property.STARVATION_FREEDOM)
@@ -38,7 +37,7 @@ class Favourite:
         ]
         first = min(range(len(soonest)), key=soonest.__getitem__, default=None)
         claims = () if first is None else (Wish(snapshot.active[first]),)
-        return Plan(claims, Unfitting.SKIPPED, Preemption.BY_RANK), memory
+        return Plan(claims, Unfitting.SKIPPED, PreemptionRule.BY_RANK), memory
 
 
 @pytest.fixture
@@ -70,13 +69,15 @@ def test_an_unfair_policy_is_caught_on_every_property(favourite: str) -> None:
         assert finding.counterexample.text
         assert finding.counterexample.data["instance"]
     parts = {kind: part.holds for finding in findings.values() for kind, part in finding.parts.items()}
-    assert parts == dict.fromkeys((*pareto.Kind, *Kind), False) | {Kind.BUYERS_INFLATION: parts[Kind.BUYERS_INFLATION]}
+    assert parts == dict.fromkeys((*pareto.ParetoKind, *LieKind), False) | {
+        LieKind.BUYERS_INFLATION: parts[LieKind.BUYERS_INFLATION]
+    }
 
 
 def test_a_claim_that_does_not_hold_is_contradicted(favourite: str) -> None:
     experiment = Experiment(ANYWHERE, favourite)
     answers = claimed(experiment, found(favourite, Property.ENVY_FREENESS))
-    assert [(answer.claim, answer.holds) for answer in answers] == [(Claim.NO_ENVY, False)]
+    assert [(answer.claim, answer.holds) for answer in answers] == [(PolicyClaim.NO_ENVY, False)]
     assert "agent-" in answers[0].text
     assert answers[0].document()["measured"] > 1
 
@@ -98,9 +99,9 @@ def test_max_min_is_efficient_and_equal_slices_are_not() -> None:
 
 def test_lies_about_sizes_help_where_sizes_are_looked_at() -> None:
     for policy, helps in (("srtf", True), ("las", False)):
-        lies = audit(tasks(policy), [Property.STRATEGY_PROOFNESS], [Kind.SIZES])[Property.STRATEGY_PROOFNESS]
-        assert lies.parts[Kind.SIZES].holds is not helps
-        assert lies.parts[Kind.BIDS].holds is None, "only what was asked for is measured"
+        lies = audit(tasks(policy), [Property.STRATEGY_PROOFNESS], [LieKind.SIZES])[Property.STRATEGY_PROOFNESS]
+        assert lies.parts[LieKind.SIZES].holds is not helps
+        assert lies.parts[LieKind.BIDS].holds is None, "only what was asked for is measured"
 
 
 def test_a_queue_starves_nobody_and_the_shortest_first_do() -> None:
@@ -111,9 +112,9 @@ def test_a_queue_starves_nobody_and_the_shortest_first_do() -> None:
 def test_inflated_speed_ups_help_where_the_shortest_go_first() -> None:
     """So that they do not help where GPUs are traded at a second price (a claim of the catalogue) is no blindness."""
     about = Property.STRATEGY_PROOFNESS
-    lies = audit(tasks("sjf"), [about], [Kind.INFLATION])[about].parts
-    assert lies[Kind.INFLATION].holds is False
-    assert lies[Kind.BUYERS_INFLATION].holds is False
+    lies = audit(tasks("sjf"), [about], [LieKind.INFLATION])[about].parts
+    assert lies[LieKind.INFLATION].holds is False
+    assert lies[LieKind.BUYERS_INFLATION].holds is False
 
 
 def test_the_same_seed_gives_the_same_findings_and_another_one_others() -> None:
@@ -123,7 +124,7 @@ def test_the_same_seed_gives_the_same_findings_and_another_one_others() -> None:
 
 
 def test_agents_of_built_in_instances_are_tenants_with_models_of_their_own_and_ask_for_more_than_there_is() -> None:
-    draw = Draw(Experiment(ANYWHERE), 720.0, 0)
+    draw = InstanceDraw(Experiment(ANYWHERE), 720.0, 0)
     for shape in STANDING:
         instance = draw.standing(shape)
         crowd = play(instance).agents
@@ -134,7 +135,7 @@ def test_agents_of_built_in_instances_are_tenants_with_models_of_their_own_and_a
 
 
 def test_a_crowded_stream_outlasts_what_its_victims_would_need_three_times() -> None:
-    instance = cut(Draw(Experiment(ANYWHERE), 720.0, 1).crowded(CROWDED))
+    instance = cut(InstanceDraw(Experiment(ANYWHERE), 720.0, 1).crowded(CROWDED))
     taken = equal_shares(instance, speeds_of(instance.experiment)[1])
     victims = [each.job for each in instance.trace.jobs if each.job.id in instance.marked]
     assert len(victims) == 3
@@ -156,7 +157,7 @@ def test_longer_turns_make_longer_instances_and_the_same_verdicts() -> None:
 
 
 def test_one_tenant_is_audited_job_by_job_and_several_as_tenants() -> None:
-    instance = Draw(Experiment(ANYWHERE, "srtf"), 720.0, 0).stream(STREAMS[0])
+    instance = InstanceDraw(Experiment(ANYWHERE, "srtf"), 720.0, 0).stream(STREAMS[0])
     one = replace(
         instance.trace,
         jobs=tuple(replace(each, job=replace(each.job, tenant="all")) for each in instance.trace.jobs),
@@ -173,6 +174,8 @@ def test_one_tenant_is_audited_job_by_job_and_several_as_tenants() -> None:
 def test_claims_are_about_a_policy_by_its_name_alone_in_the_usual_settings() -> None:
     findings = found("isolated", Property.ENVY_FREENESS)
     usual = Experiment(ANYWHERE, "isolated")
-    assert [(answer.claim, answer.holds, answer.text) for answer in claimed(usual, findings)] == [(Claim.NO_ENVY, True, "")]
+    assert [(answer.claim, answer.holds, answer.text) for answer in claimed(usual, findings)] == [
+        (PolicyClaim.NO_ENVY, True, "")
+    ]
     assert claimed(replace(usual, settings=Settings(round=60.0)), findings) == []
     assert claimed(replace(usual, policy="isolated+agnostic"), findings) == []

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.audits import a_mixed_instance, an_instance, by_agent, of
 from tests.builders import a_job
 
-from poise.analysis.fairness import rho
-from poise.audit import envy, pareto, sharing, slices
-from poise.audit.bundles import Bundles
-from poise.audit.dominating import WAITS, Lasting, Moment, _programmed, _tried
-from poise.audit.findings import Case, Finding
-from poise.audit.instances import Among
-from poise.audit.playing import play
-from poise.model.cluster import parse_cluster
-from poise.policies.gandiva_fair.trading import both_gain, trade
+from poise.lab.analysis.fairness import rho
+from poise.lab.audit import envy, pareto, sharing_incentive
+from poise.lab.audit.envy import Bundles
+from poise.lab.audit.findings import Case, Finding
+from poise.lab.audit.instances import Among
+from poise.lab.audit.pareto import WAITS, AuditMoment, Lasting, _programmed, _tried
+from poise.lab.audit.playback import play
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.policies.gandiva_fair.entitlements import both_gain, trade
 
 G = np.array([[40.0, 10.0], [12.0, 4.0], [100.0, 50.0]])
 """Speeds of the running example of Gavel's policies: one V100, one K80."""
@@ -53,21 +53,25 @@ def test_what_is_within_its_bound_is_no_counterexample_and_nothing_measured_is_n
 
 
 def test_alone_on_a_slice_is_the_closed_form_where_the_number_of_agents_stands_still() -> None:
-    slices_of_eight = sharing.Slices.of([(0.0, 100.0)] * 8, 4, 1)
+    slices_of_eight = sharing_incentive.EqualSlices.of([(0.0, 100.0)] * 8, 4, 1)
     assert slices_of_eight.alone(0.0, 30.0) == pytest.approx(60.0)
-    assert sharing.Slices.of([(0.0, 100.0)] * 8, 4, 2).alone(0.0, 20.0) == pytest.approx(80.0)
-    assert sharing.Slices.of([(0.0, 100.0)] * 2, 4, 1).alone(0.0, 30.0) == pytest.approx(30.0), "no faster than a whole GPU"
+    assert sharing_incentive.EqualSlices.of([(0.0, 100.0)] * 8, 4, 2).alone(0.0, 20.0) == pytest.approx(80.0)
+    assert sharing_incentive.EqualSlices.of([(0.0, 100.0)] * 2, 4, 1).alone(0.0, 30.0) == pytest.approx(30.0), (
+        "no faster than a whole GPU"
+    )
 
 
 def test_alone_on_a_slice_follows_the_number_of_agents() -> None:
     spans = [(0.0, 10.0)] * 6 + [(10.0, 50.0)] * 8
-    assert sharing.Slices.of(spans, 4, 1).alone(0.0, 10.0) == pytest.approx(10.0 + (10.0 - 10 * 4 / 6) / 0.5)
-    assert sharing.Slices.of(spans, 4, 1).alone(40.0, 15.0) == pytest.approx(10.0 + 10.0), "nobody else is left after 50 s"
+    assert sharing_incentive.EqualSlices.of(spans, 4, 1).alone(0.0, 10.0) == pytest.approx(10.0 + (10.0 - 10 * 4 / 6) / 0.5)
+    assert sharing_incentive.EqualSlices.of(spans, 4, 1).alone(40.0, 15.0) == pytest.approx(10.0 + 10.0), (
+        "nobody else is left after 50 s"
+    )
 
 
 def test_the_second_of_two_equal_jobs_in_a_queue_is_worse_off_than_on_half_a_gpu() -> None:
     played = play(an_instance(a_job("first", seconds=10), a_job("second", seconds=10)))
-    found = by_agent(list(sharing.cases(played)))
+    found = by_agent(list(sharing_incentive.cases_on_slices(played)))
     assert found["first"].measured == pytest.approx(10 / 15)
     assert found["second"].measured == pytest.approx(20 / 15)
     assert found["second"].bound == pytest.approx(17 / 15), "two turns of a second"
@@ -76,21 +80,21 @@ def test_the_second_of_two_equal_jobs_in_a_queue_is_worse_off_than_on_half_a_gpu
 
 def test_sharing_incentive_is_rho_where_the_number_of_jobs_stands_still() -> None:
     played = play(an_instance(*(a_job(f"{place}", gpus=2, seconds=100) for place in range(2)), cluster="gpu:4"))
-    measured = [case.measured for case in sharing.cases(played)]
+    measured = [case.measured for case in sharing_incentive.cases_on_slices(played)]
     assert measured == pytest.approx(rho(played.history, played.history.ran()).tolist())
     assert measured == pytest.approx([1.0, 1.0])
 
 
 def test_a_tenant_is_compared_with_itself_on_a_slice_of_whole_gpus() -> None:
     jobs = [of("long", a_job("l", seconds=100)), of("short", a_job("s", at=1, seconds=10))]
-    found = by_agent(list(slices.cases(play(an_instance(*jobs, cluster="gpu:2", among=Among.TENANTS)))))
+    found = by_agent(list(sharing_incentive.tenant_cases(play(an_instance(*jobs, cluster="gpu:2", among=Among.TENANTS)))))
     assert found["short"].data["slice"] == "gpu:1@1"
     assert found["short"].measured == found["long"].measured == 1.0
 
 
 def test_where_a_slice_would_have_no_gpu_the_whole_cluster_is_slower() -> None:
     jobs = [of("a", a_job("a", seconds=10)), of("b", a_job("b", seconds=10))]
-    found = by_agent(list(slices.cases(play(an_instance(*jobs, among=Among.TENANTS)))))
+    found = by_agent(list(sharing_incentive.tenant_cases(play(an_instance(*jobs, among=Among.TENANTS)))))
     assert found["a"].data["slice"] == "gpu:1@1 at 1/2 of its speed"
     assert (found["a"].measured, found["b"].measured) == (0.5, 1.0)
 
@@ -100,7 +104,7 @@ def test_who_could_not_run_on_its_slice_has_the_whole_cluster_slower() -> None:
     wide = a_job("w", gpus=2, seconds=100)
     only = of("a", replace(wide, job=replace(wide.job, gpu_types=("v100",))))
     instance = an_instance(only, of("b", a_job("n", seconds=10)), cluster="v100:2,k80:4", among=Among.TENANTS)
-    found = by_agent(list(slices.cases(play(instance))))
+    found = by_agent(list(sharing_incentive.tenant_cases(play(instance))))
     assert found["a"].data["slice"] == "v100:2@2,k80:4 at 1/2 of its speed"
     assert found["a"].measured == 0.5
 
@@ -108,14 +112,16 @@ def test_who_could_not_run_on_its_slice_has_the_whole_cluster_slower() -> None:
 def test_alone_the_window_closes_at_the_same_moment() -> None:
     """`b` comes after 60 of 100 s and needs 1000: it is watched for 40 s, together and alone."""
     jobs = [of("a", a_job("a", seconds=1000)), of("b", a_job("b", at=60, seconds=1000))]
-    found = by_agent(list(slices.cases(play(an_instance(*jobs, cluster="gpu:2", until=100.0, among=Among.TENANTS)))))
+    found = by_agent(
+        list(sharing_incentive.tenant_cases(play(an_instance(*jobs, cluster="gpu:2", until=100.0, among=Among.TENANTS))))
+    )
     assert (found["b"].data["seconds"], found["b"].data["alone_seconds"]) == (40.0, 40.0)
 
 
 def test_a_slice_has_its_part_of_every_type_or_there_is_none() -> None:
     cluster = parse_cluster("v100:8,k80:6")
-    assert str(slices.slice_of(cluster, 3)) == "v100:2@2,k80:2@2"
-    assert slices.slice_of(cluster, 7) is None
+    assert str(sharing_incentive.slice_of(cluster, 3)) == "v100:2@2,k80:2@2"
+    assert sharing_incentive.slice_of(cluster, 7) is None
 
 
 # Envy
@@ -202,8 +208,8 @@ def test_equal_slices_cannot_be_improved_upon_where_types_are_alike() -> None:
     assert Lasting(np.ones((3, 2)), np.ones(3), np.ones(2), np.full(3, 2 / 3)).better()[0] == pytest.approx(0.0, abs=1e-6)
 
 
-def a_moment(speed: list[list[float]], held: list[int], gpus: list[int], gang: list[int] | None = None) -> Moment:
-    return Moment(np.array(speed), np.array(gang or [1] * len(held)), np.array(gpus), np.array(held))
+def a_moment(speed: list[list[float]], held: list[int], gpus: list[int], gang: list[int] | None = None) -> AuditMoment:
+    return AuditMoment(np.array(speed), np.array(gang or [1] * len(held)), np.array(gpus), np.array(held))
 
 
 def test_two_jobs_on_each_others_types_are_found() -> None:
@@ -232,7 +238,7 @@ def test_an_integer_program_finds_what_trying_everything_finds(seed: int) -> Non
         kind = int(rng.integers(-1, types))
         if kind >= 0 and speed[job, kind] > 0 and gang[job] <= left[kind]:
             held[job], left[kind] = kind, left[kind] - gang[job]
-    moment = Moment(speed, gang, gpus, held)
+    moment = AuditMoment(speed, gang, gpus, held)
     options = [moment._options(job) for job in range(jobs)]
     values = [moment._value(find(moment, options)) for find in (_tried, _programmed)]
     assert values[0] == pytest.approx(values[1])

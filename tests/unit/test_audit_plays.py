@@ -6,16 +6,15 @@ import pytest
 from tests.audits import a_mixed_instance, a_mixed_table, an_instance, by_agent
 from tests.builders import a_job
 
-from poise.analysis.stints import Stint
-from poise.audit import envy, lying, pareto, sharing, starving
-from poise.audit.lies import Hearsay, Lie
-from poise.audit.playing import Played, Spell, play
-from poise.model.cluster import parse_cluster
-from poise.model.job import Job
-from poise.model.speed import Locality
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.throughput.speeds import Speeds
-from poise.traces.schema import TraceJob
+from poise.lab.analysis.history import RunInterval
+from poise.lab.audit import envy, misreporting, pareto, sharing_incentive, starvation
+from poise.lab.audit.playback import Lie, MisreportedSpeeds, Played, Spell, play
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
+from poise.scheduler.throughput.speeds import Speeds
 
 # Lies
 
@@ -23,19 +22,19 @@ from poise.traces.schema import TraceJob
 def test_owners_are_believed_and_the_world_stays_true() -> None:
     table, cluster = a_mixed_table(m=4.0), parse_cluster("v100:1,k80:1")
     job = Job("j", 0.0, 1, steps=100.0, model="m")
-    kind, estimate, steps = Hearsay(table, cluster, {"j": Lie((("v100", 2.0), ("k80", 0.0)), 0.5)}).resolve(job)
+    kind, estimate, steps = MisreportedSpeeds(table, cluster, {"j": Lie((("v100", 2.0), ("k80", 0.0)), 0.5)}).resolve(job)
     true_kind, true_estimate, _ = Speeds(table, cluster).resolve(job)
     assert kind != true_kind
     assert ([row[0] for row in estimate.rates], steps) == ([8.0, 0.0], 50.0)
     assert [row[0] for row in true_estimate.rates] == [4.0, 1.0]
-    assert Hearsay(table, cluster, {}).resolve(job) == Speeds(table, cluster).resolve(job)
+    assert MisreportedSpeeds(table, cluster, {}).resolve(job) == Speeds(table, cluster).resolve(job)
 
 
 def test_a_lie_about_size_moves_a_job_to_the_front_and_takes_none_of_its_work() -> None:
     """12 s and 10 s on one GPU: honest, the longer one is done after 22 s; as one of 6 s after 12."""
     honest = play(an_instance(a_job("long", seconds=12), a_job("short", seconds=10), policy="srtf"))
-    liar = lying.Liar.of(honest, "long", [honest.instance.trace.jobs[0].job])
-    found = {each.case.data["lie"]: each.case for each in lying.by_completion(honest, liar, liar.about_sizes())}
+    liar = misreporting.Liar.of(honest, "long", [honest.instance.trace.jobs[0].job])
+    found = {each.case.data["lie"]: each.case for each in misreporting.by_completion(honest, liar, liar.about_sizes())}
     half = found["says that it has 0.5 times its work"]
     assert (half.data["honest_seconds"], half.data["lying_seconds"]) == (22.0, 12.0)
     assert half.measured == pytest.approx(10 / 22)
@@ -46,8 +45,8 @@ def test_a_lie_about_size_moves_a_job_to_the_front_and_takes_none_of_its_work() 
 def test_nothing_is_said_of_jobs_that_live_for_fewer_than_four_turns() -> None:
     """Two turns would be more than half of their lives, and no gain could be more than what is allowed."""
     honest = play(an_instance(a_job("short", seconds=3)))
-    (liar,) = lying.liars(honest)
-    assert list(lying.by_completion(honest, liar, liar.about_sizes())) == []
+    (liar,) = misreporting.liars(honest)
+    assert list(misreporting.by_completion(honest, liar, liar.about_sizes())) == []
     assert list(pareto.at_moments(honest)) == []
 
 
@@ -56,9 +55,9 @@ def test_a_lie_for_which_a_job_is_turned_away_is_no_gain() -> None:
     gang = TraceJob(Job("gang", 0.0, 2, steps=100.0, model="m"))
     drawn = an_instance(gang, cluster="v100:2,k80:1")
     honest = play(replace(drawn, experiment=replace(drawn.experiment, throughputs=a_mixed_table(m=4.0))))
-    (liar,) = lying.liars(honest)
-    assert list(lying.by_completion(honest, liar, [(lying.Kind.BIDS, Lie((("v100", 0.0),)))])) == []
-    assert len(list(lying.by_completion(honest, liar, liar.about_sizes()))) == len(lying.FACTORS)
+    (liar,) = misreporting.liars(honest)
+    assert list(misreporting.by_completion(honest, liar, [(misreporting.LieKind.BIDS, Lie((("v100", 0.0),)))])) == []
+    assert len(list(misreporting.by_completion(honest, liar, liar.about_sizes()))) == len(misreporting.FACTORS)
 
 
 @pytest.mark.parametrize(("policy", "gains"), [("fifo", False), ("srtf", True)])
@@ -66,8 +65,10 @@ def test_a_lie_about_speed_is_measured_by_true_progress(policy: str, gains: bool
     """Three jobs for two GPUs: the third gets none, unless it may say that it will be done soon."""
     steps = {"a": 1000.0, "b": 1100.0, "c": 1300.0}
     honest = play(a_mixed_instance(policy, steps, {"a": 2.0, "b": 2.0, "c": 2.0}, until=100.0))
-    liar = lying.Liar.of(honest, "c", [honest.instance.trace.jobs[2].job])
-    worst = max((each.case for each in lying.by_progress(honest, liar, liar.about_speeds())), key=lambda case: case.excess)
+    liar = misreporting.Liar.of(honest, "c", [honest.instance.trace.jobs[2].job])
+    worst = max(
+        (each.case for each in misreporting.by_progress(honest, liar, liar.about_speeds())), key=lambda case: case.excess
+    )
     assert worst.data["honest_steps"] == 0.0
     assert worst.holds is not gains
     if gains:  # with the V100 for 100 s, 200 steps; an equal slice is a GPU of the mix for 2/3 of the time
@@ -77,7 +78,7 @@ def test_a_lie_about_speed_is_measured_by_true_progress(policy: str, gains: bool
 def test_liars_are_those_with_the_largest_the_middle_and_the_smallest_speedup() -> None:
     speedups = {"a": 2.0, "b": 5.0, "c": 1.5, "d": 3.0}
     honest = play(a_mixed_instance("fifo", dict.fromkeys(speedups, 10.0), speedups))
-    assert [liar.agent for liar in lying.liars(honest)] == ["b", "a", "c"]
+    assert [liar.agent for liar in misreporting.liars(honest)] == ["b", "a", "c"]
 
 
 # Starvation
@@ -85,21 +86,21 @@ def test_liars_are_those_with_the_largest_the_middle_and_the_smallest_speedup() 
 
 def test_equal_shares_are_processor_sharing() -> None:
     instance = an_instance(a_job("first", seconds=10), a_job("second", at=5, seconds=10))
-    taken = starving.equal_shares(instance, play(instance).truths)
+    taken = starvation.equal_shares(instance, play(instance).truths)
     assert taken == pytest.approx({"first": 15.0, "second": 15.0})
 
 
 def test_equal_shares_serve_a_gang_for_as_much_of_the_time_as_its_slice_allows() -> None:
     instance = an_instance(a_job("wide", gpus=2, seconds=10), a_job("narrow", seconds=10), cluster="gpu:2")
-    assert starving.equal_shares(instance, play(instance).truths) == pytest.approx({"wide": 15.0, "narrow": 10.0})
+    assert starvation.equal_shares(instance, play(instance).truths) == pytest.approx({"wide": 15.0, "narrow": 10.0})
 
 
 def test_time_passed_over_is_what_others_who_came_later_had() -> None:
     jobs = (a_job("long", seconds=10), a_job("short", at=2, seconds=5), a_job("last", at=3, seconds=20))
-    srtf = by_agent(list(starving.cases(play(an_instance(*jobs, policy="srtf")))))
+    srtf = by_agent(list(starvation.cases(play(an_instance(*jobs, policy="srtf")))))
     assert srtf["long"].data["passed_over_seconds"] == 5.0
     assert srtf["last"].data["passed_over_seconds"] == 0.0
-    fifo = starving.cases(play(an_instance(*jobs, policy="fifo")))
+    fifo = starvation.cases(play(an_instance(*jobs, policy="fifo")))
     assert [case.measured for case in fifo] == [0.0, 0.0, 0.0]
 
 
@@ -111,7 +112,7 @@ def test_nobody_is_passed_over_by_who_holds_what_it_cannot_use() -> None:
     ]
     drawn = an_instance(*jobs, policy="fifo-skip", cluster="v100:1,k80:1")
     played = play(replace(drawn, experiment=replace(drawn.experiment, throughputs=a_mixed_table(m=4.0))))
-    assert [case.measured for case in starving.cases(played)] == [0.0, 0.0, 0.0]
+    assert [case.measured for case in starvation.cases(played)] == [0.0, 0.0, 0.0]
 
 
 def test_a_job_that_a_stream_keeps_out_is_starved() -> None:
@@ -119,7 +120,7 @@ def test_a_job_that_a_stream_keeps_out_is_starved() -> None:
     stream = [a_job(f"s{place}", at=float(place), seconds=2) for place in range(60)]
     jobs = sorted((a_job("gang", at=0.5, gpus=2, seconds=4), *stream), key=lambda each: each.job.submitted)
     played = play(replace(an_instance(*jobs, policy="fifo-skip", cluster="gpu:2", until=60.0), marked=("gang",)))
-    (case,) = starving.cases(played)
+    (case,) = starvation.cases(played)
     assert case.data["finished"] is False
     assert case.data["passed_over_seconds"] == pytest.approx(59.0, abs=1.0)
     assert not case.holds
@@ -149,8 +150,8 @@ def test_a_job_that_truly_runs_nowhere_is_nobodys() -> None:
     )
     played = play(replace(drawn, experiment=replace(drawn.experiment, throughputs=a_mixed_table(m=4.0), truths=truths)))
     assert list(played.agents) == ["a"]
-    assert [case.data["agent"] for case in sharing.cases(played)] == ["a"]
-    assert [liar.agent for liar in lying.liars(played)] == ["a"]
+    assert [case.data["agent"] for case in sharing_incentive.cases_on_slices(played)] == ["a"]
+    assert [liar.agent for liar in misreporting.liars(played)] == ["a"]
     assert list(envy.cases(played)) == []
 
 
@@ -158,7 +159,7 @@ def test_gpus_that_two_jobs_share_count_half_for_each() -> None:
     jobs = [a_job(name, seconds=100, model="ResNet18") for name in ("a", "b")]
     played = play(an_instance(*jobs, policy="fifo", cluster="v100:1", until=50.0))
     stints = played.history.stints
-    beside = Stint("b", 10.0, stints[0].end, stints[0].gpus, stints[0].ended)
+    beside = RunInterval("b", 10.0, stints[0].end, stints[0].gpus, stints[0].ended)
     together = replace(played, history=replace(played.history, stints=[*stints, beside]))
     assert [(spell.job, spell.start, spell.end, spell.gpus) for spell in together.spells] == [
         ("a", 0.0, 10.0, 1.0),

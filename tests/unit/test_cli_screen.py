@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.cli.live_screen import Screen, harmless
+from poise.cli.logs import Screen, harmless
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 pieces = st.sampled_from(

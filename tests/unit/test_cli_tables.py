@@ -7,13 +7,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.fake_desk import ROW
 
-from poise.cli.live_rows import nodes_table, queue_table, shares_table, wide_table
-from poise.cli.tables import show_table
-from poise.report.page import Table
-from poise.wire.views import JobRow, Nodes, Shares
+from poise.cli.output import show_table
+from poise.cli.queue import nodes_table, queue_table, shares_table, wide_table
+from poise.lab.report.page import HtmlTable
+from poise.service.wire.views import JobRow, NodeList, Shares
 
 CELLS = ("policy", "load", "average JCT", "÷ fifo", "worst ρ", "finished")
-TABLE = Table(
+TABLE = HtmlTable(
     CELLS,
     (("max-min+agnostic", "0.5", "16h28m ±6d15h", "≈ 0.35 (0.31–40,690)", "7,388 ±88,813", "40"), ("漢字", *"12345")),
     frozenset({(0, 2)}),
@@ -21,10 +21,10 @@ TABLE = Table(
 )
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, table: Table, width: int, *, terminal: bool = True) -> list[str]:
+def shown(monkeypatch: pytest.MonkeyPatch, table: HtmlTable, width: int, *, terminal: bool = True) -> list[str]:
     stream = io.StringIO()
     screen = Console(file=stream, width=width, force_terminal=terminal, no_color=True, highlight=False, _environ={})
-    monkeypatch.setattr("poise.cli.tables.console", lambda: screen)
+    monkeypatch.setattr("poise.cli.output.console", lambda: screen)
     show_table(table, "title")
     return [line.replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in stream.getvalue().splitlines()]
 
@@ -49,7 +49,7 @@ def test_a_table_that_fits_is_one_and_so_is_one_that_goes_to_a_file(monkeypatch:
 
 
 def test_prose_is_broken_into_lines_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table(("name", "number", "why"), (("a", "12,345 ±6,789", "one word after another " * 9),))
+    table = HtmlTable(("name", "number", "why"), (("a", "12,345 ±6,789", "one word after another " * 9),))
     lines = shown(monkeypatch, table, 80)
     assert max(map(len, lines)) <= 80
     assert sum("one word" in line or "another" in line for line in lines) > 3
@@ -63,7 +63,7 @@ def a_row(**changes: object) -> JobRow:
 NUMBERED = ("7", "123456", "x")
 """Names that look like numbers are names all the same."""
 QUEUED = tuple(a_row(id=name, name=name, tenant=name, app=name) for name in NUMBERED)
-NODES = Nodes.model_validate(
+NODES = NodeList.model_validate(
     {
         "nodes": [
             {"name": f"n{name}", "gpu_type": "v100", "gpus": 2, "free": 1, "rack": name, "alive": True, "jobs": [name, None]}
@@ -89,7 +89,7 @@ LEFT = {
     "nodes": (nodes_table(NODES), {"NODE", "TYPE", "RACK", "STATE", "JOBS"}),
     "shares": (shares_table(TENANTS), {"TENANT"}),
     "any": (TABLE, {"policy"}),
-    "words": (Table(("a", "b", "c"), (("1", "2", "3"), ("11", "x", "33"))), {"a", "b"}),
+    "words": (HtmlTable(("a", "b", "c"), (("1", "2", "3"), ("11", "x", "33"))), {"a", "b"}),
 }
 
 

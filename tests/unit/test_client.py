@@ -9,10 +9,10 @@ import httpx
 import pytest
 from tests.fake_desk import DETAIL, QUEUE, ROW, SUBMITTED, Reply, problem, talking
 
-from poise.client import Client, RefusedError, Request, UnavailableError, WaitTimeoutError
-from poise.model.errors import PoiseError, RequestError
-from poise.wire.request import MOST_JOBS
-from poise.wire.views import State
+from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.service.client import Client, JobRequest, ServerRefusedError, UnavailableError, WaitTimeoutError
+from poise.service.wire.request import MOST_JOBS
+from poise.service.wire.views import JobState
 
 pytestmark = pytest.mark.usefixtures("no_pauses", "no_venv")
 
@@ -44,13 +44,13 @@ def test_a_folder_whose_name_is_no_text_is_refused_in_one_line(tmp_path: Path, m
 
 def test_a_submission_that_is_too_large_says_what_to_do() -> None:
     client, _ = talking(problem(413, "too-large", "expected a body of at most 9 bytes"))
-    with pytest.raises(RefusedError, match=r"^2 jobs are too much for one submission \(expected .* 9 bytes\); divide"):
-        client.submit_all([Request(command=("x",))] * 2)
+    with pytest.raises(ServerRefusedError, match=r"^2 jobs are too much for one submission \(expected .* 9 bytes\); divide"):
+        client.submit_all([JobRequest(command=("x",))] * 2)
 
 
 def test_a_program_without_a_slash_is_looked_up_where_the_job_runs() -> None:
     client, desk = talking(SUBMITTED)
-    client.submit(Request(command=("python", "./x.py"), cwd="/data"))
+    client.submit(JobRequest(command=("python", "./x.py"), cwd="/data"))
     assert desk.bodies[0]["jobs"][0]["command"] == ["python", "./x.py"]
 
 
@@ -91,7 +91,7 @@ def test_a_server_that_never_answered_is_not_waited_for_long() -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 429])
 def test_a_refusal_is_a_request_error_with_the_servers_line_and_code(status: int) -> None:
     client, desk = talking(problem(status, "some-code", "first\nsecond"))
-    with pytest.raises(RefusedError, match=r"^first second$") as caught:
+    with pytest.raises(ServerRefusedError, match=r"^first second$") as caught:
         client.why("j1")
     assert (caught.value.status, caught.value.code, len(desk.seen)) == (status, "some-code", 1)
     assert isinstance(caught.value, RequestError)
@@ -129,7 +129,7 @@ def test_an_unknown_word_of_a_newer_server_fails_in_one_clear_line() -> None:
 
 def test_a_map_is_one_submission_of_an_app() -> None:
     client, desk = talking({"jobs": ["a", "b", "c", "d"]})
-    request = Request(name="fit", command=("python", "fit.py", "--lr=${LR}"))
+    request = JobRequest(name="fit", command=("python", "fit.py", "--lr=${LR}"))
     jobs = client.map(request, {"LR": [0.1, 0.01], "SEED": [1, 2]})
     assert [job.id for job in jobs] == ["a", "b", "c", "d"]
     (body,) = desk.bodies
@@ -146,14 +146,14 @@ def test_a_map_is_one_submission_of_an_app() -> None:
 @pytest.mark.parametrize(("given", "values"), [("12", ["12"]), (1, ["1"]), (None, ["None"]), (range(2), ["0", "1"])])
 def test_a_text_or_a_number_in_a_map_is_one_value(given: object, values: list[str]) -> None:
     client, desk = talking({"jobs": [f"job-{place}" for place, _ in enumerate(values)]})
-    client.map(Request(command=("x", "${A}")), {"A": given})
+    client.map(JobRequest(command=("x", "${A}")), {"A": given})
     assert [job["env"]["A"] for job in desk.bodies[0]["jobs"]] == values
 
 
 def test_maps_of_one_script_without_a_name_are_apps_of_their_own() -> None:
     client, desk = talking({"jobs": ["a", "b"]})
     for _ in range(2):
-        client.map(Request(command=("python", "fit.py", "${LR}")), {"LR": [0.1, 0.01]})
+        client.map(JobRequest(command=("python", "fit.py", "${LR}")), {"LR": [0.1, 0.01]})
     for body in desk.bodies:
         assert {job["app"] for job in body["jobs"]} == {f"fit-{body['key'][:4]}"}
     assert desk.bodies[0]["key"] != desk.bodies[1]["key"]
@@ -178,24 +178,27 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
         "checkpoint: unknown field 'evry'; did you mean every?",
     )
     yield lambda: client.submit(command=["x"], gpus=0), "gpus: expected at least 1, got 0"
-    yield lambda: client.submit(Request(command=("x",)), gpus=2), "give a Request, or the fields of one"
+    yield lambda: client.submit(JobRequest(command=("x",)), gpus=2), "give a Request, or the fields of one"
     yield lambda: client.submit(command=["x"], cwd="~nobody-at-all"), "cwd: nobody's home is known as '~nobody-at-all'"
     yield lambda: client.submit(command=["x"], cwd=3), "cwd: expected text, got 3"
     yield (
         lambda: client.submit("job.yaml"),  # type: ignore[arg-type]
-        "expected a Request, got str; read_job_file(Path(...)) of poise.wire.jobfile reads a job file",
+        "expected a Request, got str; read_job_file(Path(...)) of poise.service.wire.jobfile reads a job file",
     )
     yield lambda: client.submit_all(["job.yaml"]), "expected a Request, got str"  # type: ignore[list-item]
-    yield lambda: client.submit_all([Request(command=("x",))], key="a"), "key: expected"
+    yield lambda: client.submit_all([JobRequest(command=("x",))], key="a"), "key: expected"
     yield lambda: client.map({"command": ["x"]}, [{"A": 1}]), "expected a Request, got dict"  # type: ignore[arg-type]
     yield lambda: client.submit_all([]), "expected 1 to 1,000 jobs in a submission, got 0"
-    yield lambda: client.map(Request(command=("x",)), []), "params: expected at least one environment"
+    yield lambda: client.map(JobRequest(command=("x",)), []), "params: expected at least one environment"
     for wrong, shown in ((5, "int"), ([1, 2], "int"), ("A=1", "str"), ([{"A": 1}, None], "NoneType")):
         said = f"params: expected environments, [{{'LR': 0.1}}], or values, {{'LR': [0.1, 0.01]}}, got {shown}"
-        yield lambda given=wrong: client.map(Request(command=("x",)), given), said  # type: ignore[misc]
-    yield lambda: client.map(Request(command=("x",)), {"A": []}), "params: A has no values; e.g. LR: [0.1, 0.01]"
-    yield lambda: client.map(Request(command=("x",)), {"A": range(MOST_JOBS + 1)}), "params: 1,001 jobs are more than"
-    yield lambda: client.map(Request(command=("x",)), [{"POISE_A": 1}]), "env: names that begin with POISE_ are Poise's own"
+        yield lambda given=wrong: client.map(JobRequest(command=("x",)), given), said  # type: ignore[misc]
+    yield lambda: client.map(JobRequest(command=("x",)), {"A": []}), "params: A has no values; e.g. LR: [0.1, 0.01]"
+    yield lambda: client.map(JobRequest(command=("x",)), {"A": range(MOST_JOBS + 1)}), "params: 1,001 jobs are more than"
+    yield (
+        lambda: client.map(JobRequest(command=("x",)), [{"POISE_A": 1}]),
+        "env: names that begin with POISE_ are Poise's own",
+    )
     yield lambda: client.show("../me"), "job: '../me' is no name of a job"
     yield lambda: client.queue(states=["waiting"]), "unknown state 'waiting'; "
     yield lambda: client.submit(comand=["x"]), "unknown field 'comand'; did you mean command?"
@@ -218,7 +221,7 @@ def test_what_can_be_seen_to_be_wrong_is_not_sent() -> None:
 def test_waiting_ends_with_the_final_state_or_with_the_time() -> None:
     running, done = {**DETAIL, "job": {**ROW, "state": "RUNNING"}}, {**DETAIL, "job": {**ROW, "state": "FAILED"}}
     client, _ = talking(running, running, httpx.ReadError, done)
-    assert client.job("j1").wait() is State.FAILED
+    assert client.job("j1").wait() is JobState.FAILED
     client, desk = talking(running)
     with pytest.raises(WaitTimeoutError, match="job j1 is RUNNING after 60 s; it goes on"):
         client.job("j1").wait(timeout=60)
@@ -228,7 +231,7 @@ def test_waiting_ends_with_the_final_state_or_with_the_time() -> None:
 
 def test_no_letter_of_a_refusal_is_a_command_to_the_terminal() -> None:
     client, _ = talking(problem(400, "wrong-request", "a\x1b]0;b\x07\u202e\nc"))
-    with pytest.raises(RefusedError, match=r"^a\\x1b\]0;b\\x07\\u202e c$"):
+    with pytest.raises(ServerRefusedError, match=r"^a\\x1b\]0;b\\x07\\u202e c$"):
         client.why("j1")
 
 
@@ -246,7 +249,7 @@ def test_events_are_followed_from_the_number_that_was_last() -> None:
 
 def test_filters_that_are_not_given_are_not_sent() -> None:
     client, desk = talking(QUEUE)
-    client.queue(states=[State.RUNNING, State.PAUSED], tenant="t")
+    client.queue(states=[JobState.RUNNING, JobState.PAUSED], tenant="t")
     client.queue()
     assert str(desk.seen[0].url.query, "ascii") == "state=RUNNING&state=PAUSED&tenant=t&limit=50&offset=0"
     assert str(desk.seen[1].url.query, "ascii") == "limit=50&offset=0"

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.local.processes import start_of
-from poise.client.config import NOTHING, Address, find_server, state_folder
-from poise.client.restarts import Process
-from poise.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.local.processes import start_of
+from poise.service.client.config import NOTHING, Process, ServerAddress, find_server, state_folder
 
 GONE = 2**22 + 1
 """No process has this number."""
@@ -46,7 +45,7 @@ def test_where_nothing_is_known_the_error_says_what_to_do(environ: dict[str, str
 def test_the_environment_wins(environ: dict[str, str], tmp_path: Path) -> None:
     a_server(tmp_path)
     named = {**environ, "POISE_URL": "https://there:1", "POISE_TOKEN": "mine", "POISE_CA": "/ca.pem"}
-    assert find_server(named) == Address("https://there:1", "mine", Path("/ca.pem"))
+    assert find_server(named) == ServerAddress("https://there:1", "mine", Path("/ca.pem"))
     assert refusal({**environ, "POISE_URL": "http://x:1"}) == "POISE_URL is http://x:1, and POISE_TOKEN is not set; set both"
 
 
@@ -54,8 +53,8 @@ def test_the_server_of_this_machine_is_found_by_what_it_left(environ: dict[str, 
     a_server(tmp_path)
     a_config(tmp_path)
     here = Process(os.getpid())
-    assert find_server(environ) == Address("http://127.0.0.1:8", "first", process=here)
-    assert find_server({**environ, "POISE_TOKEN": "mine"}) == Address("http://127.0.0.1:8", "mine", process=here)
+    assert find_server(environ) == ServerAddress("http://127.0.0.1:8", "first", process=here)
+    assert find_server({**environ, "POISE_TOKEN": "mine"}) == ServerAddress("http://127.0.0.1:8", "mine", process=here)
 
 
 def test_a_server_says_where_its_token_is_from(environ: dict[str, str], tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_server_that_is_gone_counts_only_where_nothing_else_is_known(environ: 
     a_server(tmp_path, pid=GONE)
     assert find_server(environ).url == "http://127.0.0.1:8"
     a_config(tmp_path)
-    assert find_server(environ) == Address("https://far:1", "t", Path("/ca.pem"))
+    assert find_server(environ) == ServerAddress("https://far:1", "t", Path("/ca.pem"))
 
 
 def test_a_process_that_has_the_number_of_the_server_is_not_the_server() -> None:
@@ -97,7 +96,7 @@ def test_a_process_that_has_the_number_of_the_server_is_not_the_server() -> None
 )  # fmt: skip
 def test_what_is_no_address_of_a_server_is_refused_in_one_line(url: str) -> None:
     with pytest.raises(RequestError, match="is no address of a server") as caught:
-        Address(url, "t")
+        ServerAddress(url, "t")
     assert "\n" not in str(caught.value)
 
 
@@ -191,4 +190,4 @@ def test_the_state_is_where_the_desktop_says() -> None:
 
 
 def test_a_token_is_never_shown() -> None:
-    assert "secret" not in repr(Address("http://x:1", "secret"))
+    assert "secret" not in repr(ServerAddress("http://x:1", "secret"))

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from tests.fake_desk import talking
 
-from poise.client import following
+from poise.service.client import streams
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -36,7 +36,7 @@ def test_a_log_is_followed_to_its_end_across_lost_connections() -> None:
 
 
 def test_a_log_is_read_whole_in_parts() -> None:
-    text = "x" * (2 * following.PART + 5)
+    text = "x" * (2 * streams.PART + 5)
     client, desk = talking(a_log(text, ended_after=0))
     assert client.job("j1").logs() == text
     assert len(desk.seen) == 4
@@ -50,7 +50,7 @@ def test_the_tail_of_a_log_is_its_last_lines(lines: int, want: str | None) -> No
 
 
 def test_the_tail_of_a_log_of_long_lines_is_looked_for_further_back() -> None:
-    text = "".join(f"{number}{'.' * following.PART}\n" for number in range(9))
+    text = "".join(f"{number}{'.' * streams.PART}\n" for number in range(9))
     client, _ = talking(a_log(text, ended_after=0))
     found, offset = client.tail("j1", 3)
     assert [line[0] for line in found.splitlines()] == ["6", "7", "8"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.local.processes import start_of
-from poise.client.config import is_restarting
+from poise.service.backends.local.processes import start_of
+from poise.service.client.config import is_restarting
 
 LONG_AGO = (1.0, 1.0)
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from tests.fake_desk import problem, talking
 
-from poise.client import Client, RefusedError, UnavailableError
-from poise.model.errors import RequestError
-from poise.wire.views import Role
+from poise.scheduler.model.errors import RequestError
+from poise.service.client import Client, ServerRefusedError, UnavailableError
+from poise.service.wire.views import Role
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
@@ -90,7 +90,7 @@ def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
 def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = problem(401, "no-token", "a token is needed: Authorization: Bearer TOKEN")
     client, _ = talking(answer)
-    with pytest.raises(RefusedError, match=r"^the token is not known to http://server:1, or has expired$"):
+    with pytest.raises(ServerRefusedError, match=r"^the token is not known to http://server:1, or has expired$"):
         client.queue()
     monkeypatch.setenv("POISE_STATE", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -102,7 +102,9 @@ def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, m
     for where in (str(config), "POISE_TOKEN"):
         with Client.from_config() as client:
             monkeypatch.setattr(client._link._http, "request", lambda *_, **__: answer)
-            with pytest.raises(RefusedError, match=f"^the token in {where} is not known to http://far:1, or has expired$"):
+            with pytest.raises(
+                ServerRefusedError, match=f"^the token in {where} is not known to http://far:1, or has expired$"
+            ):
                 client.queue()
         monkeypatch.setenv("POISE_TOKEN", "older")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fake_desk import SUBMITTED, talking
 
-from poise.client import Request
-from poise.client.venv import active
+from poise.service.client import JobRequest
+from poise.service.client.submission import active
 
 ELSEWHERE = "/usr/local/bin/poise"
 
@@ -76,9 +76,9 @@ def test_a_request_that_says_whether_it_has_one_has_just_that(tmp_path: Path, mo
     client, desk = talking(SUBMITTED)
     client.submit(command=["x"])
     client.submit(command=["x"], venv=None)
-    client.submit(Request(command=("x",), venv="/other"))
+    client.submit(JobRequest(command=("x",), venv="/other"))
     client.submit(command=["x"], venv="v", cwd=tmp_path)
     client.submit(command=["x"], env={"VIRTUAL_ENV": "/mine"})
-    client.map(Request(command=("x",)), {"A": [1]})
+    client.map(JobRequest(command=("x",)), {"A": [1]})
     here = str(Path.cwd() / "v")
     assert [body["jobs"][0].get("venv") for body in desk.bodies] == [venv, None, "/other", here, None, venv]

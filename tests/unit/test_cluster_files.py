@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from poise.cli import inputs
-from poise.cli.inputs import read_cluster
-from poise.model.cluster import Node, parse_cluster
-from poise.model.errors import ClusterError
+from poise.cli import options
+from poise.cli.options import read_cluster
+from poise.scheduler.model.cluster import Node, parse_cluster
+from poise.scheduler.model.errors import ClusterError
 
 YAML = """
 nodes:
@@ -161,7 +161,7 @@ def test_a_file_that_repeats_itself_a_billion_times_is_refused_in_few_words(tmp_
 
 
 def test_a_large_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_LARGEST_FILE", 10)
+    monkeypatch.setattr(options, "_LARGEST_FILE", 10)
     (tmp_path / "c.yaml").write_text(NODE)
     with pytest.raises(ClusterError, match=r"c\.yaml: larger than"):
         read_cluster(str(tmp_path / "c.yaml"))

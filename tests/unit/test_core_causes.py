@@ -2,10 +2,10 @@
 
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.backends.simulator.world import Outage
-from poise.core.reasons import Code
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Launch, Waited
+from poise.lab.simulator.world import Outage
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Launch, Waited
 
 
 def waited(story: Story, job: str) -> list[Waited]:

@@ -4,12 +4,12 @@ import pytest
 from tests.builders import EVENTS, a_cluster
 from tests.whims import a_plan, scripted
 
-from poise.core.reasons import Code
-from poise.core.scheduler import Scheduler
-from poise.model.action import Action, Compute, Launch
-from poise.model.cluster import Slots, gpu_count
-from poise.model.errors import InvariantError
-from poise.model.event import (
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import Action, Compute, Launch
+from poise.scheduler.model.cluster import Slots, gpu_count
+from poise.scheduler.model.errors import InvariantError
+from poise.scheduler.model.event import (
     Cancelled,
     Computed,
     Estimated,
@@ -20,11 +20,11 @@ from poise.model.event import (
     Submitted,
     Synchronised,
 )
-from poise.model.job import Job
-from poise.model.plan import Claim, Grain, Plan
-from poise.model.speed import Estimate
-from poise.model.tasks import Tasks
-from poise.placement.strategies import placement_named
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.plan import Claim, Grain, Plan
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.placement.strategies import placement_named
 
 FOUR = Tasks(4, (1.0, 3.0), ((0.5, 0.5, 0.5),) * 2, 2)
 RATES = ((0.4, 0.4, 0.4), (0.15, 0.15, 0.15))

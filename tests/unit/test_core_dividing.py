@@ -9,16 +9,16 @@ import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 from tests.whims import a_plan, scripted
 
-from poise.backends.simulator.switching import FREE
-from poise.backends.simulator.world import Outage, Truth
-from poise.core.settings import Settings
-from poise.model.action import Preempt, Why
-from poise.model.cluster import Cluster, Node
-from poise.model.plan import Claim, Policy
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import TraceJob
+from poise.lab.simulator.tasks import FREE
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import Preempt, PreemptionCause
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.plan import Claim, Policy
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 FOUR = "v100:2,k80:2"
 RATES = (("v100", 1.0), ("k80", 1 / 3))
@@ -59,7 +59,7 @@ def test_a_job_grows_when_gpus_come_free() -> None:
     """On two K80s a round of 8 takes 12 s; half of one is done at 6, and on all four 1.5 rounds take 4.5 s."""
     story = played([a_job("gang", gpus=2, seconds=6), a_round("a", 8, 2)], "fifo")
     assert mixes(story, "a") == [(0, 6, (0, 2)), (6, 10.5, (2, 2))]
-    assert [wish.why for _, wish in story.actions(Preempt)] == [Why.RESIZED]
+    assert [wish.why for _, wish in story.actions(Preempt)] == [PreemptionCause.RESIZED]
 
 
 def test_a_job_shrinks_for_one_of_better_rank_and_grows_back() -> None:

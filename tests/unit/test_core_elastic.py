@@ -7,15 +7,15 @@ import pytest
 from tests.builders import EVENTS, a_job, nodes, simulate
 from tests.whims import a_plan, scripted
 
-from poise.analysis.history import History
-from poise.core.reasons import Code
-from poise.model.action import Cancel, Entitled, Launch, Preempt, Why
-from poise.model.cluster import gpu_count
-from poise.model.errors import InvariantError
-from poise.model.job import Status
-from poise.model.plan import Claim, Ending
-from poise.model.speed import Locality
-from poise.traces.schema import TraceJob
+from poise.lab.analysis.history import History
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.model.action import Cancel, Entitled, Launch, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import gpu_count
+from poise.scheduler.model.errors import InvariantError
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.plan import Claim, JobEnding
+from poise.scheduler.model.speed import Locality
 
 
 def elastic(name: str, least: int, most: int, **fields: Any) -> TraceJob:
@@ -30,7 +30,7 @@ def test_a_claim_for_more_gpus_resizes_a_running_job(types: tuple[int, ...] | No
     plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(0, types=types, gpus=8))}
     story = simulate([elastic("a", 1, 8, gpus=4, seconds=40)], scripted(plans), "gpu:8")
     assert [gpu_count(run.gpus) for run in story.runs] == [4, 8]
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(10, Why.RESIZED)]
+    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(10, PreemptionCause.RESIZED)]
     assert story.finishes == {"a": 25}
     life = History.of(story.entries, story.cluster).jobs["a"]
     assert life.gpu_seconds == 10 * 4 + 15 * 8
@@ -72,7 +72,7 @@ def test_a_job_that_waits_for_another_number_says_so() -> None:
 
 def test_an_ending_frees_gpus_for_the_claims_of_the_same_plan() -> None:
     jobs = [a_job("loser", gpus=4, seconds=1000), a_job("next", at=10, gpus=4, seconds=5)]
-    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(1), ends=(Ending(0, "its app has a better one"),))}
+    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(1), ends=(JobEnding(0, "its app has a better one"),))}
     story = simulate(jobs, scripted(plans))
     assert story.actions(Cancel) == [(10, Cancel("loser", "its app has a better one"))]
     assert story.preemptions == 0
@@ -85,7 +85,7 @@ def test_an_ending_frees_gpus_for_the_claims_of_the_same_plan() -> None:
 
 def test_an_ending_of_a_waiting_job_ends_its_wait() -> None:
     jobs = [a_job("runs", gpus=4, seconds=20), a_job("waits", gpus=4)]
-    story = simulate(jobs, scripted({0.0: a_plan(Claim(0), Claim(1)), 10.0: a_plan(ends=(Ending(1, "enough"),))}))
+    story = simulate(jobs, scripted({0.0: a_plan(Claim(0), Claim(1)), 10.0: a_plan(ends=(JobEnding(1, "enough"),))}))
     assert story.status("waits") is Status.CANCELLED
     assert not story.scheduler.state.waiting_shapes
     assert History.of(story.entries, story.cluster).waiting[-1] == (10, -1)

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from poise.assembly import planned
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Settings
-from poise.model.action import Action, Launch, Preempt, Waited, WakeAt, Why
-from poise.model.cluster import Slots, parse_cluster
-from poise.model.columns import JobView
-from poise.model.event import (
+from poise.lab.experiment import planned
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import Action, Launch, Preempt, PreemptionCause, Waited, WakeAt
+from poise.scheduler.model.cluster import Slots, parse_cluster
+from poise.scheduler.model.event import (
     Attached,
     Belated,
     Carried,
@@ -25,10 +24,11 @@ from poise.model.event import (
     Submitted,
     Woke,
 )
-from poise.model.job import Job, Yields
-from poise.model.speed import Estimate
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import POLICIES, policy_named
+from poise.scheduler.model.job import Job, Yields
+from poise.scheduler.model.job_table import JobView
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import POLICIES, policy_named
 
 KNOWN = Estimated("k", Estimate(((1.0, 1.0, 1.0),)))
 
@@ -65,7 +65,7 @@ def test_a_held_job_gives_its_gpus_away_and_gets_them_back_when_released() -> No
     core.handle(0, [a_job("a", 10.0), a_job("b")])
     actions = core.handle(1, [Held("a")])
     assert names(actions) == [("Preempt", "a"), ("Launch", "b")]
-    assert actions[0] == Preempt("a", 1, Why.HELD, None)
+    assert actions[0] == Preempt("a", 1, PreemptionCause.HELD, None)
     assert core.explain("a").text == "is held back by its owner"
     core.handle(2, [Stopped("a", 1, 1.0), Finished("b", 1)])
     assert core.explain("a").code == "held-back"
@@ -247,7 +247,7 @@ def test_of_two_carried_jobs_that_share_gpus_the_later_one_makes_way(policy: str
     chosen = planned(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
     actions = core.handle(10.0, [KNOWN, carried("a", gpus=True), carried("b", gpus=True)])
-    assert actions[0] == Preempt("b", 3, Why.UNPLANNED, None)
+    assert actions[0] == Preempt("b", 3, PreemptionCause.UNPLANNED, None)
     assert names(actions) == [("Preempt", "b")]
     columns, row = core.state.columns, core.state.rows["b"]
     assert (columns.epoch[row], columns.held[row], columns.waiting_since[row]) == (3, 55.0, 10.0)

@@ -3,9 +3,9 @@
 import pytest
 from tests.builders import a_job, nodes, simulate
 
-from poise.core.reasons import Code
-from poise.model.action import Launch, Preempt
-from poise.model.speed import Locality
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.model.action import Launch, Preempt
+from poise.scheduler.model.speed import Locality
 
 VGG = "VGG16"
 """Its largest tensor is three quarters of it: Tiresias packs it."""

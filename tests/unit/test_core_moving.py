@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 
-from poise.core.settings import Settings
-from poise.model.action import Preempt, Why
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.action import Preempt, PreemptionCause
 
 MOVES = replace(EVENTS, packed_wait=1e6, defragment=10.0)
 ORDERS = ["fifo", "fifo-skip", "srtf", "tiresias", "srtf+stable"]
@@ -24,7 +24,7 @@ def played(jobs: list[TraceJob], policy: str = "fifo", how: Settings = MOVES, un
 
 
 def moves(story: Story) -> list[tuple[float, str]]:
-    assert {wish.why for _, wish in story.actions(Preempt)} <= {Why.MOVED}
+    assert {wish.why for _, wish in story.actions(Preempt)} <= {PreemptionCause.MOVED}
     return [(now, wish.job) for now, wish in story.actions(Preempt)]
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 from tests.builders import Story, a_job, simulate
 from tests.whims import a_plan, scripted
 
-from poise.model.action import Preempt
-from poise.model.job import Yields
-from poise.model.plan import Claim, Plan, Stops
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Preempt
+from poise.scheduler.model.job import Yields
+from poise.scheduler.model.plan import Claim, Plan, Stops
 
 PAIR = [a_job("a"), a_job("b")]
 """Two jobs of 10 s; each has half its speed beside the other."""

@@ -7,15 +7,15 @@ from math import inf
 from tests.builders import EVENTS, a_job, nodes, simulate
 from tests.whims import a_plan, scripted
 
-from poise.backends.simulator.world import Truth
-from poise.model.action import WakeAt
-from poise.model.cluster import Part
-from poise.model.columns import Snapshot
-from poise.model.event import Progressed
-from poise.model.plan import Claim, Plan, Policy
-from poise.traces.schema import Curve, TraceJob
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.schema import LossCurve, TraceJob
+from poise.scheduler.model.action import WakeAt
+from poise.scheduler.model.cluster import NodeGpus
+from poise.scheduler.model.event import Progressed
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Claim, Plan, Policy
 
-CURVE = Curve(0.5, 1.0, 0.25)
+CURVE = LossCurve(0.5, 1.0, 0.25)
 
 
 def reporting(name: str, **fields: float) -> TraceJob:
@@ -36,7 +36,7 @@ def test_a_run_reports_its_loss_at_even_times_of_progress() -> None:
 
 
 def test_a_run_that_begins_when_the_last_one_would_report_reports_once() -> None:
-    plans = {0.0: a_plan(Claim(0, site=(Part(0, 1),))), 4.0: a_plan(Claim(0, site=(Part(1, 1),)))}
+    plans = {0.0: a_plan(Claim(0, site=(NodeGpus(0, 1),))), 4.0: a_plan(Claim(0, site=(NodeGpus(1, 1),)))}
     story = simulate([reporting("a")], scripted(plans), nodes(1, 1), truth=Truth(report_every=4.0))
     assert [(now, fact.epoch, fact.steps) for now, fact in story.events(Progressed)] == [(4, 1, 4), (8, 2, 8)]
 

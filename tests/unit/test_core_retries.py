@@ -6,16 +6,16 @@ from itertools import pairwise
 import pytest
 from tests.builders import EVENTS, Story, a_job, simulate
 
-from poise.core.absence import MOST_DOUBLINGS
-from poise.core.reasons import Code
-from poise.core.settings import Retry, Settings
-from poise.model.action import Launch
-from poise.model.errors import RequestError
-from poise.model.event import Cancelled, Failed, Held, Released, Woke
-from poise.model.job import Status
-from poise.traces.schema import FailedAttempt, TraceJob
+from poise.lab.traces.schema import FailedAttempt, TraceJob
+from poise.scheduler.core.lifecycle import MOST_DOUBLINGS
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.settings import RetryRule, Settings
+from poise.scheduler.model.action import Launch
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.event import Cancelled, Failed, Held, Released, Woke
+from poise.scheduler.model.job import Status
 
-BY_CAUSE = replace(EVENTS, retry=Retry.CAUSE, backoff=60.0)
+BY_CAUSE = replace(EVENTS, retry=RetryRule.CAUSE, backoff=60.0)
 
 
 def dying(*deaths: tuple[float, str], gpus: int = 1, seconds: float = 1000.0) -> TraceJob:

@@ -6,15 +6,14 @@ from math import inf
 import pytest
 from tests.builders import EVENTS, a_cluster, nodes
 
-from poise.assembly import planned
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.core.verify import Ledger
-from poise.model.action import Abandon, Action, Launch, Preempt, Reject, WakeAt, Why
-from poise.model.cluster import Slots
-from poise.model.columns import Snapshot
-from poise.model.errors import InvariantError, RequestError
-from poise.model.event import (
+from poise.lab.experiment import planned
+from poise.scheduler.core.ledger import Ledger
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Abandon, Action, Launch, Preempt, PreemptionCause, Reject, WakeAt
+from poise.scheduler.model.cluster import Slots
+from poise.scheduler.model.errors import InvariantError, RequestError
+from poise.scheduler.model.event import (
     Cancelled,
     Estimated,
     Event,
@@ -26,12 +25,13 @@ from poise.model.event import (
     Submitted,
     Woke,
 )
-from poise.model.job import Job
-from poise.model.plan import Claim, Plan, Policy, Preemption, Unfitting
-from poise.model.speed import Estimate
-from poise.model.topology import Topology
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Claim, Plan, Policy, PreemptionRule, Unfitting
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
 
 
 def a_scheduler(policy: str | Policy = "fifo", cluster: str = "gpu:4", settings: Settings = EVENTS) -> Scheduler:
@@ -210,7 +210,7 @@ class Picky:
 
     def plan(self, snapshot: Snapshot, memory: None) -> tuple[Plan, None]:
         rows = [row for row in self.rows[snapshot.now] if row in snapshot.rows]
-        return Plan(tuple(map(Claim, rows)), Unfitting.SKIPPED, Preemption.BY_RANK, self.wake), None
+        return Plan(tuple(map(Claim, rows)), Unfitting.SKIPPED, PreemptionRule.BY_RANK, self.wake), None
 
 
 def picky(rows: dict[float, tuple[int, ...]], wake: float = inf) -> Policy:
@@ -221,7 +221,7 @@ def test_a_running_job_that_a_plan_leaves_out_is_stopped() -> None:
     scheduler = a_scheduler(picky({0: (0, 1), 1: (1, 2)}))
     scheduler.handle(0, [*arrival("a"), *arrival("b")])
     preempt, launch = scheduler.handle(1, arrival("c", at=1))
-    assert preempt == Preempt("a", 1, Why.UNPLANNED, None)
+    assert preempt == Preempt("a", 1, PreemptionCause.UNPLANNED, None)
     assert launched((launch,)) == [("c", 1)]
 
 
@@ -236,7 +236,7 @@ def test_the_order_of_a_plan_is_the_order_of_preemption() -> None:
     scheduler = a_scheduler(picky({0: (0, 1), 1: (2, 0, 1)}))
     scheduler.handle(0, [*arrival("a", gpus=2), *arrival("b", gpus=2)])
     preempt, launch = scheduler.handle(1, arrival("c", gpus=1, at=1))
-    assert preempt == Preempt("b", 1, Why.OUTRANKED, "c")
+    assert preempt == Preempt("b", 1, PreemptionCause.OUTRANKED, "c")
     assert launched((launch,)) == [("c", 1)]
 
 

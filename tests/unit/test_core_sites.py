@@ -6,12 +6,12 @@ from math import inf
 from tests.builders import EVENTS, a_job, nodes, simulate
 from tests.whims import a_plan, scripted
 
-from poise.model.action import Preempt, Why
-from poise.model.cluster import Part, site_of
-from poise.model.plan import Claim
-from poise.model.speed import Locality
+from poise.scheduler.model.action import Preempt, PreemptionCause
+from poise.scheduler.model.cluster import NodeGpus, site_of
+from poise.scheduler.model.plan import Claim
+from poise.scheduler.model.speed import Locality
 
-TWO = (Part(0, 1), Part(2, 1))
+TWO = (NodeGpus(0, 1), NodeGpus(2, 1))
 
 
 def test_a_claim_with_a_site_is_served_on_just_these_nodes() -> None:
@@ -26,17 +26,17 @@ def test_a_running_job_whose_site_is_the_same_goes_on() -> None:
 
 
 def test_a_running_job_whose_site_is_another_one_is_moved_and_pays_the_restart() -> None:
-    plans = {0.0: a_plan(Claim(0, site=TWO)), 5.0: a_plan(Claim(0, site=(Part(1, 2),)))}
+    plans = {0.0: a_plan(Claim(0, site=TWO)), 5.0: a_plan(Claim(0, site=(NodeGpus(1, 2),)))}
     how = replace(EVENTS, restart_overhead=1.0)
     story = simulate([a_job("a", gpus=2)], scripted(plans), nodes(4, 4, 4), settings=how)
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(5, Why.MOVED)]
-    assert [site_of(run.gpus) for run in story.runs] == [TWO, (Part(1, 2),)]
+    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(5, PreemptionCause.MOVED)]
+    assert [site_of(run.gpus) for run in story.runs] == [TWO, (NodeGpus(1, 2),)]
     assert story.finishes == {"a": 12}
 
 
 def test_two_jobs_may_change_places_in_one_plan() -> None:
     jobs = [a_job("a", gpus=4), a_job("b", gpus=4)]
-    left, right = (Part(0, 4),), (Part(1, 4),)
+    left, right = (NodeGpus(0, 4),), (NodeGpus(1, 4),)
     plans = {
         0.0: a_plan(Claim(0, site=left), Claim(1, site=right)),
         5.0: a_plan(Claim(0, site=right), Claim(1, site=left)),
@@ -48,8 +48,8 @@ def test_two_jobs_may_change_places_in_one_plan() -> None:
 
 def test_a_site_that_is_taken_is_waited_for_though_others_are_free() -> None:
     jobs = [a_job("first", gpus=3, seconds=20), a_job("second", gpus=2)]
-    second = Claim(1, site=(Part(0, 2),))
-    plans = {0.0: a_plan(Claim(0, site=(Part(0, 3),)), second), 20.0: a_plan(second)}
+    second = Claim(1, site=(NodeGpus(0, 2),))
+    plans = {0.0: a_plan(Claim(0, site=(NodeGpus(0, 3),)), second), 20.0: a_plan(second)}
     story = simulate(jobs, scripted(plans), nodes(4, 4))
     assert story.starts == {"first": 0, "second": 20}
 
@@ -57,8 +57,8 @@ def test_a_site_that_is_taken_is_waited_for_though_others_are_free() -> None:
 def test_a_move_to_a_place_that_is_taken_leaves_the_job_where_it_is() -> None:
     jobs = [a_job("a", gpus=4), a_job("b", gpus=4)]
     plans = {
-        0.0: a_plan(Claim(0, site=(Part(0, 4),)), Claim(1, site=(Part(1, 4),))),
-        5.0: a_plan(Claim(0, site=(Part(1, 4),))),
+        0.0: a_plan(Claim(0, site=(NodeGpus(0, 4),)), Claim(1, site=(NodeGpus(1, 4),))),
+        5.0: a_plan(Claim(0, site=(NodeGpus(1, 4),))),
     }
     story = simulate(jobs, scripted(plans), nodes(4, 4))
     assert story.preemptions == 0
@@ -69,11 +69,11 @@ def test_a_site_is_taken_at_its_word_by_jobs_that_wait_for_locality_and_by_the_d
     """Nobody is moved to make room for a claim that insists on a place of its own."""
     jobs = [a_job("small", seconds=20), a_job("gang", at=5, gpus=4)]
     plans = {
-        0.0: a_plan(Claim(0, site=(Part(0, 1),))),
-        5.0: a_plan(Claim(1, Locality.PACKED, site=(Part(0, 4),))),
-        20.0: a_plan(Claim(1, site=(Part(0, 2), Part(1, 2)))),
+        0.0: a_plan(Claim(0, site=(NodeGpus(0, 1),))),
+        5.0: a_plan(Claim(1, Locality.PACKED, site=(NodeGpus(0, 4),))),
+        20.0: a_plan(Claim(1, site=(NodeGpus(0, 2), NodeGpus(1, 2)))),
     }
     how = replace(EVENTS, packed_wait=1e6, defragment=1.0)
     story = simulate(jobs, scripted(plans), nodes(4, 4), placement="consolidate", settings=how, until=inf)
     assert story.preemptions == 0
-    assert site_of(story.runs_of("gang")[0].gpus) == (Part(0, 2), Part(1, 2))
+    assert site_of(story.runs_of("gang")[0].gpus) == (NodeGpus(0, 2), NodeGpus(1, 2))

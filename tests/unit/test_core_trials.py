@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 
-from poise.analysis.history import History
-from poise.backends.simulator.world import Outage
-from poise.core.reasons import Code
-from poise.model.action import Launch, Preempt, Why
-from poise.model.cluster import Cluster, Node, gpu_count
-from poise.model.errors import RequestError
-from poise.model.event import Cancelled, NodeReturned, Woke
-from poise.model.job import Status
-from poise.traces.schema import TraceJob
+from poise.lab.analysis.history import History
+from poise.lab.simulator.world import Outage
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.reasons import Code
+from poise.scheduler.model.action import Launch, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import Cluster, Node, gpu_count
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.event import Cancelled, NodeReturned, Woke
+from poise.scheduler.model.job import Status
 
 POOL = replace(EVENTS, validation_gpus=1, validation_time=30.0)
 EVERY_KIND = [
@@ -38,7 +38,7 @@ def sizes(story: Story, job: str) -> list[tuple[float, int]]:
 def test_a_gang_is_tried_on_one_gpu_and_then_gets_its_gang(policy: str) -> None:
     story = simulate([a_job("a", gpus=4, seconds=100)], policy, "gpu:8", settings=POOL)
     assert sizes(story, "a") == [(0, 1), (30, 4)]
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(30, Why.VALIDATED)]
+    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(30, PreemptionCause.VALIDATED)]
     assert story.finishes == {"a": 130}
 
 

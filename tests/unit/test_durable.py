@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.local.folders import Folders
-from poise.backends.local.records import EXIT, ORDER, SET_UP, open_below, put
-from poise.server.folder import replace_file
+from poise.service.backends.local.lease_files import EXIT, ORDER, SET_UP, open_below, put
+from poise.service.backends.local.state_dir import StateDir
+from poise.service.server.storage.state_dir import replace_file
 from poise.worker.checkpoints import Checkpoints
 
 
@@ -65,7 +65,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
 
 @pytest.mark.parametrize("name", [ORDER, EXIT, SET_UP])
 def test_order_and_end_of_a_run_survive_with_every_directory_above_them(name: str, disk: Disk, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "state")
+    folders = StateDir(tmp_path / "state")
     folders.make_run("7", 1)
     folders.put("7", 1, name, {"a": 1})
     folders.close()
@@ -73,7 +73,7 @@ def test_order_and_end_of_a_run_survive_with_every_directory_above_them(name: st
 
 
 def test_second_run_of_a_job_survives_too(disk: Disk, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "state")
+    folders = StateDir(tmp_path / "state")
     for epoch in (1, 2):
         folders.make_run("7", epoch)
         folders.put("7", epoch, ORDER, {})

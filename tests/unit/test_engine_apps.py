@@ -4,14 +4,14 @@ from pathlib import Path
 
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.core.settings import Settings
-from poise.engine.live import RunProgressed
-from poise.wire.views import Account, State
+from poise.scheduler.core.settings import Settings
+from poise.service.backends.api import RunProgressed
+from poise.service.wire.views import Account, JobState
 
 GOOD, BAD = (0.001, 0.002), (0.5, 0.6)
 
 
-def judged(tmp_path: Path, *owners: Account) -> list[State]:
+def judged(tmp_path: Path, *owners: Account) -> list[JobState]:
     """Four jobs of the app `sweep`, by their owners; the first two report far larger losses. What becomes of each.
 
     They report at 300 of 1,000 steps: beyond the first rung of four jobs (250), before the only one of two (500).
@@ -28,8 +28,8 @@ def judged(tmp_path: Path, *owners: Account) -> list[State]:
 
 
 def test_a_stranger_with_an_app_of_the_same_name_gets_no_job_of_its_owner_cancelled(tmp_path: Path) -> None:
-    assert judged(tmp_path, ALICE, ALICE, BOB, BOB) == [State.RUNNING] * 4
+    assert judged(tmp_path, ALICE, ALICE, BOB, BOB) == [JobState.RUNNING] * 4
 
 
 def test_jobs_of_one_owner_are_given_up_on_the_same_reports(tmp_path: Path) -> None:
-    assert judged(tmp_path, ALICE, ALICE, ALICE, ALICE) == [State.CANCELLED] * 2 + [State.RUNNING] * 2
+    assert judged(tmp_path, ALICE, ALICE, ALICE, ALICE) == [JobState.CANCELLED] * 2 + [JobState.RUNNING] * 2

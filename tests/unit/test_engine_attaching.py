@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.machine import LingeringWorld, Service, a_request
 
-from poise.engine.live import Ending
+from poise.service.backends.api import RunEnding
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_a_job_that_was_asked_to_leave_and_kept_nothing_is_not_asked_again_befor
     machine = service.machine
     service.pass_time(10)
     assert machine.leaving == {(first, 1)}
-    machine.end(first, Ending.FAILED, cause="model-checkpoint-error", code=73)
+    machine.end(first, RunEnding.FAILED, cause="model-checkpoint-error", code=73)
     service.settle()
     service.pass_time(10)
-    machine.end(second, Ending.YIELDED, steps=1.0)
+    machine.end(second, RunEnding.YIELDED, steps=1.0)
     service.settle()
     for _ in range(5):
         service.pass_time(10)

@@ -8,12 +8,12 @@ from tests.machine import ALICE, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 from tests.shell import poise
 
-from poise.core.settings import Settings
 from poise.engine.journal import read_header
-from poise.engine.live import Ending
-from poise.server.replaying import replay_store
-from poise.server.seam import RefusedError
-from poise.wire.views import State
+from poise.scheduler.core.settings import Settings
+from poise.service.backends.api import RunEnding
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.storage.replay import replay_store
+from poise.service.wire.views import JobState
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_job_that_the_cluster_cannot_run_any_more_waits_until_it_can(service: 
         service.settle()
     with_cluster(service, "v100:2,k80:2")
     finish_all(service)
-    assert all(service.engine.show(job).job.state is State.SUCCEEDED for job in states)
+    assert all(service.engine.show(job).job.state is JobState.SUCCEEDED for job in states)
     check_books(service, list(states))
     replay_store(service.loop.store.path)
 
@@ -61,24 +61,24 @@ def test_a_stranded_job_can_be_held_and_cancelled(service: Service) -> None:
     service.wish(lambda engine: engine.hold(ALICE, job))
     service.wish(lambda engine: engine.release(ALICE, job))
     service.wish(lambda engine: engine.cancel(ALICE, job))
-    assert service.engine.show(job).job.state is State.CANCELLED
+    assert service.engine.show(job).job.state is JobState.CANCELLED
     assert service.engine.reasons()["rejected"] == 0
     service.restart()
-    assert service.engine.show(job).job.state is State.CANCELLED
+    assert service.engine.show(job).job.state is JobState.CANCELLED
 
 
 def test_a_job_that_the_cluster_cannot_run_is_still_refused_when_it_is_new(service: Service) -> None:
     with_cluster(service, "v100:1")
-    with pytest.raises(RefusedError, match="the cluster has at most 1"):
+    with pytest.raises(RequestRefusedError, match="the cluster has at most 1"):
         service.submit(a_request(gpus=2))
 
 
 def test_a_run_that_finishes_though_its_gpus_are_gone_has_finished(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
     service.machine.tell = lambda _news: None
-    service.machine.end(job, Ending.FINISHED)  # while the service is away
+    service.machine.end(job, RunEnding.FINISHED)  # while the service is away
     with_cluster(service, "v100:1")
-    assert service.engine.show(job).job.state is State.SUCCEEDED
+    assert service.engine.show(job).job.state is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_journal_of_a_service_can_be_studied(service: Service) -> None:
 @pytest.mark.parametrize("policy", ["fifo", "max-min", "gandiva-fair"])
 def test_a_job_that_backs_off_goes_on_doing_so_under_another_policy(service: Service, policy: str) -> None:
     [job] = service.submit(a_request())
-    service.machine.end(job, Ending.FAILED, cause="network-error", code=1)
+    service.machine.end(job, RunEnding.FAILED, cause="network-error", code=1)
     service.settle()
     advice = service.engine.why(job).advice
     service.wish(lambda engine: engine.set_policy(ALICE, policy))

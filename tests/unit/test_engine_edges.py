@@ -7,15 +7,15 @@ from tests.machine import ALICE, BOB, LingeringWorld, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.engine.journal import read_entry
-from poise.engine.live import Ending, RunProgressed
-from poise.model.columns import JobView
-from poise.model.event import Belated, Colocated, Estimated
-from poise.server import engine as engine_module
-from poise.server import instant as instant_module
-from poise.server.intake import MOST_KINDS
-from poise.server.seam import RefusedError
-from poise.wire.request import Request, Submission
-from poise.wire.views import State
+from poise.scheduler.model.event import Belated, Colocated, Estimated
+from poise.scheduler.model.job_table import JobView
+from poise.service.backends.api import RunEnding, RunProgressed
+from poise.service.server import batch as instant_module
+from poise.service.server import engine as engine_module
+from poise.service.server.admission import MOST_KINDS
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import JobState
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def slow(tmp_path: Path) -> Service:
     return Service(tmp_path, world=LingeringWorld)
 
 
-def two_that_restart(**more: object) -> tuple[Request, Request]:
+def two_that_restart(**more: object) -> tuple[JobRequest, JobRequest]:
     """Jobs that may be preempted before they have begun."""
     given = {"gpus": 2, "preemption": "restart", "checkpoint": {"deadline": 600}} | more
     return a_request(**given), a_request(**given)
@@ -50,10 +50,10 @@ def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Ser
     first = jobs[0]
     until_launched_again(slow, first)
     assert list(slow.machine.alive) == [(first, 1)]  # it still writes its checkpoint
-    slow.machine.end(first, Ending.FINISHED)
+    slow.machine.end(first, RunEnding.FINISHED)
     slow.settle()
     check_standing(slow)
-    assert slow.engine.show(first).job.state is State.SUCCEEDED
+    assert slow.engine.show(first).job.state is JobState.SUCCEEDED
     finish_all(slow)
     check_books(slow, jobs)
 
@@ -62,15 +62,15 @@ def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(sl
     first, _ = slow.submit(*two_that_restart(steps=100, duration=100))
     until_launched_again(slow, first)
     state = slow.loop.situation.scheduler.state
-    slow.machine.end(first, Ending.YIELDED, steps=42.0)
+    slow.machine.end(first, RunEnding.YIELDED, steps=42.0)
     slow.settle()
     assert state.columns.steps_done[state.rows[first]] == 42
     assert slow.engine.show(first).runs[-1].begun == 42
 
 
 @pytest.mark.parametrize("verb", ["hold", "cancel"])
-@pytest.mark.parametrize("how", [Ending.FINISHED, Ending.FAILED])
-def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Service, verb: str, how: Ending) -> None:
+@pytest.mark.parametrize("how", [RunEnding.FINISHED, RunEnding.FAILED])
+def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Service, verb: str, how: RunEnding) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.machine.now += 5
     reply = getattr(service.engine, verb)(ALICE, job)
@@ -78,13 +78,13 @@ def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Ser
     service.settle()
     check_standing(service)
     detail = service.engine.show(job)
-    if how is Ending.FINISHED:
-        assert detail.job.state is State.SUCCEEDED
-        with pytest.raises(RefusedError, match=f"job {job} has ended already"):
+    if how is RunEnding.FINISHED:
+        assert detail.job.state is JobState.SUCCEEDED
+        with pytest.raises(RequestRefusedError, match=f"job {job} has ended already"):
             reply.result(0)
     else:
         assert detail.failures == 1
-        assert reply.result(0).state is (State.PAUSED if verb == "hold" else State.CANCELLED)
+        assert reply.result(0).state is (JobState.PAUSED if verb == "hold" else JobState.CANCELLED)
         if verb == "hold":
             service.engine.release(ALICE, job)
     finish_all(service)
@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_charge(service: Service)
         service.machine.error = error
         [job] = service.submit(a_request(gpus=2))
         service.pass_time(7)
-        service.machine.end(job, Ending.FINISHED)
+        service.machine.end(job, RunEnding.FINISHED)
         service.settle()
         assert service.engine.show(job).gpu_seconds == pytest.approx(14)
         jobs.append(job)
@@ -138,7 +138,7 @@ def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:
     machine.tell(RunProgressed(first, 1, machine.wall, 60.0, 100.0, 30.0, None, None))  # on its way out
     slow.settle()
     assert slow.engine.show(first).steps == 60
-    slow.machine.end(first, Ending.YIELDED, steps=40.0)
+    slow.machine.end(first, RunEnding.YIELDED, steps=40.0)
     slow.settle()
     run = slow.engine.show(first).runs[0]
     assert run.lost == pytest.approx(2 * 10 * 20 / 60)  # two GPUs for ten seconds, of which a third was not saved
@@ -165,10 +165,10 @@ def test_what_a_running_job_has_received_counts_until_now(service: Service) -> N
 
 def test_a_job_that_has_run_for_as_long_as_it_may_is_not_forgiven_by_its_exit_code(service: Service) -> None:
     [job] = service.submit(a_request(max_duration=60, retry={"exit_codes": [143]}))
-    service.machine.end(job, Ending.FAILED, cause="max-duration", code=-15)
+    service.machine.end(job, RunEnding.FAILED, cause="max-duration", code=-15)
     service.settle()
     detail = service.engine.show(job)
-    assert (detail.job.state, [flag.value for flag in detail.job.flags]) == (State.FAILED, ["TIMEOUT"])
+    assert (detail.job.state, [flag.value for flag in detail.job.flags]) == (JobState.FAILED, ["TIMEOUT"])
 
 
 def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
@@ -176,11 +176,11 @@ def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
     first, second, third = service.submit(a_request(), a_request(), a_request())
     service.wish(lambda engine: engine.hold(ALICE, first))
     assert service.engine.why(third).reason.text == "waits until those who had its GPUs have left"
-    service.machine.end(second, Ending.FINISHED)
+    service.machine.end(second, RunEnding.FINISHED)
     service.settle()
     [fourth] = service.submit(a_request())
-    assert service.engine.show(fourth).job.state is State.RUNNING
-    assert service.engine.show(third).job.state is State.STARTING
+    assert service.engine.show(fourth).job.state is JobState.RUNNING
+    assert service.engine.show(third).job.state is JobState.STARTING
 
 
 # Many jobs, and many kinds of them
@@ -191,7 +191,7 @@ def test_jobs_that_are_queued_in_one_instant_are_counted_together(service: Servi
     replies = [service.engine.submit(ALICE, Submission(jobs=(a_request(),) * 2)) for _ in range(3)]
     service.settle()
     assert [reply.exception(0) is None for reply in replies] == [True, True, False]
-    with pytest.raises(RefusedError, match="4 jobs are queued, of at most 5"):
+    with pytest.raises(RequestRefusedError, match="4 jobs are queued, of at most 5"):
         replies[2].result(0)
 
 
@@ -219,7 +219,7 @@ def test_a_long_chapter_is_followed_by_another_and_nobody_notices(
         jobs += service.submit(a_request(), a_request(), by=BOB)
         service.pass_time(10)
         for job, _ in sorted(service.machine.alive)[:1]:
-            service.machine.end(job, Ending.FINISHED)
+            service.machine.end(job, RunEnding.FINISHED)
         service.settle()
         check_standing(service)
     assert len(service.loop.store.chapters()) > 2
@@ -233,7 +233,7 @@ def test_names_of_models_that_people_make_up_are_not_all_remembered(service: Ser
         intake.admit(a_request(model=f"made-up-{number}"))
     assert len(intake._possible) <= MOST_KINDS
     assert len(intake._speeds._kinds) <= MOST_KINDS + 10
-    with pytest.raises(RefusedError, match="needs 3 GPUs"):
+    with pytest.raises(RequestRefusedError, match="needs 3 GPUs"):
         intake.admit(a_request(model="made-up-1", gpus=3))
 
 
@@ -248,7 +248,7 @@ def pair(tmp_path: Path) -> tuple[Service, list[str]]:
     for _ in range(5):
         service.pass_time(10)
         for job, _ in sorted(service.machine.leaving):
-            service.machine.end(job, Ending.YIELDED, steps=1.0)  # it has kept something, and may be asked again
+            service.machine.end(job, RunEnding.YIELDED, steps=1.0)  # it has kept something, and may be asked again
         service.settle()
     return service, jobs
 
@@ -302,7 +302,7 @@ def test_what_a_run_did_beside_another_counts_once_in_a_new_chapter(tmp_path: Pa
     jobs = service.submit(*(a_request(model=model, batch_size=batch, **given) for model, batch in models))
     service.pass_time(500)
     assert len(service.machine.alive) == 2
-    service.machine.end(jobs[1], Ending.FINISHED)
+    service.machine.end(jobs[1], RunEnding.FINISHED)
     service.pass_time(500)
     assert left(service, jobs[0]) >= 4000
     service.wish(lambda engine: engine.set_policy(ALICE, "srtf"))

@@ -6,8 +6,8 @@ import pytest
 from tests.machine import ALICE, LingeringWorld, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
-from poise.engine.live import Ending
-from poise.wire.views import Done, Flag, NodeRow, State
+from poise.service.backends.api import RunEnding
+from poise.service.wire.views import Done, Flag, JobState, NodeRow
 
 
 @pytest.fixture
@@ -44,14 +44,14 @@ def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(
 ) -> None:
     job = unaware(slow, **given)
     answer = held(slow, job)
-    assert answer.state is State.RUNNING
+    assert answer.state is JobState.RUNNING
     assert answer.text is not None
     assert answer.text.startswith("it goes on and keeps its GPUs: it is held ")
     assert answer.text.endswith(f"; poise hold --stop {job} {costs}")
     assert not slow.machine.leaving
     assert (node(slow).free, node(slow).jobs) == (0, (job, job))
     row = slow.engine.show(job).job
-    assert (row.state, row.gpus) == (State.RUNNING, 2)
+    assert (row.state, row.gpus) == (JobState.RUNNING, 2)
     assert Flag.HELD in row.flags
     why = slow.engine.why(job)
     assert "is to be held" in why.reason.text
@@ -72,7 +72,7 @@ def test_others_do_not_get_gpus_that_are_not_free(slow: Service) -> None:
     for _ in range(5):
         slow.pass_time(10)
         check_standing(slow)
-    assert slow.engine.show(other).job.state is State.PENDING
+    assert slow.engine.show(other).job.state is JobState.PENDING
     assert slow.engine.show(job).gpu_seconds == pytest.approx(2 * 50)
 
 
@@ -80,12 +80,12 @@ def test_release_only_lifts_a_hold_that_was_not_met(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     answer = slow.wish(lambda engine: engine.release(ALICE, job))
-    assert (answer.state, answer.text) == (State.RUNNING, "it goes on, and is no longer to be held")
+    assert (answer.state, answer.text) == (JobState.RUNNING, "it goes on, and is no longer to be held")
     slow.pass_time(100)
     check_standing(slow)
     assert (len(slow.engine.show(job).runs), slow.machine.leaving) == (1, set())
     assert Flag.HELD not in slow.engine.show(job).job.flags
-    slow.machine.end(job, Ending.FINISHED)
+    slow.machine.end(job, RunEnding.FINISHED)
     slow.settle()
     check_books(slow, [job])
 
@@ -97,11 +97,11 @@ def test_job_is_held_as_soon_as_it_can_save(slow: Service) -> None:
     slow.settle()
     check_standing(slow)
     assert slow.machine.leaving == {(job, 1)}
-    assert slow.engine.show(job).job.state is State.CHECKPOINTING
-    slow.machine.end(job, Ending.YIELDED, steps=3.0)
+    assert slow.engine.show(job).job.state is JobState.CHECKPOINTING
+    slow.machine.end(job, RunEnding.YIELDED, steps=3.0)
     slow.settle()
     check_standing(slow)
-    assert slow.engine.show(job).job.state is State.PAUSED
+    assert slow.engine.show(job).job.state is JobState.PAUSED
     assert slow.engine.why(job).advice == f"poise release {job}"
 
 
@@ -117,22 +117,22 @@ def test_job_that_must_not_be_preempted_is_not_held_because_it_could_save(slow: 
 def test_job_whose_run_fails_is_held_then(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
-    slow.machine.end(job, Ending.FAILED, cause="killed", code=-9)
+    slow.machine.end(job, RunEnding.FAILED, cause="killed", code=-9)
     slow.settle()
     for _ in range(5):
         slow.pass_time(10)
         check_standing(slow)
     detail = slow.engine.show(job)
-    assert (detail.job.state, len(detail.runs), node(slow).free) == (State.PAUSED, 1, 2)
+    assert (detail.job.state, len(detail.runs), node(slow).free) == (JobState.PAUSED, 1, 2)
     assert Flag.HELD in detail.job.flags
 
 
 def test_job_that_ends_meanwhile_has_ended(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
-    slow.machine.end(job, Ending.FINISHED)
+    slow.machine.end(job, RunEnding.FINISHED)
     slow.settle()
-    assert slow.engine.show(job).job.state is State.SUCCEEDED
+    assert slow.engine.show(job).job.state is JobState.SUCCEEDED
     check_books(slow, [job])
 
 
@@ -153,7 +153,7 @@ def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(
     assert answer.text == said
     assert (node(slow).free, node(slow).jobs, node(slow).leaving) == (0, (None, None), (job, job))
     assert "until it is gone it keeps 2 GPUs" in slow.engine.why(job).reason.text
-    slow.machine.end(job, Ending.YIELDED)
+    slow.machine.end(job, RunEnding.YIELDED)
     slow.settle()
     check_standing(slow)
     assert (node(slow).free, node(slow).leaving) == (2, (None, None))
@@ -163,7 +163,7 @@ def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> No
     job = unaware(slow, preemption="restart")
     answer = held(slow, job)
     assert (answer.state, answer.text) == (
-        State.CHECKPOINTING,
+        JobState.CHECKPOINTING,
         "it gets TERM now, as --preemption restart has it: what it has not saved itself is lost",
     )
 
@@ -171,7 +171,7 @@ def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> No
 def test_job_that_can_save_leaves_at_once(slow: Service) -> None:
     [job] = slow.submit(a_request(gpus=2))
     answer = held(slow, job)
-    assert (answer.state, answer.text) == (State.CHECKPOINTING, "it is asked to save its work and to leave")
+    assert (answer.state, answer.text) == (JobState.CHECKPOINTING, "it is asked to save its work and to leave")
 
 
 @pytest.mark.parametrize("wait", [0, 30])
@@ -185,11 +185,11 @@ def test_hold_that_is_not_met_survives_a_crash_and_another_policy(slow: Service,
     slow.pass_time(wait)
     assert Flag.HELD in slow.engine.show(job).job.flags
     assert not slow.machine.leaving
-    slow.machine.end(job, Ending.FAILED, cause="killed", code=-9)
+    slow.machine.end(job, RunEnding.FAILED, cause="killed", code=-9)
     slow.settle()
     slow.pass_time(100)
     check_standing(slow)
-    assert slow.engine.show(job).job.state is State.PAUSED
+    assert slow.engine.show(job).job.state is JobState.PAUSED
     slow.engine.release(ALICE, job)
     slow.settle()
     finish_all(slow)
@@ -217,7 +217,7 @@ def test_cancelled_job_keeps_its_gpus_in_the_eyes_of_all_until_it_is_gone(slow: 
     [other] = slow.submit(a_request(gpus=1, gpu_types=("v100",)))
     check_standing(slow)
     assert (node(slow).free, node(slow).leaving) == (0, (job, job))
-    slow.machine.end(job, Ending.YIELDED)
+    slow.machine.end(job, RunEnding.YIELDED)
     slow.settle()
     check_standing(slow)
     assert (node(slow).free, node(slow).jobs) == (1, (other, None))

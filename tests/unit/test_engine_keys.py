@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.model.errors import RequestError
-from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Submission
-from poise.wire.views import Account, Role
+from poise.scheduler.model.errors import RequestError
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, Role
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_submission_that_was_taken_is_answered_although_it_could_not_be_taken_
     """Its folder has gone meanwhile, say."""
     problems: list[str] = []
 
-    def check(_request: Request) -> None:
+    def check(_request: JobRequest) -> None:
         if problems:
             raise RequestError(problems[0])
 
@@ -43,7 +43,7 @@ def test_a_submission_that_was_taken_is_answered_although_it_could_not_be_taken_
     first = service.submit(a_request(cwd="/data"), key="the-same-key")
     problems.append("cwd: /data is not there")
     assert service.submit(a_request(cwd="/data"), key="the-same-key") == first
-    with pytest.raises(RefusedError, match="cwd: /data is not there"):
+    with pytest.raises(RequestRefusedError, match="cwd: /data is not there"):
         service.submit(a_request(cwd="/data"), key="another-key")
 
 
@@ -53,8 +53,8 @@ def test_other_jobs_under_the_same_key_are_a_conflict(service: Service) -> None:
     service.settle()  # both in one instant
     assert service.submit(*jobs, key="the-same-key") == list(wishes[0].result(0).jobs)
     for other in (jobs[1:], [*jobs[1:], jobs[0]], [*jobs[:-1], a_request(gpus=2)]):
-        with pytest.raises(RefusedError, match=r"^key 'the-same-key': other jobs were submitted under it") as refused:
+        with pytest.raises(RequestRefusedError, match=r"^key 'the-same-key': other jobs were submitted under it") as refused:
             service.submit(*other, key="the-same-key")
-        assert refused.value.fault is Fault.CONFLICT
-    assert isinstance(wishes[1].exception(0), RefusedError)
+        assert refused.value.fault is RefusalCode.CONFLICT
+    assert isinstance(wishes[1].exception(0), RequestRefusedError)
     assert sum(service.engine.states().values()) == 300

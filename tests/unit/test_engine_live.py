@@ -7,12 +7,12 @@ import pytest
 from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
 from poise.engine.journal import read_entry, read_header
-from poise.engine.live import Ending
 from poise.engine.replay import replay
-from poise.server.cores import core_of
-from poise.server.ordering import held_runs
-from poise.server.seam import Fault, RefusedError
-from poise.wire.views import Flag, State
+from poise.service.backends.api import RunEnding
+from poise.service.server.admission import core_of
+from poise.service.server.dispatch import held_runs
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.wire.views import Flag, JobState
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def service(tmp_path: Path) -> Service:
 
 
 def states(service: Service) -> dict[str, str]:
-    page = service.engine.queue(states=frozenset(State), tenant=None, app=None, limit=100, offset=0)
+    page = service.engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=100, offset=0)
     return {row.id: row.state.value for row in page.jobs}
 
 
@@ -29,10 +29,10 @@ def test_a_job_that_fits_runs_at_once_and_ends_as_its_processes_do(service: Serv
     [job] = service.submit(a_request(gpus=2, name="first"))
     assert states(service) == {job: "RUNNING"}
     service.pass_time(5)
-    service.machine.end(job, Ending.FINISHED, steps=7)
+    service.machine.end(job, RunEnding.FINISHED, steps=7)
     service.settle()
     detail = service.engine.show(job)
-    assert detail.job.state is State.SUCCEEDED
+    assert detail.job.state is JobState.SUCCEEDED
     assert detail.gpu_seconds == pytest.approx(10)
     assert detail.job.ran == pytest.approx(5)
     assert detail.job.waited == 0
@@ -70,7 +70,7 @@ def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service
     first, _second = service.submit(a_request(gpus=2), a_request(gpus=2))
     machine = service.machine
     stop = service.loop.world._stop  # type: ignore[attr-defined]
-    service.loop.world._stop = lambda job, _epoch: machine.end(job, Ending.FINISHED)  # type: ignore[attr-defined]
+    service.loop.world._stop = lambda job, _epoch: machine.end(job, RunEnding.FINISHED)  # type: ignore[attr-defined]
     while (first not in machine.finished) and machine.now < 2_000:
         service.pass_time(10)
     service.loop.world._stop = stop  # type: ignore[attr-defined]
@@ -97,25 +97,25 @@ def test_a_wish_sent_twice_is_granted_twice_and_done_once(tmp_path: Path, world:
         answers = [*(each.result(0) for each in wishes), service.wish(methodcaller(verb, ALICE, job))]
         assert [answer.job for answer in answers] == [job] * 3
         assert (Flag.HELD in service.engine.show(job).job.flags) == (verb == "hold")
-    assert {answer.state for answer in answers} == {State.CANCELLED}
+    assert {answer.state for answer in answers} == {JobState.CANCELLED}
     assert [each.kind for each in service.engine.events(after=0, job=job, tenant=None, limit=100).events][-1] == "cancelled"
     last = service.loop.store.last
     service.restart()
-    assert service.wish(lambda engine: engine.cancel(ALICE, job)).state is State.CANCELLED
+    assert service.wish(lambda engine: engine.cancel(ALICE, job)).state is JobState.CANCELLED
     assert service.loop.store.last == last
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
 def test_of_a_job_that_has_ended_nothing_else_can_be_wanted(service: Service, verb: str) -> None:
     done, broken, withdrawn = service.submit(a_request(), a_request(retry={"on_errors": 0}), a_request())
-    service.machine.end(done, Ending.FINISHED)
-    service.machine.end(broken, Ending.FAILED, cause="traceback-from-crash", code=1)
+    service.machine.end(done, RunEnding.FINISHED)
+    service.machine.end(broken, RunEnding.FAILED, cause="traceback-from-crash", code=1)
     service.settle()
     service.wish(lambda engine: engine.cancel(ALICE, withdrawn))
     for job, state in [(done, "SUCCEEDED"), (broken, "FAILED"), *([(withdrawn, "CANCELLED")] if verb != "cancel" else [])]:
-        with pytest.raises(RefusedError, match=f"^job {job} is {state} already$") as refused:
+        with pytest.raises(RequestRefusedError, match=f"^job {job} is {state} already$") as refused:
             service.wish(methodcaller(verb, ALICE, job))
-        assert refused.value.fault is Fault.CONFLICT
+        assert refused.value.fault is RefusalCode.CONFLICT
 
 
 def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) -> None:
@@ -159,11 +159,11 @@ def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
     [job] = service.submit(a_request(**given))
     for _ in range(8):
         if any(each == job for each, _ in service.machine.alive):
-            service.machine.end(job, Ending.FAILED, cause=cause, code=3)
+            service.machine.end(job, RunEnding.FAILED, cause=cause, code=3)
         service.pass_time(10_000)
     detail = service.engine.show(job)
     assert len(detail.runs) == runs
-    assert (detail.job.state is State.FAILED) == (runs < 9)
+    assert (detail.job.state is JobState.FAILED) == (runs < 9)
 
 
 def test_another_policy_takes_over_where_the_one_before_left_off(service: Service) -> None:
@@ -187,7 +187,7 @@ def test_another_policy_takes_over_where_the_one_before_left_off(service: Servic
 
 def test_a_policy_that_does_not_exist_changes_nothing(service: Service) -> None:
     [job] = service.submit(a_request())
-    with pytest.raises(RefusedError, match="did you mean max-min"):
+    with pytest.raises(RequestRefusedError, match="did you mean max-min"):
         service.wish(lambda engine: engine.set_policy(ALICE, "maxmin"))
     assert states(service) == {job: "RUNNING"}
     assert service.engine.service().policy == "las"
@@ -270,7 +270,7 @@ def test_what_ended_while_the_service_was_away_is_charged_until_it_ended(service
     [job] = service.submit(a_request(gpus=2))
     service.pass_time(10)
     service.loop.world.close()
-    service.machine.end(job, Ending.FINISHED)
+    service.machine.end(job, RunEnding.FINISHED)
     service.machine.now += 1_000
     service.restart()
     service.settle()
@@ -320,7 +320,7 @@ def replays(service: Service) -> int:
 def test_what_can_never_run_is_refused_at_submission_and_leaves_nothing(
     service: Service, given: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(RefusedError, match=message):
+    with pytest.raises(RequestRefusedError, match=message):
         service.submit(a_request(), a_request(**given))
     assert states(service) == {}
 
@@ -347,7 +347,7 @@ def test_a_run_on_unlike_gpus_is_told_how_fast_the_decision_took_them_for(tmp_pa
     assert [part.gpu_type for part in order.gpus] == ["v100", "k80"]
     assert order.speeds["v100"] > order.speeds["k80"] > 0
     service.restart()
-    service.machine.end(divides, Ending.FINISHED)
+    service.machine.end(divides, RunEnding.FINISHED)
     service.settle()
     [gang] = service.submit(a_request(gpus=2))
     [(order, _)] = held_runs(service.loop.store, service.loop.situation)

@@ -7,8 +7,8 @@ import pytest
 from tests.machine import Service, a_request
 
 from poise.engine.journal import read_entry
-from poise.engine.live import RunProgressed
-from poise.model.event import Progressed
+from poise.scheduler.model.event import Progressed
+from poise.service.backends.api import RunProgressed
 
 DAY = 86_400.0
 

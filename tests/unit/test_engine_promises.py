@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.policies.catalogue import POLICIES, promise_of
-from poise.policies.promises import AmongJobs, AmongJobsAlike, AmongTenants, Claimant, Promise
-from poise.wire.request import Preemption, Submission
+from poise.scheduler.policies.catalogue import POLICIES, promise_of
+from poise.scheduler.policies.promises import AmongJobs, AmongJobsAlike, AmongTenants, Claimant, Promise
+from poise.service.wire.request import PreemptionMode, Submission
 
 TENANTS = ("alice", "bob")
 
@@ -86,7 +86,7 @@ def test_every_policy_says_what_it_promises(policy: str) -> None:
 # Why
 
 
-def advice_for_the_last(tmp_path: Path, policy: str, *, preemption: Preemption = Preemption.RESTART) -> str | None:
+def advice_for_the_last(tmp_path: Path, policy: str, *, preemption: PreemptionMode = PreemptionMode.RESTART) -> str | None:
     """What a job is told that waits while another one has both GPUs."""
     service = Service(tmp_path, policy=policy, cluster="v100:2")
     jobs = [service.submit(a_request(gpus=2, duration=1e6, preemption=preemption))[0] for _ in range(2)]
@@ -121,7 +121,7 @@ def test_a_job_that_only_has_to_wait_is_told_for_what_as_the_policy_works(policy
 
 
 def test_where_those_who_hold_the_gpus_stay_no_turn_is_promised(tmp_path: Path) -> None:
-    said = advice_for_the_last(tmp_path, "max-min", preemption=Preemption.NEVER)
+    said = advice_for_the_last(tmp_path, "max-min", preemption=PreemptionMode.NEVER)
     assert said == f"{FREE}; the jobs that hold them now are not preempted"
 
 

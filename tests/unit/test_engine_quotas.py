@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.server import instant
-from poise.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
-from poise.server.schema import sum_of
-from poise.server.seam import Fault, RefusedError
-from poise.wire.request import Request, Submission
-from poise.wire.views import Account, Happening, Role, State
+from poise.service.server import batch
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
+from poise.service.server.storage.schema import sum_of
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, Happening, JobState, Role
 
 CAROL = Account(name="carol", tenant=ALICE.tenant, role=Role.USER)
 OPERATOR = Account(name="op", tenant="ops", role=Role.OPERATOR)
@@ -19,8 +19,8 @@ NONE = Allowance(0, 0, 0, 0, 0)
 HELD = a_request(hold=True)
 
 
-def refusal(service: Service, *requests: Request, by: Account = ALICE) -> RefusedError:
-    with pytest.raises(RefusedError) as refused:
+def refusal(service: Service, *requests: JobRequest, by: Account = ALICE) -> RequestRefusedError:
+    with pytest.raises(RequestRefusedError) as refused:
         service.submit(*requests, by=by)
     return refused.value
 
@@ -38,7 +38,7 @@ def test_user_has_so_many_jobs_that_have_not_ended_and_a_restart_changes_nothing
     first, *_ = service.submit(*[HELD] * 4)
     for _ in range(2):
         error = refusal(service, HELD, HELD)
-        assert (error.fault, error.retry, error.bound) == (Fault.QUOTA, LATER, "user-jobs")
+        assert (error.fault, error.retry, error.bound) == (RefusalCode.QUOTA, LATER, "user-jobs")
         text = "token 'alice' has 4 jobs that have not ended, and 2 more would be over 5 (--user-jobs)"
         assert str(error) == f"{text}; cancel some, or wait for them to end"
         service.restart()
@@ -64,7 +64,7 @@ def test_submissions_of_one_instant_are_counted_on_top_of_each_other(tmp_path: P
     assert [reply.exception(0) is None for reply in replies] == [True, True, False, False]
 
 
-def _submission(*requests: Request) -> Submission:
+def _submission(*requests: JobRequest) -> Submission:
     return Submission(jobs=requests)
 
 
@@ -79,13 +79,13 @@ def test_tenant_has_so_many_jobs_whoever_submits_them(tmp_path: Path) -> None:
 
 
 def test_operators_are_held_to_the_bound_on_all_jobs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instant, "MOST_QUEUED", 4)
+    monkeypatch.setattr(batch, "MOST_QUEUED", 4)
     service = Service(tmp_path, allowance=Allowance(1, 1, 1, 1, 1))
     mine = HELD.model_copy(update={"tenant": ALICE.tenant})
     service.submit(*[mine] * 4, by=OPERATOR)
     error = refusal(service, mine, by=OPERATOR)
-    assert (error.fault, error.bound) == (Fault.FULL, "all-jobs")
-    monkeypatch.setattr(instant, "MOST_QUEUED", 100)
+    assert (error.fault, error.bound) == (RefusalCode.FULL, "all-jobs")
+    monkeypatch.setattr(batch, "MOST_QUEUED", 100)
     assert refusal(service, HELD).bound == "tenant-jobs"
 
 
@@ -100,7 +100,7 @@ def test_bytes_of_what_was_submitted_are_counted_until_the_jobs_have_ended(tmp_p
     service.submit(BIG, by=CAROL)
     for _ in range(2):
         error = refusal(service, BIG)
-        assert (error.fault, error.bound) == (Fault.QUOTA, "tenant-mib")
+        assert (error.fault, error.bound) == (RefusalCode.QUOTA, "tenant-mib")
         mib = f"{3 * SIZE / MIB:.4g} MiB"
         assert str(error).startswith(f"tenant alice has {mib} of jobs that have not ended, and ")
         service.restart()
@@ -116,7 +116,7 @@ def test_what_is_submitted_and_cancelled_again_and_again_is_held_by_the_hour(tmp
         service.pass_time(SLOT)
     for _ in range(2):
         error = refusal(service, BIG)
-        assert (error.fault, error.bound) == (Fault.RATE, "user-mib")
+        assert (error.fault, error.bound) == (RefusalCode.RATE, "user-mib")
         assert error.retry is not None
         assert HOUR - 3 * SLOT < error.retry <= HOUR - SLOT
         service.restart()
@@ -138,7 +138,7 @@ def test_user_submits_so_many_jobs_an_hour(tmp_path: Path) -> None:
         cancel(service, job)
     for _ in range(2):
         error = refusal(service, *[HELD] * 3)
-        assert (error.fault, error.bound) == (Fault.RATE, "user-rate")
+        assert (error.fault, error.bound) == (RefusalCode.RATE, "user-rate")
         text = "token 'alice' has submitted, held or released 8 jobs within an hour, of at most 10 (--user-rate)"
         assert str(error) == f"{text}; try again in {error.retry:,} s"
         service.restart()
@@ -159,9 +159,11 @@ def test_user_holds_and_releases_only_so_often_and_may_always_cancel(tmp_path: P
     for verb in (service.engine.release, service.engine.hold):
         reply = verb(ALICE, job)
         service.settle()
-        with pytest.raises(RefusedError, match="submitted, held or released 5 jobs within an hour, of at most 5") as refused:
+        with pytest.raises(
+            RequestRefusedError, match="submitted, held or released 5 jobs within an hour, of at most 5"
+        ) as refused:
             reply.result(0)
-        assert refused.value.fault is Fault.RATE
+        assert refused.value.fault is RefusalCode.RATE
     assert service.loop.store.last == entries
     service.wish(lambda engine: engine.hold(OPERATOR, job))
     cancel(service, job)
@@ -185,7 +187,7 @@ def test_jobs_from_before_tokens_were_noted_count_for_their_tenant(tmp_path: Pat
 
 
 def test_all_jobs_of_a_tenant_are_cancelled_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instant, "CANCELLED_AT_ONCE", 4)
+    monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 4)
     service = Service(tmp_path)
     others = service.submit(a_request(), by=BOB)
     service.submit(*[a_request()] * 14)
@@ -201,7 +203,7 @@ def test_all_jobs_of_a_tenant_are_cancelled_part_by_part(tmp_path: Path, monkeyp
     service.settle()
     assert reply.result(0).model_dump() == {"tenant": ALICE.tenant, "jobs": 15}
     states = service.engine.states()
-    assert (states[State.CANCELLED], sum(states.values())) == (15, 17)
+    assert (states[JobState.CANCELLED], sum(states.values())) == (15, 17)
     assert not service.engine.why(others[0]).state.is_final
     assert service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 1
     assert service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 0
@@ -216,7 +218,7 @@ def _cancelled(service: Service) -> list[Happening]:
 def test_tenant_whose_jobs_are_cancelled_is_asked_to_leave_and_a_crash_on_the_way_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instant, "CANCELLED_AT_ONCE", 2)
+    monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 2)
     for commits in range(6):
         folder = tmp_path / str(commits)
         folder.mkdir()
@@ -228,17 +230,17 @@ def test_tenant_whose_jobs_are_cancelled_is_asked_to_leave_and_a_crash_on_the_wa
         if not reply.done():
             service.crash_at = None
             service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant))
-        assert service.engine.states() == {State.CANCELLED.value: 6}
+        assert service.engine.states() == {JobState.CANCELLED.value: 6}
         assert not service.machine.alive
         assert not service.loop.situation.usage.users
 
 
 def test_cancelling_all_is_refused_by_a_service_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instant, "CANCELLED_AT_ONCE", 2)
+    monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 2)
     service = Service(tmp_path)
     service.submit(*[HELD] * 6)
     reply = service.engine.cancel_all(ALICE, ALICE.tenant)
     service.loop._closing.set()
     service.loop.turn(0.0)
-    with pytest.raises(RefusedError, match="the service is stopping"):
+    with pytest.raises(RequestRefusedError, match="the service is stopping"):
         reply.result(0)

@@ -8,14 +8,14 @@ import pytest
 from tests.machine import ALICE, BOB, PretendWorld, Service, a_request
 from tests.machine_laws import paged
 
-from poise.engine.live import Ending, LogPart
-from poise.server import lining as lining_module
-from poise.server import telling as telling_module
-from poise.server.seam import Fault, RefusedError
-from poise.wire.views import Events, Happening, Queue, State
+from poise.service.backends.api import LogPart, RunEnding
+from poise.service.server import event_log as telling_module
+from poise.service.server import queue_view as lining_module
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.wire.views import Events, Happening, JobState, QueuePage
 
-EVERY = frozenset(State)
-OVER = frozenset(state for state in State if state.is_final)
+EVERY = frozenset(JobState)
+OVER = frozenset(state for state in JobState if state.is_final)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path, policy="srtf", cluster="v100:2")
 
 
-def queue(service: Service, states: frozenset[State] = frozenset(), **which: object) -> Queue:
+def queue(service: Service, states: frozenset[JobState] = frozenset(), **which: object) -> QueuePage:
     given = {"tenant": None, "app": None, "limit": 100, "offset": 0} | which
     return service.engine.queue(states=states, **given)  # type: ignore[arg-type]
 
@@ -32,8 +32,8 @@ def events(service: Service, after: int = 0, **which: object) -> Events:
     return service.engine.events(after=after, **({"job": None, "tenant": None, "limit": 100} | which))  # type: ignore[arg-type]
 
 
-def end(service: Service, job: str, how: Ending = Ending.FINISHED) -> None:
-    service.machine.end(job, how, cause="import-error" if how is Ending.FAILED else None, code=1)
+def end(service: Service, job: str, how: RunEnding = RunEnding.FINISHED) -> None:
+    service.machine.end(job, how, cause="import-error" if how is RunEnding.FAILED else None, code=1)
     service.settle()
 
 
@@ -56,17 +56,17 @@ def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service
     jobs = []
     for number in range(9):
         [job] = service.submit(a_request(app="odd" if number % 2 else None), by=BOB if number % 3 else ALICE)
-        end(service, job, Ending.FAILED if number % 2 else Ending.FINISHED)
+        end(service, job, RunEnding.FAILED if number % 2 else RunEnding.FINISHED)
         service.pass_time(1)
         jobs.append(job)
     latest = jobs[::-1]
     assert [row.id for row in paged(service, OVER, limit=2)] == latest
-    assert [row.id for row in paged(service, frozenset({State.FAILED}), limit=2)] == latest[1::2]
-    assert [row.id for row in paged(service, frozenset({State.SUCCEEDED}), limit=2)] == latest[::2]
-    assert [row.id for row in paged(service, frozenset({State.SUCCEEDED}), tenant="alice")] == ["7", "1"]
-    assert paged(service, frozenset({State.FAILED}), app="none") == []
-    assert len(paged(service, frozenset({State.FAILED}), app="odd", tenant="bob")) == 3
-    assert paged(service, frozenset({State.CANCELLED})) == []
+    assert [row.id for row in paged(service, frozenset({JobState.FAILED}), limit=2)] == latest[1::2]
+    assert [row.id for row in paged(service, frozenset({JobState.SUCCEEDED}), limit=2)] == latest[::2]
+    assert [row.id for row in paged(service, frozenset({JobState.SUCCEEDED}), tenant="alice")] == ["7", "1"]
+    assert paged(service, frozenset({JobState.FAILED}), app="none") == []
+    assert len(paged(service, frozenset({JobState.FAILED}), app="odd", tenant="bob")) == 3
+    assert paged(service, frozenset({JobState.CANCELLED})) == []
     assert service.engine.states() == {"SUCCEEDED": 5, "FAILED": 4}
 
 
@@ -100,17 +100,17 @@ def test_what_is_asked_for_stands_in_the_same_order_as_all(
         service.submit(a_request(gpus=2, duration=1_000.0 - number, app=app), by=by)
     everybody = paged(service)
     bobs = [row.id for row in everybody if row.tenant == "bob"]
-    pending = [row.id for row in everybody if row.state is State.PENDING]
+    pending = [row.id for row in everybody if row.state is JobState.PENDING]
     monkeypatch.setattr(lining_module, "IN_LINE", most)
     assert [row.id for row in paged(service, tenant="bob", limit=2)] == [row.id for row in paged(service, app="one")]
     assert sorted(row.id for row in paged(service, tenant="bob")) == sorted(bobs)
     if most > 10:
         assert [row.id for row in paged(service, tenant="bob", limit=2)] == bobs
-        assert [row.id for row in paged(service, frozenset({State.PENDING}))] == pending
+        assert [row.id for row in paged(service, frozenset({JobState.PENDING}))] == pending
         assert [row.position for row in paged(service, tenant="bob")] == [None, 2, 4, 6, 8]
     else:  # further back in line nobody is counted
         assert [row.position for row in paged(service)] == [None, 1, 2, 3, *[None] * 6]
-        assert sorted(row.id for row in paged(service, frozenset({State.PENDING}))) == sorted(pending)
+        assert sorted(row.id for row in paged(service, frozenset({JobState.PENDING}))) == sorted(pending)
 
 
 # Why
@@ -123,7 +123,7 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
     assert service.engine.why(long).evidence == (
         "1 run, 1 GPU-second received, preempted 0 times, 0 GPU-seconds of work lost",
     )
-    service.machine.end(long, Ending.FAILED, cause="traceback-from-crash", code=1)
+    service.machine.end(long, RunEnding.FAILED, cause="traceback-from-crash", code=1)
     service.settle()
     [short] = service.submit(a_request(duration=100.0))
     service.pass_time(10)
@@ -141,12 +141,12 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "cause", "says"),
     [
-        (Ending.FAILED, "network-error", "failed: network-error"),
-        (Ending.YIELDED, None, "left without being asked to"),
+        (RunEnding.FAILED, "network-error", "failed: network-error"),
+        (RunEnding.YIELDED, None, "left without being asked to"),
     ],
 )
 def test_a_job_that_backs_off_says_until_when_and_what_for(
-    service: Service, how: Ending, cause: str | None, says: str
+    service: Service, how: RunEnding, cause: str | None, says: str
 ) -> None:
     [job] = service.submit(a_request())
     service.machine.end(job, how, cause=cause, code=1)
@@ -161,7 +161,7 @@ def test_a_job_that_backs_off_says_until_when_and_what_for(
     service.wish(lambda engine: engine.hold(ALICE, job))
     assert service.engine.why(job).reason.text == "is held back by its owner"
     service.wish(lambda engine: engine.release(ALICE, job))
-    assert service.engine.show(job).job.state is State.RUNNING
+    assert service.engine.show(job).job.state is JobState.RUNNING
 
 
 # What happened
@@ -211,7 +211,7 @@ def test_who_follows_misses_nothing_and_comes_to_the_end(service: Service, monke
     assert events(service, last, job="5").next == last
     assert events(service, 5, tenant="nobody").next == last
     assert events(service, last + 7).next == last + 7
-    with pytest.raises(RefusedError, match="there is no job '99'"):
+    with pytest.raises(RequestRefusedError, match="there is no job '99'"):
         events(service, 0, job="99")
 
 
@@ -231,19 +231,19 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
 @pytest.mark.parametrize(
     ("number", "fault", "text"),
     [
-        (errno.EMFILE, Fault.NOT_READY, "cannot be read at the moment"),
-        (errno.EACCES, Fault.UNKNOWN, "has no log that the service may read"),
+        (errno.EMFILE, RefusalCode.NOT_READY, "cannot be read at the moment"),
+        (errno.EACCES, RefusalCode.UNKNOWN, "has no log that the service may read"),
     ],
 )
 def test_a_log_that_may_never_be_read_is_not_said_to_be_so_at_the_moment(
-    service: Service, monkeypatch: pytest.MonkeyPatch, number: int, fault: Fault, text: str
+    service: Service, monkeypatch: pytest.MonkeyPatch, number: int, fault: RefusalCode, text: str
 ) -> None:
     def refuses(*_: object) -> LogPart:
         raise OSError(number, os.strerror(number))
 
     [job] = service.submit(a_request())
     monkeypatch.setattr(PretendWorld, "log", refuses)
-    with pytest.raises(RefusedError, match=text) as refused:
+    with pytest.raises(RequestRefusedError, match=text) as refused:
         service.engine.log(job, replica=0, offset=0, limit=10)
     assert refused.value.fault is fault
 
@@ -259,7 +259,7 @@ def test_the_log_of_a_replica_that_a_job_does_not_have_is_refused(
         for replica in range(most):
             assert service.engine.log(job, replica=replica, offset=offset, limit=10).text == ""
         wanted = f"^job {job} has {most} replicas?; the first is replica 0$"
-        with pytest.raises(RefusedError, match=wanted):
+        with pytest.raises(RequestRefusedError, match=wanted):
             service.engine.log(job, replica=most, offset=offset, limit=10)
     monkeypatch.setattr(PretendWorld, "log", lambda *_: LogPart(b"", 7, 7))  # of a run that is not kept one by one any more
     assert service.engine.log(job, replica=9, offset=7, limit=10).next == 7

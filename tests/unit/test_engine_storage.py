@@ -12,17 +12,16 @@ import pytest
 from tests.machine import ALICE, PretendWorld, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
-from poise.engine.live import Broken, Ending, Grip, RunOrder
-from poise.model.errors import InvariantError, JournalError, PoiseError
-from poise.server.engine import Loop
-from poise.server.reading import LiveEngine
-from poise.server.reserve import RESERVE
-from poise.server.schema import FILE, sum_of
-from poise.server.seam import Fault, RefusedError
-from poise.server.store import Changes, StorageError, Store
-from poise.server.wishes import Change, Verb
-from poise.wire.request import Submission
-from poise.wire.views import State
+from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
+from poise.service.backends.api import BackendFailed, DesiredState, RunEnding, RunOrder
+from poise.service.server.commands import ChangeJobs, Verb
+from poise.service.server.engine import ServiceEngine
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.service import LiveService
+from poise.service.server.storage.schema import FILE, sum_of
+from poise.service.server.storage.store import RESERVE, Changes, StorageError, Store
+from poise.service.wire.request import Submission
+from poise.service.wire.views import JobState
 
 LONG = 180.0
 
@@ -55,13 +54,13 @@ def test_a_chapter_that_cannot_be_kept_is_none(service: Service) -> None:
     failing(service, 1)
     reply = service.engine.set_policy(ALICE, "fifo")
     service.settle()
-    with pytest.raises(RefusedError, match="disk is full"):
+    with pytest.raises(RequestRefusedError, match="disk is full"):
         reply.result(0)
     assert service.engine.service().policy == "las"
     failing(service, 1)
     weight = service.engine.set_weight(ALICE, "alice", 5.0)
     service.settle()
-    with pytest.raises(RefusedError, match="disk is full"):
+    with pytest.raises(RequestRefusedError, match="disk is full"):
         weight.result(0)
     assert [each.weight for each in service.engine.shares().tenants] == [1.0]
     check_standing(service)
@@ -76,14 +75,14 @@ def test_a_service_that_is_stopped_while_nothing_can_be_kept_keeps_nothing_wrong
     failing(service, 1)
     service.loop._closing.wait = lambda _timeout=None: True  # type: ignore[assignment, method-assign]
     entries = service.loop.store.last
-    service.machine.end(job, Ending.FINISHED)
+    service.machine.end(job, RunEnding.FINISHED)
     service.machine.now += 50  # so that it is handled by itself, before the rest
     reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
     service.loop.turn(0.0)
-    with pytest.raises(RefusedError, match="disk is full"):
+    with pytest.raises(RequestRefusedError, match="disk is full"):
         reply.result(0)
     assert service.loop.store.last == entries
-    assert service.engine.show(job).job.state is State.RUNNING  # as far as anybody can know
+    assert service.engine.show(job).job.state is JobState.RUNNING  # as far as anybody can know
     service.restart()
     service.settle()
     assert service.engine.show(job).gpu_seconds == pytest.approx(10)
@@ -105,9 +104,9 @@ def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeyp
     reply = service.engine.hold(ALICE, job)
     service.settle()
     assert len(tries) == 3
-    assert isinstance(reply.exception(0), RefusedError)
+    assert isinstance(reply.exception(0), RequestRefusedError)
     assert service.engine.service().ready
-    assert service.engine.show(job).job.state is State.RUNNING
+    assert service.engine.show(job).job.state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("has_reserve", [True, False])
@@ -129,7 +128,7 @@ def test_an_ambiguous_commit_is_looked_up_and_not_guessed(has_reserve: bool, tmp
     submission = Submission(jobs=(a_request(),), key="the-same-key")
     reply = service.engine.submit(ALICE, submission)
     service.settle()
-    assert isinstance(reply.exception(0), RefusedError)
+    assert isinstance(reply.exception(0), RequestRefusedError)
     again = service.engine.submit(ALICE, submission)
     service.settle()
     assert again.result(0).jobs == ("1",)
@@ -140,30 +139,30 @@ def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch:
     def broken(*_: object) -> None:
         raise InvariantError("a bug")
 
-    loop = Loop(service.loop.parts)
-    engine = LiveEngine(loop)
+    loop = ServiceEngine(service.loop.parts)
+    engine = LiveService(loop)
     engine.start()
     [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
     monkeypatch.setattr(loop.situation.scheduler, "handle", broken)
     for _ in range(2):  # as it dies, and later
-        with pytest.raises(RefusedError, match="the engine has stopped: a bug"):
+        with pytest.raises(RequestRefusedError, match="the engine has stopped: a bug"):
             engine.hold(ALICE, job).result(LONG)
     loop._thread.join(LONG)
     assert isinstance(engine.failed, InvariantError)
-    assert engine.show(job).job.state is State.RUNNING
+    assert engine.show(job).job.state is JobState.RUNNING
     engine.close()
 
 
 def test_wishes_are_answered_when_the_engine_stops(service: Service) -> None:
-    loop = Loop(service.loop.parts)
-    engine = LiveEngine(loop)
+    loop = ServiceEngine(service.loop.parts)
+    engine = LiveService(loop)
     engine.start()
     [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
     engine.close()
-    with pytest.raises(RefusedError, match="the service is stopping"):
+    with pytest.raises(RequestRefusedError, match="the service is stopping"):
         engine.hold(ALICE, job).result(LONG)
     loop._closing.clear()  # somebody who had looked just before
-    with pytest.raises(RefusedError, match="the service is stopping"):
+    with pytest.raises(RequestRefusedError, match="the service is stopping"):
         engine.hold(ALICE, job).result(LONG)
     assert engine.failed is None
 
@@ -245,7 +244,7 @@ def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) 
     [job] = service.submit(a_request(gpus=2))
     service.restart()
     service.settle()
-    assert service.engine.show(job).job.state is State.RUNNING
+    assert service.engine.show(job).job.state is JobState.RUNNING
     assert len(service.loop.store.chapters()) == 1
 
 
@@ -261,7 +260,7 @@ def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line
     text = "{}"
     values = text, sum_of(job, "alice", None, text), job
     service.loop.store._db.execute("UPDATE jobs SET request = ?, request_sum = ? WHERE id = ?", values)
-    service.machine.end("1", Ending.FINISHED)
+    service.machine.end("1", RunEnding.FINISHED)
     with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
         service.settle()
     service.loop.store.close()
@@ -271,10 +270,10 @@ def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Serv
     """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
     [job] = service.submit(a_request(gpus=2))
     store, adopt = service.loop.store, service.world.adopt
-    late = Change(ALICE, job, Verb.HOLD)
+    late = ChangeJobs(ALICE, job, Verb.HOLD)
     failing(service, 1)
 
-    def busy(self: PretendWorld, runs: Sequence[tuple[RunOrder, Grip]]) -> None:
+    def busy(self: PretendWorld, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         service.loop._inbox.put(late)
         adopt(self, runs)
 
@@ -284,21 +283,21 @@ def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Serv
         service.settle()
     finally:
         service.world.adopt = adopt  # type: ignore[method-assign]
-    assert isinstance(reply.exception(0), RefusedError)
+    assert isinstance(reply.exception(0), RequestRefusedError)
     assert late.reply.result(0).job == job
     assert store.last > 2
 
 
 def test_a_wish_that_comes_while_a_broken_world_is_opened_is_refused(service: Service) -> None:
     [job] = service.submit(a_request())
-    late = Change(ALICE, job, Verb.HOLD)
-    loop = Loop(service.loop.parts)
+    late = ChangeJobs(ALICE, job, Verb.HOLD)
+    loop = ServiceEngine(service.loop.parts)
     loop._inbox.put(late)
-    loop._inbox.put(Broken("nothing works"))
+    loop._inbox.put(BackendFailed("nothing works"))
     with pytest.raises(InvariantError, match="nothing works"):
-        LiveEngine(loop).start()
+        LiveService(loop).start()
     loop._thread.join(LONG)
-    assert isinstance(late.reply.exception(0), RefusedError)
+    assert isinstance(late.reply.exception(0), RequestRefusedError)
 
 
 def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +308,7 @@ def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service,
     replies = [service.engine.cancel(ALICE, job) for job in (runs, other)]
     service.settle()
     assert left() == 0
-    assert [reply.result(0).state for reply in replies] == [State.CANCELLED, State.CANCELLED]
+    assert [reply.result(0).state for reply in replies] == [JobState.CANCELLED, JobState.CANCELLED]
     assert not service.machine.alive  # nothing is begun in its place
     assert not service.engine.service().ready
     for wish in (
@@ -319,17 +318,17 @@ def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service,
         service.engine.set_weight(ALICE, "alice", 2.0),
     ):
         with pytest.raises(
-            RefusedError, match="the disk is full: nothing is taken on or started until there is room"
+            RequestRefusedError, match="the disk is full: nothing is taken on or started until there is room"
         ) as info:
             wish.result(0)
-        assert info.value.fault is Fault.STORAGE
+        assert info.value.fault is RefusalCode.STORAGE
     service.engine.hold(ALICE, waits)
     service.settle()
-    assert service.engine.show(waits).job.state is State.PENDING
+    assert service.engine.show(waits).job.state is JobState.PENDING
     service.restart()  # with a full disk: what was kept is there
-    assert [service.engine.show(job).job.state for job in (runs, other)] == [State.CANCELLED, State.CANCELLED]
+    assert [service.engine.show(job).job.state for job in (runs, other)] == [JobState.CANCELLED, JobState.CANCELLED]
     service.wish(lambda engine: engine.release(ALICE, waits))
-    assert service.engine.show(waits).job.state is State.RUNNING
+    assert service.engine.show(waits).job.state is JobState.RUNNING
     check_standing(service)
     finish_all(service)
     check_books(service, [runs, waits, other])
@@ -350,4 +349,4 @@ def test_the_reserve_is_made_again_before_anything_is_taken_on(service: Service,
     service.settle()
     assert path.stat().st_size == path.stat().st_blocks * 512 == full
     assert service.engine.service().ready
-    assert service.engine.show(waits).job.state is State.RUNNING  # what was not decided then is decided now
+    assert service.engine.show(waits).job.state is JobState.RUNNING  # what was not decided then is decided now

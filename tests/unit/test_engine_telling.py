@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
 
-from poise.engine.live import Ending, RunEnded, RunOrder
-from poise.policies.catalogue import POLICIES
-from poise.server.advising import RESIZING
-from poise.server.ordering import held_runs
-from poise.wire.views import Account, Happening, Role, State
+from poise.scheduler.policies.catalogue import POLICIES
+from poise.service.backends.api import RunEnded, RunEnding, RunOrder
+from poise.service.server.dispatch import held_runs
+from poise.service.server.explain import RESIZING
+from poise.service.wire.views import Account, Happening, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
 
@@ -19,7 +19,7 @@ def events(service: Service, tenant: str | None = None, job: str | None = None) 
 
 
 def end_untold(
-    service: Service, job: str, how: Ending, cause: str | None = None, codes: tuple[int | None, ...] = (1,)
+    service: Service, job: str, how: RunEnding, cause: str | None = None, codes: tuple[int | None, ...] = (1,)
 ) -> None:
     """The job's run ends, and never said how far it was."""
     machine = service.machine
@@ -101,14 +101,14 @@ def test_what_was_lost_is_not_said_where_nobody_knows(tmp_path: Path) -> None:
     [job] = service.submit(a_request())
     service.pass_time(50)
     assert service.engine.show(job).lost_gpu_seconds == 0.0
-    end_untold(service, job, Ending.FAILED, "node-lost", (-9,))
+    end_untold(service, job, RunEnding.FAILED, "node-lost", (-9,))
     for _ in range(2):
         assert service.engine.show(job).lost_gpu_seconds is None
         assert service.engine.why(job).evidence[0] == "2 runs, 50 GPU-seconds received, preempted 0 times"
         service.restart()
     service.machine.unaware = set()
     service.machine.say_begun(job, 2)
-    service.machine.end(job, Ending.FINISHED, steps=10.0)
+    service.machine.end(job, RunEnding.FINISHED, steps=10.0)
     service.settle()
     assert service.engine.show(job).lost_gpu_seconds is None  # what is known of later runs does not make it known
 
@@ -118,7 +118,7 @@ def test_a_run_that_says_nothing_and_does_all_its_work_loses_nothing(tmp_path: P
     service.machine.unaware = {"1"}
     [job] = service.submit(a_request())
     service.pass_time(50)
-    end_untold(service, job, Ending.FINISHED, codes=(0,))
+    end_untold(service, job, RunEnding.FINISHED, codes=(0,))
     assert service.engine.show(job).lost_gpu_seconds == 0.0
     assert service.engine.why(job).evidence[0].endswith("0 GPU-seconds of work lost")
 
@@ -139,7 +139,7 @@ def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
 ) -> None:
     service = Service(tmp_path)
     [job] = service.submit(a_request(retry={"on_errors": 0}))
-    end_untold(service, job, Ending.FAILED, "no-signature", codes)
+    end_untold(service, job, RunEnding.FAILED, "no-signature", codes)
     assert said_of(service, job, "failed") == [f"run 1 failed: no-signature ({says})"]
     assert service.engine.why(job).evidence[1] == f"1 failed run; the last: no-signature, {says}"
 
@@ -147,7 +147,7 @@ def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
 def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path) -> None:
     service = Service(tmp_path)
     [job] = service.submit(a_request())
-    end_untold(service, job, Ending.FAILED, "import-error")
+    end_untold(service, job, RunEnding.FAILED, "import-error")
     assert [each.text for each in events(service, job=job)][-2:] == [
         "run 1 failed: import-error (exit code 1)",
         "run 1 failed: import-error, which no retry heals",
@@ -157,7 +157,7 @@ def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path)
 def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
     service = Service(tmp_path, world=Unbegun)
     [job] = service.submit(a_request(setup=("false",)))
-    end_untold(service, job, Ending.FAILED, "no-signature", (None,))
+    end_untold(service, job, RunEnding.FAILED, "no-signature", (None,))
     assert said_of(service, job, "failed") == [
         "run 1 failed: no-signature (setup failed); the next one starts its command again"
     ]
@@ -167,7 +167,7 @@ def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Pat
 def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Path) -> None:
     service = Service(tmp_path, world=Unbegun)
     [job] = service.submit(a_request())
-    end_untold(service, job, Ending.FAILED, "node-lost", (None,))
+    end_untold(service, job, RunEnding.FAILED, "node-lost", (None,))
     assert said_of(service, job, "failed") == ["run 1 failed: killed; the next one starts its command again"]
     assert service.engine.why(job).evidence[1] == "1 failed run; the last: node-lost"
 
@@ -184,9 +184,9 @@ def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: flo
     service.pass_time(20)
     assert service.machine.leaving == {(long, 1)}
     if steps is None:
-        end_untold(service, long, Ending.YIELDED, "TERM", (-15,))
+        end_untold(service, long, RunEnding.YIELDED, "TERM", (-15,))
     else:
-        service.machine.end(long, Ending.YIELDED, cause="TERM", steps=steps, code=-15)
+        service.machine.end(long, RunEnding.YIELDED, cause="TERM", steps=steps, code=-15)
         service.settle()
     assert said_of(service, long, "stopped") == [f"run 1 has left: TERM (exit code -15); the next one {says}"]
 
@@ -225,7 +225,7 @@ def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unawar
     service.engine.stop(ALICE, job)
     service.settle()
     why = service.engine.why(job)
-    assert (why.state, why.reason.code) == (State.CHECKPOINTING, "checkpointing")
+    assert (why.state, why.reason.code) == (JobState.CHECKPOINTING, "checkpointing")
     assert says in why.reason.text
 
 
@@ -233,12 +233,12 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:2")
     over = service.submit(a_request(app="one"), a_request(app="two"), by=ALICE)
     for job in over:
-        service.machine.end(job, Ending.FINISHED)
+        service.machine.end(job, RunEnding.FINISHED)
         service.settle()
     service.submit(*[a_request(app="one", hold=True) for _ in range(3)], by=BOB)
     service.submit(a_request(app="one"), a_request(app="two", gpus=2), by=ALICE)
 
-    def counts(states: frozenset[State] = frozenset(), **which: str) -> dict[str, int]:
+    def counts(states: frozenset[JobState] = frozenset(), **which: str) -> dict[str, int]:
         given = {"tenant": None, "app": None} | which
         page = service.engine.queue(states=states, **given, limit=1, offset=0)
         assert page.total == sum(page.counts.values())
@@ -247,9 +247,9 @@ def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
     assert counts() == {"PENDING": 4, "RUNNING": 1}
     assert counts(tenant="bob") == {"PENDING": 3}
     assert counts(app="one") == {"PENDING": 3, "RUNNING": 1}
-    assert counts(frozenset(State)) == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
-    assert counts(frozenset({State.SUCCEEDED, State.RUNNING}), app="one") == {"RUNNING": 1, "SUCCEEDED": 1}
-    assert counts(frozenset({State.SUCCEEDED}), tenant="bob") == {}
+    assert counts(frozenset(JobState)) == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
+    assert counts(frozenset({JobState.SUCCEEDED, JobState.RUNNING}), app="one") == {"RUNNING": 1, "SUCCEEDED": 1}
+    assert counts(frozenset({JobState.SUCCEEDED}), tenant="bob") == {}
     assert service.engine.states() == {"PENDING": 4, "RUNNING": 1, "SUCCEEDED": 2}
 
 

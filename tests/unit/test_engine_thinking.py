@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, LingeringWorld, Service, a_request
 
-from poise.core.settings import Cadence, Settings
 from poise.engine.journal import read_entry
-from poise.engine.live import Broken, Ending
-from poise.model.errors import InvariantError
-from poise.model.event import Progressed
-from poise.server.seam import RefusedError
-from poise.wire.request import Submission
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.errors import InvariantError
+from poise.scheduler.model.event import Progressed
+from poise.service.backends.api import BackendFailed, RunEnding
+from poise.service.server.engine_api import RequestRefusedError
+from poise.service.wire.request import Submission
 
 ROUNDS = Settings(cadence=Cadence.ROUNDS, round=10.0, retries=2)
 
@@ -52,7 +52,7 @@ def test_whoever_looks_meanwhile_sees_jobs_that_were_kept_and_each_once(service:
 
     while_thinking(service, look)
     service.submit(a_request(gpus=2))
-    service.machine.end(jobs[0], Ending.FAILED, cause="killed", code=-9)  # for the core it waits, in the records it runs
+    service.machine.end(jobs[0], RunEnding.FAILED, cause="killed", code=-9)  # for the core it waits, in the records it runs
     service.settle()
     service.pass_time(10)
     assert len(seen) >= 3
@@ -99,8 +99,8 @@ def test_news_that_calls_for_no_decision_costs_no_plan(service: Service) -> None
 
 def test_a_world_that_breaks_stops_the_engine_and_whoever_waits_is_told(service: Service) -> None:
     reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
-    service.machine.tell(Broken("ValueError('odd')"))
+    service.machine.tell(BackendFailed("ValueError('odd')"))
     with pytest.raises(InvariantError, match=r"back end has stopped: ValueError\('odd'\)"):
         service.loop.turn(0.0)
-    with pytest.raises(RefusedError, match="the engine has stopped"):
+    with pytest.raises(RequestRefusedError, match="the engine has stopped"):
         reply.result(0)

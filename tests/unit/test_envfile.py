@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.errors import RequestError
-from poise.wire.envfile import read_env_file
+from poise.cli.submit import read_env_file
+from poise.scheduler.model.errors import RequestError
 
 
 def read(folder: Path, text: str) -> dict[str, str]:

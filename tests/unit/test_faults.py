@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.simulator.faults import outages
-from poise.backends.simulator.world import Outage
-from poise.model.cluster import parse_cluster
-from poise.model.errors import RequestError, TraceError, UnknownNameError
+from poise.lab.simulator.outages import outages
+from poise.lab.simulator.world import Outage
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import RequestError, TraceError, UnknownNameError
 
 CLUSTER = parse_cluster("v100:8,k80:8")
 DAY = 86_400.0

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.errors import RequestError
-from poise.wire.jobfile import KEYS, read_job_file
-from poise.wire.jobfile_tree import MOST_BYTES, MOST_VALUES
-from poise.wire.request import MOST_JOBS, Preemption, Replicas, Request
+from poise.scheduler.model.errors import RequestError
+from poise.service.wire.jobfile import KEYS, read_job_file
+from poise.service.wire.jobfile_syntax import MOST_BYTES, MOST_VALUES
+from poise.service.wire.request import MOST_JOBS, JobRequest, PreemptionMode, Replicas
 
 WHOLE = """\
 name: resnet50
@@ -23,7 +23,7 @@ max_duration: 12h
 """
 
 
-def one(text: str) -> Request:
+def one(text: str) -> JobRequest:
     (request,) = read_job_file(text)
     return request
 
@@ -37,7 +37,7 @@ def refusal(text: str) -> str:
 
 
 def test_a_job_file_says_what_a_request_says() -> None:
-    assert one(WHOLE) == Request.model_validate(
+    assert one(WHOLE) == JobRequest.model_validate(
         {
             "name": "resnet50",
             "command": ("python", "train.py", "--lr", "0.1"),
@@ -60,7 +60,7 @@ def test_every_other_key_is_understood_too() -> None:
     )
     assert (got.tenant, got.app, got.model, got.batch_size, got.micro_batches) == ("vision", "tuning", "ResNet-50", 64, 8)
     assert (got.steps, got.duration, got.weight, got.priority, got.hold) == (10_000.0, 11_520.0, 2.0, -3, True)
-    assert (got.preemption, got.replicas, got.cwd) == (Preemption.RESTART, Replicas.GPU, "/data")
+    assert (got.preemption, got.replicas, got.cwd) == (PreemptionMode.RESTART, Replicas.GPU, "/data")
     assert got.limits.model_dump() == {"memory": 8 * 10**9, "cpu_seconds": 7_200, "open_files": 1_024, "processes": 64}
 
 

@@ -12,15 +12,25 @@ import pytest
 from tests.builders import a_job, simulate
 from tests.shell import poise
 
-from poise.core.settings import Cadence, Retry, Settings
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, job_line, read_job
-from poise.engine.journal_file import JournalReader, JournalWriter
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter, job_line, read_job
 from poise.engine.loop import run
 from poise.engine.replay import replay
-from poise.model.action import Abandon, Compute, Launch, Preempt, Reject, Remark, Waited, WakeAt, Why
-from poise.model.cluster import Cluster, Node, Slots
-from poise.model.errors import JournalError, ReplayError
-from poise.model.event import (
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.scheduler.model.action import (
+    Abandon,
+    Compute,
+    JournalEntry,
+    Launch,
+    Preempt,
+    PreemptionCause,
+    Reject,
+    Remark,
+    Waited,
+    WakeAt,
+)
+from poise.scheduler.model.cluster import Cluster, Node, Slots
+from poise.scheduler.model.errors import JournalError, ReplayError
+from poise.scheduler.model.event import (
     Cancelled,
     Colocated,
     Computed,
@@ -34,11 +44,10 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job
-from poise.model.journal import Entry
-from poise.model.speed import Estimate
-from poise.model.tasks import Tasks
-from poise.model.workload import Filling
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.model.workload import Filling
 
 HEADER = Header(
     trace="t.jsonl",
@@ -60,14 +69,14 @@ HEADER = Header(
         15.0,
         2,
         45.0,
-        Retry.CAUSE,
+        RetryRule.CAUSE,
         20.0,
         Filling.LAST,
     ),
     seed=42,
 )
 ENTRIES = (
-    Entry(
+    JournalEntry(
         0.0,
         (
             Estimated("k", Estimate(((1.0, 0.5, 0.25), (2.0, 2.0, 2.0)), 0.75)),
@@ -84,18 +93,18 @@ ENTRIES = (
             WakeAt(60.0),
         ),
     ),
-    Entry(
+    JournalEntry(
         60.0,
         (Finished("a", 1), Failed("b", 1, "out of memory", 2.5), NodeLost(1), NodeReturned(1), Woke()),
         (
             Remark("no new shares"),
-            Preempt("b", 2, Why.OUTRANKED, "a"),
-            Preempt("b", 3, Why.MOVED, None),
+            Preempt("b", 2, PreemptionCause.OUTRANKED, "a"),
+            Preempt("b", 3, PreemptionCause.MOVED, None),
             Abandon("b", "run 1 failed"),
         ),
     ),
-    Entry(60.0, (Stopped("b", 2, 0.1 + 0.2), Cancelled("b"), Failed("b", 1, "x", 0.0, final=True)), ()),
-    Entry(1e12, (), (Preempt("b", 1, Why.UNPLANNED, None),)),
+    JournalEntry(60.0, (Stopped("b", 2, 0.1 + 0.2), Cancelled("b"), Failed("b", 1, "x", 0.0, final=True)), ()),
+    JournalEntry(1e12, (), (Preempt("b", 1, PreemptionCause.UNPLANNED, None),)),
 )
 TEXT = """\
 {"journal":2,"trace":"t.jsonl","policy":"tiresias:limits=3/9+stable","placement":"best-fit","seed":42,"settings":\
@@ -118,7 +127,7 @@ TEXT = """\
 """Files that people have kept must stay readable: change this only with a new version."""
 
 
-def written(header: Header, *entries: Entry, end: str | None = COMPLETE) -> str:
+def written(header: Header, *entries: JournalEntry, end: str | None = COMPLETE) -> str:
     stream = io.StringIO()
     writer = JournalWriter(stream, header)
     for entry in entries:
@@ -145,7 +154,7 @@ def test_a_journal_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 
 ROWS = ((1.0, 0.5, 0.25), (2.0, 2.0, 2.0))
-DIVIDED = Entry(
+DIVIDED = JournalEntry(
     3.0,
     (
         Computed("a", 2, (Slots(0, 1), Slots(1, 6))),
@@ -232,12 +241,12 @@ def test_a_folder_stands_for_the_journal_in_it(tmp_path: Path) -> None:
 
 def test_what_json_cannot_say_is_not_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        written(HEADER, Entry(float("nan"), (), ()))
+        written(HEADER, JournalEntry(float("nan"), (), ()))
 
 
 def test_names_of_any_letters_fit_on_one_line(tmp_path: Path) -> None:
     names = ("a b", 'quo"te', "new\nline", "\r", "\u2028", "ü", "😀", "\x00", "\udcff", "]", "\\", "")
-    entry = Entry(0.0, tuple(Cancelled(name) for name in names), tuple(Reject(name, name) for name in names))
+    entry = JournalEntry(0.0, tuple(Cancelled(name) for name in names), tuple(Reject(name, name) for name in names))
     text = written(replace(HEADER, trace="\n\udcff"), entry)
     assert text.isascii()
     assert len(text.splitlines()) == 3
@@ -279,7 +288,7 @@ def test_loop_records_every_instant_in_order_and_stops_when_told() -> None:
         def apply(self, now: float, actions: object) -> None:
             self.applied += 1
 
-    entries: list[Entry] = []
+    entries: list[JournalEntry] = []
     script = Script()
     complete, seconds = run(simulate([], "fifo", "gpu:1").scheduler, script, entries.append)  # type: ignore[arg-type]
     assert complete
@@ -349,7 +358,7 @@ def test_a_newer_journal_is_read_as_far_as_it_is_known_and_then_refused(tmp_path
     path.write_text(newer(lines), encoding="utf-8")
     reader = JournalReader(path)
     assert reader.header == HEADER
-    found: list[Entry] = []
+    found: list[JournalEntry] = []
     with pytest.raises(JournalError, match="version 3; this Poise reads version 2; 2 facts and wishes"):
         found.extend(reader.entries())
     assert [entry.now for entry in found] == [0.0, 5.0]

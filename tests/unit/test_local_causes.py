@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from poise.backends.local.records import LOST
-from poise.backends.local.runner.causes import CODES, EXCEPTIONS, SAYINGS, SIGNALS, cause_of
-from poise.model.failures import Verdict, category_of, verdict
+from poise.scheduler.model.failures import Verdict, category_of, verdict
+from poise.service.backends.local.lease_files import LOST
+from poise.service.backends.local.runner.supervisor import CODES, EXCEPTIONS, SAYINGS, SIGNALS, cause_of
 
 
 def traceback(last: str, *notes: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.worlds import a_request
 
-from poise.backends.local import checked
-from poise.model.errors import RequestError
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.local import checked
 
 PATH = {"PATH": "/usr/bin:/bin"}
 

@@ -5,13 +5,13 @@ from threading import Event
 
 from tests.worlds import PATIENCE
 
-from poise.backends.local.clockwork import Clockwork
+from poise.service.backends.local.event_loop import EventLoop
 
 
 def test_a_handle_that_is_used_again_does_not_hear_of_its_predecessor() -> None:
     """Two files can be read at once: what is done about one closes both, and watches a third under the number of one."""
     problems: list[BaseException] = []
-    clockwork = Clockwork("test", problems.append)
+    clockwork = EventLoop("test", problems.append)
     pipes = [os.pipe() for _ in range(2)]
     heard: list[str] = []
     successors: list[tuple[int, int]] = []

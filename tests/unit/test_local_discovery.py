@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from poise.backends.local.discovery import devices_of, discover, gpu_type, numbered
-from poise.model.cluster import Node, parse_cluster
-from poise.model.errors import RequestError
+from poise.scheduler.model.cluster import Node, parse_cluster
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.local.gpus import devices_of, discover, gpu_type, numbered
 
 NAMES = {
     "Tesla V100-SXM2-16GB": "v100",

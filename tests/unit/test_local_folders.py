@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.local.folders import Folders, remove_tree
+from poise.service.backends.local.state_dir import StateDir, remove_tree
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Iterator[Folders]:
-    made = Folders(tmp_path / "state")
+def folders(tmp_path: Path) -> Iterator[StateDir]:
+    made = StateDir(tmp_path / "state")
     yield made
     made.close()
 
@@ -38,14 +38,14 @@ def test_tree_is_removed_with_its_links_and_nothing_that_they_lead_to(tmp_path: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_path_is_that_of_a_run_only_as_it_would_be_written(folders: Folders) -> None:
+def test_path_is_that_of_a_run_only_as_it_would_be_written(folders: StateDir) -> None:
     path = str(folders.run_path("7", 12))
     assert folders.run_at(path) == ("7", 12)
     others = (path + "/x", "/x" + path, path.replace("12", "012"), path.replace("12", "9" * 5000), path.replace("12", "¹"))
     assert not any(map(folders.run_at, others))
 
 
-def test_nothing_is_read_or_written_through_a_link(folders: Folders, tmp_path: Path) -> None:
+def test_nothing_is_read_or_written_through_a_link(folders: StateDir, tmp_path: Path) -> None:
     folders.make_run("1", 1)
     folders.put("1", 1, "a.json", {})
     jobs = tmp_path / "state" / "jobs"
@@ -65,7 +65,7 @@ def test_nothing_is_read_or_written_through_a_link(folders: Folders, tmp_path: P
     assert os.listdir(jobs / "1" / "runs" / "1") == ["a.json"]
 
 
-def test_checkpoints_may_be_kept_elsewhere(folders: Folders, tmp_path: Path) -> None:
+def test_checkpoints_may_be_kept_elsewhere(folders: StateDir, tmp_path: Path) -> None:
     folders.make_run("1", 1)
     (tmp_path / "large" / "step-7").mkdir(parents=True)
     kept = tmp_path / "state" / "jobs" / "1" / "checkpoint"
@@ -75,7 +75,7 @@ def test_checkpoints_may_be_kept_elsewhere(folders: Folders, tmp_path: Path) -> 
 
 
 def test_run_that_cannot_be_looked_at_for_want_of_files_is_taken_to_be_there(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
+    folders: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, "too many open files")

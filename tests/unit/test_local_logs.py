@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.backends.local.logs import read_log
-from poise.backends.local.runner.logfile import TAIL, LogFile
+from poise.service.backends.local.logs import read_log
+from poise.service.backends.local.runner.logfile import TAIL, LogFile
 
 
 class Logs:

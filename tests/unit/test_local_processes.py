@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 from tests.worlds import python, until
 
-from poise.backends.local import processes
-from poise.backends.local.processes import belongs, kill_where, opened, start_of, stat_of, turns_of
-from poise.backends.local.records import ORDER, PROGRESS, get, put
-from poise.backends.local.runner.logfile import LogFile
-from poise.backends.local.runner.replica import CannotStartError, Replica
-from poise.model.failures import Verdict, verdict
+from poise.scheduler.model.failures import Verdict, verdict
+from poise.service.backends.local import processes
+from poise.service.backends.local.lease_files import ORDER, PROGRESS, get, put
+from poise.service.backends.local.processes import (
+    belongs,
+    context_switches,
+    kill_where,
+    opened,
+    start_of,
+    stat_of,
+)
+from poise.service.backends.local.runner.logfile import LogFile
+from poise.service.backends.local.runner.replica import CannotStartError, Replica
 
 
 @pytest.fixture
@@ -54,14 +61,14 @@ def test_nobody_kills_himself() -> None:
 def test_process_that_is_gone_has_nothing() -> None:
     gone = 1 << 22
     assert stat_of(gone) == []
-    assert (start_of(gone), turns_of(gone), opened(gone, 1)) == (None, None, None)
+    assert (start_of(gone), context_switches(gone), opened(gone, 1)) == (None, None, None)
     assert not belongs(gone, b"X=1", {})
 
 
 def test_process_that_works_has_more_turns_each_time() -> None:
-    before = turns_of(os.getpid())
+    before = context_switches(os.getpid())
     assert before is not None
-    until(lambda: (turns_of(os.getpid()) or 0) > before)
+    until(lambda: (context_switches(os.getpid()) or 0) > before)
 
 
 def test_record_is_written_whatever_somebody_has_put_in_its_way(folder: int, tmp_path: Path) -> None:

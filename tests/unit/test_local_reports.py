@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.machine import Service, a_request
 
-from poise.backends.local.clockwork import Clockwork
-from poise.backends.local.endings import line, progressed
-from poise.backends.local.records import LONGEST, PROGRESS, get
-from poise.engine.live import Ending
-from poise.server.records import Record
-from poise.wire.request import MOST_STEPS
+from poise.service.backends.api import RunEnding
+from poise.service.backends.local.event_loop import EventLoop
+from poise.service.backends.local.lease_files import LONGEST, PROGRESS, get
+from poise.service.backends.local.run_files import line, progressed
+from poise.service.server.records import JobRecord
+from poise.service.wire.request import MOST_STEPS
 
 anything = st.none() | st.booleans() | st.text(max_size=3) | st.integers(-(10**400), 10**400) | st.floats()
 reports = st.fixed_dictionaries(dict.fromkeys(("steps", "total", "checkpoint", "throughput", "loss", "at"), anything))
@@ -50,14 +50,14 @@ def test_no_report_stops_the_service_or_what_it_keeps(tmp_path: Path, field: str
     if report is not None:
         service.machine.tell(report)
     service.pass_time(5)
-    service.machine.end(job, Ending.FAILED, cause="import-error", code=1)
+    service.machine.end(job, RunEnding.FAILED, cause="import-error", code=1)
     service.settle()
     service.restart()
     assert service.engine.show(job).job.state == "FAILED"
     row = service.loop.store.reader().job(job)
     assert row is not None
     json.loads(row.record, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert isfinite(Record.read(service.engine._record(job)[0].job, row.record).lost or 0.0)
+    assert isfinite(JobRecord.read(service.engine._record(job)[0].job, row.record).lost or 0.0)
 
 
 def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_clockwork_says_what_it_dies_of() -> None:
     words: list[BaseException] = []
-    clockwork = Clockwork("test", words.append)
+    clockwork = EventLoop("test", words.append)
 
     def fail() -> None:
         raise ValueError("odd")

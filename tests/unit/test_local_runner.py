@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import poise
-from poise.backends.local.records import get, put, take_lock
-from poise.backends.local.runner.lease import NEVER, Lease
+from poise.service.backends.local.lease_files import get, put, take_lock
+from poise.service.backends.local.runner.supervisor import NEVER, RunnerLease
 from poise.worker import protocol
 
 ROOT = Path(poise.__file__).parents[1]
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Iterator[int]:
 def test_runner_imports_little_and_nothing_that_is_not_pythons_own() -> None:
     text = (
         "import sys, json; sys.path.append(sys.argv[1])\n"
-        "import poise.backends.local.runner.supervisor\n"
+        "import poise.service.backends.local.runner.supervisor\n"
         "print(json.dumps(sorted(set(sys.modules))))"
     )
     said = subprocess.run([sys.executable, "-I", "-S", "-c", text, str(ROOT)], check=True, capture_output=True, text=True)
@@ -40,9 +40,16 @@ def test_runner_imports_little_and_nothing_that_is_not_pythons_own() -> None:
 
 
 def test_runner_and_worker_speak_of_the_same_things() -> None:
-    from poise.backends.local import records
+    from poise.service.backends.local import lease_files
 
-    ours = (records.VERSION, records.YIELDED, records.CHECKPOINT_FAILED, records.LEASE, records.PROGRESS, records.FAILURE)
+    ours = (
+        lease_files.VERSION,
+        lease_files.YIELDED,
+        lease_files.CHECKPOINT_FAILED,
+        lease_files.LEASE,
+        lease_files.PROGRESS,
+        lease_files.FAILURE,
+    )
     theirs = (
         protocol.VERSION,
         protocol.YIELDED,
@@ -54,16 +61,16 @@ def test_runner_and_worker_speak_of_the_same_things() -> None:
     assert ours == theirs
 
 
-def lease(folder: int, *, ends: float | None, seconds: float | None, mode: str | None, **order: Any) -> Lease:
+def lease(folder: int, *, ends: float | None, seconds: float | None, mode: str | None, **order: Any) -> RunnerLease:
     put(folder, "lease.json", {"ends": ends, "seconds": seconds, "mode": mode})
-    made = Lease(folder, {**ORDER, **order})
+    made = RunnerLease(folder, {**ORDER, **order})
     made.look()
     return made
 
 
 @pytest.fixture(autouse=True)
 def _clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.backends.local.runner.lease.monotonic", lambda: NOW)
+    monkeypatch.setattr("poise.service.backends.local.runner.supervisor.monotonic", lambda: NOW)
 
 
 def left(moment: float) -> float:
@@ -79,7 +86,7 @@ def test_lease_that_does_not_end_asks_for_nothing(folder: int) -> None:
 def test_lease_ends_as_its_mode_says(
     folder: int, monkeypatch: pytest.MonkeyPatch, mode: str, term: float, kill: float
 ) -> None:
-    monkeypatch.setattr("poise.backends.local.runner.lease.now", lambda: 1000.0)
+    monkeypatch.setattr("poise.service.backends.local.runner.supervisor.now", lambda: 1000.0)
     made = lease(folder, ends=1030.0, seconds=30.0, mode=mode)
     assert made.mode == mode
     assert left(made.term_at) == pytest.approx(term)
@@ -90,13 +97,13 @@ def test_lease_ends_as_its_mode_says(
 def test_clock_that_jumps_gives_nobody_more_time(
     folder: int, monkeypatch: pytest.MonkeyPatch, clock: float, want: float
 ) -> None:
-    monkeypatch.setattr("poise.backends.local.runner.lease.now", lambda: clock)
+    monkeypatch.setattr("poise.service.backends.local.runner.supervisor.now", lambda: clock)
     made = lease(folder, ends=1030.0, seconds=30.0, mode="checkpoint")
     assert left(made.term_at) == pytest.approx(want)
 
 
 def test_later_wishes_only_make_it_sooner(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.backends.local.runner.lease.now", lambda: 1000.0)
+    monkeypatch.setattr("poise.service.backends.local.runner.supervisor.now", lambda: 1000.0)
     made = lease(folder, ends=1030.0, seconds=30.0, mode="checkpoint")
     put(folder, "lease.json", {"ends": 1900.0, "seconds": 900.0, "mode": "checkpoint"})
     made.look()

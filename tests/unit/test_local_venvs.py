@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from poise.backends.local.checking import checked
-from poise.backends.local.venvs import inside
-from poise.model.errors import RequestError
-from poise.wire.request import Request
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.local.orders import checked, inside
+from poise.service.wire.request import JobRequest
 
 SERVICE = {"PATH": "/usr/bin", "VIRTUAL_ENV": "/opt/poise", "HOME": "/home/poise"}
 
@@ -35,9 +34,9 @@ def test_its_programs_come_first_and_the_service_s_own_is_not_seen(mark: str, na
 
 def test_programs_are_looked_for_in_it_at_submission(tmp_path: Path) -> None:
     venv = an_environment(tmp_path / "env", "lib")
-    checked(Request(command=("torchrun",), venv=venv), SERVICE)
-    checked(Request(command=("torchrun",), venv=venv, env={"PATH": "/bin"}), SERVICE)
+    checked(JobRequest(command=("torchrun",), venv=venv), SERVICE)
+    checked(JobRequest(command=("torchrun",), venv=venv, env={"PATH": "/bin"}), SERVICE)
     with pytest.raises(RequestError, match="no program 'torchrun' in the PATH of the job"):
-        checked(Request(command=("torchrun",)), SERVICE)
+        checked(JobRequest(command=("torchrun",)), SERVICE)
     with pytest.raises(RequestError, match=r"^venv: '/nowhere' is no virtual environment of the machine"):
-        checked(Request(command=("torchrun",), venv="/nowhere"), SERVICE)
+        checked(JobRequest(command=("torchrun",), venv="/nowhere"), SERVICE)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload
 
-from poise.mechanism.pinning import Served, shared_out
-from poise.model.arrays import Floats
-from poise.model.workload import Allocation, Workload
-from poise.policies.allox import AlloX
-from poise.policies.finish_time import FinishTime
-from poise.policies.max_min import MaxMin
+from poise.scheduler.mechanism.pinned_jobs import PinnedShares, shared_out
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Allocation, Workload
+from poise.scheduler.policies.allox import AlloX
+from poise.scheduler.policies.finish_time import FinishTime
+from poise.scheduler.policies.gavel import MaxMin
 
 
 def pinning(workload: Workload, *jobs: int) -> Workload:
@@ -74,13 +74,13 @@ def test_a_policy_that_lets_everybody_go_on_is_asked_once_and_sees_all() -> None
 
 def test_a_round_begins_with_those_who_are_pinned() -> None:
     workload = pinning(a_workload([[1.0, 1.0]] * 3, [1, 1], held=[1, -1, 0]), 0, 2)
-    served = Served.first(workload)
+    served = PinnedShares.first(workload)
     assert (served.column.tolist(), served.is_served) == ([1, -1, 0], [True, False, True])
 
 
 def test_beside_a_pinned_job_is_who_comes_first_and_is_not_served_yet() -> None:
     workload = pinning(a_workload([[1.0]] * 4, [2], held=[0, 0, -1, -1]), 0)
-    served = Served.first(workload)
+    served = PinnedShares.first(workload)
     served.serve(2, -1, 0)
     served.join([(0, 2, 0), (1, 2, 0), (0, 3, 0), (0, 1, 0)], workload)
     assert served.partner.tolist() == [3, -1, -1, 0]
@@ -88,13 +88,13 @@ def test_beside_a_pinned_job_is_who_comes_first_and_is_not_served_yet() -> None:
 
 def test_a_pinned_job_that_is_to_be_alone_is() -> None:
     workload = pinning(a_workload([[1.0]] * 2, [1], held=[0, -1]), 0)
-    served = Served.first(workload)
+    served = PinnedShares.first(workload)
     served.join([(0, -1, 0), (0, 1, 0)], workload)
     assert served.partner.tolist() == [-1, -1]
 
 
 def test_two_pinned_jobs_that_share_go_on_as_they_are() -> None:
     workload = pinning(a_workload([[1.0]] * 3, [1], held=[0, 0, -1]), 0, 1)
-    served = Served.first(replace(workload, partner=np.array([1, 0, -1])))
+    served = PinnedShares.first(replace(workload, partner=np.array([1, 0, -1])))
     served.join([(0, 2, 0), (1, 2, 0)], workload)
     assert served.partner.tolist() == [1, 0, -1]

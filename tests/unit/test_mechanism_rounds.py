@@ -9,19 +9,19 @@ import pytest
 from tests.builders import Story, a_job, a_table, simulate
 from tests.workloads import a_workload
 
-from poise.analysis.history import History
-from poise.analysis.summary import utilisation
-from poise.core.settings import Cadence, Settings
-from poise.mechanism.rounds import shuffled
-from poise.model.action import Launch, Preempt, Remark
-from poise.model.errors import GaveUpError
-from poise.model.plan import Policy
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.model.workload import Allocation, Leftover, Sight, Workload
-from poise.policies.finish_time import FinishTime
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.traces.schema import TraceJob
+from poise.lab.analysis.history import History
+from poise.lab.analysis.summary import utilisation
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.mechanism.rounds import shuffled
+from poise.scheduler.model.action import Launch, Preempt, Remark
+from poise.scheduler.model.errors import GaveUpError
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Workload
+from poise.scheduler.policies.finish_time import FinishTime
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 
 ENDLESS = 1e9
 GAVEL = Settings(cadence=Cadence.ROUNDS, round=360.0, backfill=False, patience=0.0, credit=0.5)
@@ -42,7 +42,7 @@ class Fixed:
 
     shares: Sequence[Sequence[float]]
     leftover: Leftover = Leftover.FILLED
-    sight: Sight = Sight.AWARE
+    sight: Awareness = Awareness.AWARE
     fails: tuple[int, ...] = ()
     asked: list[float] = field(default_factory=list, compare=False)
 
@@ -161,7 +161,7 @@ def test_types_are_served_in_an_order_drawn_for_each_round_where_shares_do_not_t
 
 
 def test_blind_shares_are_received_on_average() -> None:
-    shares = Fixed([[0.5, 0.5], [0.5, 0.5]], sight=Sight.BLIND)
+    shares = Fixed([[0.5, 0.5], [0.5, 0.5]], sight=Awareness.BLIND)
     story = played(jobs(0, 0), shares, "v100:1,p100:1", until=360_000.0)
     assert np.array(fractions(story, 360_000.0)) == pytest.approx(np.full((2, 2), 0.5), abs=0.05)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import poise
-from poise.model.arithmetic import dot, exp, log, solved, times
-from poise.model.arrays import Floats
+from poise.scheduler.model.arithmetic import Floats, dot, exp, log, solved, times
 
 SOURCES = Path(poise.__file__).parent
 DECIDING = ("core", "mechanism", "model", "placement", "policies", "solve", "throughput")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.failures import CATEGORIES, Verdict, category_of, verdict
-from poise.traces.formats.philly import UNKNOWN_CAUSE
-from poise.traces.philly_shape import CAUSES, Cause
+from poise.lab.traces.formats.philly import UNKNOWN_CAUSE
+from poise.lab.traces.philly_shape import CAUSES, FailureCause
+from poise.scheduler.model.failures import CATEGORIES, Verdict, category_of, verdict
 
 NAMES = [name for each in CATEGORIES for name in (each.name, *each.aliases)]
 
@@ -43,7 +43,7 @@ def test_verdict_of_a_published_cause(cause: str, want: Verdict) -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
-def test_every_cause_of_a_synthetic_trace_is_known_by_its_own_name(cause: Cause) -> None:
+def test_every_cause_of_a_synthetic_trace_is_known_by_its_own_name(cause: FailureCause) -> None:
     found = category_of(cause.name)
     assert found is not None
     assert found.name == cause.name

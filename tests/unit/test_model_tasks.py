@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.speed import Estimate, Locality
-from poise.model.tasks import Mix, Tasks
+from poise.scheduler.model.micro_batches import Mix, Tasks
+from poise.scheduler.model.speed import Estimate, Locality
 
 SLACK = 1e-9
 """By so much of it a float may differ from what it should be."""

@@ -3,12 +3,20 @@
 import pytest
 from tests.builders import a_cluster, nodes
 
-from poise.model.cluster import Cluster, Holding, Slots
-from poise.model.errors import InvariantError, UnknownNameError
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.placement.free import FreeGpus
-from poise.placement.strategies import PLACEMENTS, Placement, best_fit, consolidate, count, placement_named, spread
+from poise.scheduler.model.cluster import Cluster, Holding, Slots
+from poise.scheduler.model.errors import InvariantError, UnknownNameError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.placement.free_gpus import FreeGpus
+from poise.scheduler.placement.strategies import (
+    PLACEMENTS,
+    Placement,
+    best_fit,
+    consolidate,
+    count,
+    placement_named,
+    spread,
+)
 
 ANYWHERE = Locality.CLUSTER
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.workloads import a_workload as built
 
-from poise.model.errors import RequestError
-from poise.model.workload import Allocation, Leftover, Workload
-from poise.policies.allox import AlloX
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies.allox import AlloX
 
 Floats = NDArray[np.float64]
 

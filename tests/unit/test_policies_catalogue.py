@@ -2,17 +2,17 @@
 
 import pytest
 
-from poise.model.errors import RequestError, UnknownNameError
-from poise.model.plan import Order, Preemption, Unfitting
-from poise.policies.catalogue import COMBINATORS, POLICIES, policy_named
-from poise.policies.stride import Clamp, Stride
+from poise.scheduler.model.errors import RequestError, UnknownNameError
+from poise.scheduler.model.plan import Order, PreemptionRule, Unfitting
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, policy_named
+from poise.scheduler.policies.stride import Clamp, Stride
 
 
 def test_a_name_alone_takes_the_defaults() -> None:
     policy = policy_named("fifo")
     assert policy.name == "fifo"
     assert isinstance(policy.answer, Order)
-    assert (policy.answer.preemption, policy.answer.unfitting) == (Preemption.NEVER, Unfitting.BLOCKS)
+    assert (policy.answer.preemption, policy.answer.unfitting) == (PreemptionRule.NEVER, Unfitting.BLOCKS)
 
 
 def test_parameters_are_read_and_handed_over() -> None:

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 from tests.workloads import a_workload as built
 
-from poise.backends.simulator.world import Outage
-from poise.core.settings import Cadence, Settings
-from poise.model.workload import Allocation, Leftover, Workload
-from poise.policies.fifo_fastest import FifoFastest, Sticky
-from poise.policies.sjf import Sjf
+from poise.lab.simulator.world import Outage
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies.gavel_queues import FifoFastest, Sjf, Sticky
 
 G = [[40, 10], [12, 4], [100, 50]]
 """Example G: steps per second on a V100 and a K80."""

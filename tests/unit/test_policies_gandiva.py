@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.core.scheduler import Scheduler
-from poise.model.action import Launch, Preempt, WakeAt, Why
-from poise.model.cluster import Cluster, Part, gpu_count
-from poise.model.floor import Floor
-from poise.model.journal import Entry
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.policies.gandiva.affinity import Affinities
-from poise.policies.sketch import Sketch
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import JournalEntry, Launch, Preempt, PreemptionCause, WakeAt
+from poise.scheduler.model.cluster import Cluster, NodeGpus, gpu_count
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.policies.gandiva.reaction import Affinities
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 
 # Where a gang goes
 
@@ -28,7 +26,7 @@ def affinities(cluster: Cluster, free: Sequence[int], of: dict[int, int]) -> Aff
     topology = Topology(cluster)
     masks = [(1 << gpus) - 1 for gpus in free]
     alive = [True] * len(masks)
-    return Affinities(Sketch(Floor(topology, masks, alive, {}, {})), alive, of)
+    return Affinities(PlacementDraft(PlacementView(topology, masks, alive, {}, {})), alive, of)
 
 
 def test_a_gang_goes_to_the_least_loaded_node_that_serves_its_size() -> None:
@@ -70,7 +68,7 @@ def test_under_overload_a_gang_is_at_home_on_the_least_loaded_node_that_serves_i
 def test_a_gang_that_no_node_holds_is_at_home_on_whole_nodes() -> None:
     found = affinities(nodes(4, 4, 4), [0, 0, 0], {})
     assert found.hosts(6, (0,), {0: 4}) == (1, 2)
-    assert found.parts((1, 2), 6) == (Part(1, 4), Part(2, 2))
+    assert found.parts((1, 2), 6) == (NodeGpus(1, 4), NodeGpus(2, 2))
     assert found.hosts(13, (0,), {}) is None
 
 
@@ -149,7 +147,7 @@ class Company:
     def __init__(self) -> None:
         self.seen: list[tuple[float, set[frozenset[str]], bool]] = []
 
-    def __call__(self, scheduler: Scheduler, entry: Entry) -> None:
+    def __call__(self, scheduler: Scheduler, entry: JournalEntry) -> None:
         state = scheduler.state
         ids, partner = state.columns.ids, state.ledger.partner
         demand = sum(state.columns.gang[row] for row in state.active)
@@ -227,7 +225,7 @@ def test_nobody_shares_while_there_are_gpus_for_all(drawn: list[tuple[str, float
 
 
 def moves(story: Story) -> list[tuple[float, str]]:
-    return [(now, wish.job) for now, wish in story.actions(Preempt) if wish.why is Why.MOVED]
+    return [(now, wish.job) for now, wish in story.actions(Preempt) if wish.why is PreemptionCause.MOVED]
 
 
 def test_a_gang_that_had_to_be_spread_is_drawn_together_when_there_is_room() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.workloads import a_workload, overdrawn, workloads
 
-from poise.model.workload import Workload
-from poise.policies.gandiva_emulated import GandivaEmulated
+from poise.scheduler.model.workload import Workload
+from poise.scheduler.policies.gandiva_emulated import GandivaEmulated
 
 EMULATED = GandivaEmulated()
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tests.builders import Story, a_job, simulate
 
-from poise.model.action import Entitled, Launch, Preempt, Traded, WakeAt, Why
-from poise.model.cluster import gpu_count
-from poise.model.event import Finished, Submitted
-from poise.model.topology import Topology
-from poise.policies.gandiva_fair.tickets import water_filled
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Entitled, Launch, Preempt, PreemptionCause, Traded, WakeAt
+from poise.scheduler.model.cluster import gpu_count
+from poise.scheduler.model.event import Finished, Submitted
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.policies.gandiva_fair.entitlements import water_filled
 
 HOUR = 3600.0
 NEVER = 1e7
@@ -173,7 +173,7 @@ def test_hardly_any_running_job_is_moved_for_that() -> None:
     story = simulate(mixed(0, EQUAL, gpus=64, load=2.0, gangs=GANGS), "gandiva-fair", "gpu:64@8", until=3 * HOUR)
     causes = [wish.why for _, wish in story.actions(Preempt)]
     assert len(causes) > 200
-    assert causes.count(Why.MOVED) < 0.1 * len(causes)
+    assert causes.count(PreemptionCause.MOVED) < 0.1 * len(causes)
 
 
 def test_hours_are_fair_while_tenants_come_and_go() -> None:

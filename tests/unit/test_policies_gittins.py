@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 
-from poise.policies.gittins import Sizes
+from poise.scheduler.policies.tiresias import Sizes
 
 FIVE = Sizes.of(np.array([1.0, 2.0, 3.0, 10.0, 100.0]))
 

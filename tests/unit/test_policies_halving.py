@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import Story, a_job, simulate
 
-from poise.backends.simulator.world import Truth
-from poise.model.action import Cancel
-from poise.model.job import Status
-from poise.model.plan import Policy
-from poise.policies.themis.halving import Halving
-from poise.policies.themis.planner import Themis
-from poise.traces.schema import Curve, TraceJob
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.schema import LossCurve, TraceJob
+from poise.scheduler.model.action import Cancel
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.policies.themis.halving import Halving
+from poise.scheduler.policies.themis.planner import Themis
 
 HOUR = 3600.0
 
 
 def a_sweep(floors: list[float], *, seconds: float = 8 * HOUR, app: str | None = "sweep") -> list[TraceJob]:
     """Jobs of one app whose losses come down to these."""
-    jobs = (replace(a_job(f"{n}", seconds=seconds), loss=Curve(0.01, 1.0, floor)) for n, floor in enumerate(floors))
+    jobs = (replace(a_job(f"{n}", seconds=seconds), loss=LossCurve(0.01, 1.0, floor)) for n, floor in enumerate(floors))
     return [replace(each, job=replace(each.job, app=app)) for each in jobs]
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from tests.builders import a_cluster
 
-from poise.assembly import Experiment, Outcome, simulate
-from poise.backends.simulator.switching import FREE, Switching
-from poise.backends.simulator.world import Truth
-from poise.core.settings import Cadence, Settings
-from poise.model.job import Job
-from poise.model.speed import Locality
-from poise.policies.hare import timetable
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import FailedAttempt, Trace, TraceJob
-from poise.traces.schema import Outcome as Killed
+from poise.lab.experiment import Experiment, SimulationResult, simulate
+from poise.lab.simulator.tasks import FREE, Switching
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.schema import FailedAttempt, Trace, TraceJob
+from poise.lab.traces.schema import JobOutcome as Killed
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.hare import offline
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 SYNC = 0.5
 ROUNDS = {"one": (1.0, 3.0), "two": (2.0, 2.5), "fast": (0.001, 0.003)}
@@ -39,13 +39,13 @@ def _job(name: str, model: str, rounds: float, at: float = 0.0, weight: float = 
 
 def _simulated(
     *jobs: TraceJob, policy: str = "hare:long=0.5", switching: Switching | None = FREE, faults: str | None = None
-) -> Outcome:
+) -> SimulationResult:
     truth = Truth(switching=switching)
     experiment = Experiment(PAIR, policy, throughputs=_table(), truth=truth, faults=faults)
     return simulate(Trace("t", jobs), experiment)
 
 
-def _ends(outcome: Outcome) -> dict[str, float]:
+def _ends(outcome: SimulationResult) -> dict[str, float]:
     return {name: life.ended for name, life in outcome.history.jobs.items()}
 
 
@@ -127,7 +127,7 @@ def test_jobs_of_both_grains_run_side_by_side() -> None:
 
 
 def test_job_of_more_tasks_than_a_timetable_has_is_dealt_with_until_few_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timetable, "MOST_TASKS", 30)
+    monkeypatch.setattr(offline, "MOST_TASKS", 30)
     outcome = _simulated(_job("J1", "one", 50), _job("J2", "two", 2))
     assert outcome.summary.finished == 2
     assert ["planned" in text for _, text in outcome.history.remarks] == [False, True]

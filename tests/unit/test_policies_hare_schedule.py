@@ -8,28 +8,38 @@ import pytest
 from scipy.optimize import linprog  # type: ignore[import-untyped,unused-ignore]
 from tests.oracles import least_completion
 
-from poise.model.errors import RequestError
-from poise.policies.hare.bound import guarantee
-from poise.policies.hare.schedule import Board, Gpus, Placed, Schedule, Turn, Work, listed, middled, schedule
-from poise.solve.relaxation import Chain, relax
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.policies.hare.list_schedule import (
+    Board,
+    GpuPool,
+    Placed,
+    RoundWork,
+    Schedule,
+    Turn,
+    listed,
+    middled,
+    schedule,
+)
+from poise.scheduler.policies.hare.offline import guarantee
+from poise.scheduler.solve.list_relaxation import Chain, relax
 
-V100_AND_K80 = Gpus(kinds=(0, 1), free=(0.0, 0.0))
-J1 = Work("J1", 1.0, 0.0, rounds=2, tasks=2, seconds=(1.0, 3.0), sync=(0.5, 0.5))
-J2 = Work("J2", 1.0, 0.0, rounds=1, tasks=2, seconds=(2.0, 2.5), sync=(0.5, 0.5))
+V100_AND_K80 = GpuPool(kinds=(0, 1), free=(0.0, 0.0))
+J1 = RoundWork("J1", 1.0, 0.0, rounds=2, tasks=2, seconds=(1.0, 3.0), sync=(0.5, 0.5))
+J2 = RoundWork("J2", 1.0, 0.0, rounds=1, tasks=2, seconds=(2.0, 2.5), sync=(0.5, 0.5))
 INSTANCES = 500
 
 
-def work(seconds: float = 1.0, *, rounds: int = 1, tasks: int = 1, **changes: object) -> Work:
+def work(seconds: float = 1.0, *, rounds: int = 1, tasks: int = 1, **changes: object) -> RoundWork:
     """On GPUs of one type, without synchronisation."""
-    made = Work("job", 1.0, 0.0, rounds, tasks, (seconds,), (0.0,))
+    made = RoundWork("job", 1.0, 0.0, rounds, tasks, (seconds,), (0.0,))
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def alike(gpus: int, free: float = 0.0) -> Gpus:
-    return Gpus((0,) * gpus, (free,) * gpus)
+def alike(gpus: int, free: float = 0.0) -> GpuPool:
+    return GpuPool((0,) * gpus, (free,) * gpus)
 
 
-def gang(jobs: list[Work]) -> list[float]:
+def gang(jobs: list[RoundWork]) -> list[float]:
     """Completions one after the other, with one task on each GPU in every round: the slowest sets the pace."""
     ends: list[float] = []
     for job in jobs:
@@ -53,7 +63,7 @@ def test_worked_example_is_above_its_optimum_and_below_its_gangs() -> None:
     assert guarantee([J1, J2], V100_AND_K80.kinds).factor == 15.0
 
 
-def instance(random: np.random.Generator) -> tuple[list[Work], Gpus]:
+def instance(random: np.random.Generator) -> tuple[list[RoundWork], GpuPool]:
     """Two or three jobs of four to six tasks in all on two or three GPUs; some types cannot compute some jobs."""
     kinds = int(random.integers(1, 4))
     gpus = tuple(random.integers(0, kinds, int(random.integers(2, 4))).tolist())
@@ -67,30 +77,30 @@ def instance(random: np.random.Generator) -> tuple[list[Work], Gpus]:
         seconds[gpus[0]] = seconds[gpus[0]] or 1.5
         sync = tuple((random.integers(0, 4, kinds) / 4).tolist())
         release = float(random.integers(0, 5) * random.integers(0, 2))
-        jobs.append(Work("job", float(random.integers(1, 4)), release, rounds, tasks, tuple(seconds.tolist()), sync))
-    return jobs, Gpus(gpus, (0.0,) * len(gpus))
+        jobs.append(RoundWork("job", float(random.integers(1, 4)), release, rounds, tasks, tuple(seconds.tolist()), sync))
+    return jobs, GpuPool(gpus, (0.0,) * len(gpus))
 
 
 @pytest.fixture(scope="module")
-def solved() -> list[tuple[list[Work], Gpus, Schedule, float]]:
+def solved() -> list[tuple[list[RoundWork], GpuPool, Schedule, float]]:
     """Random instances with their lists and their optima."""
     random = np.random.default_rng(5)
     drawn = [instance(random) for _ in range(INSTANCES)]
     return [(jobs, gpus, schedule(jobs, gpus), least_completion(jobs, gpus)) for jobs, gpus in drawn]
 
 
-def test_list_never_exceeds_its_guarantee(solved: list[tuple[list[Work], Gpus, Schedule, float]]) -> None:
+def test_list_never_exceeds_its_guarantee(solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]]) -> None:
     for jobs, gpus, answer, optimum in solved:
         assert optimum * (1 - 1e-9) <= answer.value <= guarantee(jobs, gpus.kinds).factor * optimum
 
 
 def test_list_is_within_15_per_cent_of_the_optimum_in_the_mean(
-    solved: list[tuple[list[Work], Gpus, Schedule, float]],
+    solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]],
 ) -> None:
     assert np.mean([answer.value / optimum for _, _, answer, optimum in solved]) <= 1.03  # 1.15 is promised
 
 
-def test_bound_is_never_above_the_optimum(solved: list[tuple[list[Work], Gpus, Schedule, float]]) -> None:
+def test_bound_is_never_above_the_optimum(solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]]) -> None:
     assert all(answer.bound <= optimum + 1e-9 for _, _, answer, optimum in solved)
     assert np.mean([answer.bound / optimum for _, _, answer, optimum in solved]) > 0.75
 
@@ -153,25 +163,25 @@ def test_relaxation_puts_jobs_that_are_alike_one_behind_the_other() -> None:
 
 
 def test_board_ends_a_task_at_once_on_a_slow_gpu_rather_than_later_on_a_fast_one() -> None:
-    job = Work("job", 1.0, 0.0, 1, 3, (2.0, 3.0), (0.0, 0.0))
+    job = RoundWork("job", 1.0, 0.0, 1, 3, (2.0, 3.0), (0.0, 0.0))
     assert [task.gpu for task in schedule([job], V100_AND_K80).placed] == [0, 1, 0]
 
 
 def test_board_breaks_a_tie_for_the_type_that_takes_less_time() -> None:
-    job = Work("job", 1.0, 0.0, 1, 1, (2.0, 3.0), (0.0, 0.0))
-    placed = schedule([job], Gpus((1, 0), (0.0, 1.0))).placed
+    job = RoundWork("job", 1.0, 0.0, 1, 1, (2.0, 3.0), (0.0, 0.0))
+    placed = schedule([job], GpuPool((1, 0), (0.0, 1.0))).placed
     assert placed == (Placed(0, 0, 1, 1.0, 3.0),)
 
 
 def test_board_leaves_the_gpu_that_is_free_earlier_to_tasks_that_are_ready_earlier() -> None:
     jobs = [work(release=4.0, weight=9.0), work(release=2.0)]
-    board = Board(jobs, Gpus((0, 0), (0.0, 3.0)))
+    board = Board(jobs, GpuPool((0, 0), (0.0, 3.0)))
     assert [task.gpu for task in board.place([Turn(0, 0), Turn(1, 0)])] == [1, 0]
     assert board.ready == [5.0, 3.0]
 
 
 def test_board_synchronises_as_long_as_the_slowest_type_that_took_part() -> None:
-    job = Work("job", 1.0, 0.0, 2, 2, (2.0, 1.5), (0.25, 1.0))
+    job = RoundWork("job", 1.0, 0.0, 2, 2, (2.0, 1.5), (0.25, 1.0))
     answer = schedule([job], V100_AND_K80)
     assert [task.start for task in answer.placed] == [0.0, 0.0, 3.0, 3.0]
     assert answer.completions == (6.0,)
@@ -219,7 +229,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
 def test_guarantee_counts_types_that_are_there_and_of_use(
     seconds: tuple[float, ...], sync: tuple[float, ...], alpha: float
 ) -> None:
-    answer = guarantee([Work("job", 1.0, 0.0, 1, 1, seconds, sync)], (0, 1))
+    answer = guarantee([RoundWork("job", 1.0, 0.0, 1, 1, seconds, sync)], (0, 1))
     assert answer.alpha == alpha
     assert answer.factor == alpha * (2 + alpha)
 
@@ -241,7 +251,7 @@ def test_bad_job_is_refused_by_name(changes: dict[str, object], message: str) ->
 
 def test_no_gpus_are_refused() -> None:
     with pytest.raises(RequestError, match="no GPUs"):
-        schedule([work()], Gpus((), ()))
+        schedule([work()], GpuPool((), ()))
     with pytest.raises(RequestError, match="no GPUs"):
         relax([], 0)
 

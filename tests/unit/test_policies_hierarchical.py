@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload, drawn, overdrawn, throughput
 
-from poise.model.arrays import Floats
-from poise.model.workload import Workload
-from poise.policies.hierarchical import Hierarchical, Inside
-from poise.policies.shares import proportional
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.workload import Workload
+from poise.scheduler.policies.gavel import Hierarchical, Inside
+from poise.scheduler.policies.shares import proportional
 
 
 def levels(policy: Hierarchical, workload: Workload) -> Floats:

@@ -8,14 +8,14 @@ from math import inf
 import pytest
 from tests.builders import EVENTS, Story, a_job, simulate
 
-from poise.backends.simulator.switching import FREE
-from poise.backends.simulator.world import Outage, Truth
-from poise.model.action import Preempt
-from poise.model.speed import Locality
-from poise.model.topology import Topology
-from poise.policies.hare.online import Service
-from poise.throughput.measured import Alone, JobClass, Throughputs
-from poise.traces.schema import TraceJob
+from poise.lab.simulator.tasks import FREE
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Preempt
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.policies.hare.online import AttainedByType
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 TASKS, LEASES = "hlas:long=0.5", "hlas:lease=2,long=100"
 RATES = (("v100", 1.0), ("k80", 1 / 3))
@@ -59,7 +59,7 @@ def test_a_job_on_a_slow_gpu_is_charged_less_than_wall_time(policy: str, moment:
     """A third of it, where its own fastest type is three times as fast."""
     story = played([a_round("a", 1, 6), a_round("b", 1, 6)], policy, "v100:1,k80:1", until=moment)
     snapshot = story.scheduler.state.snapshot(moment)
-    assert Service().values(snapshot, {})[0].tolist() == pytest.approx([moment, moment / 3])
+    assert AttainedByType().values(snapshot, {})[0].tolist() == pytest.approx([moment, moment / 3])
 
 
 def test_an_arrival_gets_the_next_free_gpu() -> None:

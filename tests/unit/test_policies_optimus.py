@@ -10,26 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_job, nodes, simulate
 
-from poise.core.scheduler import Scheduler
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Launch, Preempt, Why
-from poise.model.cluster import Cluster, gpu_count
-from poise.model.event import Submitted
-from poise.model.floor import Floor
-from poise.model.topology import Topology
-from poise.placement.strategies import placement_named
-from poise.policies.catalogue import policy_named
-from poise.policies.optimus.evenly import Nodes, site_for
-from poise.policies.optimus.marginal import Granted, Offer, greedily
-from poise.policies.sketch import Sketch
-from poise.solve.fitting import SpeedCurve, Training
-from poise.traces.schema import Curve, TraceJob
+from poise.lab.traces.schema import LossCurve, TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Launch, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import Cluster, gpu_count
+from poise.scheduler.model.event import Submitted
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.placement.strategies import placement_named
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.optimus import FreeNodes, Granted, MarginalOffer, greedily, site_for
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.solve.curve_fitting import SpeedCurve, Training
 
 
-def a_floor(cluster: Cluster) -> Floor:
+def a_floor(cluster: Cluster) -> PlacementView:
     """Nobody is there."""
     topology = Topology(cluster)
-    return Floor(topology, list(topology.full), [True] * len(topology.full), {}, {})
+    return PlacementView(topology, list(topology.full), [True] * len(topology.full), {}, {})
 
 
 Team = tuple[int, int]
@@ -42,12 +40,12 @@ SPEED = {
 }
 
 
-def team_offers(work: dict[int, float], speed: dict[int, SpeedCurve], key: int, team: Team) -> list[Offer[Team]]:
+def team_offers(work: dict[int, float], speed: dict[int, SpeedCurve], key: int, team: Team) -> list[MarginalOffer[Team]]:
     """One more server or one more worker; a slot each."""
     servers, workers = team
     now = work[key] / speed[key].at(servers, workers)
     larger = [(servers + 1, workers), (servers, workers + 1)]
-    return [Offer(now - work[key] / speed[key].at(*after), 1, after) for after in larger]
+    return [MarginalOffer(now - work[key] / speed[key].at(*after), 1, after) for after in larger]
 
 
 def test_marginal_gain_comes_to_the_published_example() -> None:
@@ -71,10 +69,10 @@ def test_a_job_that_is_done_gets_nothing_beyond_its_first_pair() -> None:
     assert granted.states[1] != (1, 1)
 
 
-def gpu_offers(seconds: list[list[float]], key: int, gpus: int) -> list[Offer[int]]:
+def gpu_offers(seconds: list[list[float]], key: int, gpus: int) -> list[MarginalOffer[int]]:
     """One more GPU, if the job has a use for it."""
     ladder = seconds[key]
-    return [Offer(ladder[gpus - 1] - ladder[gpus], 1, gpus + 1)] if gpus < len(ladder) else []
+    return [MarginalOffer(ladder[gpus - 1] - ladder[gpus], 1, gpus + 1)] if gpus < len(ladder) else []
 
 
 convex = st.lists(st.integers(0, 100), min_size=1, max_size=6).map(
@@ -109,30 +107,30 @@ def least_total(seconds: list[list[float]], gpus: int) -> float:
 def test_a_unit_that_costs_more_than_is_left_is_passed_over() -> None:
     ladders = {0: [(8, 9.0)], 1: [(1, 0.5)]}
 
-    def offers(key: int, rung: int) -> list[Offer[int]]:
-        return [Offer(saves, cost, rung + 1) for cost, saves in ladders[key][rung : rung + 1]]
+    def offers(key: int, rung: int) -> list[MarginalOffer[int]]:
+        return [MarginalOffer(saves, cost, rung + 1) for cost, saves in ladders[key][rung : rung + 1]]
 
     granted: Granted[int] = greedily({0: 0, 1: 0}, offers, 4)
     assert granted.states == {0: 0, 1: 1}
 
 
 def test_a_gang_goes_evenly_to_as_few_of_the_emptiest_nodes_as_hold_it() -> None:
-    sketch = Sketch(a_floor(nodes(8, 4, 8, 6)))
-    assert site_for(sketch, 0, 3, Nodes.EMPTIEST) == ((0, 3),)
-    assert site_for(sketch, 0, 12, Nodes.EMPTIEST) == ((0, 6), (2, 6))
-    assert site_for(sketch, 0, 17, Nodes.EMPTIEST) == ((0, 6), (2, 6), (3, 5))
+    sketch = PlacementDraft(a_floor(nodes(8, 4, 8, 6)))
+    assert site_for(sketch, 0, 3, FreeNodes.EMPTIEST) == ((0, 3),)
+    assert site_for(sketch, 0, 12, FreeNodes.EMPTIEST) == ((0, 6), (2, 6))
+    assert site_for(sketch, 0, 17, FreeNodes.EMPTIEST) == ((0, 6), (2, 6), (3, 5))
 
 
 def test_a_gang_that_cannot_be_split_evenly_takes_the_fewest_nodes() -> None:
-    assert site_for(Sketch(a_floor(nodes(5, 1, 1))), 0, 7, Nodes.EMPTIEST) == ((0, 5), (1, 1), (2, 1))
+    assert site_for(PlacementDraft(a_floor(nodes(5, 1, 1))), 0, 7, FreeNodes.EMPTIEST) == ((0, 5), (1, 1), (2, 1))
 
 
 def test_tightest_leaves_the_emptiest_nodes_alone() -> None:
-    assert site_for(Sketch(a_floor(nodes(8, 4, 6))), 0, 3, Nodes.TIGHTEST) == ((1, 3),)
+    assert site_for(PlacementDraft(a_floor(nodes(8, 4, 6))), 0, 3, FreeNodes.TIGHTEST) == ((1, 3),)
 
 
 def test_there_is_no_place_for_more_gpus_than_are_free() -> None:
-    assert site_for(Sketch(a_floor(nodes(2, 2))), 0, 5, Nodes.EMPTIEST) is None
+    assert site_for(PlacementDraft(a_floor(nodes(2, 2))), 0, 5, FreeNodes.EMPTIEST) is None
 
 
 def elastic(job: TraceJob, least: int, most: int) -> TraceJob:
@@ -166,7 +164,7 @@ def test_a_job_grows_onto_gpus_that_come_free_at_the_end_of_the_interval() -> No
     jobs = [a_job("short", gpus=2, seconds=100), elastic(a_job("long", gpus=1, seconds=10_000), 1, 4)]
     story = simulate(jobs, "optimus")
     assert [(run.began, gpu_count(run.gpus)) for run in story.runs_of("long")] == [(0.0, 2), (600.0, 4)]
-    assert [wish.why for _, wish in story.actions(Preempt)] == [Why.RESIZED]
+    assert [wish.why for _, wish in story.actions(Preempt)] == [PreemptionCause.RESIZED]
     assert story.finishes["long"] == pytest.approx(600 + (10_000 - 2 * 600) / 4)
 
 
@@ -210,7 +208,7 @@ def test_a_job_of_unknown_length_has_its_least_number_of_gpus() -> None:
 
 
 def test_a_job_whose_loss_no_longer_falls_keeps_its_least_number_of_gpus() -> None:
-    flat = replace(elastic(a_job("flat", gpus=1, seconds=20_000), 1, 5), loss=Curve(1.0, 1.0, 0.1))
+    flat = replace(elastic(a_job("flat", gpus=1, seconds=20_000), 1, 5), loss=LossCurve(1.0, 1.0, 0.1))
     story = simulate([flat, elastic(a_job("steep", gpus=1, seconds=20_000), 1, 5)], "optimus", "gpu:6@6", until=5000.0)
     assert [gpu_count(run.gpus) for run in story.runs_of("flat")] == [3, 1]
     assert [gpu_count(run.gpus) for run in story.runs_of("steep")] == [3, 5]

@@ -3,11 +3,11 @@
 import pytest
 from tests.builders import Story, a_job, simulate
 
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Preempt
-from poise.model.cluster import Cluster, Node
-from poise.model.speed import Estimate
-from poise.policies.catalogue import policy_named
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Preempt
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.policies.catalogue import policy_named
 
 
 def runs(story: Story) -> list[tuple[str, float, float]]:

@@ -8,19 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.core.scheduler import Scheduler
-from poise.model.action import Launch, Preempt, Waited, WakeAt
-from poise.model.cluster import Cluster
-from poise.model.columns import Snapshot
-from poise.model.journal import Entry
-from poise.model.plan import Plan, Policy
-from poise.model.speed import Locality
-from poise.policies.catalogue import policy_named
-from poise.policies.listing import equal_or_per_tenant
-from poise.policies.philly.planner import Memory, Philly, Tries
-from poise.policies.philly.virtual_clusters import Roll, VirtualClusters
-from poise.policies.sketch import Sketch
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import JournalEntry, Launch, Preempt, Waited, WakeAt
+from poise.scheduler.model.cluster import Cluster
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Plan, Policy
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.listing import equal_or_per_tenant
+from poise.scheduler.policies.philly import Memory, Philly, Tries, VirtualClusters, VirtualClusterUsage
+from poise.scheduler.policies.placement_draft import PlacementDraft
 
 PUBLISHED = Tries(window=150, backoff=120, rack=3, any=6)
 PLACEMENT = "consolidate"
@@ -123,11 +121,11 @@ def test_nobody_is_woken_while_nobody_waits_or_nothing_is_free() -> None:
 
 
 def test_quotas_are_given_or_a_part_of_the_rest_by_weight() -> None:
-    roll = Roll((8.0, float("nan"), float("nan")), 3)
+    roll = VirtualClusterUsage((8.0, float("nan"), float("nan")), 3)
     assert roll.quotas(20, 8.0, [1, 1, 1]) == [8, 6, 6]
     assert roll.quotas(20, 8.0, [5, 1, 3]) == [8, 3, 9]
     assert roll.quotas(6, 8.0, [1, 1, 1]) == [8, 0, 0]
-    assert Roll((float("nan"),) * 4, 4).quotas(16, 0.0, [1] * 4) == [4, 4, 4, 4]
+    assert VirtualClusterUsage((float("nan"),) * 4, 4).quotas(16, 0.0, [1] * 4) == [4, 4, 4, 4]
     assert equal_or_per_tenant("equal") == ()
     assert equal_or_per_tenant("prod:64/dev:16") == (("prod", 64.0), ("dev", 16.0))
 
@@ -248,7 +246,7 @@ class Watched(Philly):
     notes: ClassVar[list[tuple[list[int], float, Plan, list[bool]]]] = []
 
     def plan(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        roll = Roll().called(snapshot.columns, self.quotas)
+        roll = VirtualClusterUsage().called(snapshot.columns, self.quotas)
         weights = snapshot.columns.tenant_weights
         everybody = roll.quotas(snapshot.gpus, sum(quota for _, quota in self.quotas), weights)
         before = VirtualClusters(snapshot, everybody)
@@ -281,17 +279,17 @@ def test_above_ninety_percent_no_job_within_its_quota_waits_for_gpus_of_jobs_ove
     policy = policy_named(f"philly:quotas={quota}")
     assert isinstance(policy.answer, Philly)
 
-    def watch(scheduler: Scheduler, entry: Entry) -> None:
+    def watch(scheduler: Scheduler, entry: JournalEntry) -> None:
         state = scheduler.state
         if not state.waiting_shapes or any(isinstance(wish, Preempt) for wish in entry.actions):
             return
         snapshot = state.snapshot(entry.now)
-        roll = Roll().called(state.columns, equal_or_per_tenant(quota))
+        roll = VirtualClusterUsage().called(state.columns, equal_or_per_tenant(quota))
         listed = sum(each for _, each in equal_or_per_tenant(quota))
         everybody = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, listed, state.columns.tenant_weights))
         if sum(snapshot.idle) > 0.1 * snapshot.gpus:
             return
-        sketch = Sketch(snapshot.floor)
+        sketch = PlacementDraft(snapshot.floor)
         sketch.release(snapshot.floor.holdings[row] for row in everybody.over())
         plan, _ = Philly(equal_or_per_tenant(quota)).plan(snapshot, Philly().start())
         for claim in plan.claims:  # as tried for the first time: at the strictest locality

@@ -7,39 +7,34 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload, drawn, example_g, overdrawn, throughput
 
-from poise.model.errors import GaveUpError, RequestError
-from poise.model.workload import Allocation, Allocator, Workload
-from poise.policies.blind import Blind, levelled
-from poise.policies.catalogue import policy_named
-from poise.policies.fallback import Fallback
-from poise.policies.finish_time import FinishTime
-from poise.policies.isolated import Isolated
-from poise.policies.makespan import Makespan
-from poise.policies.max_min import MaxMin, Then
-from poise.policies.max_throughput import MaxThroughput
-from poise.policies.min_cost import Form, MinCost
-from poise.policies.partitioned import Partitioned, parted
-from poise.policies.proportional import Proportional
-from poise.policies.share_listings import SHARES
-from poise.policies.shares import Count, Norm, isolated_throughput
-from poise.policies.strategy_proof import StrategyProof
+from poise.scheduler.model.errors import GaveUpError, RequestError
+from poise.scheduler.model.workload import Allocation, Allocator, Workload
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, levelled
+from poise.scheduler.policies.finish_time import FinishTime
+from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.min_cost import CostForm, MinCost
+from poise.scheduler.policies.partitioned import Partitioned, parted
+from poise.scheduler.policies.share_listings import SHARES
+from poise.scheduler.policies.shares import Count, Norm, isolated_throughput
+from poise.scheduler.policies.strategy_proof import StrategyProof
 
 EVERY = (
     MaxMin(),
-    MaxMin(Norm.ISOLATED, Then.NOTHING),
+    MaxMin(Norm.ISOLATED, SecondaryObjective.NOTHING),
     MaxMin(Norm.FASTEST),
     Makespan(),
     FinishTime(),
     MaxThroughput(),
     MaxThroughput(Count.RAW),
     MinCost(),
-    MinCost(Form.SUM),
+    MinCost(CostForm.SUM),
     StrategyProof(),
-    Isolated(),
+    IsolatedShares(),
     Proportional(),
-    Blind(MaxMin()),
+    HeterogeneityAgnostic(MaxMin()),
     Partitioned(MaxMin(), 3),
-    Fallback(FinishTime(), Isolated()),
+    Fallback(FinishTime(), IsolatedShares()),
 )
 
 
@@ -64,10 +59,10 @@ class GivesUp:
 
 
 def test_fallback_says_who_gave_up_why_and_who_answered() -> None:
-    policy = Fallback(GivesUp(), Isolated())
+    policy = Fallback(GivesUp(), IsolatedShares())
     got, memory = policy.allocate(example_g(), policy.start())
     assert got.remarks == ("gives-up gave up: a gap of 7 is left; shares by isolated instead",)
-    assert got.share == pytest.approx(shares(Isolated(), example_g()).share)
+    assert got.share == pytest.approx(shares(IsolatedShares(), example_g()).share)
     assert memory == policy.start()
 
 
@@ -82,12 +77,12 @@ class Hindered(GivesUp):
 def test_fallback_calls_policies_as_the_catalogue_does_whatever_combinators_are_around_them(name: str) -> None:
     allocator = policy_named(name).answer
     assert isinstance(allocator, Allocator)
-    got = shares(Fallback(Hindered(allocator), Isolated()), example_g())
+    got = shares(Fallback(Hindered(allocator), IsolatedShares()), example_g())
     assert got.remarks[-1] == f"{name} gave up: a gap of 7 is left; shares by isolated instead"
 
 
 def test_fallback_is_not_noticed_where_the_policy_has_an_answer() -> None:
-    got = shares(Fallback(MaxMin(), Isolated()), example_g())
+    got = shares(Fallback(MaxMin(), IsolatedShares()), example_g())
     assert got.share.tolist() == shares(MaxMin(), example_g()).share.tolist()
     assert got.remarks == ()
 
@@ -140,7 +135,7 @@ def test_partitioned_has_no_part_without_a_job() -> None:
 
 
 def test_partitioned_remembers_jobs_that_move_to_another_part() -> None:
-    policy, workload = Partitioned(Fallback(FinishTime(), Isolated()), 2), drawn(1, 12, 2)
+    policy, workload = Partitioned(Fallback(FinishTime(), IsolatedShares()), 2), drawn(1, 12, 2)
     _, memory = policy.allocate(workload, policy.start())
     assert memory.first.rows.tolist() == workload.rows.tolist()
     half = replace(workload, steps_left=workload.steps_left / 2).only(np.arange(1, 12))

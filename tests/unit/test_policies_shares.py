@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload, example_g, overdrawn, throughput
 
-from poise.model.workload import Allocation, Allocator, Leftover, Sight, Workload
-from poise.policies.blind import Blind
-from poise.policies.finish_time import FinishTime, Ledger
-from poise.policies.isolated import Isolated
-from poise.policies.makespan import Makespan
-from poise.policies.max_min import MaxMin, Then
-from poise.policies.max_throughput import MaxThroughput
-from poise.policies.min_cost import Form, MinCost
-from poise.policies.proportional import Proportional
-from poise.policies.shares import Count, Norm, fastest, isolated_throughput, packed, proportional
-from poise.policies.strategy_proof import StrategyProof
+from poise.scheduler.model.workload import Allocation, Allocator, Awareness, Leftover, Workload
+from poise.scheduler.policies.combinators import HeterogeneityAgnostic
+from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
+from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.min_cost import CostForm, MinCost
+from poise.scheduler.policies.shares import Count, Norm, fastest, isolated_throughput, packed, proportional
+from poise.scheduler.policies.strategy_proof import StrategyProof
 
 
 def shares(allocator: Allocator, workload: Workload, memory: Any = None) -> Allocation:
@@ -64,9 +60,9 @@ def test_max_min_over_prop_has_the_same_shares_on_another_scale() -> None:
 
 
 def test_blind_max_min_believes_in_two_thirds_and_says_that_it_is_blind() -> None:
-    got = shares(Blind(MaxMin()), example_g())
+    got = shares(HeterogeneityAgnostic(MaxMin()), example_g())
     assert got.objective == pytest.approx(2 / 3, abs=1e-6)
-    assert got.sight is Sight.BLIND
+    assert got.sight is Awareness.BLIND
 
 
 def test_max_min_gives_gangs_of_unequal_size_the_same_gpu_time() -> None:
@@ -82,8 +78,8 @@ def test_max_min_gives_time_in_proportion_to_weight() -> None:
     assert got.share[:, 0] == pytest.approx([0.25, 0.25, 0.5], abs=1e-6)
 
 
-@pytest.mark.parametrize("then", [Then.THROUGHPUT, Then.WATER_FILLING])
-def test_max_min_leaves_no_throughput_on_the_table(then: Then) -> None:
+@pytest.mark.parametrize("then", [SecondaryObjective.THROUGHPUT, SecondaryObjective.WATER_FILLING])
+def test_max_min_leaves_no_throughput_on_the_table(then: SecondaryObjective) -> None:
     workload = a_workload([[2, 1], [2, 1], [1, 1]], [1, 3])
     got = shares(MaxMin(then=then), workload)
     assert got.objective == pytest.approx(1, abs=1e-6)
@@ -127,7 +123,7 @@ def test_finish_time_of_fresh_jobs_is_max_min_over_iso() -> None:
 
 def test_finish_time_counts_age_and_what_was_done_before() -> None:
     workload = example_g(submitted=(0, -100, -50))
-    ledger = Ledger(workload.rows, workload.steps_left, np.ones(3), np.array([0.0, 40.0, 30.0]), nan)
+    ledger = FinishTimeLedger(workload.rows, workload.steps_left, np.ones(3), np.array([0.0, 40.0, 30.0]), nan)
     got = shares(FinishTime(), workload, ledger)
     assert got.objective == pytest.approx(0.98131, abs=1e-5)
     assert got.share == pytest.approx(np.array([[0.4246, 0], [0.5, 0.0754], [0.0754, 0.9246]]), abs=1e-4)
@@ -165,7 +161,7 @@ def test_finish_time_gives_a_heavier_job_a_smaller_ratio() -> None:
 @pytest.mark.parametrize("age", [(200, 200), (200, 200 * (1 + 1e-12)), (200, 300)])
 def test_finish_time_of_jobs_that_are_done_but_for_rounding_is_that_of_now(left: float, age: tuple[float, float]) -> None:
     workload = a_workload([[1], [1]], [1], steps=[left, 3 * left], submitted=[-each for each in age])
-    ledger = Ledger(workload.rows, workload.steps_left, np.ones(2), np.full(2, 100.0), nan)
+    ledger = FinishTimeLedger(workload.rows, workload.steps_left, np.ones(2), np.full(2, 100.0), nan)
     got = shares(FinishTime(), workload, ledger)
     assert got.objective == pytest.approx(max(age) / 100)
     assert (got.share > 0).all()
@@ -178,14 +174,14 @@ def test_finish_time_takes_a_job_of_unknown_length_for_endless() -> None:
 
 
 def test_ledgers_of_parts_join_by_row() -> None:
-    one = Ledger(np.array([1, 7]), np.array([10.0, 70.0]), np.ones(2), np.array([1.0, 7.0]), 0.5)
-    two = Ledger(np.array([3]), np.array([30.0]), np.ones(1), np.array([3.0]), 0.9)
+    one = FinishTimeLedger(np.array([1, 7]), np.array([10.0, 70.0]), np.ones(2), np.array([1.0, 7.0]), 0.5)
+    two = FinishTimeLedger(np.array([3]), np.array([30.0]), np.ones(1), np.array([3.0]), 0.9)
     both = one.joined([two])
     assert both.rows.tolist() == [1, 3, 7]
     assert both.alone.tolist() == [1, 3, 7]
     assert both.steps_left.tolist() == [10, 30, 70]
     assert both.rho == 0.9
-    assert isnan(Ledger.blank().joined([Ledger.blank()]).rho)
+    assert isnan(FinishTimeLedger.blank().joined([FinishTimeLedger.blank()]).rho)
 
 
 # Makespan
@@ -195,7 +191,7 @@ def test_makespan_of_the_example_is_340_seconds() -> None:
     got = shares(Makespan(), example_g())
     assert got.objective == pytest.approx(340, rel=1e-6)
     assert got.share == pytest.approx(np.array([[5, 0], [9, 3], [3, 14]]) / 17, abs=1e-6)
-    assert shares(Blind(Makespan()), example_g()).objective == pytest.approx(250, rel=1e-6)
+    assert shares(HeterogeneityAgnostic(Makespan()), example_g()).objective == pytest.approx(250, rel=1e-6)
 
 
 def test_makespan_does_not_hold_up_jobs_that_end_sooner() -> None:
@@ -229,18 +225,18 @@ def test_max_throughput_of_the_example(count: Count, want: float) -> None:
 @pytest.mark.parametrize(
     ("form", "deadline", "objective", "share"),
     [
-        (Form.RATIO, inf, 111.1111, [[0, 0], [0, 0], [0, 1]]),
-        (Form.RATIO, 600, 42.29765, [[0, 0], [1 / 3, 0], [0, 1]]),
-        (Form.SUM, inf, 127.2401, [[1, 0], [0, 0], [0, 1]]),
-        (Form.SUM, 600, 123.4767, [[2 / 3, 0], [1 / 3, 0], [0, 1]]),
+        (CostForm.RATIO, inf, 111.1111, [[0, 0], [0, 0], [0, 1]]),
+        (CostForm.RATIO, 600, 42.29765, [[0, 0], [1 / 3, 0], [0, 1]]),
+        (CostForm.SUM, inf, 127.2401, [[1, 0], [0, 0], [0, 1]]),
+        (CostForm.SUM, 600, 123.4767, [[2 / 3, 0], [1 / 3, 0], [0, 1]]),
     ],
 )
-def test_min_cost_of_the_example(form: Form, deadline: float, objective: float, share: list[list[float]]) -> None:
+def test_min_cost_of_the_example(form: CostForm, deadline: float, objective: float, share: list[list[float]]) -> None:
     got = shares(MinCost(form), example_g(deadline=(inf, deadline, inf)))
     assert got.objective == pytest.approx(objective, rel=1e-6)
     assert got.share == pytest.approx(np.array(share), abs=1e-5)
     assert got.remarks == ()
-    assert (got.leftover is Leftover.IDLE) == (form is Form.RATIO)
+    assert (got.leftover is Leftover.IDLE) == (form is CostForm.RATIO)
 
 
 def test_min_cost_meets_as_many_deadlines_as_it_can_and_names_the_others() -> None:
@@ -311,14 +307,16 @@ def test_strategy_proof_rewards_no_false_report_of_speed(factors: tuple[float, f
 
 def test_isolated_gives_the_worst_off_as_many_gpus_as_blind_max_min() -> None:
     workload = a_workload([[3, 1], [1, 2], [5, 5], [2, 1]], [3, 2], gang=[1, 2, 1, 2])
-    one, other = (workload.gang * shares(p, workload).share.sum(axis=1) for p in (Isolated(), Blind(MaxMin())))
+    one, other = (
+        workload.gang * shares(p, workload).share.sum(axis=1) for p in (IsolatedShares(), HeterogeneityAgnostic(MaxMin()))
+    )
     assert one.min() == pytest.approx(other.min(), abs=1e-6)
 
 
 def test_isolated_and_proportional_do_not_look_at_speeds() -> None:
     workload = a_workload([[3, 1], [1, 9]], [1, 3], gang=[1, 3])
-    iso, prop = shares(Isolated(), workload), shares(Proportional(), workload)
+    iso, prop = shares(IsolatedShares(), workload), shares(Proportional(), workload)
     assert iso.share == pytest.approx(np.array([[1 / 4, 3 / 4], [0, 1 / 2]]))
     assert prop.share == pytest.approx(np.array([[1 / 4, 3 / 4], [0, 3 / 4]]))
-    assert iso.sight is prop.sight is Sight.BLIND
+    assert iso.sight is prop.sight is Awareness.BLIND
     assert isnan(iso.objective)

@@ -8,14 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.cluster import Part, Site
-from poise.policies.gandiva_fair.balancing import Homes, Lodger, retyped, type_for
-from poise.policies.gandiva_fair.choosing import Gang, best_gangs, imbalance
-from poise.policies.gandiva_fair.split_stride import Contender, Quantum, aggregate_lags, decide
+from poise.scheduler.model.cluster import NodeGpus, Site
+from poise.scheduler.policies.gandiva_fair.load_balance import Homes, Lodger, retyped, type_for
+from poise.scheduler.policies.gandiva_fair.split_stride import (
+    Contender,
+    Quantum,
+    StrideGang,
+    aggregate_lags,
+    best_gangs,
+    decide,
+    imbalance,
+)
 
 
 def at(*nodes: int, gpus: int) -> Site:
-    return tuple(Part(node, gpus // len(nodes)) for node in nodes)
+    return tuple(NodeGpus(node, gpus // len(nodes)) for node in nodes)
 
 
 def wants(
@@ -97,7 +104,7 @@ def test_running_jobs_stay_where_they_are_if_all_find_a_place_then() -> None:
     assert set(quantum.chosen) == {0, 1, 2}
 
 
-def value(rows: Iterable[int], gangs: dict[int, list[Gang]], gpus: int, budgets: dict[int, float]) -> float:
+def value(rows: Iterable[int], gangs: dict[int, list[StrideGang]], gpus: int, budgets: dict[int, float]) -> float:
     """What a choice is worth, in the words of `choosing.py`; shares are 3 GPUs each."""
     chosen = {tenant: [each for each in own if each.row in rows] for tenant, own in gangs.items()}
     left = {tenant: budgets[tenant] - sum(each.gpus for each in own) for tenant, own in chosen.items()}
@@ -109,9 +116,9 @@ def value(rows: Iterable[int], gangs: dict[int, list[Gang]], gpus: int, budgets:
 @given(st.data())
 def test_the_chosen_gangs_are_the_best_of_all_sets(data: st.DataObject) -> None:
     owners = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=7))
-    gangs: dict[int, list[Gang]] = {tenant: [] for tenant in sorted(set(owners))}
+    gangs: dict[int, list[StrideGang]] = {tenant: [] for tenant in sorted(set(owners))}
     for row, tenant in enumerate(owners):
-        gangs[tenant].append(Gang(row, data.draw(st.integers(1, 6)), data.draw(st.integers(-20, 20)) / 2))
+        gangs[tenant].append(StrideGang(row, data.draw(st.integers(1, 6)), data.draw(st.integers(-20, 20)) / 2))
     budgets = {tenant: data.draw(st.integers(-8, 24)) / 2 for tenant in gangs}
     found = best_gangs(gangs, 9, shares=dict.fromkeys(gangs, 3.0), budgets=budgets)
     best = max(
@@ -136,8 +143,8 @@ def test_a_job_goes_to_the_node_of_lowest_ticket_load_that_holds_it() -> None:
 def test_a_gang_that_spans_nodes_takes_the_fewest_in_one_rack() -> None:
     found = homes(4, 4, 4, 4, racks=(0, 1, 0, 1))
     found.settle(Lodger(0, 4, 1.0), at(0, gpus=4))
-    assert found.lowest(8, 0) == (Part(1, 4), Part(3, 4))
-    assert found.lowest(12, 0) == (Part(1, 4), Part(2, 4), Part(3, 4))
+    assert found.lowest(8, 0) == (NodeGpus(1, 4), NodeGpus(3, 4))
+    assert found.lowest(12, 0) == (NodeGpus(1, 4), NodeGpus(2, 4), NodeGpus(3, 4))
     assert found.lowest(17, 0) is None
 
 

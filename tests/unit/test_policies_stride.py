@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 
-from poise.policies.stride import NOBODY, Clamp, Gang, Passes, serve
+from poise.scheduler.policies.stride import NOBODY, Clamp, Passes, WeightedGang, serve
 
 FIVE = {"E": 4, "A": 1, "B": 1, "C": 2, "D": 2}
 """Gangs in the order of the queue; four GPUs."""
 
 
-def quanta(gangs: list[Gang], gpus: int, number: int, clamp: Clamp) -> list[list[Gang]]:
+def quanta(gangs: list[WeightedGang], gpus: int, number: int, clamp: Clamp) -> list[list[WeightedGang]]:
     """Who is served at each quantum."""
     passes, served = NOBODY, []
     for _ in range(number):
@@ -22,15 +22,15 @@ def quanta(gangs: list[Gang], gpus: int, number: int, clamp: Clamp) -> list[list
     return served
 
 
-def five(tickets: dict[str, float] | None = None) -> list[Gang]:
-    return [Gang(ord(name), gpus, (tickets or {}).get(name, 1.0)) for name, gpus in FIVE.items()]
+def five(tickets: dict[str, float] | None = None) -> list[WeightedGang]:
+    return [WeightedGang(ord(name), gpus, (tickets or {}).get(name, 1.0)) for name, gpus in FIVE.items()]
 
 
-def names(chosen: list[Gang]) -> str:
+def names(chosen: list[WeightedGang]) -> str:
     return "".join(sorted(chr(gang.row) for gang in chosen))
 
 
-def shares(gangs: list[Gang], gpus: int, number: int, clamp: Clamp) -> list[float]:
+def shares(gangs: list[WeightedGang], gpus: int, number: int, clamp: Clamp) -> list[float]:
     """GPUs that each job has on average."""
     served = quanta(gangs, gpus, number, clamp)
     return [sum(gang.gpus for chosen in served for gang in chosen if gang.row == each.row) / number for each in gangs]
@@ -38,7 +38,7 @@ def shares(gangs: list[Gang], gpus: int, number: int, clamp: Clamp) -> list[floa
 
 @pytest.mark.parametrize("clamp", Clamp)
 def test_plain_stride_serves_in_proportion_to_tickets(clamp: Clamp) -> None:
-    b, a = Gang(ord("B"), 1, 1.0), Gang(ord("A"), 1, 4.0)
+    b, a = WeightedGang(ord("B"), 1, 1.0), WeightedGang(ord("A"), 1, 4.0)
     assert "".join(map(names, quanta([b, a], 1, 9, clamp))) == "BAAAABAAA"
 
 
@@ -80,7 +80,7 @@ def test_tickets_as_large_as_gangs_give_gpu_time_in_proportion() -> None:
     assert shares(gangs, 4, 100, Clamp.OFF) == pytest.approx([1.6, 0.4, 0.4, 0.8, 0.8])
 
 
-GREEDY = [Gang(0, 1, 2.0), Gang(1, 2, 1.0), Gang(2, 4, 1.0)]
+GREEDY = [WeightedGang(0, 1, 2.0), WeightedGang(1, 2, 1.0), WeightedGang(2, 4, 1.0)]
 """The first is entitled to two of four GPUs and can use one."""
 
 
@@ -94,14 +94,14 @@ def test_the_lag_clamp_gives_the_large_gang_its_turn() -> None:
 
 def test_an_arrival_starts_with_the_least_pass_of_the_others() -> None:
     passes = Passes(MappingProxyType({0: 7.0, 1: 5.0}), 6.0)
-    chosen, after = serve([Gang(0, 1, 1.0), Gang(1, 1, 1.0), Gang(2, 1, 1.0)], passes, 2, Clamp.OFF)
+    chosen, after = serve([WeightedGang(0, 1, 1.0), WeightedGang(1, 1, 1.0), WeightedGang(2, 1, 1.0)], passes, 2, Clamp.OFF)
     assert [gang.row for gang in chosen] == [1, 2]
     assert after.of == {0: 7.0, 1: 6.0, 2: 6.0}
 
 
 def test_a_job_that_left_is_forgotten() -> None:
     passes = Passes(MappingProxyType({0: 7.0, 1: 5.0}), 6.0)
-    assert set(serve([Gang(0, 1, 1.0)], passes, 2, Clamp.LAG)[1].of) == {0}
+    assert set(serve([WeightedGang(0, 1, 1.0)], passes, 2, Clamp.LAG)[1].of) == {0}
 
 
 PACKS = ((4,), (2, 2), (2, 1, 1), (1, 1, 1, 1), (1, 2, 1))
@@ -109,15 +109,15 @@ PACKS = ((4,), (2, 2), (2, 1, 1), (1, 1, 1, 1), (1, 2, 1))
 
 
 @st.composite
-def feasible(draw: st.DrawFn) -> list[Gang]:
+def feasible(draw: st.DrawFn) -> list[WeightedGang]:
     """Packs of gangs that fill four GPUs, each pack with its share of time: tickets that somebody can do justice to."""
     packs = draw(st.lists(st.tuples(st.sampled_from(PACKS), st.sampled_from((1.0, 2.0, 3.0))), min_size=1, max_size=4))
     sizes = [(size, size * weight) for pack, weight in packs for size in pack]
-    return [Gang(row, size, tickets) for row, (size, tickets) in enumerate(draw(st.permutations(sizes)))]
+    return [WeightedGang(row, size, tickets) for row, (size, tickets) in enumerate(draw(st.permutations(sizes)))]
 
 
 @given(feasible())
-def test_gpu_time_in_every_window_is_close_to_the_entitlement(gangs: list[Gang]) -> None:
+def test_gpu_time_in_every_window_is_close_to_the_entitlement(gangs: list[WeightedGang]) -> None:
     """|GPU-time − W·G·t/Σt| <= 2·max g."""
     tickets = sum(gang.tickets for gang in gangs)
     served = quanta(gangs, 4, 60, Clamp.LAG)

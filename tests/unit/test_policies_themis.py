@@ -11,27 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.model.action import Launch, Preempt, WakeAt
-from poise.model.cluster import gpu_count
-from poise.model.floor import Floor
-from poise.model.job import Job
-from poise.model.plan import Policy
-from poise.model.speed import Estimate
-from poise.model.topology import Topology
-from poise.policies.sketch import Sketch
-from poise.policies.themis.agents import NOTHING, App, Bid, Erring, Honest, Member, Offer, Use
-from poise.policies.themis.apps import Crowd, Roll
-from poise.policies.themis.leases import Leases
-from poise.policies.themis.planner import Payment, Themis
-from poise.policies.themis.selling import Rules, Sale, invited, kept
-from poise.solve.auction import clear
-from poise.traces.schema import TraceJob
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.action import Launch, Preempt, WakeAt
+from poise.scheduler.model.cluster import gpu_count
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.policies.themis.auction import AuctionRules, Sale, invited, kept
+from poise.scheduler.policies.themis.bidders import (
+    NOTHING,
+    App,
+    AppRegistry,
+    Bid,
+    Bidders,
+    Erring,
+    GpuOffer,
+    Honest,
+    Member,
+    Use,
+)
+from poise.scheduler.policies.themis.planner import Leases, Payment, Themis
+from poise.scheduler.solve.auction import clear
 
 
-def an_offer(*free: int) -> Offer:
+def an_offer(*free: int) -> GpuOffer:
     """As many free GPUs on nodes of one type."""
     topology = Topology(nodes(*free))
-    return Offer(0, Sketch(Floor(topology, topology.full, [True] * len(free), {}, {})))
+    return GpuOffer(0, PlacementDraft(PlacementView(topology, topology.full, [True] * len(free), {}, {})))
 
 
 def a_member(row: int, rates: dict[int, float], left: float, held: int = 0) -> Member:
@@ -90,15 +98,15 @@ def test_a_bid_says_how_close_together_the_offer_is() -> None:
     estimate = Estimate(((2.0, 1.0, 1.0),))
     member = Member(0, 2, (2,), 0, 0.0, 10.0, 2.0, estimate.at)
     packed, spread = (
-        Honest(App(0.0, 1.0, (member,))).bid(Offer(0, sketch)).rho[1]
+        Honest(App(0.0, 1.0, (member,))).bid(GpuOffer(0, sketch)).rho[1]
         for sketch in (_left_of((2, 2), 0), _left_of((2, 2), 1))
     )
     assert (packed, spread) == (5.0, 10.0)
 
 
-def _left_of(sizes: tuple[int, ...], taken: int) -> Sketch:
+def _left_of(sizes: tuple[int, ...], taken: int) -> PlacementDraft:
     topology = Topology(nodes(*sizes))
-    return Sketch(Floor(topology, [mask >> taken for mask in topology.full], [True] * len(sizes), {}, {}))
+    return PlacementDraft(PlacementView(topology, [mask >> taken for mask in topology.full], [True] * len(sizes), {}, {}))
 
 
 def test_an_app_that_holds_gpus_bids_from_what_it_has() -> None:
@@ -284,13 +292,13 @@ def test_jobs_go_to_their_fastest_type_while_there_is_room() -> None:
 
 @given(st.integers(1, 12), st.integers(0, 1000))
 def test_everybody_is_there_once_and_asked_or_not(apps: int, seed: int) -> None:
-    from poise.bench import Draw, drawn_apps
+    from poise.lab.bench import MomentDraw, drawn_apps
 
-    snapshot = drawn_apps(Draw(apps, types=1, seed=seed, gpus=8, gangs="1:1"))
-    roll = Roll().at(snapshot)
-    crowd = Crowd(snapshot, roll, np.zeros(len(snapshot.active), dtype=bool))
+    snapshot = drawn_apps(MomentDraw(apps, types=1, seed=seed, gpus=8, gangs="1:1"))
+    roll = AppRegistry().at(snapshot)
+    crowd = Bidders(snapshot, roll, np.zeros(len(snapshot.active), dtype=bool))
     assert sorted(crowd.worst_first(np.ones(crowd.apps)).tolist()) == list(range(crowd.apps))
-    sale = Sale(Rules(0.5, 0.0, Payment.GPUS, 0, Honest), snapshot, roll, 0)
+    sale = Sale(AuctionRules(0.5, 0.0, Payment.GPUS, 0, Honest), snapshot, roll, 0)
     sale.auction(np.zeros(len(snapshot.active), dtype=bool))
     given_out = sum(part.gpus for site in sale.sites.values() for part in site)
     assert given_out + sum(sale.sketch.idle) == 8
@@ -303,7 +311,7 @@ class _Silent:
     def __init__(self, app: App) -> None:
         self.app = app
 
-    def bid(self, offer: Offer) -> Bid:
+    def bid(self, offer: GpuOffer) -> Bid:
         assert offer.gpus
         return Bid((0,), (self.app.rho_now(),), ())
 

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.policies.gandiva_fair.tickets import Division, divided, entitlements, water_filled
+from poise.scheduler.policies.gandiva_fair.entitlements import (
+    TicketDivision,
+    divided,
+    entitlements,
+    water_filled,
+)
 
 
 def test_shares_of_the_published_example() -> None:
@@ -58,5 +63,5 @@ def test_nobody_is_entitled_to_a_type_that_its_jobs_cannot_run_on() -> None:
 
 
 def test_tickets_are_divided_by_gang_or_equally() -> None:
-    assert divided(8, [1, 1, 2], Division.GANG) == [2, 2, 4]
-    assert divided(6, [1, 1, 2], Division.EQUAL) == [2, 2, 2]
+    assert divided(8, [1, 1, 2], TicketDivision.GANG) == [2, 2, 4]
+    assert divided(6, [1, 1, 2], TicketDivision.EQUAL) == [2, 2, 2]

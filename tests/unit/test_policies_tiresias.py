@@ -3,7 +3,7 @@
 import pytest
 from tests.builders import Story, a_job, simulate
 
-from poise.core.settings import Cadence, Settings
+from poise.scheduler.core.settings import Cadence, Settings
 
 
 def runs(story: Story) -> list[tuple[str, float, float]]:

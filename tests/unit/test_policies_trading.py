@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.policies.gandiva_fair.trading import Trade, both_gain, trade, trade_all
+from poise.scheduler.policies.gandiva_fair.entitlements import Trade, both_gain, trade, trade_all
 
 SLOW, FAST = 0, 1
 

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.report.amounts import Unit, amount, plain
-from poise.report.axis import Axis, bare_axis, level_axis, log_axis, points_axis, roomy_axis, span_axis
-from poise.report.series import FloatArray
+from poise.lab.report.axes import (
+    Axis,
+    Unit,
+    amount,
+    bare_axis,
+    level_axis,
+    log_axis,
+    plain,
+    points_axis,
+    roomy_axis,
+    span_axis,
+)
+from poise.lab.report.series import FloatArray
 
 UNITS: tuple[Unit, ...] = ("plain", "seconds", "percent")
 units = st.sampled_from(UNITS)

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from tests.builders import a_job
 
-from poise.assembly import Experiment, simulate
-from poise.model.cluster import parse_cluster
-from poise.report.comparison import MOST_CHANGES, Run, comparison_page, table
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.report.comparison import MOST_CHANGES, ComparedRun, comparison_page, table
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.model.cluster import parse_cluster
 
 
-def a_run(trace: Trace, policy: str = "fifo", cluster: str = "gpu:4", until: float = np.inf) -> Run:
+def a_run(trace: Trace, policy: str = "fifo", cluster: str = "gpu:4", until: float = np.inf) -> ComparedRun:
     outcome = simulate(trace, Experiment(parse_cluster(cluster), policy, until=until))
-    return Run.of(outcome.summary, outcome.history, outcome.measured)
+    return ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
 
 
 def few() -> Trace:
     return Trace("few", (a_job("a", at=100, seconds=1000), a_job("b", at=150, seconds=50)))
 
 
-def parsed(*runs: Run) -> ET.Element:
+def parsed(*runs: ComparedRun) -> ET.Element:
     return ET.fromstring(comparison_page("t", "", runs).removeprefix("<!DOCTYPE html>\n"))
 
 

@@ -14,15 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.model.errors import InvariantError
-from poise.report.best import best_places
-from poise.report.curves import legend_for
-from poise.report.figures import FloatArray, Series, bars, cdf, lines, scatter, standalone
-from poise.report.frame import WIDTH
-from poise.report.groups import groups
-from poise.report.labelling import NEAR, Area, Point, label_spots
-from poise.report.markup import BOLD, escape, shorten, text_width, wrap
-from poise.report.scattering import frontier
+from poise.lab.report.characterisation import groups
+from poise.lab.report.figures import FloatArray, Series, bars, cdf, frontier, legend_for, lines, scatter, standalone
+from poise.lab.report.frame import BOLD, WIDTH, escape, shorten, text_width, wrap
+from poise.lab.report.point_labels import NEAR, Area, Point, label_spots
+from poise.lab.report.series import best_places
+from poise.scheduler.model.errors import InvariantError
 
 HOSTILE = "<script>alert(\"x\")</script>' onload='y' & ]]> <!--"
 NAN, INF = math.nan, math.inf
@@ -138,7 +135,7 @@ def test_standalone_refuses_what_is_not_a_figure() -> None:
 
 def test_figure_does_not_depend_on_the_hash_seed() -> None:
     script = (
-        "from poise.report.figures import *; import numpy as np\n"
+        "from poise.lab.report.figures import *; import numpy as np\n"
         "print(scatter({f'p{n}': (n % 3, n % 5) for n in range(9)}, title='t', x_label='x', y_label='y'))\n"
         "print(cdf({f'p{n}': np.arange(n + 1.0) for n in range(9)}, title='t', x_label='x'))"
     )

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.model.errors import InvariantError
-from poise.report import style
-from poise.report.figures import Series, bars, cdf, lines, scatter
-from poise.report.page import Section, Table, page
+from poise.lab.report import style
+from poise.lab.report.figures import Series, bars, cdf, lines, scatter
+from poise.lab.report.page import HtmlTable, Section, page
+from poise.scheduler.model.errors import InvariantError
 
 HOSTILE = "<script>alert(\"x\")</script>' onload='y' & ]]> <!-- </style> </title>"
 VOID = frozenset({"meta"})
@@ -51,9 +51,9 @@ def read(text: str) -> Balance:
     return parser
 
 
-def a_table() -> Table:
+def a_table() -> HtmlTable:
     rows = (("fifo", "3h12m", "1.20", "arrival order"), ("las", "2h05m", "–", ""))
-    return Table(("policy", "average", "rho", "why"), rows, frozenset({(1, 1), (0, 2)}))
+    return HtmlTable(("policy", "average", "rho", "why"), rows, frozenset({(1, 1), (0, 2)}))
 
 
 def a_page(word: str = "las") -> str:
@@ -65,7 +65,7 @@ def a_page(word: str = "las") -> str:
         bars({word: 1.0, "fifo": 2.0}, title=word, unit="plain", best="lowest"),
         scatter({word: (1.0, 2.0), "fifo": (2.0, 1.0)}, title=word, x_label=word, y_label=word),
     )
-    table = Table((word, "n"), ((word, "1"), ("fifo", word)), frozenset({(0, 1)}))
+    table = HtmlTable((word, "n"), ((word, "1"), ("fifo", word)), frozenset({(0, 1)}))
     sections = [Section(word, word, figures, table), Section("b", "one\n\ntwo"), Section("c", table=a_table())]
     return page(word, f"{word}\n\nmore", sections, footer=word)
 
@@ -97,7 +97,7 @@ def test_page_runs_and_fetches_nothing_whatever_the_words(word: str) -> None:
 @settings(max_examples=40)
 @given(st.text(st.characters(), max_size=30))
 def test_page_shows_any_text_as_text(word: str) -> None:
-    section = Section(word, word, (), Table((word,), ((word,),), frozenset({(0, 0)})))
+    section = Section(word, word, (), HtmlTable((word,), ((word,),), frozenset({(0, 0)})))
     text = page(word, word, [section], footer=word)
     ET.fromstring(text)
     assert read(text).tags <= {
@@ -155,7 +155,7 @@ def test_table_names_its_rows_and_scrolls_by_itself() -> None:
 
 
 def test_table_without_rows_or_columns_is_a_table() -> None:
-    for table in (Table((), (), frozenset()), Table(("a", "b"), (), frozenset())):
+    for table in (HtmlTable((), (), frozenset()), HtmlTable(("a", "b"), (), frozenset())):
         text = page("t", "", [Section("s", table=table)])
         read(text)
         assert text.count("<table") == 1
@@ -163,7 +163,7 @@ def test_table_without_rows_or_columns_is_a_table() -> None:
 
 def test_table_with_a_ragged_row_is_refused_with_its_number() -> None:
     with pytest.raises(InvariantError, match="row 1 has 1 cells; expected 2"):
-        Table(("a", "b"), (("1", "2"), ("1",)), frozenset())
+        HtmlTable(("a", "b"), (("1", "2"), ("1",)), frozenset())
 
 
 def test_style_knows_every_class_and_every_colour_that_is_used() -> None:

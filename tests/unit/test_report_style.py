@@ -7,11 +7,11 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from poise.cli import demo
-from poise.policies.catalogue import POLICIES
-from poise.report import style
-from poise.report.series import FloatArray
-from poise.report.style import series_class
+from poise.cli import compare
+from poise.lab.report import style
+from poise.lab.report.series import FloatArray
+from poise.lab.report.style import series_class
+from poise.scheduler.policies.catalogue import POLICIES
 
 SIGHTS = {
     "all cones": np.eye(3),
@@ -63,11 +63,11 @@ def test_colours_of_series_can_be_told_apart_by_all_eyes(colours: tuple[str, ...
 def test_no_two_of_many_policies_look_the_same_and_no_two_of_the_demonstration_have_one_colour() -> None:
     looks = [series_class(place) for place in range(len(POLICIES) + 20)]
     assert len(set(looks)) == len(looks)
-    assert len({look.split()[1] for look in looks[: len(demo.POLICIES)]}) == len(demo.POLICIES)
+    assert len({look.split()[1] for look in looks[: len(compare.POLICIES)]}) == len(compare.POLICIES)
 
 
 def test_as_many_colours_have_a_texture_in_print_and_the_rest_is_grey() -> None:
-    assets = resources.files("poise.report") / "assets"
+    assets = resources.files("poise.lab.report") / "assets"
     strokes = (assets / "picture.js").read_text().partition("const STROKES = [")[2].partition("];")[0]
     assert len(set(re.findall(r"\[[^\]]*\]", strokes))) == len(style.LIGHT_SERIES)
     assert f".fig .c{len(style.LIGHT_SERIES)}{{--c:var(--quiet)}}" in (assets / "timeline.css").read_text()

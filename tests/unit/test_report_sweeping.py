@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from tests.unit.test_analysis_averages import GRID, RUNS, a_summary
 
-from poise.analysis.averages import Average, Cell, Grid, averaged
-from poise.report.sweeping import over_load, sweep_page, sweep_table
+from poise.lab.analysis.statistics import Average, Cell, Grid, averaged
+from poise.lab.report.sweep import over_load, sweep_page, sweep_table
 
 
 def rows(**jcts: Sequence[float | None]) -> list[Average]:

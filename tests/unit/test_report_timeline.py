@@ -13,12 +13,10 @@ import pytest
 from tests.builders import nodes
 from tests.unit.test_report_tracks import CLUSTER, a_history, hold
 
-from poise.analysis.stints import End
-from poise.report import timeline as module
-from poise.report.page import Exhibit, Section, page
-from poise.report.stills import COLOURS, still
-from poise.report.timeline import UNITS, timeline
-from poise.report.tracks import ENDS, Track
+from poise.lab.analysis.history import RunEnd
+from poise.lab.report import timeline as module
+from poise.lab.report.page import Exhibit, Section, page
+from poise.lab.report.timeline import COLOURS, ENDS, UNITS, Track, still, timeline
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u2029\u202e\x00'\"&]]><!--"
 
@@ -26,7 +24,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\u2029\u202e\x00'\"&]]><!-
 def a_track(*names: str) -> Track:
     """Jobs one after another, ten seconds each, the first half failing."""
     stints = [
-        hold(name, 10.0 * n, 10.0 * n + 10, (0, 3), ended=End.FAILED if 2 * n < len(names) else End.FINISHED)
+        hold(name, 10.0 * n, 10.0 * n + 10, (0, 3), ended=RunEnd.FAILED if 2 * n < len(names) else RunEnd.FINISHED)
         for n, name in enumerate(names)
     ]
     return Track.of(a_history(*stints))

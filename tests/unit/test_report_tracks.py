@@ -8,28 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import nodes
 
-from poise.analysis.history import History, Life
-from poise.analysis.stints import End, Stint
-from poise.model.cluster import Holding, Slots
-from poise.model.event import Submitted
-from poise.model.job import Job
-from poise.report.tracks import ENDS, Track, coarsened, first_rows
+from poise.lab.analysis.history import History, JobHistory, RunEnd, RunInterval
+from poise.lab.report.timeline import ENDS, Track, coarsened, first_rows
+from poise.scheduler.model.cluster import Holding, Slots
+from poise.scheduler.model.event import Submitted
+from poise.scheduler.model.job import Job
 
 CLUSTER = nodes(4, 2, 4)
 GPUS = 10
 
 
-def a_history(*stints: Stint, submitted: float = 0.0) -> History:
+def a_history(*stints: RunInterval, submitted: float = 0.0) -> History:
     """Jobs named in stints; a job's tenant is its first letter."""
     found = History(CLUSTER)
     for name in dict.fromkeys(stint.job for stint in stints):
-        found.jobs[name] = Life(Submitted(Job(name, submitted, 2, 10.0, tenant=name[0]), "k", 20.0))
+        found.jobs[name] = JobHistory(Submitted(Job(name, submitted, 2, 10.0, tenant=name[0]), "k", 20.0))
     found.stints += stints
     return found
 
 
-def hold(job: str, start: float, end: float, *slots: tuple[int, int], ended: End = End.FINISHED) -> Stint:
-    return Stint(job, start, end, tuple(Slots(*each) for each in slots), ended)
+def hold(job: str, start: float, end: float, *slots: tuple[int, int], ended: RunEnd = RunEnd.FINISHED) -> RunInterval:
+    return RunInterval(job, start, end, tuple(Slots(*each) for each in slots), ended)
 
 
 def told(track: Track) -> list[tuple[str, int, int, float, float]]:
@@ -68,10 +67,10 @@ def test_blocks_are_by_start_and_count_from_the_first_submission() -> None:
 
 def test_tenants_gangs_and_ends_are_kept() -> None:
     track = Track.of(
-        a_history(hold("x1", 0, 1, (0, 1), ended=End.FAILED), hold("y1", 0, 1, (0, 2)), hold("x2", 1, 2, (0, 1)))
+        a_history(hold("x1", 0, 1, (0, 1), ended=RunEnd.FAILED), hold("y1", 0, 1, (0, 2)), hold("x2", 1, 2, (0, 1)))
     )
     assert [track.tenants[place] for place in track.owner.tolist()] == ["x", "y", "x"]
-    assert [ENDS[place] for place in track.ended.tolist()] == [End.FAILED, End.FINISHED, End.FINISHED]
+    assert [ENDS[place] for place in track.ended.tolist()] == [RunEnd.FAILED, RunEnd.FINISHED, RunEnd.FINISHED]
     assert track.gpus.tolist() == [2, 2, 2]
 
 
@@ -100,9 +99,9 @@ def histories(draw: st.DrawFn) -> History:
         now += draw(st.sampled_from([0.0, 0.5, 30.0]))
         end = now + draw(st.sampled_from([0.25, 1.0, 50.0]))
         gpus = draw(st.sampled_from(either))
-        found.append(Stint(name, now, end, gpus, draw(st.sampled_from(ENDS))))
+        found.append(RunInterval(name, now, end, gpus, draw(st.sampled_from(ENDS))))
         if draw(st.integers(0, 3)) == 0:
-            found.append(Stint("shares", now, (now + end) / 2, gpus, End.FINISHED))
+            found.append(RunInterval("shares", now, (now + end) / 2, gpus, RunEnd.FINISHED))
         now = end
     return a_history(*found)
 

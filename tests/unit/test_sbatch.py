@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from poise.model.errors import RequestError
-from poise.wire.request import MOST_JOBS, Preemption, Request
-from poise.wire.sbatch import options, read_sbatch, settled
+from poise.scheduler.model.errors import RequestError
+from poise.service.wire.request import MOST_JOBS, JobRequest, PreemptionMode
+from poise.service.wire.sbatch import options, read_sbatch, settled
 
 HEAD = "#!/bin/bash\n"
 
@@ -18,11 +18,11 @@ def script(folder: Path, *lines: str, first: str = HEAD, body: str = "python tra
     return path
 
 
-def jobs(folder: Path, *lines: str, **more: str) -> tuple[Request, ...]:
+def jobs(folder: Path, *lines: str, **more: str) -> tuple[JobRequest, ...]:
     return read_sbatch(script(folder, *lines, **more), (), {"SET": "1"}).requests()
 
 
-def one(folder: Path, *lines: str, **more: str) -> Request:
+def one(folder: Path, *lines: str, **more: str) -> JobRequest:
     (request,) = jobs(folder, "--gpus=1", *lines, **more)
     return request
 
@@ -110,22 +110,22 @@ def test_the_rest_that_means_something_is_taken_over(tmp_path: Path) -> None:
         "/data",
         "vision",
         True,
-        Preemption.RESTART,
+        PreemptionMode.RESTART,
     )
     assert got.env == {"A": "1", "SET": "1", "SLURM_JOB_NAME": "my-job", "SLURM_SUBMIT_DIR": str(Path.cwd())}
 
 
 def test_a_script_is_not_preempted_unless_it_says_that_it_may_be_requeued(tmp_path: Path) -> None:
-    assert one(tmp_path).preemption is Preemption.NEVER
-    assert one(tmp_path, "--no-requeue").preemption is Preemption.NEVER
-    assert one(tmp_path, "--requeue", "--no-requeue").preemption is Preemption.NEVER
-    assert one(tmp_path, "--no-requeue", "--requeue").preemption is Preemption.RESTART
+    assert one(tmp_path).preemption is PreemptionMode.NEVER
+    assert one(tmp_path, "--no-requeue").preemption is PreemptionMode.NEVER
+    assert one(tmp_path, "--requeue", "--no-requeue").preemption is PreemptionMode.NEVER
+    assert one(tmp_path, "--no-requeue", "--requeue").preemption is PreemptionMode.RESTART
 
 
 def test_a_script_without_lines_for_slurm_is_preempted_as_any_other_job(tmp_path: Path) -> None:
     (request,) = jobs(tmp_path)
     assert "preemption" not in request.model_fields_set
-    assert request.preemption is Preemption.CHECKPOINT
+    assert request.preemption is PreemptionMode.CHECKPOINT
 
 
 def test_a_script_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.errors import RequestError
-from poise.server.folder import FolderLock, create_file, open_folder, replace_file
-from poise.server.listening import Address, Certificate, bind
-from poise.server.serving import Door, Exposure
+from poise.scheduler.model.errors import RequestError
+from poise.service.server.http.listener import BindAddress, Certificate, bind
+from poise.service.server.startup import BindOptions, Exposure
+from poise.service.server.storage.state_dir import FolderLock, create_file, open_folder, replace_file
 
 
 def test_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     ],
 )
 def test_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
-    assert Address.parse(text) == Address(host, port)
+    assert BindAddress.parse(text) == BindAddress(host, port)
 
 
 @pytest.mark.parametrize(
@@ -108,25 +108,25 @@ def test_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
 )  # fmt: skip
 def test_address_that_is_none_is_one_line(text: str) -> None:
     with pytest.raises(RequestError, match="expected HOST:PORT"):
-        Address.parse(text)
+        BindAddress.parse(text)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_needs_no_tls(host: str) -> None:
-    assert Door(Address(host, 0)).check().allows("localhost:1")
+    assert BindOptions(BindAddress(host, 0)).check().allows("localhost:1")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu1.example.org"])
 def test_other_addresses_need_tls_or_the_word_insecure(host: str) -> None:
     with pytest.raises(RequestError, match="give --tls-cert and --tls-key, or say --insecure"):
-        Door(Address(host, 8642)).check()
-    Door(Address(host, 8642), exposure=Exposure.INSECURE).check()
+        BindOptions(BindAddress(host, 8642)).check()
+    BindOptions(BindAddress(host, 8642), exposure=Exposure.INSECURE).check()
 
 
 def test_server_answers_to_the_name_it_listens_on_and_never_to_every_address(tmp_path: Path) -> None:
-    hosts = Door(Address("gpu1", 1), exposure=Exposure.INSECURE).check()
+    hosts = BindOptions(BindAddress("gpu1", 1), exposure=Exposure.INSECURE).check()
     assert hosts.allows("gpu1:1")
-    assert not Door(Address("0.0.0.0", 1), exposure=Exposure.INSECURE).check().allows("0.0.0.0:1")
+    assert not BindOptions(BindAddress("0.0.0.0", 1), exposure=Exposure.INSECURE).check().allows("0.0.0.0:1")
 
 
 def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_port_that_is_taken_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(RequestError, match=f"--listen 127.0.0.1:{port}: Address already in use"):
-            bind(Address("127.0.0.1", port))
+            bind(BindAddress("127.0.0.1", port))
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "a..b"])
 def test_host_that_is_unknown_is_one_line(host: str) -> None:
     with pytest.raises(RequestError, match=rf"--listen {host}:1: ") as error:
-        bind(Address(host, 1))
+        bind(BindAddress(host, 1))
     assert "\n" not in str(error.value)

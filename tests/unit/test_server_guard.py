@@ -10,20 +10,18 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
-from poise.model.errors import RequestError
-from poise.server import logs
-from poise.server.api import Conditions
-from poise.server.damping import LINES, SPAN
-from poise.server.guard import BUSY, Bounds, Guard, Turnstile
-from poise.server.hosts import Hosts
-from poise.server.logs import Logbook, LogFormat
-from poise.server.metrics import Metrics
-from poise.wire.views import Account, Role
+from poise.scheduler.model.errors import RequestError
+from poise.service.server import logs
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.guard import BUSY, Bounds, ConcurrencyLimit, Hosts, RequestGuard
+from poise.service.server.logs import LINES, SPAN, Logbook, LogFormat
+from poise.service.server.metrics import Metrics
+from poise.service.wire.views import Account, Role
 
 
 def an_api_with(folder: Path, bounds: Bounds | None = None, hosts: Hosts | None = None) -> tuple[Api, io.StringIO]:
     log = io.StringIO()
-    conditions = Conditions(hosts or Hosts(), bounds or Bounds(), log=Logbook(log, form=LogFormat.JSON))
+    conditions = ApiOptions(hosts or Hosts(), bounds or Bounds(), log=Logbook(log, form=LogFormat.JSON))
     return an_api(folder, conditions), log
 
 
@@ -142,7 +140,7 @@ def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> 
 
 def test_no_token_takes_all_requests_and_some_are_left_to_operators() -> None:
     accounts = {role: Account(name=role.value, tenant="t", role=role) for role in Role}
-    turnstile = Turnstile(Bounds(requests=10, reserve=2, each=5))
+    turnstile = ConcurrencyLimit(Bounds(requests=10, reserve=2, each=5))
     for _ in range(5):
         assert turnstile.enter(accounts[Role.USER]) is None
     refusal = turnstile.enter(accounts[Role.USER])
@@ -164,7 +162,7 @@ def test_no_token_takes_all_requests_and_some_are_left_to_operators() -> None:
 
 def test_operator_may_have_more_requests_under_way_than_others() -> None:
     account = Account(name="o", tenant="t", role=Role.OPERATOR)
-    turnstile = Turnstile(Bounds(requests=10, reserve=2, each=5))
+    turnstile = ConcurrencyLimit(Bounds(requests=10, reserve=2, each=5))
     assert [turnstile.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
 
 
@@ -274,7 +272,7 @@ def test_whoever_waits_when_the_server_stops_is_told_to_ask_again() -> None:
 
     async def stop() -> None:
         gate = Mock(bounds=Bounds(), check=Mock(return_value=Account(name="a", tenant="a", role=Role.USER)))
-        guard = Guard(forever, gate=gate, metrics=Metrics(), log=Logbook(io.StringIO()))
+        guard = RequestGuard(forever, gate=gate, metrics=Metrics(), log=Logbook(io.StringIO()))
         scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": []}
         task = asyncio.create_task(guard(scope, receive, send))
         await asyncio.sleep(0)

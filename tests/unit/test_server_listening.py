@@ -13,11 +13,10 @@ import pytest
 from tests.certificates import a_certificate
 from tests.fake_engine import an_api, awaited
 
-from poise.server import accepting, listening
-from poise.server.api import Conditions
-from poise.server.guests import Room
-from poise.server.listening import Address, Certificate, Listener, bind, config_of
-from poise.server.logs import Level, Logbook
+from poise.service.server.http import listener
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.listener import BindAddress, Certificate, ConnectionLimits, LimitedListener, bind, config_of
+from poise.service.server.logs import Level, Logbook
 
 LIMIT = 30.0
 
@@ -30,8 +29,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]], certificate: Certificate | None = None) -> None:
     """Run a server, and a client of it that is given its port and a token."""
     log = Logbook(least=Level.ERROR)
-    api = an_api(folder, Conditions(log=log))
-    bound = bind(Address("127.0.0.1", 0))
+    api = an_api(folder, ApiOptions(log=log))
+    bound = bind(BindAddress("127.0.0.1", 0))
     port, over, ready = bound.getsockname()[1], [False], asyncio.Event()
 
     async def client() -> None:
@@ -42,7 +41,7 @@ def visited(folder: Path, visit: Callable[[int, str], Awaitable[None]], certific
             over[0] = True
 
     async def run() -> None:
-        server = Listener(config_of(api.app, certificate, log), ready.set, lambda: over[0], log)
+        server = LimitedListener(config_of(api.app, certificate, log), ready.set, lambda: over[0], log)
         await asyncio.gather(server._serve([bound]), client())
 
     awaited(run())
@@ -62,7 +61,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 def test_connection_that_brings_no_head_in_time_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.05)
 
     async def visit(port: int, _token: str) -> None:
         reader, writer = await connected(port)
@@ -73,7 +72,7 @@ def test_connection_that_brings_no_head_in_time_is_closed(tmp_path: Path, monkey
 
 
 def test_head_that_arrives_letter_by_letter_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.1)
 
     async def visit(port: int, _token: str) -> None:
         reader, writer = await connected(port)
@@ -87,13 +86,13 @@ def test_head_that_arrives_letter_by_letter_is_not_waited_for(tmp_path: Path, mo
     visited(tmp_path, visit)
 
 
-NO_GRACE = Room(strangers=2, known=2, each=2, grace=0.0)
+NO_GRACE = ConnectionLimits(strangers=2, known=2, each=2, grace=0.0)
 
 
 def test_newcomer_takes_the_place_of_the_oldest_that_brought_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "ROOM", NO_GRACE)
+    monkeypatch.setattr(listener, "ROOM", NO_GRACE)
 
     async def visit(port: int, token: str) -> None:
         known = await connected(port)
@@ -110,7 +109,7 @@ def test_newcomer_takes_the_place_of_the_oldest_that_brought_no_token(
 
 
 def test_stranger_has_its_grace_before_it_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "ROOM", Room(strangers=1, grace=10 * LIMIT))
+    monkeypatch.setattr(listener, "ROOM", ConnectionLimits(strangers=1, grace=10 * LIMIT))
 
     async def visit(port: int, token: str) -> None:
         first, second = [await connected(port) for _ in range(2)]
@@ -127,7 +126,7 @@ def test_stranger_has_its_grace_before_it_gives_way(tmp_path: Path, monkeypatch:
 def test_connections_that_do_not_shake_hands_give_way_too(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "ROOM", Room(strangers=2, known=2, grace=0.2))
+    monkeypatch.setattr(listener, "ROOM", ConnectionLimits(strangers=2, known=2, grace=0.2))
     context = ssl.create_default_context(cafile=str(certificate.chain))
 
     async def visit(port: int, token: str) -> None:
@@ -147,7 +146,7 @@ def test_connections_that_do_not_shake_hands_give_way_too(
 def test_token_with_too_many_connections_loses_the_one_that_is_idle_for_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "ROOM", Room(each=2))
+    monkeypatch.setattr(listener, "ROOM", ConnectionLimits(each=2))
 
     async def visit(port: int, token: str) -> None:
         links = [await connected(port) for _ in range(3)]
@@ -165,7 +164,7 @@ def test_token_with_too_many_connections_loses_the_one_that_is_idle_for_longest(
 def test_connection_that_does_not_shake_hands_in_time_is_closed(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.05)
 
     async def visit(port: int, _token: str) -> None:
         reader, writer = await connected(port)
@@ -176,13 +175,13 @@ def test_connection_that_does_not_shake_hands_in_time_is_closed(
 
 
 def test_connections_leave_files_to_the_rest_of_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "ROOM", Room(grace=0.0))
+    monkeypatch.setattr(listener, "ROOM", ConnectionLimits(grace=0.0))
 
     async def visit(port: int, token: str) -> None:
         with above_all_files() as lowest:
-            monkeypatch.setattr(accepting, "most_files", lambda: lowest + 40)
-            monkeypatch.setattr(accepting, "SPARE_FILES", 20)
-            monkeypatch.setattr(listening, "HEAD_SECONDS", 10 * LIMIT)
+            monkeypatch.setattr(listener, "most_files", lambda: lowest + 40)
+            monkeypatch.setattr(listener, "SPARE_FILES", 20)
+            monkeypatch.setattr(listener, "HEAD_SECONDS", 10 * LIMIT)
             links = [await connected(port) for _ in range(25)]  # each takes a file on either side
             for link in links[:5]:
                 assert await is_closed(link[0])
@@ -217,8 +216,8 @@ def test_room_is_asked_for_as_far_as_one_may(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
     for limits in ((1_024, 4_096), (1_024, 1_100), (1 << 20, 1 << 20), (1_024, resource.RLIM_INFINITY)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, both=limits: both)
-        accepting.ask_for_files(10)
-    wanted = accepting.ROOM.all + accepting.SPARE_FILES + 10 * accepting.FILES_A_RUN
+        listener.ask_for_files(10)
+    wanted = listener.ROOM.all + listener.SPARE_FILES + 10 * listener.FILES_A_RUN
     assert asked == [(wanted, 4_096), (1_100, 1_100), (wanted, resource.RLIM_INFINITY)]
 
 
@@ -238,7 +237,7 @@ def _open_files() -> int:
 def test_client_that_does_not_read_its_answers_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(listening, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "READ_SECONDS", 0.2)
 
     async def visit(port: int, token: str) -> None:
         with socket.socket() as deaf:
@@ -272,5 +271,5 @@ def test_client_that_goes_away_in_the_middle_is_no_bug(tmp_path: Path, capsys: p
 
 
 def test_socket_is_listened_on_before_anything_is_opened() -> None:
-    with bind(Address("127.0.0.1", 0)) as bound, socket.create_connection(bound.getsockname(), timeout=LIMIT) as client:
+    with bind(BindAddress("127.0.0.1", 0)) as bound, socket.create_connection(bound.getsockname(), timeout=LIMIT) as client:
         assert client.getpeername() == bound.getsockname()

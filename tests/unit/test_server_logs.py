@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.server.logs import Level, Logbook, LogFormat, forward
+from poise.service.server.logs import Level, Logbook, LogFormat, forward
 
 TOKEN = "poise_" + "Ab0_-" * 8 + "xyz"
 

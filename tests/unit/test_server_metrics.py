@@ -7,11 +7,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fake_engine import FakeEngine, Kept, an_api
 
-from poise.server.api import Conditions
-from poise.server.logs import Level, Logbook
-from poise.server.metrics import MOST_TENANTS, Metrics
-from poise.wire.request import Request
-from poise.wire.views import NodeRow, Nodes, State
+from poise.service.server.http.app import ApiOptions
+from poise.service.server.logs import Level, Logbook
+from poise.service.server.metrics import MOST_TENANTS, Metrics
+from poise.service.wire.request import JobRequest
+from poise.service.wire.views import JobState, NodeList, NodeRow
 
 
 def read(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -50,10 +50,10 @@ def test_gauges_are_of_the_moment_they_are_asked_for() -> None:
     metrics, engine = Metrics(), FakeEngine()
     metrics.watch(engine)
     assert read(metrics)["poise_jobs", ("RUNNING",)] == 0
-    engine.jobs["a"] = Kept("t", Request(command=("x",)), State.RUNNING)
+    engine.jobs["a"] = Kept("t", JobRequest(command=("x",)), JobState.RUNNING)
     found = read(metrics)
     assert found["poise_jobs", ("RUNNING",)] == 1
-    assert {labels[0] for name, labels in found if name == "poise_jobs"} == {state.value for state in State}
+    assert {labels[0] for name, labels in found if name == "poise_jobs"} == {state.value for state in JobState}
     assert (found["poise_gpus", ("free", "gpu")], found["poise_gpus", ("held", "gpu")]) == (3, 1)
     assert found["poise_ready", ()] == 1
 
@@ -61,7 +61,7 @@ def test_gauges_are_of_the_moment_they_are_asked_for() -> None:
 def test_gpus_of_a_lost_node_are_neither_free_nor_held(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, engine = Metrics(), FakeEngine()
     lost = NodeRow(name="n", gpu_type="k80", gpus=2, free=2, rack="r", alive=False, jobs=(None, None))
-    monkeypatch.setattr(engine, "nodes", lambda: Nodes(nodes=(*FakeEngine().nodes().nodes, lost)))
+    monkeypatch.setattr(engine, "nodes", lambda: NodeList(nodes=(*FakeEngine().nodes().nodes, lost)))
     metrics.watch(engine)
     found = read(metrics)
     assert [found["poise_gpus", (state, "k80")] for state in ("held", "free", "lost")] == [0, 0, 2]
@@ -79,7 +79,7 @@ def test_tenants_have_a_bounded_number_of_time_series() -> None:
 
 def test_requests_are_counted_by_route_and_never_by_path(tmp_path: Path) -> None:
     metrics = Metrics()
-    api = an_api(tmp_path, Conditions(metrics=metrics, log=Logbook(least=Level.ERROR)))
+    api = an_api(tmp_path, ApiOptions(metrics=metrics, log=Logbook(least=Level.ERROR)))
     for number in range(5):
         api.call("user", "GET", f"/v1/jobs/unknown-{number}")
         api.call("user", f"METHOD{number}", f"/nowhere-{number}")
@@ -93,7 +93,7 @@ def test_requests_are_counted_by_route_and_never_by_path(tmp_path: Path) -> None
 
 
 def test_metrics_are_text_that_prometheus_reads(tmp_path: Path) -> None:
-    reply = an_api(tmp_path, Conditions(log=Logbook(least=Level.ERROR))).call("reader", "GET", "/metrics")
+    reply = an_api(tmp_path, ApiOptions(log=Logbook(least=Level.ERROR))).call("reader", "GET", "/metrics")
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert list(text_string_to_metric_families(reply.body.decode()))
 

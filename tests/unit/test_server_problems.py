@@ -11,18 +11,18 @@ from pydantic import ValidationError
 from tests.fake_engine import Api, Call, Kept, an_api, calls
 from tests.machine import Service
 
-from poise.engine.live import Ending
-from poise.server.api import Conditions, create_app
-from poise.server.logs import Level, Logbook
-from poise.server.problems import misfit
-from poise.server.seam import Fault, RefusedError
-from poise.wire.request import MOST_VARIABLES, Request, Retry, Submission
-from poise.wire.views import State, Submitted
+from poise.service.backends.api import RunEnding
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.http.app import ApiOptions, create_app
+from poise.service.server.http.problems import misfit
+from poise.service.server.logs import Level, Logbook
+from poise.service.wire.request import MOST_VARIABLES, JobRequest, RetrySpec, Submission
+from poise.service.wire.views import JobState, SubmittedView
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Api:
-    return an_api(tmp_path_factory.mktemp("problems"), Conditions(log=Logbook(least=Level.ERROR)))
+    return an_api(tmp_path_factory.mktemp("problems"), ApiOptions(log=Logbook(least=Level.ERROR)))
 
 
 @pytest.fixture
@@ -154,27 +154,27 @@ def test_body_that_is_not_said_to_be_json_is_refused(kind: str, api: Api) -> Non
 @pytest.mark.parametrize(
     ("fault", "status"),
     [
-        (Fault.WRONG, 400),
-        (Fault.FORBIDDEN, 403),
-        (Fault.UNKNOWN, 404),
-        (Fault.CONFLICT, 409),
-        (Fault.FULL, 429),
-        (Fault.STORAGE, 507),
-        (Fault.NOT_READY, 503),
+        (RefusalCode.WRONG, 400),
+        (RefusalCode.FORBIDDEN, 403),
+        (RefusalCode.UNKNOWN, 404),
+        (RefusalCode.CONFLICT, 409),
+        (RefusalCode.FULL, 429),
+        (RefusalCode.STORAGE, 507),
+        (RefusalCode.NOT_READY, 503),
     ],
 )
 def test_refusal_of_the_engine_has_its_status_and_passing_ones_say_when_to_come_again(
-    fault: Fault, status: int, api: Api
+    fault: RefusalCode, status: int, api: Api
 ) -> None:
-    api.engine.fails = lambda: RefusedError(fault, "not\nnow")
+    api.engine.fails = lambda: RequestRefusedError(fault, "not\nnow")
     reply = api.call("user", "POST", "/v1/jobs", _job())
     assert reply.problem == (status, fault.value, "not now")
     assert ("retry-after" in reply.headers) == (status in {429, 503, 507})
 
 
 def test_error_that_answers_many_wishes_does_not_hold_on_to_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = RefusedError(Fault.STORAGE, "no room")
-    reply: Future[Submitted] = Future()
+    full = RequestRefusedError(RefusalCode.STORAGE, "no room")
+    reply: Future[SubmittedView] = Future()
     reply.set_exception(full)
     monkeypatch.setattr(api.engine, "submit", lambda *_: reply)
     for _ in range(3):
@@ -202,7 +202,8 @@ def test_large_body_is_read_as_any_other(api: Api) -> None:
 
 def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
     api.engine.jobs |= {
-        f"more-{number}": Kept("mine", Request(command=("x",), app="sweep"), state) for number, state in enumerate(State)
+        f"more-{number}": Kept("mine", JobRequest(command=("x",), app="sweep"), state)
+        for number, state in enumerate(JobState)
     }
     assert len(api.call("user", "GET", "/v1/jobs").json["jobs"]) == 2 + 5
     assert len(api.call("user", "GET", "/v1/jobs?state=FAILED&state=SUCCEEDED").json["jobs"]) == 2
@@ -212,11 +213,11 @@ def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
 
 def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Path) -> None:
     service = Service(tmp_path)
-    [job] = service.submit(Request(command=("x",), retry=Retry(on_errors=0)))
-    service.machine.end(job, Ending.FAILED, cause="caf\udce9 é", code=1)
+    [job] = service.submit(JobRequest(command=("x",), retry=RetrySpec(on_errors=0)))
+    service.machine.end(job, RunEnding.FAILED, cause="caf\udce9 é", code=1)
     service.settle()
     service.restart()
-    app = create_app(service.engine, api.accounts, Conditions(log=Logbook(least=Level.ERROR)))
+    app = create_app(service.engine, api.accounts, ApiOptions(log=Logbook(least=Level.ERROR)))
     paths = ("/v1/jobs?state=FAILED", f"/v1/jobs/{job}", f"/v1/jobs/{job}/why", "/v1/events")
     for reply in calls(app, [api.request("operator", "GET", path) for path in paths]):
         assert reply.status == 200
@@ -224,7 +225,7 @@ def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Pa
 
 
 def test_refusal_with_a_letter_that_cannot_be_encoded_is_told(api: Api) -> None:
-    api.engine.fails = lambda: RefusedError(Fault.WRONG, "caf\udce9")
+    api.engine.fails = lambda: RequestRefusedError(RefusalCode.WRONG, "caf\udce9")
     assert api.call("user", "GET", "/v1/service").problem == (400, "wrong-request", "caf?")
 
 
@@ -235,7 +236,7 @@ def test_log_is_asked_for_what_the_query_says(api: Api) -> None:
     assert api.call("user", "GET", "/v1/jobs/job-0/logs?offset=-8").json["text"] == "epoch 2\n"
 
 
-_KEYS = st.sampled_from([*Request.model_fields, *Submission.model_fields, "x"])
+_KEYS = st.sampled_from([*JobRequest.model_fields, *Submission.model_fields, "x"])
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=3),

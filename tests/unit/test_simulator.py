@@ -5,10 +5,11 @@ from math import inf
 import pytest
 from tests.builders import Story, a_job, a_table, nodes, simulate
 
-from poise.backends.simulator.world import Outage, Truth
-from poise.core.settings import Cadence, Settings
-from poise.model.action import Abandon, Reject
-from poise.model.event import (
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import JobOutcome, TraceJob
+from poise.scheduler.core.settings import Cadence, Settings
+from poise.scheduler.model.action import Abandon, Reject
+from poise.scheduler.model.event import (
     Cancelled,
     Estimated,
     Failed,
@@ -19,8 +20,7 @@ from poise.model.event import (
     Submitted,
     Woke,
 )
-from poise.model.job import Job, Status
-from poise.traces.schema import Outcome, TraceJob
+from poise.scheduler.model.job import Job, Status
 
 ROUNDS = Settings(cadence=Cadence.ROUNDS, round=100)
 
@@ -153,7 +153,7 @@ def test_retries_enough_let_a_job_finish() -> None:
 
 
 def test_a_job_that_is_fated_to_fail_does_so_at_its_end_and_is_not_retried() -> None:
-    story = simulate([a_job("a", seconds=10, outcome=Outcome.FAILED)])
+    story = simulate([a_job("a", seconds=10, outcome=JobOutcome.FAILED)])
     [(when, failed)] = story.events(Failed)
     assert (when, failed.final) == (10, True)
     assert story.status("a") is Status.FAILED
@@ -161,7 +161,7 @@ def test_a_job_that_is_fated_to_fail_does_so_at_its_end_and_is_not_retried() -> 
 
 
 def test_a_job_that_its_owner_kills_is_cancelled_at_its_end() -> None:
-    story = simulate([a_job("a", seconds=10, outcome=Outcome.KILLED), a_job("b", gpus=4, seconds=1)])
+    story = simulate([a_job("a", seconds=10, outcome=JobOutcome.KILLED), a_job("b", gpus=4, seconds=1)])
     assert [(when, fact.job) for when, fact in story.events(Cancelled)] == [(10, "a")]
     assert story.status("a") is Status.CANCELLED
     assert story.starts["b"] == 10

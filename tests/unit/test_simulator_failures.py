@@ -5,21 +5,21 @@ from dataclasses import replace
 import pytest
 from tests.builders import EVENTS, a_job, simulate
 
-from poise.backends.simulator.world import Truth
-from poise.core.settings import Retry
-from poise.model.action import Abandon, Launch
-from poise.model.cluster import gpu_count
-from poise.model.event import Failed, Finished
-from poise.model.job import Status
-from poise.traces.reading import read_trace
-from poise.traces.schema import FailedAttempt, Outcome, TraceJob
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, TraceJob
+from poise.scheduler.core.settings import RetryRule
+from poise.scheduler.model.action import Abandon, Launch
+from poise.scheduler.model.cluster import gpu_count
+from poise.scheduler.model.event import Failed, Finished
+from poise.scheduler.model.job import Status
 
 PATIENT = replace(EVENTS, retries=100)
 
 
 def broken(*deaths: tuple[float, str], gpus: int = 1, seconds: float = 1000.0, batches: int | None = None) -> TraceJob:
     """A job that fails for good with the last of these attempts."""
-    job = a_job("a", gpus=gpus, seconds=seconds, outcome=Outcome.FAILED, batches=batches)
+    job = a_job("a", gpus=gpus, seconds=seconds, outcome=JobOutcome.FAILED, batches=batches)
     return replace(job, failures=tuple(FailedAttempt(*each) for each in deaths), broken=True)
 
 
@@ -48,7 +48,7 @@ def test_a_broken_job_that_is_done_too_early_fails_at_its_end_of_its_cause(polic
 
 
 def test_a_job_that_is_not_broken_goes_on_after_its_failed_attempts_and_fails_at_its_end() -> None:
-    job = a_job("a", seconds=100, outcome=Outcome.FAILED, dies=(10.0,))
+    job = a_job("a", seconds=100, outcome=JobOutcome.FAILED, dies=(10.0,))
     assert deaths(job) == [(10, "out of memory", False), (110, "unsuccessful at its end", True)]
 
 
@@ -84,6 +84,6 @@ def test_a_broken_gang_dies_in_its_trial_of_every_attempt_that_is_short_enough()
 
 @pytest.mark.parametrize(("cause", "runs"), [("syntax-error", 1), ("core-dump", 3), ("mpi-error", 3)])
 def test_retry_by_cause_spares_what_no_retry_heals(cause: str, runs: int) -> None:
-    story = simulate([broken(*[(10, cause)] * 3)], settings=replace(PATIENT, retry=Retry.CAUSE))
+    story = simulate([broken(*[(10, cause)] * 3)], settings=replace(PATIENT, retry=RetryRule.CAUSE))
     assert len(story.actions(Launch)) == runs
     assert story.status("a") is Status.FAILED

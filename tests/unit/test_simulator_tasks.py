@@ -6,13 +6,14 @@ from math import inf
 import pytest
 from tests.driving import FOUR, K80, PAIR, V100, Script, a_job, compute, computed, divided, driven, launch, told
 
-from poise.analysis.history import History, cumulated
-from poise.backends.simulator.switching import Switching
-from poise.backends.simulator.world import Outage, Truth
-from poise.model.action import Abandon, Action, Cancel, Preempt, Why
-from poise.model.cluster import Cluster, Node
-from poise.model.errors import InvariantError
-from poise.model.event import (
+from poise.lab.analysis.history import History, cumulated
+from poise.lab.simulator.tasks import Switching
+from poise.lab.simulator.world import Outage, Truth
+from poise.lab.traces.schema import JobOutcome, LossCurve, TraceJob
+from poise.scheduler.model.action import Abandon, Action, Cancel, Preempt, PreemptionCause
+from poise.scheduler.model.cluster import Cluster, Node
+from poise.scheduler.model.errors import InvariantError
+from poise.scheduler.model.event import (
     Cancelled,
     Computed,
     Event,
@@ -24,9 +25,8 @@ from poise.model.event import (
     Synchronised,
     Woke,
 )
-from poise.model.job import Job, Status
-from poise.model.tasks import Tasks
-from poise.traces.schema import Curve, Outcome, TraceJob
+from poise.scheduler.model.job import Job, Status
+from poise.scheduler.model.micro_batches import Tasks
 
 EXAMPLE: Script = {
     0: [compute("J1", 1, V100), compute("J2", 1, K80)],
@@ -83,7 +83,7 @@ def test_at_lease_grain_a_job_is_as_fast_as_the_best_split_over_its_mix() -> Non
 
 
 def test_at_lease_grain_a_mix_that_is_of_no_use_makes_no_progress() -> None:
-    script: Script = {0: [launch("a", 1, K80)], 9: [Preempt("a", 1, Why.MOVED, None), launch("a", 2, V100)]}
+    script: Script = {0: [launch("a", 1, K80)], 9: [Preempt("a", 1, PreemptionCause.MOVED, None), launch("a", 2, V100)]}
     assert told(driven([a_job("a", 2)], {"a": divided(2, 1, 0)}, script)) == [
         (9, Stopped("a", 1, 0)),
         (13, Finished("a", 2)),
@@ -156,12 +156,12 @@ def test_a_crumb_that_rounding_left_is_no_round() -> None:
 @pytest.mark.parametrize(
     ("outcome", "last"),
     [
-        (Outcome.KILLED, Cancelled("a")),
-        (Outcome.FAILED, Failed("a", 1, "unsuccessful at its end", 1, final=True)),
+        (JobOutcome.KILLED, Cancelled("a")),
+        (JobOutcome.FAILED, Failed("a", 1, "unsuccessful at its end", 1, final=True)),
     ],
 )
-def test_a_job_ends_as_it_is_fated_to(outcome: Outcome, last: Event) -> None:
-    script: Script = {0: [compute("a", 1, V100)], 1.5: [Abandon("a", "failed")] if outcome is Outcome.FAILED else []}
+def test_a_job_ends_as_it_is_fated_to(outcome: JobOutcome, last: Event) -> None:
+    script: Script = {0: [compute("a", 1, V100)], 1.5: [Abandon("a", "failed")] if outcome is JobOutcome.FAILED else []}
     found = driven([a_job("a", 1, outcome=outcome)], {"a": divided(1, 1, 1, sync=0.5)}, script)
     assert told(found)[-1] == (1.5, last)
 
@@ -217,7 +217,7 @@ def test_a_lost_node_stops_rounds_that_compute_there_and_no_others() -> None:
 def test_a_round_that_is_preempted_or_cancelled_stops_and_frees_its_gpus() -> None:
     script: Script = {
         0: [compute("a", 1, V100, K80)],
-        1: [Preempt("a", 1, Why.OUTRANKED, "b"), compute("b", 1, V100, K80)],
+        1: [Preempt("a", 1, PreemptionCause.OUTRANKED, "b"), compute("b", 1, V100, K80)],
         1.5: [Cancel("b", "enough"), compute("a", 2, V100, K80)],
     }
     found = driven([a_job("a", 1), a_job("b", 1)], dict.fromkeys("ab", divided(2, 2, 2)), script)
@@ -230,7 +230,7 @@ def test_a_round_that_is_preempted_or_cancelled_stops_and_frees_its_gpus() -> No
 
 def test_loss_is_reported_at_the_end_of_a_round_once_in_a_while() -> None:
     """Every 2 s of running: after rounds 2 and 4 of a second each, and not at the very end."""
-    curve = Curve(1.0, 1.0, 0.0)
+    curve = LossCurve(1.0, 1.0, 0.0)
     script: Script = {float(now): [compute("a", now + 1, V100)] for now in range(5)}
     truth = Truth(report_every=2.0, switching=Switching(size=0.0))
     found = driven([a_job("a", 5, loss=curve)], {"a": divided(1, 1, 1)}, script, truth=truth)
@@ -268,8 +268,8 @@ def test_a_run_begins_to_make_progress_when_its_slowest_gpu_has_turned_to_it() -
     """The V100 was last its own, the K80 is cold: 0.5 s; then both were its own: nothing."""
     script: Script = {
         0: [launch("a", 1, V100)],
-        4: [Preempt("a", 1, Why.RESIZED, None), launch("a", 2, V100, K80)],
-        6: [Preempt("a", 2, Why.RESIZED, None), launch("a", 3, V100, K80)],
+        4: [Preempt("a", 1, PreemptionCause.RESIZED, None), launch("a", 2, V100, K80)],
+        6: [Preempt("a", 2, PreemptionCause.RESIZED, None), launch("a", 3, V100, K80)],
     }
     found = driven([a_job("a", 10)], {"a": divided(2, 1, 1)}, script, truth=COSTS)
     assert told(found) == [(4, Stopped("a", 1, 1.75)), (6, Stopped("a", 2, 3.25)), (12.75, Finished("a", 3))]

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.model.arrays import Floats
-from poise.solve import engine
-from poise.solve.auction import Table, clear
-from poise.solve.problem import Market, Problem
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.solve import solver
+from poise.scheduler.solve.auction import BidTable, clear
+from poise.scheduler.solve.program import GpuMarket, ShareProblem
 
 NOTHING = 1e6
 
 
-def a_table(rho: Sequence[float]) -> Table:
+def a_table(rho: Sequence[float]) -> BidTable:
     """ρ with 1, 2, … units."""
-    return Table(np.arange(len(rho) + 1), -np.log([NOTHING, *rho]))
+    return BidTable(np.arange(len(rho) + 1), -np.log([NOTHING, *rho]))
 
 
 def test_two_apps_on_four_gpus_share_them_and_pay_half_and_a_quarter() -> None:
@@ -68,7 +68,7 @@ def test_nobody_bids_for_nothing_or_has_nothing_to_bid_for() -> None:
 
 
 def test_more_units_than_there_are_cannot_be_won() -> None:
-    cleared = clear([Table(np.array([0, 8]), np.log([1e-6, 1.0])), a_table([2])], 4)
+    cleared = clear([BidTable(np.array([0, 8]), np.log([1e-6, 1.0])), a_table([2])], 4)
     assert cleared.units.tolist() == [0, 1]
 
 
@@ -78,8 +78,8 @@ def test_more_units_than_there_are_cannot_be_won() -> None:
 def nash(speed: Floats, supply: float = 0.01) -> Floats:
     """θ of the optimum on one unit of each type; a row's limit of time is out of reach because so little is supplied."""
     rows, types = speed.shape
-    market = Market(speed, np.ones(rows), np.full(types, supply), np.arange(types))
-    return engine.maximise(Problem(market, log=np.ones(rows))).throughput / supply
+    market = GpuMarket(speed, np.ones(rows), np.full(types, supply), np.arange(types))
+    return solver.maximise(ShareProblem(market, log=np.ones(rows))).throughput / supply
 
 
 def partial_allocation(speed: Floats) -> tuple[Floats, Floats]:
@@ -108,15 +108,15 @@ def test_no_report_of_another_ratio_gains_anything(row: int, ratio: float) -> No
     """θ of what the liar gets, at its true speeds, found from the split that its report leads to."""
     lied = TRUE.copy()
     lied[row, 1] = ratio
-    market = Market(lied, np.ones(3), np.full(2, 0.01), np.arange(2))
-    x = engine.maximise(Problem(market, log=np.ones(3))).x / 0.01
+    market = GpuMarket(lied, np.ones(3), np.full(2, 0.01), np.arange(2))
+    x = solver.maximise(ShareProblem(market, log=np.ones(3))).x / 0.01
     _, share = partial_allocation(lied)
     assert share[row] * float(TRUE[row] @ x[row]) <= HONEST[row] + 1e-6
 
 
 def test_nobody_prefers_what_another_got() -> None:
-    market = Market(TRUE, np.ones(3), np.full(2, 0.01), np.arange(2))
-    x = engine.maximise(Problem(market, log=np.ones(3))).x / 0.01
+    market = GpuMarket(TRUE, np.ones(3), np.full(2, 0.01), np.arange(2))
+    x = solver.maximise(ShareProblem(market, log=np.ones(3))).x / 0.01
     _, share = partial_allocation(TRUE)
     got = share[:, None] * x
     worth = TRUE @ got.T

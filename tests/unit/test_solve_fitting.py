@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls  # type: ignore[import-untyped,unused-ignore]
 
-from poise.solve.fitting import (
+from poise.scheduler.solve.curve_fitting import (
     Convergence,
     Sample,
     SpeedCurve,

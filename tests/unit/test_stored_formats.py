@@ -11,26 +11,25 @@ from tests import formats
 from tests.shell import poise
 from tests.states import STATES, load
 
-from poise.core.settings import Settings
-from poise.engine import journal, journal_steps
-from poise.engine.journal_file import JournalReader
-from poise.model.cluster import parse_cluster
-from poise.model.errors import JournalError
-from poise.model.job import Yields
-from poise.server import migrations
-from poise.server.logs import Logbook
-from poise.server.reading import LiveEngine
-from poise.server.replaying import last_chapter, replay_store
-from poise.server.schema import FILE, VERSION
-from poise.server.setup import Setup, WorldKind
-from poise.server.starting import open_engine
-from poise.wire.views import State
+from poise.engine import journal
+from poise.engine.journal import JournalReader
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import JournalError
+from poise.scheduler.model.job import Yields
+from poise.service.server.logs import Logbook
+from poise.service.server.service import LiveService
+from poise.service.server.startup import Setup, WorldKind, open_engine
+from poise.service.server.storage import migrations
+from poise.service.server.storage.replay import last_chapter, replay_store
+from poise.service.server.storage.schema import FILE, VERSION
+from poise.service.wire.views import JobState
 
 DUMPS = sorted(STATES.glob("*.sql"))
 KEPT = pytest.mark.parametrize("kept", DUMPS, ids=lambda path: path.stem)
 
 
-def opened(state: Path) -> tuple[LiveEngine, StringIO]:
+def opened(state: Path) -> tuple[LiveService, StringIO]:
     log = StringIO()
     cluster = parse_cluster("v100:2")
     return open_engine(Setup(state, cluster, None, "consolidate", Settings(round=1.0), WorldKind.NULL, Logbook(log))), log
@@ -56,7 +55,11 @@ def test_a_state_of_every_version_is_served(kept: Path, tmp_path: Path) -> None:
         assert {job: details[job].job.state for job in ended} == ended
         assert {detail.job.name for detail in details.values()} >= {"done", "failed", "held", "gone", "counts", "restarts"}
         states = {detail.job.name: detail.job.state for detail in details.values()}
-        assert (states["done"], states["failed"], states["gone"]) == (State.SUCCEEDED, State.FAILED, State.CANCELLED)
+        assert (states["done"], states["failed"], states["gone"]) == (
+            JobState.SUCCEEDED,
+            JobState.FAILED,
+            JobState.CANCELLED,
+        )
         assert any(detail.preemptions for detail in details.values())
         assert {run.epoch for detail in details.values() for run in detail.runs} >= {1, 2}
         assert all(detail.request is not None for detail in details.values())
@@ -141,14 +144,15 @@ def test_a_journal_file_of_version_1_is_read(tmp_path: Path) -> None:
 
 def test_there_is_a_step_from_every_version_and_a_state_of_each() -> None:
     assert sorted(migrations.STEPS) == list(range(1, VERSION))
-    assert sorted(journal_steps.STEPS) == list(range(1, journal.VERSION))
+    assert sorted(journal.STEPS) == list(range(1, journal.VERSION))
     assert {int(path.stem.partition(".")[0]) for path in DUMPS} == set(range(1, VERSION + 1))
 
 
 def test_nothing_that_is_stored_changes_without_another_version() -> None:
-    """If this fails: raise VERSION in server/schema.py (for events, actions, jobs, headers also that of engine/journal.py).
+    """If this fails: raise VERSION in service/server/storage/schema.py (for events, actions, jobs, headers also that of
+    engine/journal.py).
 
-    Add a step to server/migrations.py (and to engine/journal_steps.py). Then run `python -m tests.formats`, and
+    Add a step to service/server/storage/migrations.py (and to engine/journal.py). Then run `python -m tests.formats`, and
     `python tests/states.py tests/data/states/VERSION.0.sql`.
     """
     assert formats.FILE.exists(), test_nothing_that_is_stored_changes_without_another_version.__doc__

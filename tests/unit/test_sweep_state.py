@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from poise.analysis.averages import Cell
-from poise.analysis.summary import Summary
-from poise.assembly import Experiment, simulate
-from poise.cli.sweep_state import NotASweepError, Start, State, default_place, digest_of, opened
-from poise.model.cluster import parse_cluster
-from poise.model.errors import RequestError
-from poise.throughput.table import read_throughputs
-from poise.traces.reading import read_trace
+from poise.cli.sweep import CellStart, NotASweepError, SweepState, default_place, digest_of, opened
+from poise.lab.analysis.statistics import Cell
+from poise.lab.analysis.summary import Summary
+from poise.lab.experiment import Experiment, simulate
+from poise.lab.traces.reader import read_trace
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.throughput.table import read_throughputs
 
 DIGEST = "d" * 64
 TRACE = read_trace("synthetic:jobs=20")
@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(parse_cluster("gpu:8"))
 SUMMARY = simulate(TRACE, EXPERIMENT).summary
 
 
-def kept(path: Path, *loads: float, start: Start = Start.RESUME) -> State:
+def kept(path: Path, *loads: float, start: CellStart = CellStart.RESUME) -> SweepState:
     """A state to which cells of these loads were added, closed again."""
     state = opened(path, DIGEST, start)
     for load in loads:
@@ -48,7 +48,7 @@ def test_what_was_kept_is_there_again_to_the_last_digit(path: Path) -> None:
 
 
 def test_numbers_that_json_cannot_write_are_none_when_they_come_back(path: Path) -> None:
-    state = opened(path, DIGEST, Start.RESUME)
+    state = opened(path, DIGEST, CellStart.RESUME)
     state.keep(a_cell(1.0), replace(SUMMARY, weighted_jct=float("inf")))
     state.close()
     found = kept(path).done[a_cell(1.0)]
@@ -98,9 +98,9 @@ def test_a_value_of_another_kind_is_damage(path: Path, key: str) -> None:
     assert (kept(path).done, kept(path).unreadable) == ({}, 1)
 
 
-@pytest.mark.parametrize("start", Start)
+@pytest.mark.parametrize("start", CellStart)
 @pytest.mark.parametrize("content", [b"job,submitted\n1,2\n", b"[]\n", b"{}\n", b"<html>", b"\x00\x01", b"x" * 100_000])
-def test_a_file_of_another_kind_is_refused_and_left_as_it_is(path: Path, content: bytes, start: Start) -> None:
+def test_a_file_of_another_kind_is_refused_and_left_as_it_is(path: Path, content: bytes, start: CellStart) -> None:
     path.write_bytes(content)
     with pytest.raises(NotASweepError, match="another kind of file"):
         opened(path, DIGEST, start)
@@ -110,26 +110,26 @@ def test_a_file_of_another_kind_is_refused_and_left_as_it_is(path: Path, content
 def test_another_sweep_is_refused_unless_it_is_to_be_forgotten(path: Path) -> None:
     kept(path, 1.0)
     with pytest.raises(RequestError, match="holds another sweep"):
-        opened(path, "e" * 64, Start.RESUME)
-    opened(path, "e" * 64, Start.FRESH).close()
+        opened(path, "e" * 64, CellStart.RESUME)
+    opened(path, "e" * 64, CellStart.FRESH).close()
     assert path.read_bytes().count(b"\n") == 1
 
 
 def test_fresh_forgets_what_was_there(path: Path) -> None:
     kept(path, 1.0)
-    assert kept(path, start=Start.FRESH).done == {}
+    assert kept(path, start=CellStart.FRESH).done == {}
     assert kept(path).done == {}
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="expected a file"):
-        opened(tmp_path, DIGEST, Start.RESUME)
+        opened(tmp_path, DIGEST, CellStart.RESUME)
 
 
 HOLDER = """
 import sys
 from pathlib import Path
-from poise.cli.sweep_state import Start, opened
+from poise.cli.sweep import Start, opened
 state = opened(Path(sys.argv[1]), sys.argv[2], Start.RESUME)
 print("held", flush=True)
 sys.stdin.read()
@@ -142,7 +142,7 @@ def test_two_sweeps_do_not_share_a_file(path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(RequestError, match="another sweep is at work on it"):
-            opened(path, DIGEST, Start.RESUME)
+            opened(path, DIGEST, CellStart.RESUME)
         other.communicate()
     kept(path, 1.0)
 
@@ -158,7 +158,7 @@ class Full:
 
 
 def test_a_full_disk_is_told_once_and_the_sweep_goes_on(path: Path) -> None:
-    state = opened(path, DIGEST, Start.RESUME)
+    state = opened(path, DIGEST, CellStart.RESUME)
     state.close()
     state._stream = Full()  # type: ignore[assignment]
     for load in (1.0, 2.0):

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.backends.simulator.switching import FREE, Gpus, Switching, parse_switching, unknown_size
-from poise.model.cluster import Slots, bits
-from poise.model.errors import InvariantError, RequestError, UnknownNameError
-from poise.model.job import Job
+from poise.lab.simulator.tasks import FREE, ResidentModels, Switching, parse_switching, unknown_size
+from poise.scheduler.model.cluster import Slots, bits
+from poise.scheduler.model.errors import InvariantError, RequestError, UnknownNameError
+from poise.scheduler.model.job import Job
 
 COLD, RESIDENT = 7.0, 2.0
 
 
-def turns(jobs: str, *, keep: int = 4, gpus: Gpus | None = None) -> list[float]:
+def turns(jobs: str, *, keep: int = 4, gpus: ResidentModels | None = None) -> list[float]:
     """What each turn of one GPU costs, job by job."""
-    one = gpus or Gpus(1, keep, RESIDENT)
+    one = gpus or ResidentModels(1, keep, RESIDENT)
     return [one.turn(job, 0, 1, COLD) for job in jobs]
 
 
@@ -36,12 +36,12 @@ def test_switching_with_no_room_is_always_cold() -> None:
 
 
 def test_switching_of_one_gpu_says_nothing_of_others() -> None:
-    gpus = Gpus(2, 4, RESIDENT)
+    gpus = ResidentModels(2, 4, RESIDENT)
     assert [gpus.turn("a", node, bit, COLD) for node, bit in ((0, 1), (0, 2), (1, 1), (0, 1))] == [COLD, COLD, COLD, 0]
 
 
 def test_switching_of_several_gpus_takes_as_long_as_the_slowest() -> None:
-    gpus = Gpus(2, 4, RESIDENT)
+    gpus = ResidentModels(2, 4, RESIDENT)
     gpus.turn_all("a", (Slots(0, 0b11),), COLD)
     assert gpus.turn_all("a", (Slots(0, 0b11),), COLD) == 0
     gpus.turn("b", 0, 2, COLD)
@@ -50,7 +50,7 @@ def test_switching_of_several_gpus_takes_as_long_as_the_slowest() -> None:
 
 
 def test_switching_on_a_node_that_was_lost_is_cold_again() -> None:
-    gpus = Gpus(2, 4, RESIDENT)
+    gpus = ResidentModels(2, 4, RESIDENT)
     gpus.turn_all("a", (Slots(0, 1), Slots(1, 1)), COLD)
     gpus.forget(0)
     assert gpus.turn("a", 0, 1, COLD) == COLD
@@ -66,7 +66,7 @@ def test_switching_by_default_is_a_few_milliseconds_or_the_size_over_the_bus() -
 
 
 def test_a_gpu_computes_for_one_job_at_a_time() -> None:
-    gpus = Gpus(1, 4, RESIDENT)
+    gpus = ResidentModels(1, 4, RESIDENT)
     gpus.take("a", (Slots(0, 0b011),))
     with pytest.raises(InvariantError, match="b is to run on node 0, slots 0b110, of which 0b11 are busy"):
         gpus.take("b", (Slots(0, 0b110),))

@@ -9,12 +9,20 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from poise.model.errors import ThroughputError
-from poise.model.speed import Locality
-from poise.throughput.completion import Offsets, completed, nearest
-from poise.throughput.estimation import EstimateError, Profile, Report, estimated, filled, parse_profile, stand_ins
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.throughput.table import read_throughputs, shipped
+from poise.scheduler.model.errors import ThroughputError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.estimation import (
+    EstimateError,
+    Profile,
+    Report,
+    estimated,
+    filled,
+    parse_profile,
+    stand_ins,
+)
+from poise.scheduler.throughput.matrix_completion import Offsets, completed, nearest
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
+from poise.scheduler.throughput.table import read_throughputs, shipped
 
 GAVEL = Path(__file__).resolve().parents[3] / "shared/data/gavel/simulation_throughputs.json"
 PACKED, RACK, CLUSTER = Locality

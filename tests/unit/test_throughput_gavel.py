@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.errors import ThroughputError
-from poise.model.speed import Locality
-from poise.throughput.table import JobClass, Throughputs, read_throughputs
+from poise.scheduler.model.errors import ThroughputError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.table import JobClass, Throughputs, read_throughputs
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/data/gavel"
 PACKED = Locality.PACKED

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import poise.throughput
-from poise.model.speed import Locality
-from poise.throughput.table import JobClass, shipped
+import poise.scheduler.throughput
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.table import JobClass, shipped
 
-DATA = Path(poise.throughput.__file__).parent / "data"
+DATA = Path(poise.scheduler.throughput.__file__).parent / "data"
 SHARED = Path(__file__).resolve().parents[3] / "shared/data"
 PACKED, RACK, CLUSTER = Locality.PACKED, Locality.RACK, Locality.CLUSTER
 

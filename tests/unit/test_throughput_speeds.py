@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from poise.model.cluster import Cluster, Node, parse_cluster
-from poise.model.errors import ThroughputError, UnknownNameError
-from poise.model.job import Job
-from poise.model.speed import Locality
-from poise.throughput.measured import Alone, Throughputs
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import JobClass, shipped
+from poise.scheduler.model.cluster import Cluster, Node, parse_cluster
+from poise.scheduler.model.errors import ThroughputError, UnknownNameError
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, Throughputs
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import JobClass, shipped
 
 PACKED, RACK = Locality.PACKED, Locality.RACK
 TABLE = Throughputs.of(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.errors import ThroughputError
-from poise.model.speed import Locality
-from poise.throughput.measured import Alone, Throughputs
-from poise.throughput.table import MOST_BYTES, JobClass, read_throughputs
+from poise.scheduler.model.errors import ThroughputError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, Throughputs
+from poise.scheduler.throughput.table import MOST_BYTES, JobClass, read_throughputs
 
 HEADER = "model,batch_size,gpu_type,gpus,locality,steps_per_second,with_model,with_batch_size,with_steps_per_second,source"
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/throughput-tables.md"

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from poise.assembly import divided
-from poise.model.cluster import parse_cluster
-from poise.model.errors import RequestError, ThroughputError
-from poise.model.job import Job
-from poise.model.plan import Policy
-from poise.model.speed import Estimate, Locality
-from poise.policies.agnostic import agnostic
-from poise.policies.catalogue import policy_named
-from poise.throughput.measured import Alone, JobClass, Throughputs, Together
-from poise.throughput.speeds import Speeds, _worthwhile
-from poise.throughput.table import shipped
-from poise.traces.schema import Trace, TraceJob
+from poise.lab.experiment import divided
+from poise.lab.traces.schema import Trace, TraceJob
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import RequestError, ThroughputError
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.model.speed import Estimate, Locality
+from poise.scheduler.policies.catalogue import policy_named
+from poise.scheduler.policies.combinators import agnostic
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
+from poise.scheduler.throughput.speeds import Speeds, _worthwhile
+from poise.scheduler.throughput.table import shipped
 
 PACKED, RACK, CLUSTER = Locality
 LM = JobClass("lm", 5)

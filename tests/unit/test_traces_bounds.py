@@ -12,12 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from poise.model.errors import TraceError
-from poise.traces import intake, sources
-from poise.traces.documents import objects
-from poise.traces.lines import MOST_BLANK, MOST_BYTES, lines
-from poise.traces.reading import read_trace
-from poise.traces.registry import format_names
+from poise.lab.traces import parsing, reader
+from poise.lab.traces.parsing import MOST_BLANK, MOST_BYTES, lines, objects
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.registry import format_names
+from poise.scheduler.model.errors import TraceError
 
 ENDLESS = {
     "zeros": b"\0",
@@ -106,7 +105,7 @@ def test_archive_header_that_claims_a_gigabyte_is_refused(tmp_path: Path) -> Non
 
 
 def test_archive_of_too_many_entries_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MOST_FILES", 10)
+    monkeypatch.setattr(reader, "MOST_FILES", 10)
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
         for index in range(11):
@@ -116,7 +115,7 @@ def test_archive_of_too_many_entries_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def test_folder_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MOST_FILES", 1)
+    monkeypatch.setattr(reader, "MOST_FILES", 1)
     (tmp_path / "a").touch()
     (tmp_path / "b").touch()
     with pytest.raises(TraceError, match="expected at most 1 files, got 2"):
@@ -124,7 +123,7 @@ def test_folder_of_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_trace_of_too_many_jobs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "MOST_JOBS", 2)
+    monkeypatch.setattr(parsing, "MOST_JOBS", 2)
     path = tmp_path / "t"
     path.write_text("job,submitted,gpus,steps\n" + "".join(f"{index},0,1,1\n" for index in range(3)))
     with pytest.raises(TraceError, match=r"t:4: expected at most 2 jobs, got more"):

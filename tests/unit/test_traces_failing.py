@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from tests.builders import a_job
 
-from poise.model.errors import TraceError, UnknownNameError
-from poise.model.failures import Verdict, verdict
-from poise.model.job import Job
-from poise.traces import philly_shape
-from poise.traces.failing import Drawn, Failing, fates, parse_failing, with_failures
-from poise.traces.fields import FieldError
-from poise.traces.philly_shape import CAUSES, FAILURE_PROBABILITIES, MOST_ATTEMPTS, Cause
-from poise.traces.reading import read_trace
-from poise.traces.schema import FailedAttempt, Outcome, Trace, TraceJob
-from poise.traces.writing import write_trace
+from poise.lab.traces import philly_shape
+from poise.lab.traces.failure_model import Drawn, Failing, fates, parse_failing, with_failures
+from poise.lab.traces.formats.poise import write_trace
+from poise.lab.traces.parsing import FieldError
+from poise.lab.traces.philly_shape import CAUSES, FAILURE_PROBABILITIES, MOST_ATTEMPTS, FailureCause
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, Trace, TraceJob
+from poise.scheduler.model.errors import TraceError, UnknownNameError
+from poise.scheduler.model.failures import Verdict, verdict
+from poise.scheduler.model.job import Job
 
 PLACES = {cause.name: place for place, cause in enumerate(CAUSES)}
 EVEN = (np.arange(100_000) + 0.5) / 100_000
@@ -44,7 +44,7 @@ def many() -> list[Drawn]:
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
-def test_run_time_to_failure_has_the_published_quantiles(cause: Cause) -> None:
+def test_run_time_to_failure_has_the_published_quantiles(cause: FailureCause) -> None:
     minutes = philly_shape.seconds_to_failure(PLACES[cause.name], EVEN) / 60
     assert np.quantile(minutes, FAILURE_PROBABILITIES) == pytest.approx(cause.minutes, rel=2e-3)
     assert (np.diff(minutes) >= 0).all()
@@ -61,7 +61,7 @@ def test_every_cause_has_its_published_share_of_all_run_time_to_failure() -> Non
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
-def test_attempts_a_job_have_the_published_mean(cause: Cause) -> None:
+def test_attempts_a_job_have_the_published_mean(cause: FailureCause) -> None:
     shares = philly_shape.attempt_shares(PLACES[cause.name])
     assert len(shares) == MOST_ATTEMPTS
     assert shares.sum() == pytest.approx(1)
@@ -99,8 +99,8 @@ def test_drawn_causes_are_in_the_published_proportion(many: list[Drawn]) -> None
 def test_statuses_are_as_published() -> None:
     found = drawn(Failing(), 100_000)
     outcomes = Counter(each.outcome for each in found.values())
-    assert 100 * outcomes[Outcome.FAILED] / 100_000 == pytest.approx(17.2, abs=0.5)
-    assert 100 * outcomes[Outcome.KILLED] / 100_000 == pytest.approx(13.5, abs=0.5)
+    assert 100 * outcomes[JobOutcome.FAILED] / 100_000 == pytest.approx(17.2, abs=0.5)
+    assert 100 * outcomes[JobOutcome.KILLED] / 100_000 == pytest.approx(13.5, abs=0.5)
     assert 100 * sum(bool(each.failures) for each in found.values()) / 100_000 == pytest.approx(18.26, abs=0.5)
 
 
@@ -111,8 +111,8 @@ def test_a_job_fails_of_one_cause_and_only_what_passes_heals(many: list[Drawn]) 
         assert 1 <= len(each.failures) <= MOST_ATTEMPTS
         assert all(attempt.after >= 0.001 for attempt in each.failures)
         passes = verdict(each.failures[0].cause) is Verdict.TRANSIENT
-        assert each.outcome is Outcome.FAILED or (passes and each.outcome is Outcome.PASSED)
-        healed += each.outcome is Outcome.PASSED
+        assert each.outcome is JobOutcome.FAILED or (passes and each.outcome is JobOutcome.PASSED)
+        healed += each.outcome is JobOutcome.PASSED
     assert healed / len(many) == pytest.approx(1_012 / 17_580, rel=0.1)
 
 
@@ -120,12 +120,12 @@ def test_knobs_say_how_many_fail_heal_and_are_killed() -> None:
     everything = drawn(Failing(rate=1.0, heal=1.0), 2_000)
     assert {verdict(each.failures[0].cause) is Verdict.TRANSIENT for each in everything.values()} == {True, False}
     assert all(
-        (each.outcome is Outcome.PASSED) == (verdict(each.failures[0].cause) is Verdict.TRANSIENT)
+        (each.outcome is JobOutcome.PASSED) == (verdict(each.failures[0].cause) is Verdict.TRANSIENT)
         for each in everything.values()
     )
-    assert {each.outcome for each in drawn(Failing(rate=1.0, heal=0.0), 2_000).values()} == {Outcome.FAILED}
+    assert {each.outcome for each in drawn(Failing(rate=1.0, heal=0.0), 2_000).values()} == {JobOutcome.FAILED}
     killed = drawn(Failing(rate=0.0, killed=1.0), 50)
-    assert killed == dict.fromkeys(range(50), Drawn(Outcome.KILLED))
+    assert killed == dict.fromkeys(range(50), Drawn(JobOutcome.KILLED))
     assert drawn(Failing(rate=0.0, killed=0.0), 50) == {}
 
 
@@ -168,7 +168,7 @@ def test_none_changes_nothing_at_all() -> None:
     assert with_failures(trace, parse_failing("0"), 0, seconds) is trace
 
 
-@pytest.mark.parametrize("own", [a_job("a", dies=(5.0,)), a_job("a", outcome=Outcome.KILLED)])
+@pytest.mark.parametrize("own", [a_job("a", dies=(5.0,)), a_job("a", outcome=JobOutcome.KILLED)])
 def test_a_trace_that_has_failures_keeps_its_own_and_says_so(own: TraceJob) -> None:
     trace = a_trace(own, *(a_job(str(i)) for i in range(100)))
     kept = with_failures(trace, Failing(), 0, seconds)
@@ -179,8 +179,8 @@ def test_a_trace_that_has_failures_keeps_its_own_and_says_so(own: TraceJob) -> N
 def test_the_generator_draws_the_same_way() -> None:
     jobs = read_trace("synthetic:jobs=400,durations=fixed:600,failures=philly:rate=0.5/heal=1/killed=0").jobs
     assert {each.broken for each in jobs if each.failures} == {True, False}
-    assert all(each.broken == (each.outcome is Outcome.FAILED) for each in jobs)
-    assert {each.outcome for each in jobs} == {Outcome.PASSED, Outcome.FAILED}
+    assert all(each.broken == (each.outcome is JobOutcome.FAILED) for each in jobs)
+    assert {each.outcome for each in jobs} == {JobOutcome.PASSED, JobOutcome.FAILED}
     assert read_trace("synthetic:jobs=50,failures=none").jobs == read_trace("synthetic:jobs=50").jobs
 
 
@@ -245,7 +245,7 @@ def test_broken_jobs_are_written_and_read_again(tmp_path: Path) -> None:
     assert read_trace(str(tmp_path / "t.jsonl")).jobs == trace.jobs
     (tmp_path / "t.csv").write_text("job,submitted,gpus,duration,failures,broken\na,0,1,9,3:x,true\nb,0,1,9,3:x,false\n")
     a, b = read_trace(str(tmp_path / "t.csv")).jobs
-    assert (a.broken, a.outcome, b.broken, b.outcome) == (True, Outcome.FAILED, False, Outcome.PASSED)
+    assert (a.broken, a.outcome, b.broken, b.outcome) == (True, JobOutcome.FAILED, False, JobOutcome.PASSED)
     assert a.failures == b.failures == (FailedAttempt(3.0, "x"),)
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.job import Job
-from poise.traces.reading import read_trace
-from poise.traces.registry import FORMATS, recognise
-from poise.traces.schema import Curve, FailedAttempt, Outcome, Trace, TraceJob
-from poise.traces.writing import write_trace
+from poise.lab.traces.formats.poise import write_trace
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.registry import FORMATS, recognise
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, Trace, TraceJob
+from poise.scheduler.model.job import Job
 
 GAVEL = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t7.5\n"
 GAVEL_OLD = "ResNet-18 (batch size 128)\tpython3 main.py\t--num_steps\t1\t925982\t7.5\t4\n"
@@ -120,7 +120,7 @@ def test_durations_and_sizes_alone_are_jobs_submitted_at_0(tmp_path: Path) -> No
 
 
 def test_helios_published_columns_become_a_job(tmp_path: Path) -> None:
-    want = TraceJob(Job("1425512", 1591728087.0, 4, 249.0, tenant="vchbv"), Outcome.FAILED)
+    want = TraceJob(Job("1425512", 1591728087.0, 4, 249.0, tenant="vchbv"), JobOutcome.FAILED)
     assert only(tmp_path, HELIOS) == want
 
 
@@ -131,15 +131,15 @@ def test_helios_cut_columns_become_a_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "outcome"),
     [
-        ("COMPLETED", Outcome.PASSED),
-        ("Pass", Outcome.PASSED),
-        ("CANCELLED", Outcome.KILLED),
-        ("CANCELLED by 17", Outcome.KILLED),
-        ("TIMEOUT", Outcome.FAILED),
-        ("NODE_FAIL", Outcome.FAILED),
+        ("COMPLETED", JobOutcome.PASSED),
+        ("Pass", JobOutcome.PASSED),
+        ("CANCELLED", JobOutcome.KILLED),
+        ("CANCELLED by 17", JobOutcome.KILLED),
+        ("TIMEOUT", JobOutcome.FAILED),
+        ("NODE_FAIL", JobOutcome.FAILED),
     ],
 )
-def test_helios_state_is_the_outcome(state: str, outcome: Outcome, tmp_path: Path) -> None:
+def test_helios_state_is_the_outcome(state: str, outcome: JobOutcome, tmp_path: Path) -> None:
     assert only(tmp_path, HELIOS.replace("FAILED", state)).outcome is outcome
 
 
@@ -158,7 +158,7 @@ def test_helios_jobs_without_gpu_or_end_are_left_out_and_counted(tmp_path: Path)
 def test_alibaba_pod_becomes_a_job_with_a_whole_gpu(tmp_path: Path) -> None:
     trace = read(tmp_path, ALIBABA)
     want = Job("pod-1", 100.0, 1, 700.0, tenant="LS", gpu_types=("v100m16", "v100m32"))
-    assert trace.jobs == (TraceJob(want, Outcome.FAILED),)
+    assert trace.jobs == (TraceJob(want, JobOutcome.FAILED),)
     assert trace.notes == ("pods that ask for a part of a GPU and get a whole one: 1",)
 
 
@@ -213,18 +213,18 @@ def test_shockwave_slo_is_a_deadline(tmp_path: Path) -> None:
 def test_philly_job_adds_up_its_attempts_and_fails_before_the_last(tmp_path: Path) -> None:
     trace = read(tmp_path, PHILLY)
     want = TraceJob(
-        Job("a1", SUBMITTED, 3, 74.0 + 120.0, tenant="ee9e8c"), Outcome.KILLED, (FailedAttempt(74.0, "unknown"),)
+        Job("a1", SUBMITTED, 3, 74.0 + 120.0, tenant="ee9e8c"), JobOutcome.KILLED, (FailedAttempt(74.0, "unknown"),)
     )
     assert trace.jobs == (want,)
     assert trace.notes == ("a job's duration is the sum of the run times of its attempts",)
 
 
 def test_philly_flat_shape_is_one_attempt(tmp_path: Path) -> None:
-    assert only(tmp_path, PHILLY_FLAT) == TraceJob(Job("a1", SUBMITTED, 4, 60.0, tenant="v"), Outcome.FAILED)
+    assert only(tmp_path, PHILLY_FLAT) == TraceJob(Job("a1", SUBMITTED, 4, 60.0, tenant="v"), JobOutcome.FAILED)
 
 
 def test_philly_shape_without_status_has_passed(tmp_path: Path) -> None:
-    want = TraceJob(Job("a1", SUBMITTED, 8, 70.0), Outcome.PASSED, (FailedAttempt(10.0, "unknown"),))
+    want = TraceJob(Job("a1", SUBMITTED, 8, 70.0), JobOutcome.PASSED, (FailedAttempt(10.0, "unknown"),))
     assert only(tmp_path, PHILLY_ATTEMPTS) == want
 
 
@@ -268,7 +268,7 @@ def test_poise_row_keeps_every_column(tmp_path: Path) -> None:
         "7", 1.0, 4, 60.0, 9.0, "t", "a", "m", 32, 2.0, -1, 99.0, ("v100", "p100"), 2, 8, None, "n"
     )  # fmt: skip
     failures = (FailedAttempt(3.0, "x"), FailedAttempt(4.5, "y"))
-    assert only(tmp_path, text) == TraceJob(want, Outcome.KILLED, failures, Curve(0.01, 1.0, 0.2))
+    assert only(tmp_path, text) == TraceJob(want, JobOutcome.KILLED, failures, LossCurve(0.01, 1.0, 0.2))
 
 
 def test_poise_row_with_micro_batches_may_leave_the_gang_out(tmp_path: Path) -> None:

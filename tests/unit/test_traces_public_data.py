@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.errors import TraceError
-from poise.traces import philly_shape
-from poise.traces.reading import read_trace
-from poise.traces.schema import Outcome, Trace
+from poise.lab.traces import philly_shape
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import JobOutcome, Trace
+from poise.scheduler.model.errors import TraceError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -77,7 +77,7 @@ def test_philly_csv_durations_are_the_published_quantiles(
 
 def test_philly_log_with_placement_has_its_jobs_and_outcomes() -> None:
     trace = load("philly/dre_sampled_jobs.older.json")
-    assert Counter(each.outcome for each in trace.jobs) == {Outcome.PASSED: 3_172, Outcome.FAILED: 2_738}
+    assert Counter(each.outcome for each in trace.jobs) == {JobOutcome.PASSED: 3_172, JobOutcome.FAILED: 2_738}
     assert len({each.job.tenant for each in trace.jobs}) == 11
     want = {4: 2569, 8: 2361, 2: 507, 16: 336, 32: 100, 24: 20, 64: 8, 12: 6, 128: 3}
     assert sizes(trace) == want

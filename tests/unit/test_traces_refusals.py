@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from poise.model.errors import TraceError
-from poise.traces.reading import read_trace
+from poise.lab.traces.reader import read_trace
+from poise.scheduler.model.errors import TraceError
 
 GAVEL = "ResNet-18 (batch size 128)\tpython3 main.py\tcifar10\t--num_steps\t1\t925982\t4\t1\t-1.000000\t7.5\n"
 SHOCKWAVE = "LM (batch size 10)\tpython3 main.py\tlm\t--steps\t1\t134583\t2\tgns\t1\t-1.000000\t1418\t55\n"

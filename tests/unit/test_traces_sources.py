@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from poise.model.errors import RequestError, TraceError, UnknownNameError
-from poise.traces.reading import read_trace
-from poise.traces.schema import Trace
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.schema import Trace
+from poise.scheduler.model.errors import RequestError, TraceError, UnknownNameError
 
 HEADER = "job_id,submission_time,duration,num_gpu\n"
 ONE = HEADER + "a,5,10,1\nb,1,20,2\n"

@@ -8,12 +8,11 @@ from io import StringIO
 import numpy as np
 import pytest
 
-from poise.model.errors import RequestError, UnknownNameError
-from poise.traces import philly_shape
-from poise.traces.demo import DEMO_SPEC, demo_trace
-from poise.traces.schema import Outcome, Trace, TraceJob
-from poise.traces.synthetic import KNOBS, generate
-from poise.traces.writing import write_trace
+from poise.lab.traces import philly_shape
+from poise.lab.traces.formats.poise import write_trace
+from poise.lab.traces.schema import JobOutcome, Trace, TraceJob
+from poise.lab.traces.synthetic import DEMO_SPEC, KNOBS, demo_trace, generate
+from poise.scheduler.model.errors import RequestError, UnknownNameError
 
 
 def column(trace: Trace, name: str) -> list[object]:
@@ -182,13 +181,13 @@ def test_losses_fall_from_1_to_5_above_their_floors_to_within_a_third() -> None:
 def test_failing_fraction_fails_at_least_once_and_passes_in_the_end() -> None:
     trace = generate("jobs=20000,failures=0.25")
     assert sum(bool(each.failures) for each in trace.jobs) / 20_000 == pytest.approx(0.25, abs=0.01)
-    assert {each.outcome for each in trace.jobs} == {Outcome.PASSED}
+    assert {each.outcome for each in trace.jobs} == {JobOutcome.PASSED}
 
 
 def test_philly_failures_have_the_published_statuses_and_causes() -> None:
     trace = generate("jobs=60000,failures=philly")
     statuses = Counter(each.outcome for each in trace.jobs)
-    got = [100 * statuses[kind] / 60_000 for kind in (Outcome.PASSED, Outcome.KILLED, Outcome.FAILED)]
+    got = [100 * statuses[kind] / 60_000 for kind in (JobOutcome.PASSED, JobOutcome.KILLED, JobOutcome.FAILED)]
     assert got == pytest.approx([69.3, 13.5, 17.2], abs=0.5)
     causes = Counter(failure.cause for each in trace.jobs for failure in each.failures)
     trials = sum(cause.trials for cause in philly_shape.CAUSES)
@@ -245,7 +244,7 @@ def test_demo_trace_is_what_its_specification_generates() -> None:
 def test_demo_file_is_what_is_written_of_it() -> None:
     again = StringIO()
     write_trace(generate(DEMO_SPEC), again)
-    assert files("poise.traces").joinpath("data", "demo.jsonl").read_text() == again.getvalue()
+    assert files("poise.lab.traces").joinpath("data", "demo.jsonl").read_text() == again.getvalue()
 
 
 def test_demo_trace_asks_for_a_third_more_than_24_gpus_can_do() -> None:

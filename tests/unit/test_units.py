@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from poise.model.units import counted, format_seconds, parse_seconds
+from poise.scheduler.model.units import counted, format_seconds, parse_seconds
 
 GOOD = {
     "0": 0,

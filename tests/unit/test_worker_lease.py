@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.worker import CHECKPOINT_FAILED, YIELDED, Lease, Notice, Wish, WorkerError, Writers, attach
+from poise.worker import CHECKPOINT_FAILED, YIELDED, Lease, Notice, StopRequest, WorkerError, Writers, attach
 from poise.worker.protocol import replace_json
 from poise.worker.testing import preempting
 
@@ -238,7 +238,7 @@ def test_checkpoints_are_as_far_apart_as_the_job_says(monkeypatch: pytest.Monkey
     monkeypatch.setenv("POISE_CHECKPOINT_EVERY", "3600")
     lease = Training().attach(checkpoint_every=1e-9)
     lease.begin(0, 10)
-    assert [lease.wish(step) for step in range(10)] == [Wish.GO_ON] * 10
+    assert [lease.wish(step) for step in range(10)] == [StopRequest.GO_ON] * 10
 
 
 def test_checkpoint_that_cannot_be_loaded_is_set_aside_for_the_one_before(
@@ -288,7 +288,7 @@ def test_checkpoint_that_ranks_cannot_load_ends_the_run_and_the_next_takes_the_o
 
 
 def _ranks(count: int, monkeypatch: pytest.MonkeyPatch, **more: object) -> list[tuple[Training, Iterator[int]]]:
-    monkeypatch.setattr("poise.worker.ranks.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
+    monkeypatch.setattr("poise.worker.rank_state.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
     monkeypatch.setenv("WORLD_SIZE", str(count))
     found = []
     for rank in range(count):
@@ -331,7 +331,7 @@ def test_rank_0_alone_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.worker.ranks.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
+    monkeypatch.setattr("poise.worker.rank_state.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
     monkeypatch.setenv("WORLD_SIZE", "2")
     asked: list[tuple[int, int, str]] = []
     leases = []
@@ -346,7 +346,7 @@ def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Ru
                 asked.append((step, rank, os.path.basename(path)))
                 os.makedirs(path, exist_ok=True)
 
-            if lease.wish(step) is Wish.CHECKPOINT:
+            if lease.wish(step) is StopRequest.CHECKPOINT:
                 lease.checkpoint(step, save)
                 lease.checkpoint(step, save)  # once more on all ranks or on none: they wait for each other
     assert asked == [(step, rank, f"saving-{step}") for step in (2, 4) for rank in (0, 1)]

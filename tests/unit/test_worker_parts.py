@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from poise.worker import Notice, WorkerError, attach
 from poise.worker.checkpoints import KEPT, Checkpoints
+from poise.worker.micro_batches import counts, share
 from poise.worker.progress import Progress, Speed
-from poise.worker.protocol import Watched, notice_in, replace_json, surroundings
-from poise.worker.sharing import counts, share
+from poise.worker.protocol import Watched, notice_in, replace_json, worker_env
 from poise.worker.testing import preempting
 
 speeds_of_ranks = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)
@@ -86,13 +86,13 @@ def test_shares_outside_poise_are_one_micro_batch_a_rank_or_what_the_script_says
 )
 def test_surroundings_that_cannot_be_are_named(variables: dict[str, str], problem: str) -> None:
     with pytest.raises(WorkerError) as refused:
-        surroundings(variables)
+        worker_env(variables)
     assert str(refused.value) == problem
 
 
 def test_surroundings_that_are_empty_are_not_said() -> None:
-    empty = surroundings({"POISE_RUN_DIR": "", "POISE_CHECKPOINT_EVERY": "", "RANK": "", "POISE_MICRO_BATCHES": ""})
-    assert empty == surroundings({})
+    empty = worker_env({"POISE_RUN_DIR": "", "POISE_CHECKPOINT_EVERY": "", "RANK": "", "POISE_MICRO_BATCHES": ""})
+    assert empty == worker_env({})
     assert (empty.rank, empty.world_size, empty.run_dir) == (0, 1, None)
 
 

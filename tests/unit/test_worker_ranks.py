@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.worker import Lease, attach, ranks
+from poise.worker import Lease, attach, rank_state
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.generators import cuda_states, generators, restore, seed
+from poise.worker.rank_state import cuda_states, generators, restore, seed
 
 
 def _drawn() -> tuple[float, float]:
@@ -125,8 +125,8 @@ def test_parts_of_ranks_that_make_no_sense_are_left_alone(gang: Gang, text: str)
 def test_rank_that_does_not_come_is_said_and_waited_for_once(
     gang: Gang, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ranks, "PATIENCE", 0.01)
-    monkeypatch.setattr(ranks, "AGAIN", 0.02)
+    monkeypatch.setattr(rank_state, "PATIENCE", 0.01)
+    monkeypatch.setattr(rank_state, "AGAIN", 0.02)
     first = gang.begin(2)[0]
     for step in (3, 4):
         first.checkpoint(step, lambda path: Path(path).write_text("weights"))

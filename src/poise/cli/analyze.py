@@ -10,23 +10,21 @@ from typing import Any
 
 import click
 
-from poise.analysis.parts import Layout, Part, Value
-from poise.analysis.study import KEYS, covered, study
-from poise.cli.live_journal import as_journal
-from poise.cli.outputs import Kind, check_file, force_option, over
+from poise.cli.output import OutputKind, check_file, console, force_option, over, show_notes, show_table
+from poise.cli.shares import as_journal
 from poise.cli.simulate import show_knobs
-from poise.cli.tables import console, show_notes, show_table
-from poise.model.errors import UnknownNameError
-from poise.report.characterisation import bar, characterisation_page, table
-from poise.report.page import Table
-from poise.studies.journals import journal_at
-from poise.studies.journals import subject_of as journal_subject
-from poise.studies.logs import subject_of as trace_subject
-from poise.studies.subject import Subject
-from poise.throughput.table import read_throughputs, shipped
-from poise.traces.reading import read_trace
-from poise.traces.registry import format_names
-from poise.traces.synthetic import HELP, SYNTHETIC
+from poise.lab.analysis.exhibits import Layout, StudyPart, Value
+from poise.lab.analysis.study import KEYS, covered, study
+from poise.lab.analysis.subjects import Subject, journal_at
+from poise.lab.analysis.subjects import journal_subject as journal_subject
+from poise.lab.analysis.subjects import log_subject as trace_subject
+from poise.lab.report.characterisation import bar, characterisation_page, table
+from poise.lab.report.page import HtmlTable
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.registry import format_names
+from poise.lab.traces.synthetic import HELP, SYNTHETIC
+from poise.scheduler.model.errors import UnknownNameError
+from poise.scheduler.throughput.table import read_throughputs, shipped
 
 MAIN = (
     "overview", "sizes", "statuses", "tenants", "delays_by_size", "causes", "order", "nodes", "speed_by_size", "attempts",
@@ -75,7 +73,7 @@ def analyze(
         return 0
     if part is not None and part not in KEYS:
         raise UnknownNameError("part of the study", part, KEYS)
-    show_notes(check_file("--html", html, Kind.REPORT, over(force=force)), quiet=quiet)
+    show_notes(check_file("--html", html, OutputKind.REPORT, over(force=force)), quiet=quiet)
     subject = _subject(source, reading["trace_format"] or "auto", reading["throughputs"])
     _present(subject, part, html, as_json=as_json, quiet=quiet)
     if subject.problem is not None:
@@ -124,7 +122,7 @@ def _footer(subject: Subject) -> str:
     return "\n\n".join((*problem, *subject.notes))
 
 
-def document(subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
+def document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
     """Everything as JSON: times in seconds, shares from 0 to 1."""
     there, lacking = covered(subject.records)
     about = {"kind": str(subject.source), "name": subject.name, "jobs": len(subject.records.gpus), **dict(subject.about)}
@@ -138,7 +136,7 @@ def document(subject: Subject, parts: Sequence[Part]) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: StudyPart) -> dict[str, Any]:
     rows = [{key: _plain(value) for key, value in row.items()} for row in part.records()]
     return {"title": part.title, "text": part.text, "caveat": part.caveat, "rows": rows, "missing": part.missing or None}
 
@@ -147,7 +145,7 @@ def _plain(value: Value) -> Value:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _show(subject: Subject, parts: Sequence[Part], chosen: str | None) -> None:
+def _show(subject: Subject, parts: Sequence[StudyPart], chosen: str | None) -> None:
     first, *rest = _intro(subject)
     _say(f"{subject.name}: {first}", *rest, "")
     for part in parts:
@@ -171,7 +169,7 @@ def _say(*paragraphs: str) -> None:
         click.echo(fill(each, width, break_long_words=False, break_on_hyphens=False))
 
 
-def _show_part(part: Part, most: int | None) -> None:
+def _show_part(part: StudyPart, most: int | None) -> None:
     if most is None and part.text:
         _say(part.text, "")
     if part.rows:
@@ -184,7 +182,7 @@ def _show_part(part: Part, most: int | None) -> None:
         _say(part.caveat, "")
 
 
-def _with_bars(part: Part, shown: Table) -> Table:
+def _with_bars(part: StudyPart, shown: HtmlTable) -> HtmlTable:
     """A column of shares once more, as bars."""
     if not part.bar:
         return shown

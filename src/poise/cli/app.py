@@ -13,8 +13,8 @@ import click
 
 from poise import __version__
 from poise.cli import INTERRUPTED, UNREAD
-from poise.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
-from poise.wire.plain import plain
+from poise.scheduler.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
+from poise.service.wire.request import plain
 
 STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
 LIVE = (
@@ -22,6 +22,17 @@ LIVE = (
     "use", "tokens", "repair",
 )  # fmt: skip
 VERBS = (*STUDY, *LIVE)
+MODULES = {
+    **{verb: verb for verb in VERBS},
+    **dict.fromkeys(("show", "why", "nodes"), "queue"),
+    **dict.fromkeys(("cancel", "hold", "release"), "control"),
+    **dict.fromkeys(("use", "tokens", "repair"), "admin"),
+    "demo": "compare",
+    "events": "logs",
+    "replay": "simulate",
+    "wait": "submit",
+}
+"""The module that holds each verb."""
 
 
 class Verbs(click.Group):
@@ -35,7 +46,7 @@ class Verbs(click.Group):
         """The verb of this name."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(import_module(f"poise.cli.{cmd_name}"), cmd_name)
+        command = getattr(import_module(f"poise.cli.{MODULES[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -7,17 +7,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from poise.audit.auditing import Found, Task, built_in, clusters, findings, on_trace
-from poise.audit.claims import Claimed, claimed
-from poise.audit.findings import Finding, Property
-from poise.audit.instances import turn_of
-from poise.cli.cores import spread
-from poise.cli.options import DURATION, Request, experiment_options, request_of
-from poise.cli.progress import watching
-from poise.cli.tables import show_notes, show_table
-from poise.model.errors import RequestError
-from poise.report.amounts import amount
-from poise.report.page import Table
+from poise.cli.options import DURATION, ExperimentRequest, experiment_options, request_of
+from poise.cli.output import show_notes, show_table, watching
+from poise.cli.parallel import spread
+from poise.lab.audit.audit import Claimed, Measurement, Task, built_in, claimed, clusters, findings, on_trace
+from poise.lab.audit.findings import Finding, Property
+from poise.lab.audit.instances import turn_of
+from poise.lab.report.axes import amount
+from poise.lab.report.page import HtmlTable
+from poise.scheduler.model.errors import RequestError
 
 OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "trace_format", "jobs", "load", "until", "elastic",
              "micro_batches", "failures")  # fmt: skip
@@ -118,14 +116,14 @@ def _is_given(context: click.Context, option: str) -> bool:
     return context.get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
-def _on_trace(request: Request, turn: float) -> list[Task]:
+def _on_trace(request: ExperimentRequest, turn: float) -> list[Task]:
     if not request.trace.jobs:
         raise RequestError(f"{request.trace.name}: there is no job to audit")
     show_notes(request.notes, quiet=request.quiet)
     return on_trace(request.trace, request.experiment, turn=turn)
 
 
-def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Found]:
+def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Measurement]:
     """Results in the order of the tasks, which are done on the cores there are."""
     with watching(title, len(tasks), quiet=quiet) as watch:
         done = dict(spread(_work, tasks, watch))
@@ -135,7 +133,7 @@ def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[F
         yield from done[place]
 
 
-def _work(task: Task) -> list[Found]:
+def _work(task: Task) -> list[Measurement]:
     return task.work()
 
 
@@ -156,13 +154,13 @@ def _show(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: S
         click.echo(f"claimed and {'measured' if claim.holds else 'CONTRADICTED'}: {claim.claim}")
 
 
-def _table(found: Mapping[Property, Finding]) -> Table:
+def _table(found: Mapping[Property, Finding]) -> HtmlTable:
     rows = []
     for name, finding in found.items():
         rows.append(_row(_words(name), finding, MEASURED[name]))
         rows += (_row(f"  {_words(kind)}", part, "") for kind, part in finding.parts.items() if part.cases)
     columns = ("property", "holds", "worst", "bound", "cases", "measured as")
-    return Table(columns, tuple(rows), words=("property", "holds", "measured as"))
+    return HtmlTable(columns, tuple(rows), words=("property", "holds", "measured as"))
 
 
 def _row(name: str, finding: Finding, measured: str) -> tuple[str, ...]:

@@ -8,21 +8,20 @@ from typing import Any
 
 import click
 
-from poise.analysis.summary import Summary
-from poise.assembly import Experiment
-from poise.assembly import simulate as run_simulation
 from poise.cli import INTERRUPTED
-from poise.cli.cores import spread, workers_for
 from poise.cli.options import experiment_options, request_of
-from poise.cli.outputs import Kind, check_file, force_option, over
-from poise.cli.progress import watching
-from poise.cli.sweep import MOST_SEEDS, Sweep, parse_loads, sweep
-from poise.cli.sweep_state import Start
-from poise.cli.tables import show_notes, show_table
-from poise.model.errors import RequestError
-from poise.model.units import counted
-from poise.report.comparison import Run, comparison_page, table
-from poise.traces.schema import Trace
+from poise.cli.output import OutputKind, check_file, force_option, over, show_notes, show_table, watching
+from poise.cli.parallel import spread, workers_for
+from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
+from poise.lab.analysis.summary import Summary
+from poise.lab.experiment import Experiment
+from poise.lab.experiment import simulate as run_simulation
+from poise.lab.report.comparison import ComparedRun, comparison_page, table
+from poise.lab.traces.schema import Trace
+from poise.lab.traces.synthetic import demo_trace
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.units import counted
 
 EPILOG = """\b
 Examples:
@@ -68,10 +67,10 @@ def compare(
     stops it, and the same command goes on from there.
     """
     allowed = over(force=options.pop("force"))
-    show_notes(check_file("--html", html, Kind.REPORT, allowed), quiet=options["quiet"])
+    show_notes(check_file("--html", html, OutputKind.REPORT, allowed), quiet=options["quiet"])
     names = split_policies(policies)
     if loads is not None or seeds is not None:
-        asked = Sweep(_loads(loads, options["load"]), seeds or 1, state, Start.FRESH if fresh else Start.RESUME)
+        asked = Sweep(_loads(loads, options["load"]), seeds or 1, state, CellStart.FRESH if fresh else CellStart.RESUME)
         return sweep(trace, names, asked, html, options)
     if state is not None or fresh:
         raise RequestError(f"{'--state' if state else '--fresh'} is for sweeps; give --loads or --seeds too")
@@ -119,7 +118,7 @@ def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
         yield f"jobs had not ended when their run did, up to {unfinished:,} in a run; means leave them out"
 
 
-def conclude(runs: Sequence[Run], names: Sequence[str]) -> int:
+def conclude(runs: Sequence[ComparedRun], names: Sequence[str]) -> int:
     """The exit code; says so if not all that was asked for is there."""
     if len(runs) == len(names) and not any(run.summary.partial for run in runs):
         return 0
@@ -140,7 +139,7 @@ def split_policies(text: str) -> list[str]:
     return names
 
 
-def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[Run]:
+def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[ComparedRun]:
     """Run the experiments on the cores there are; those that were interrupted are left out."""
     if workers_for(len(experiments)) == 1:
         return list(_one_by_one(trace, experiments, quiet=quiet))
@@ -149,11 +148,11 @@ def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> 
     return [done[place] for place in sorted(done)]
 
 
-def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[Run]:
+def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[ComparedRun]:
     for experiment in experiments:
         with watching(experiment.policy, len(trace.jobs), quiet=quiet) as watch:
             outcome = run_simulation(trace, experiment, watch=watch)
-        yield Run.of(outcome.summary, outcome.history, outcome.measured)
+        yield ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
         if outcome.summary.partial:
             return
 
@@ -167,6 +166,44 @@ def _begin(trace: Trace) -> None:
     _trace = trace
 
 
-def _simulate(experiment: Experiment) -> Run:
+def _simulate(experiment: Experiment) -> ComparedRun:
     outcome = run_simulation(_trace, experiment)
-    return Run.of(outcome.summary, outcome.history, outcome.measured)
+    return ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
+
+
+# `poise demo`: the tour on built-in data.
+
+CLUSTER = "k80:8,p100:8,v100:8"
+POLICIES = ("fifo", "srtf", "las", "tiresias", "max-min", "max-min+agnostic", "themis", "gandiva-fair")
+
+DEMO_EPILOG = """\b
+Example:
+  poise demo --html report.html
+"""
+
+
+@click.command(epilog=DEMO_EPILOG)
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), default=Path("poise-demo.html"), show_default=True,
+    help="Where to write the report.",
+)  # fmt: skip
+@force_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
+def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
+    """Run a built-in trace of 240 jobs on a mixed cluster under several policies; a table and an HTML report."""
+    show_notes(check_file("--html", html, OutputKind.REPORT, over(force=force)), quiet=quiet)
+    trace = demo_trace()
+    base = Experiment(parse_cluster(CLUSTER))
+    runs = run_all(trace, [replace(base, policy=name) for name in POLICIES], quiet=quiet)
+    summaries = [run.summary for run in runs]
+    tenants = len({each.job.tenant for each in trace.jobs})
+    title = f"{len(trace.jobs)} jobs of {tenants} tenants on {CLUSTER}"
+    html.write_text(comparison_page("Poise: the tour", f"{title}.", runs), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
+    else:
+        show_table(table(summaries), title)
+        click.echo(f"report: {html.resolve()}  (open it in a browser)")
+        click.echo("next:   poise policies · poise simulate --help · poise compare --help")
+    return conclude(runs, POLICIES)

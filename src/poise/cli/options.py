@@ -1,34 +1,142 @@
 """The options that `simulate` and `compare` share, and the experiment that they describe."""
 
+import reprlib
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
-from poise.analysis.fairness import Fairness
-from poise.assembly import PRESETS, Experiment, check, divided, elastic, preset_named, scaled, speeds_of
-from poise.backends.simulator.switching import parse_switching
-from poise.backends.simulator.world import Truth
-from poise.cli.inputs import read_cluster
-from poise.core.settings import Cadence, Retry
-from poise.model.errors import RequestError
-from poise.model.job import Job
-from poise.model.units import parse_seconds
-from poise.placement.strategies import PLACEMENTS, placement_named
-from poise.throughput.estimation import estimated, parse_profile
-from poise.throughput.speeds import Speeds
-from poise.throughput.table import Throughputs, read_throughputs, shipped
-from poise.traces.failing import Failing, parse_failing, with_failures
-from poise.traces.fields import FieldError
-from poise.traces.reading import read_trace
-from poise.traces.registry import format_names
-from poise.traces.schema import Trace
+from poise.lab.analysis.fairness import Fairness
+from poise.lab.experiment import PRESETS, Experiment, check, divided, elastic, preset_named, scaled, speeds_of
+from poise.lab.simulator.tasks import parse_switching
+from poise.lab.simulator.world import Truth
+from poise.lab.traces.failure_model import Failing, parse_failing, with_failures
+from poise.lab.traces.parsing import FieldError
+from poise.lab.traces.reader import read_trace
+from poise.lab.traces.registry import format_names
+from poise.lab.traces.schema import Trace
+from poise.scheduler.core.settings import Cadence, RetryRule
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, parse_cluster
+from poise.scheduler.model.errors import ClusterError, RequestError
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.units import parse_seconds
+from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
+from poise.scheduler.throughput.estimation import estimated, parse_profile
+from poise.scheduler.throughput.speeds import Speeds
+from poise.scheduler.throughput.table import Throughputs, read_throughputs, shipped
+from poise.service.wire.jobfile_syntax import unfit
+
+# What users hand in besides traces: clusters as text or as files.
+
+_LARGEST_FILE = 16 << 20
+_LARGEST_FIGURE = 1_000_000
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_NODE_KEYS = {"name", "type", "gpus", "rack", "count"}
+_TYPE_KEYS = {"speed", "price"}
+
+
+def read_cluster(spec: str) -> Cluster:
+    """A cluster from `v100:12,k80:8@4`, or from a YAML or TOML file.
+
+    nodes: a list of {type, gpus, and optionally name, rack, count}; types: {name: {speed, price}}, both optional.
+    """
+    path = Path(spec)
+    if path.suffix.lower() not in (".yaml", ".yml", ".toml"):
+        if ":" not in spec and path.is_file():
+            raise ClusterError(f"{path}: a file that describes a cluster ends in .yaml, .yml or .toml; rename it")
+        return parse_cluster(spec)
+    document = _document(path)
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise ClusterError(f"{path}: expected a list `nodes`, e.g. nodes: [{{type: v100, gpus: 8, count: 4}}]")
+    unknown = set(document) - {"nodes", "types"}
+    if unknown:
+        raise ClusterError(f"{path}: unknown key {min(map(str, unknown))!r}; known: nodes, types")
+    nodes: list[Node] = []
+    gpus = 0
+    for number, entry in enumerate(document["nodes"], start=1):
+        more = _nodes(entry, f"{path}: node {number}", len(nodes))
+        nodes += more
+        gpus += more[0].gpus * len(more)
+        if gpus > MOST_GPUS:
+            raise ClusterError(f"{path}: more than {MOST_GPUS:,} GPUs")
+    speeds, prices = _figures(document, "speed", path), _figures(document, "price", path)
+    try:
+        return Cluster(tuple(nodes), speeds, prices)
+    except ClusterError as error:
+        raise ClusterError(f"{path}: {error}") from None
+
+
+def _document(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ClusterError(f"{path}: larger than {_LARGEST_FILE >> 20} MiB; that is no cluster")
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.suffix.lower() == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise ClusterError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ClusterError(f"{path}: not UTF-8 text") from None
+    except RecursionError:
+        raise ClusterError(f"{path}: nested too deeply; that is no cluster") from None
+    except yaml.reader.ReaderError as error:
+        raise ClusterError(f"{path}: {unfit(error)}") from None
+    except (ValueError, yaml.YAMLError) as error:  # a date that is none is a ValueError
+        raise ClusterError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _nodes(entry: object, where: str, before: int) -> list[Node]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+        raise ClusterError(f"{where}: expected {{type: NAME, gpus: COUNT}}, got {_SHORT.repr(entry)}")
+    unknown = set(entry) - _NODE_KEYS
+    if unknown:
+        raise ClusterError(f"{where}: unknown key {min(map(str, unknown))!r}; known: {', '.join(sorted(_NODE_KEYS))}")
+    count, gpus = _whole(entry, "count", 1, where), _whole(entry, "gpus", None, where)
+    if count * gpus > MOST_GPUS:
+        raise ClusterError(f"{where}: more than {MOST_GPUS:,} GPUs")
+    kind, name, rack = entry["type"].lower(), entry.get("name"), str(entry.get("rack", "rack-0"))
+    if name is None:
+        return [Node(f"{kind}-{before + index}", kind, gpus, rack) for index in range(count)]
+    return [Node(f"{name}-{index}" if count > 1 else str(name), kind, gpus, rack) for index in range(count)]
+
+
+def _whole(entry: dict[str, object], key: str, default: int | None, where: str) -> int:
+    value = entry.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_GPUS:
+        raise ClusterError(f"{where}: {key}: expected a whole number from 1 to {MOST_GPUS:,}, got {_SHORT.repr(value)}")
+    return value
+
+
+def _figures(document: dict[str, Any], key: str, path: Path) -> dict[str, float]:
+    types = document.get("types") or {}
+    if not isinstance(types, dict):
+        raise ClusterError(f"{path}: types: expected {{NAME: {{speed: NUMBER, price: NUMBER}}}}")
+    found: dict[str, float] = {}
+    for name, figures in types.items():
+        if not isinstance(figures, dict) or set(figures) - _TYPE_KEYS:
+            known = ", ".join(sorted(_TYPE_KEYS))
+            raise ClusterError(f"{path}: type {name!r}: expected some of {known}, got {_SHORT.repr(figures)}")
+        value = figures.get(key)
+        if value is not None:
+            found[str(name).lower()] = _figure(value, f"{path}: type {name!r}: {key}")
+    return found
+
+
+def _figure(value: object, where: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST_FIGURE:
+        want = f"expected a number above 0 and at most {_LARGEST_FIGURE:,}"
+        raise ClusterError(f"{where}: {want}, got {_SHORT.repr(value)}")
+    return float(value)
+
 
 CADENCES = [each.value for each in Cadence]
-RETRIES = [each.value for each in Retry]
+RETRIES = [each.value for each in RetryRule]
 FAIRNESSES = [each.value for each in Fairness]
 SHORTEST_ROUND = 0.001
 """Seconds; on the clock of a calendar, shorter rounds fall together."""
@@ -160,7 +268,7 @@ def experiment_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExperimentRequest:
     """What was asked for: a trace, an experiment, what to say about the two beforehand, and how to answer."""
 
     trace: Trace
@@ -170,7 +278,7 @@ class Request:
     quiet: bool
 
 
-def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
+def request_of(source: str, options: dict[str, Any], policy: str) -> ExperimentRequest:
     """Read what the options name; raises RequestError for anything wrong, cheap checks first."""
     preset = preset_named(options["preset"])
     placement = options["placement"] or preset.placement
@@ -210,7 +318,7 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> Request:
     if failing:
         trace = with_failures(trace, failing, experiment.seed, partial(_fastest, speeds_of(experiment)[1]))
     check(trace, experiment)
-    return Request(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
+    return ExperimentRequest(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
 
 
 def _failing(spec: str) -> Failing:
@@ -232,7 +340,7 @@ def _given_settings(options: dict[str, Any]) -> dict[str, Any]:
     same = ("minimum_run", "retries", "recompute", "patience", "packed_wait", "rack_wait", "defragment", "backoff")
     names |= {name: name for name in (*same, "validation_time")} | {"validation_pool": "validation_gpus"}
     given = {name: options[option] for option, name in names.items() if options[option] is not None}
-    given |= {"retry": Retry(options["retry"])} if options["retry"] else {}
+    given |= {"retry": RetryRule(options["retry"])} if options["retry"] else {}
     return given | ({"cadence": Cadence(options["cadence"])} if options["cadence"] else {})
 
 

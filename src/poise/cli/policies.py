@@ -7,9 +7,9 @@ import click
 from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
-from poise.cli.tables import console
-from poise.model.errors import UnknownNameError
-from poise.policies.catalogue import COMBINATORS, POLICIES, Listing
+from poise.cli.output import console
+from poise.scheduler.model.errors import UnknownNameError
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing
 
 EPILOG = """\b
 Examples:

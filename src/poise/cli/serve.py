@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from poise.cli.inputs import read_cluster
-from poise.cli.options import DURATION, SHORTEST_ROUND
-from poise.client.config import state_folder
-from poise.core.settings import Cadence, Retry, Settings
-from poise.model.cluster import Cluster
-from poise.model.errors import RequestError
-from poise.placement.strategies import PLACEMENTS, placement_named
-from poise.policies.catalogue import policy_named
+from poise.cli.options import DURATION, SHORTEST_ROUND, read_cluster
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.scheduler.model.cluster import Cluster
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
+from poise.scheduler.policies.catalogue import policy_named
+from poise.service.client.config import state_folder
 
 if TYPE_CHECKING:
-    from poise.server.quotas import Allowance
-    from poise.server.serving import Door, Running
-    from poise.server.setup import Setup
+    from poise.service.server.quotas import Allowance
+    from poise.service.server.startup import BindOptions, Running, Setup
 
 AUTO = "auto"
 PROTECTED = 0.1
@@ -123,7 +121,7 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
     At the first start a token is made. Every request needs one, also from this machine; the other commands find it by
     themselves.
     """
-    from poise.server.serving import serve as run
+    from poise.service.server.startup import serve as run
 
     setup, door = _setup(options), _door(options)
     run(setup, door, lambda running: _announce(running, as_json=as_json, quiet=options["quiet"]))
@@ -131,9 +129,9 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 
 
 def _setup(options: dict[str, Any]) -> "Setup":
-    from poise.backends.local.isolating import Isolate
-    from poise.server.logs import Level, Logbook, LogFormat
-    from poise.server.setup import AsRoot, Setup, WorldKind
+    from poise.service.backends.local.isolation import Isolate
+    from poise.service.server.logs import Level, Logbook, LogFormat
+    from poise.service.server.startup import AsRoot, Setup, WorldKind
 
     if options["policy"] is not None:
         policy_named(options["policy"])
@@ -155,7 +153,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
 
 
 def _allowance(options: dict[str, Any]) -> "Allowance":
-    from poise.server.quotas import MIB, Allowance
+    from poise.service.server.quotas import MIB, Allowance
 
     return Allowance(
         user_jobs=options["user_jobs"],
@@ -177,7 +175,7 @@ def _settings(options: dict[str, Any]) -> Settings:
         restart_overhead=options["restart_overhead"],
         minimum_run=protected,
         retries=options["retries"],
-        retry=Retry.CAUSE,
+        retry=RetryRule.CAUSE,
     )
 
 
@@ -185,21 +183,21 @@ def _gpus(spec: str) -> tuple[Cluster, Mapping[tuple[str, int], str]]:
     """The cluster, and the devices behind it where it is of real GPUs."""
     if spec != AUTO:
         return read_cluster(spec), {}
-    from poise.backends.local.discovery import discover
+    from poise.service.backends.local.gpus import discover
 
     machine = discover()
     return machine.cluster, machine.devices
 
 
-def _door(options: dict[str, Any]) -> "Door":
-    from poise.server.listening import Address, Certificate
-    from poise.server.serving import AdminToken, Door, Exposure
+def _door(options: dict[str, Any]) -> "BindOptions":
+    from poise.service.server.http.listener import BindAddress, Certificate
+    from poise.service.server.startup import AdminToken, BindOptions, Exposure
 
     chain, key = options["tls_cert"], options["tls_key"]
     if (chain is None) != (key is None):
         raise RequestError("--tls-cert and --tls-key go together; give both")
-    return Door(
-        Address.parse(options["listen"]),
+    return BindOptions(
+        BindAddress.parse(options["listen"]),
         None if chain is None else Certificate(chain, key),
         options["names"],
         Exposure.INSECURE if options["insecure"] else Exposure.SAFE,

@@ -1,21 +1,68 @@
 """`poise shares`: what tenants are entitled to and hold now; or, from a journal, what they were, traded and got."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
-from poise.analysis.tenants import Books, Tenant
-from poise.cli.live_journal import as_journal
-from poise.cli.live_shares import live_shares
-from poise.cli.tables import show_table
-from poise.engine.journal import Header
-from poise.engine.journal_file import JournalReader
-from poise.model.errors import RequestError
-from poise.report.amounts import amount
-from poise.report.page import Table
+from poise.cli.live import connected, document, echo_json
+from poise.cli.output import show_table
+from poise.cli.queue import shares_table
+from poise.engine.journal import NAME, Header, JournalReader
+from poise.lab.analysis.tenant_usage import Tenant, TenantUsage
+from poise.lab.report.axes import amount
+from poise.lab.report.page import HtmlTable
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.units import counted
+
+# The live half of `poise shares`.
+
+
+def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:
+    """Change the weights that are given, then show all tenants."""
+    wanted = [_weight(text) for text in weights]
+    with connected() as client:
+        found = client.set_weights(wanted)
+    if as_json:
+        echo_json(document(found))
+    else:
+        promised = "" if found.policy is None or found.promise is None else f"; {found.policy} {found.promise}"
+        show_table(shares_table(found), counted(len(found.tenants), "tenant") + promised)
+    return 0
+
+
+def _weight(text: str) -> tuple[str, float]:
+    tenant, equals, number = text.partition("=")
+    try:
+        return tenant, float(number)
+    except ValueError:
+        expected = f"{tenant}=WEIGHT, a number" if equals else "TENANT=WEIGHT"
+        raise RequestError(f"--set: expected {expected}, got {text!r}") from None
+
+
+# The journal of a live service, for verbs that study journals.
+
+
+@contextmanager
+def as_journal(path: Path) -> Iterator[Path]:
+    """A file or directory as it is; of a service's state directory, its last chapter as a journal file."""
+    from poise.service.server.storage.replay import last_chapter, store_of  # most journals are none of a service
+
+    store = store_of(path)
+    if store is None:
+        yield path
+        return
+    with TemporaryDirectory(prefix="poise-") as folder:
+        file = Path(folder) / NAME
+        with file.open("w") as stream:
+            stream.writelines(f"{line}\n" for line in last_chapter(store))
+        yield file
+
 
 EPILOG = """\b
 Examples:
@@ -48,11 +95,11 @@ def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int
 
 def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
     reader = JournalReader(file)
-    books = Books(reader.header.cluster)
+    books = TenantUsage(reader.header.cluster)
     problem = reader.feed(books.take)
     books.close()
     if as_json:
-        click.echo(json.dumps(document(journal, reader.header, books), allow_nan=False))
+        click.echo(json.dumps(journal_document(journal, reader.header, books), allow_nan=False))
     else:
         _show(reader.header, books)
     if problem is not None:
@@ -60,7 +107,7 @@ def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
     return 0 if problem is None else 1
 
 
-def document(journal: Path, header: Header, books: Books) -> dict[str, Any]:
+def journal_document(journal: Path, header: Header, books: TenantUsage) -> dict[str, Any]:
     """Everything as JSON; GPU-hours by type of the cluster."""
     return {
         "journal": str(journal),
@@ -81,7 +128,7 @@ def _tenant(each: Tenant) -> dict[str, Any]:
     }
 
 
-def _show(header: Header, books: Books) -> None:
+def _show(header: Header, books: TenantUsage) -> None:
     show_table(_by_type(books), f"{header.policy} on {header.cluster}: GPU-hours")
     if books.deals:
         show_table(_trades(books), "Trades: GPUs of the fast type, and the price of each in GPUs of the slow type")
@@ -89,7 +136,7 @@ def _show(header: Header, books: Books) -> None:
         click.echo("The journal says nothing of entitlements: its policy has none.")
 
 
-def _by_type(books: Books) -> Table:
+def _by_type(books: TenantUsage) -> HtmlTable:
     """A row a tenant and type."""
     columns = ("tenant", "type", "entitled now", "entitled", "received", "received ÷ entitled", "received in all")
     rows = []
@@ -107,10 +154,10 @@ def _by_type(books: Books) -> Table:
                     amount(each.held[gpu_type], "plain"),
                 )
             )
-    return Table(columns, tuple(rows), words=("tenant", "type"))
+    return HtmlTable(columns, tuple(rows), words=("tenant", "type"))
 
 
-def _trades(books: Books) -> Table:
+def _trades(books: TenantUsage) -> HtmlTable:
     columns = ("buyer", "seller", "fast", "slow", "GPUs", "price", "from", "until")
     rows = tuple(
         (
@@ -125,4 +172,4 @@ def _trades(books: Books) -> Table:
         )
         for each in books.deals
     )
-    return Table(columns, rows, words=("buyer", "seller", "fast", "slow"))
+    return HtmlTable(columns, rows, words=("buyer", "seller", "fast", "slow"))

@@ -1,22 +1,104 @@
 """`poise simulate`: one policy over a trace."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import SIMPLE
+from rich.table import Table as RichTable
 
-from poise.assembly import Outcome
-from poise.assembly import simulate as run_simulation
 from poise.cli import INTERRUPTED
-from poise.cli.options import Request, experiment_options, request_of
-from poise.cli.outputs import check_ending, check_folder, check_rows, force_option, make_folder, over
-from poise.cli.per_job import write_per_job
-from poise.cli.progress import watching
-from poise.cli.summaries import show_rejections, show_remarks, show_summary, show_unfinished
-from poise.cli.tables import show_notes
-from poise.engine.journal_file import NAME
-from poise.traces.synthetic import HELP, KNOBS, SYNTHETIC
+from poise.cli.options import ExperimentRequest, experiment_options, request_of
+from poise.cli.output import (
+    check_ending,
+    check_folder,
+    check_rows,
+    console,
+    force_option,
+    make_folder,
+    over,
+    show_notes,
+    watching,
+    write_per_job,
+)
+from poise.engine.journal import NAME
+from poise.lab.analysis.summary import Summary
+from poise.lab.experiment import SimulationResult, replay_journal
+from poise.lab.experiment import simulate as run_simulation
+from poise.lab.report.comparison import cell
+from poise.lab.traces.synthetic import HELP, KNOBS, SYNTHETIC
+from poise.scheduler.model.units import counted
+
+# What a person is shown of one run.
+
+_ROWS = (
+    ("jobs", "jobs"),
+    ("finished", "finished"),
+    ("failed", "failed"),
+    ("cancelled", "cancelled"),
+    ("rejected", "rejected"),
+    ("unfinished", "unfinished"),
+    ("average JCT", "avg_jct"),
+    ("median JCT", "median_jct"),
+    ("p99 JCT", "p99_jct"),
+    ("makespan", "makespan"),
+    ("GPUs in use", "utilisation"),
+    ("GPU-hours", "gpu_hours"),
+    ("preemptions", "preemptions"),
+    ("migrations", "migrations"),
+    ("restarts", "restarts"),
+    ("worst ρ", "worst_rho"),
+    ("mean ρ", "mean_rho"),
+    ("unfair jobs", "unfair_fraction"),
+    ("Jain's index", "jain"),
+    ("decisions", "decisions"),
+    ("CPU seconds", "cpu_seconds"),
+)
+SHOWN = 3
+"""Rejections that are told one by one."""
+
+_ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
+
+
+def show_summary(summary: Summary) -> None:
+    """One run, a row a number."""
+    click.echo(f"{summary.policy} on {summary.cluster}: {summary.trace}")
+    table = RichTable(show_header=False, box=SIMPLE)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for heading, key in _ROWS:
+        if key not in _ONLY_IF_ANY or getattr(summary, key):
+            table.add_row(heading, cell(summary, key))
+    console().print(table)
+    if summary.partial:
+        click.echo("These results are partial: the run was interrupted.", err=True)
+
+
+def show_unfinished(summary: Summary, *, quiet: bool) -> None:
+    """Jobs that had not ended when the run did, and so are in no mean."""
+    if summary.unfinished and not summary.partial:
+        show_notes(
+            [f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out"], quiet=quiet
+        )
+
+
+def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+    """Which jobs can never run here, and why; the first few of them."""
+    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
+    if len(rejections) > SHOWN:
+        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
+    show_notes(notes, quiet=quiet)
+
+
+def show_remarks(remarks: Sequence[tuple[float, str]], *, quiet: bool) -> None:
+    """What the policy had to say of its decisions; the first few of them."""
+    notes = [f"at {moment:g} s: {text}" for moment, text in remarks[:SHOWN]]
+    if len(remarks) > SHOWN:
+        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
+    show_notes(notes, quiet=quiet)
+
 
 EPILOG = """\b
 Examples:
@@ -72,14 +154,14 @@ def simulate(
     return INTERRUPTED if interrupted else 0
 
 
-def _run(request: Request, out: Path | None) -> tuple[Outcome, bool]:
+def _run(request: ExperimentRequest, out: Path | None) -> tuple[SimulationResult, bool]:
     journal = None if out is None else out / NAME
     with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
     return outcome, outcome.summary.partial
 
 
-def _write(outcome: Outcome, out: Path | None, per_job: Path | None) -> None:
+def _write(outcome: SimulationResult, out: Path | None, per_job: Path | None) -> None:
     """CPU times stay out of the directory, so that equal runs leave equal bytes."""
     if out is not None:
         summary = json.dumps(outcome.summary.repeatable(), indent=1, allow_nan=False)
@@ -98,3 +180,37 @@ def show_knobs(*, as_json: bool) -> None:
     width = max(len(f"{knob.name}={knob.default}") for knob in KNOBS)
     for knob in KNOBS:
         click.echo(f"  {f'{knob.name}={knob.default}':{width}}  {knob.meaning}")
+
+
+# `poise replay`: re-drive the core from a journal.
+
+REPLAY_EPILOG = """\b
+Example:
+  poise simulate synthetic:jobs=500 --policy srtf --out run1 && poise replay run1
+  poise replay ~/.local/state/poise
+"""
+
+
+@click.command(epilog=REPLAY_EPILOG)
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def replay(journal: Path, as_json: bool) -> None:
+    """Hand the facts of JOURNAL (a file, a directory that --out wrote, or a service's state) to the core again.
+
+    Every action must come out as it was written; the first that does not ends the replay with exit code 1.
+    """
+    from poise.service.server.storage.replay import replay_store, store_of
+
+    store = store_of(journal)
+    header, replayed, missing = (*replay_journal(journal), ()) if store is None else replay_store(store)
+    if as_json:
+        counts = {"instants": replayed.instants, "events": replayed.events, "actions": replayed.actions}
+        found = {"journal": str(journal), "policy": header.policy, **counts, "exact": True}
+        click.echo(json.dumps(found | ({} if store is None else {"missing": list(missing)})))
+    else:
+        click.echo(
+            f"{journal}: {header.policy}: all {counted(replayed.actions, 'action')} of {counted(replayed.events, 'event')} "
+            f"at {counted(replayed.instants, 'instant')} came out the same"
+        )
+        for each in missing:
+            click.echo(f"poise: {journal}: {each}", err=True)

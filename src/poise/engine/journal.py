@@ -5,26 +5,28 @@ event and action a list that begins with its name. Last `{"end": "complete"}` or
 without it was cut off. A moment or an amount that is infinite is written as null.
 """
 
+import gzip
 import json
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from math import inf
 from operator import attrgetter
+from pathlib import Path
 from sys import float_info
-from typing import Any, TypeVar, get_type_hints
+from typing import IO, Any, TypeVar, get_type_hints
 
-from poise.core.settings import Cadence, Retry, Settings
-from poise.model import action as actions
-from poise.model import event as events
-from poise.model.action import Waited, Why
-from poise.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
-from poise.model.errors import JournalError, RequestError
-from poise.model.job import Job, Yields
-from poise.model.journal import Entry
-from poise.model.speed import Estimate, Rates
-from poise.model.tasks import Tasks
-from poise.model.workload import Filling
+from poise.scheduler.core.settings import Cadence, RetryRule, Settings
+from poise.scheduler.model import action as actions
+from poise.scheduler.model import event as events
+from poise.scheduler.model.action import JournalEntry, PreemptionCause, Waited
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
+from poise.scheduler.model.errors import JournalError, RequestError
+from poise.scheduler.model.job import Job, Yields
+from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.speed import Estimate, Rates
+from poise.scheduler.model.workload import Filling
 
 Read = TypeVar("Read")
 
@@ -57,7 +59,7 @@ _BY_TYPE = ("speeds", "prices")
 _SETTINGS = {each.name for each in fields(Settings)}
 _WAYS: dict[str, tuple[Callable[[str], StrEnum], str]] = {
     "cadence": (Cadence, ""),
-    "retry": (Retry, Retry.COUNT),
+    "retry": (RetryRule, RetryRule.COUNT),
     "filling": (Filling, Filling.BY_TYPE),
 }
 """Settings that name a way of doing something: how they are read, and what was done before there was a choice."""
@@ -109,7 +111,7 @@ def header_line(header: Header) -> str:
     )
 
 
-def entry_line(entry: Entry) -> str:
+def entry_line(entry: JournalEntry) -> str:
     """One instant as a line."""
     return _line([entry.now, [*map(_encoded, entry.events)], [*map(_encoded, entry.actions)]])
 
@@ -215,7 +217,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     Estimate: lambda value: _estimate(*value),
     Holding: _holding,
     Waited: _waited,
-    Why: Why,
+    PreemptionCause: PreemptionCause,
     Yields: Yields,
 }
 """How a value of a type is read; raises TypeError or ValueError for what is none."""
@@ -250,19 +252,19 @@ def _known_keys(value: Any) -> Any:  # noqa: ANN401
     return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
 
 
-def entry_of(document: Any, last: float, but: frozenset[str] = frozenset()) -> Entry:  # noqa: ANN401
+def entry_of(document: Any, last: float, but: frozenset[str] = frozenset()) -> JournalEntry:  # noqa: ANN401
     """An instant, no earlier than `last`, from what its line holds; raises what `MALFORMED` lists for anything else."""
     now, facts, wishes = document
     if not last <= now < inf:
         raise ValueError(f"expected a moment not before {last}, got {now}")
-    return Entry(
+    return JournalEntry(
         float(now),
         tuple(_decoded(_EVENTS, fact) for fact in facts if fact[0] not in but),
         tuple(_decoded(_ACTIONS, wish) for wish in wishes),
     )
 
 
-def known_entry_of(document: Any, last: float) -> tuple[Entry, int]:  # noqa: ANN401
+def known_entry_of(document: Any, last: float) -> tuple[JournalEntry, int]:  # noqa: ANN401
     """As `entry_of`, of a newer journal: what is known here of it, and how many facts and wishes are not."""
     now, facts, wishes, *_ = document
     known = _known(_EVENTS, facts), _known(_ACTIONS, wishes)
@@ -311,7 +313,7 @@ def read_header(line: str) -> Header:
     return _read("a header", lambda: header_of(parsed(line)))
 
 
-def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> Entry:
+def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> JournalEntry:
     """What `entry_line` wrote, no earlier than `last`, `but` for facts of these names; JournalError for anything else."""
     return _read("an instant", lambda: entry_of(parsed(line), last, but))
 
@@ -326,3 +328,198 @@ def _read(what: str, read: Callable[[], Read]) -> Read:
         return read()
     except (*MALFORMED, RecursionError) as error:
         raise JournalError(f"not {what} of a journal: {error}") from None
+
+
+# Journals of earlier versions: how what one of them holds becomes what the next one would hold.
+#
+# A version ends when anything that a journal holds gets other fields. Then `VERSION` in `journal.py` goes up by one, and the
+# table below gets a step from the version before. Each step does one thing to each kind of document, and leaves alone
+# what it
+# does not know. What a step was is never changed again.
+#
+# 1   jobs are `steadfast` or not; what is `carried` may lack its last fields
+# 2   jobs say when they `yield`; what is `carried` says since when it is attached, and until when it backs off
+
+Document = Any
+"""What JSON holds: whoever reads it further checks it."""
+_CARRIED = 13
+"""Name and fields of a fact `carried`, in version 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one version to the next: an instant, and a job by itself; headers have had the same fields ever since."""
+
+    entry: Callable[[Document], Document]
+    job: Callable[[Document], Document]
+
+
+def _yielding(job: Document) -> Document:
+    """A steadfast job never yields; any other one does at any time."""
+    if not isinstance(job, dict) or "steadfast" not in job:
+        return job
+    rest = {name: value for name, value in job.items() if name != "steadfast"}
+    return rest | {"yields": "never"} if job["steadfast"] else rest
+
+
+def _fact_with_all(fact: Document) -> Document:
+    if not isinstance(fact, list) or fact[:1] not in (["submitted"], ["carried"]):
+        return fact
+    name, job, *rest = fact
+    missing = _CARRIED - len(fact) if name == "carried" else 0
+    return [name, _yielding(job), *rest, *[None] * missing]
+
+
+def _entry_with_all(entry: Document) -> Document:
+    now, facts, wishes = entry
+    return [now, [_fact_with_all(fact) for fact in facts], wishes]
+
+
+STEPS = {1: Step(entry=_entry_with_all, job=_yielding)}
+"""By the version that they lead on from."""
+
+
+def entry_from(version: int, document: Document) -> Document:
+    """An instant of an earlier version, as it is written now."""
+    for step in range(version, max(STEPS) + 1):
+        document = STEPS[step].entry(document)
+    return document
+
+
+def job_from(version: int, document: Document) -> Document:
+    """A job of an earlier version, as it is written now."""
+    for step in range(version, max(STEPS) + 1):
+        document = STEPS[step].job(document)
+    return document
+
+
+# Journals in files: written as a run goes on, read one instant after the other.
+
+NAME = "journal.jsonl"
+"""What a journal is called in a directory that a run wrote."""
+MOST_HEADER = 1 << 26
+"""Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
+
+
+class JournalWriter:
+    """Writes a journal to a text stream as it happens."""
+
+    def __init__(self, stream: IO[str], header: Header) -> None:
+        self._stream = stream
+        self._stream.write(header_line(header) + "\n")
+
+    def record(self, entry: JournalEntry) -> None:
+        """One instant."""
+        self._stream.write(entry_line(entry) + "\n")
+
+    def close(self, end: str) -> None:
+        """The last line."""
+        self._stream.write(end_line(end) + "\n")
+
+
+class JournalReader:
+    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one.
+
+    newer   of a journal in a version that is not known yet: what to say of that; None in all others
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        file = Path(path)
+        self._path = file / NAME if file.is_dir() else file
+        self._lines = self._numbered()
+        self._number, first = next(self._lines)
+        document = self._parsed(first) if first.startswith("{") else None
+        if not isinstance(document, dict) or "journal" not in document:
+            raise RequestError(f"{self._path}: not a journal: its first line is no header")
+        self._version = document["journal"]
+        self.newer = self._is_newer()
+        self._skipped = 0
+        try:
+            self.header = known_header_of(document) if self.newer else header_of(document)
+        except MALFORMED as error:
+            raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
+
+    def _is_newer(self) -> str | None:
+        version = self._version
+        problem = f"{self._path}: written in journal version {version!r}; this Poise reads version {VERSION}"
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise JournalError(problem)
+        return problem if version > VERSION else None
+
+    def entries(self) -> Iterator[JournalEntry]:
+        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read.
+
+        Of a newer journal, facts and wishes that are not known here are left out; in the end it raises for that.
+        """
+        last = -inf
+        for number, line in self._lines:
+            self._number = number
+            document = self._parsed(line)
+            if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
+                if next(self._lines, None) is not None:
+                    raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
+                if self.newer:
+                    raise JournalError(
+                        f"{self.newer}; {self._skipped:,} facts and wishes that it does not know are left out"
+                    )
+                return
+            try:
+                entry = self._read(document, last)
+            except MALFORMED as error:
+                raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
+            last = entry.now
+            yield entry
+        raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
+
+    def feed(self, take: Callable[[JournalEntry], None]) -> JournalError | None:
+        """Hand over every instant that can be read, one by one; what there is to say if those are not all of them."""
+        try:
+            for entry in self.entries():
+                take(entry)
+        except JournalError as problem:
+            return problem
+        except (KeyError, IndexError) as error:
+            return JournalError(f"{self._path}:{self._number}: names a job or a node that is not there: {error}")
+        return None
+
+    def _read(self, document: Any, last: float) -> JournalEntry:  # noqa: ANN401
+        if self.newer is None:
+            return entry_of(document if self._version == VERSION else entry_from(self._version, document), last)
+        entry, skipped = known_entry_of(document, last)
+        self._skipped += skipped
+        return entry
+
+    def _parsed(self, line: str) -> Any:  # noqa: ANN401
+        try:
+            return parsed(line)
+        except (ValueError, RecursionError):
+            raise JournalError(f"{self._path}:{self._number}: not JSON") from None
+
+    def _numbered(self) -> Iterator[tuple[int, str]]:
+        number = 0
+        try:
+            packed = self._path.suffix == ".gz"
+            with gzip.open(self._path, "rb") if packed else self._path.open("rb") as stream:
+                number, first = 1, stream.readline(MOST_HEADER)
+                yield 1, self._text(1, first)
+                for number, line in enumerate(stream, start=2):
+                    yield number, self._text(number, line)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+            raise RequestError(f"{self._path}: cannot be read: {error.strerror}") from None
+        except EOFError:
+            raise JournalError(f"{self._path}: cut off: the end of its compressed data is missing") from None
+        except (gzip.BadGzipFile, zlib.error):
+            if not number:
+                raise RequestError(f"{self._path}: not a journal: expected gzip-compressed data, as its name says") from None
+            raise JournalError(f"{self._path}: damaged: its compressed data cannot be unpacked") from None
+        except OSError as error:
+            raise JournalError(f"{self._path}: cannot be read: {error.strerror or error}") from None
+
+    def _text(self, number: int, line: bytes) -> str:
+        """A line as text. What is no text from its first line on is another kind of file, not a damaged journal."""
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError:
+            if number == 1:
+                raise RequestError(f"{self._path}: not a journal: its first line is no text") from None
+            raise JournalError(f"{self._path}:{number}: damaged: not UTF-8 text") from None

@@ -1,13 +1,14 @@
 """The only loop: facts from a back end into the core, wishes from the core to the back end, both into a journal."""
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
-from poise.core.scheduler import Scheduler
-from poise.model.action import Action
-from poise.model.event import Event
-from poise.model.journal import Entry
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import Action, JournalEntry
+from poise.scheduler.model.event import Event
 
 
 class Backend(Protocol):
@@ -26,7 +27,7 @@ def always() -> bool:
 
 
 def run(
-    scheduler: Scheduler, backend: Backend, record: Callable[[Entry], None], go_on: Callable[[], bool] = always
+    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = always
 ) -> tuple[bool, float]:
     """Run until nothing can happen any more, or until `go_on` says no between two instants.
 
@@ -41,5 +42,26 @@ def run(
         actions = scheduler.handle(now, events)
         deciding += perf_counter() - began
         backend.apply(now, actions)
-        record(Entry(now, events, actions))
+        record(JournalEntry(now, events, actions))
     return True, deciding
+
+
+# Python's collector of cycles, out of the way of work that makes none.
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """A run makes many objects, keeps most of them, and no cycles: looking for cycles again and again is wasted."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def set_aside() -> None:
+    """What there is now will stay: the collector of a process that runs for long need not look at it again and again."""
+    gc.collect()
+    gc.freeze()

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from poise.core.scheduler import Scheduler
-from poise.model.action import Action
-from poise.model.errors import ReplayError
-from poise.model.journal import Entry
+from poise.scheduler.core.scheduler import Scheduler
+from poise.scheduler.model.action import Action, JournalEntry
+from poise.scheduler.model.errors import ReplayError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Replayed:
     actions: int
 
 
-def replay(scheduler: Scheduler, entries: Iterable[Entry]) -> Replayed:
+def replay(scheduler: Scheduler, entries: Iterable[JournalEntry]) -> Replayed:
     """Hand every fact to the core again; raises ReplayError at the first wish that differs, or fact that cannot be."""
     instants = events = actions = 0
     for entry in entries:
@@ -31,7 +30,7 @@ def replay(scheduler: Scheduler, entries: Iterable[Entry]) -> Replayed:
     return Replayed(instants, events, actions)
 
 
-def _answer(scheduler: Scheduler, entry: Entry) -> tuple[Action, ...]:
+def _answer(scheduler: Scheduler, entry: JournalEntry) -> tuple[Action, ...]:
     """What the core answers; facts that were tampered with may break it in any way, and that is news, not a crash."""
     try:
         return scheduler.handle(entry.now, entry.events)
@@ -40,7 +39,7 @@ def _answer(scheduler: Scheduler, entry: Entry) -> tuple[Action, ...]:
         raise ReplayError(f"at {entry.now}: the core cannot take in what the journal says: {problem}") from error
 
 
-def _difference(entry: Entry, got: tuple[object, ...]) -> str:
+def _difference(entry: JournalEntry, got: tuple[object, ...]) -> str:
     for place, want in enumerate(entry.actions):
         if place >= len(got):
             return f"at {entry.now}: the journal has {want}, the core answers with nothing"

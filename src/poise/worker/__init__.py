@@ -10,7 +10,9 @@ Inside Poise the loop begins at the step after the last checkpoint, reports prog
 leaves with exit code 75, so that the next start goes on at the very step. Outside Poise it is a plain loop.
 """
 
-from poise.worker.lease import Lease, Wish, Writers, attach
+from poise.worker.lease import Lease, StopRequest, Writers, attach
 from poise.worker.protocol import CHECKPOINT_FAILED, YIELDED, Notice, WorkerError
 
-__all__ = ["CHECKPOINT_FAILED", "YIELDED", "Lease", "Notice", "Wish", "WorkerError", "Writers", "attach"]
+Wish = StopRequest  # its name until 0.1
+
+__all__ = ["CHECKPOINT_FAILED", "YIELDED", "Lease", "Notice", "StopRequest", "Wish", "WorkerError", "Writers", "attach"]

@@ -19,7 +19,7 @@ import shutil
 from importlib import import_module
 from typing import Any
 
-from poise.worker.lease import Wish, attach
+from poise.worker.lease import StopRequest, attach
 from poise.worker.protocol import WorkerError
 
 # Not plain imports, so that types are the same whether or not they are installed.
@@ -27,12 +27,12 @@ _CALLBACK: Any = import_module("transformers").TrainerCallback
 _distributed: Any = import_module("torch.distributed")
 
 
-class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
+class HuggingFaceLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
     """The lease of this process. Saves as the Trainer does."""
 
     def __init__(self) -> None:
         self._lease = attach()
-        self._due = Wish.GO_ON
+        self._due = StopRequest.GO_ON
         self._is_put_off = False
         self._is_epoch_over = False
 
@@ -51,12 +51,12 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ANN401  theirs
         """Between two optimizer steps: report, and ask for a checkpoint if one is due."""
         wish = self._lease.wish(state.global_step)
-        self._due = self._due if wish is Wish.GO_ON else wish
+        self._due = self._due if wish is StopRequest.GO_ON else wish
         if state.global_step >= state.max_steps:
-            self._due = Wish.GO_ON  # there is nothing to leave for
+            self._due = StopRequest.GO_ON  # there is nothing to leave for
             control.should_save = True
         # A checkpoint of an epoch's last step is taken up with the next epoch: the end of this one comes before it.
-        self._is_epoch_over = self._due is not Wish.GO_ON and float(state.epoch).is_integer()
+        self._is_epoch_over = self._due is not StopRequest.GO_ON and float(state.epoch).is_integer()
         if not self._is_epoch_over:
             self._ask(args, control)
         return control
@@ -79,17 +79,17 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
             shutil.copytree(written, path)
 
         # The Trainer forgets that it was to stop early when it is started again: it stops now.
-        if self._due is Wish.LEAVE and not control.should_training_stop:
+        if self._due is StopRequest.LEAVE and not control.should_training_stop:
             self._lease.leave(state.global_step, take)
         self._lease.checkpoint(state.global_step, take)
-        self._due, self._is_put_off = Wish.GO_ON, False
+        self._due, self._is_put_off = StopRequest.GO_ON, False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401  theirs
         """All steps are done; the checkpoint of the last was asked for as it ended."""
         self._lease.finish(state.global_step, None)
 
     def _ask(self, args: Any, control: Any) -> None:  # noqa: ANN401  theirs
-        if self._due is Wish.GO_ON:
+        if self._due is StopRequest.GO_ON:
             return
         if control.should_evaluate and args.save_strategy == "best":
             # Whatever is asked for, the Trainer saves after this evaluation if it finds the best model so far.
@@ -98,3 +98,6 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
                 return
             control.should_evaluate = False
         control.should_save = True
+
+
+LeaseCallback = HuggingFaceLeaseCallback  # its name until 0.1

@@ -16,8 +16,8 @@ from time import monotonic
 from types import FrameType
 from typing import NoReturn, SupportsFloat
 
-from poise.worker.agreeing import Appointment
 from poise.worker.checkpoints import Checkpoints
+from poise.worker.micro_batches import share
 from poise.worker.progress import Progress
 from poise.worker.protocol import (
     CHECKPOINT_FAILED,
@@ -26,17 +26,58 @@ from poise.worker.protocol import (
     STOP,
     YIELDED,
     Notice,
-    Surroundings,
     Watched,
+    WorkerEnv,
     WorkerError,
     notice_in,
+    replace_json,
     say,
     say_traceback,
-    surroundings,
+    step_in,
     tell_failure,
+    worker_env,
 )
-from poise.worker.ranks import Ranks
-from poise.worker.sharing import share
+from poise.worker.rank_state import Ranks
+
+# Boundaries at which all ranks do the same thing, agreed on without a message between them.
+#
+# Rank 0 decides. Alone, it acts at once. With others, it publishes the boundary after the next step before it does that
+# step:
+# in synchronous training nobody can complete a step without rank 0, so everybody has read of it when it comes.
+
+
+class StepBarrier:
+    """One thing that all ranks are to do at the same boundary. Steps never go back."""
+
+    def __init__(self, where: WorkerEnv, name: str) -> None:
+        self._where, self._name = where, name
+        self._watched = Watched(where.run_dir, name)
+        self._at: int | None = None
+        self._kept: int | None = None
+
+    def due(self, step: int, is_wanted: Callable[[int], bool]) -> bool:
+        """Whether the boundary has come. `is_wanted` is asked on rank 0 alone, until it is."""
+        if self._where.rank:
+            at = step_in(self._watched.fields())
+            self._at = None if at == self._kept else at
+        elif self._at is None and is_wanted(step):
+            self._at = self._decided(step)
+        return self._at is not None and step >= self._at
+
+    def keep(self) -> None:
+        """It was done; there may be another."""
+        self._kept, self._at = self._at, None
+
+    def _decided(self, step: int) -> int | None:
+        if self._where.world_size == 1 or self._where.run_dir is None:
+            return step
+        try:
+            replace_json(self._where.run_dir, self._name, {"step": step + 1})
+        except OSError as error:
+            say(f"the other ranks cannot be told to stop or save, so this one goes on: {error}")
+            return None
+        return step + 1
+
 
 Use = Callable[[str], object]
 """Takes the path of a checkpoint, and writes or reads it."""
@@ -46,7 +87,7 @@ _loops: dict[tuple[int, str, int], object] = {}
 """The lease whose checkpoints are those of a job, by process, run and rank."""
 
 
-class Wish(Enum):
+class StopRequest(Enum):
     """What is to be done at a boundary: go on; have a checkpoint written and go on; or have one written and leave."""
 
     GO_ON = "go on"
@@ -85,7 +126,7 @@ def attach(
         raise WorkerError("attach: give both save and load, or neither")
     if checkpoint_every is not None and not checkpoint_every > 0:
         raise WorkerError(f"attach: checkpoint_every: expected seconds above 0, got {checkpoint_every}")
-    found = surroundings(os.environ)
+    found = worker_env(os.environ)
     if found.checkpoint_dir is None and checkpoint_dir is not None:
         found = found._replace(checkpoint_dir=os.fspath(checkpoint_dir))
     if found.checkpoint_every is None:
@@ -102,14 +143,14 @@ class Lease:
     `checkpoint` or `leave` when that says so, and `finish` at the end.
     """
 
-    def __init__(self, where: Surroundings, save: Use | None, load: Use | None, writers: Writers) -> None:
+    def __init__(self, where: WorkerEnv, save: Use | None, load: Use | None, writers: Writers) -> None:
         self._where, self._writers = where, writers
         self._save, self._load = save, load
         self._checkpoints = None if where.checkpoint_dir is None else Checkpoints(where.checkpoint_dir)
         self._ranks = Ranks(where)
         self._progress = Progress(where.run_dir if where.rank == 0 else None)
         self._lease = Watched(where.run_dir, LEASE)
-        self._stop, self._saving = Appointment(where, STOP), Appointment(where, SAVE)
+        self._stop, self._saving = StepBarrier(where, STOP), StepBarrier(where, SAVE)
         self._notice: Notice | None = None
         self._first: int | None = None
         self._kept = 0
@@ -159,9 +200,9 @@ class Lease:
         try:
             while step < total:
                 wish = self.wish(step)
-                if wish is Wish.LEAVE:
+                if wish is StopRequest.LEAVE:
                     self.leave(step, self._save)
-                elif wish is Wish.CHECKPOINT:
+                elif wish is StopRequest.CHECKPOINT:
                     self.checkpoint(step, self._save)
                 yield step
                 step += 1
@@ -207,18 +248,18 @@ class Lease:
         self._last_save = monotonic()
         self._progress.begin(step, total)
 
-    def wish(self, step: int) -> Wish:
+    def wish(self, step: int) -> StopRequest:
         """What is to be done at this boundary, the same on all ranks. Reports progress.
 
         After the last step there is nothing to leave for: whoever knows that it was the last goes on to `finish`.
         """
         self._progress.reached(step)
         if self._stop.due(step, self._is_over):
-            return Wish.LEAVE
+            return StopRequest.LEAVE
         if self._saving.due(step, self._is_stale):
             self._saving.keep()
-            return Wish.CHECKPOINT
-        return Wish.GO_ON
+            return StopRequest.CHECKPOINT
+        return StopRequest.GO_ON
 
     def checkpoint(self, step: int, save: Use | None) -> None:
         """Have rank 0 write a checkpoint of `step` steps. If that fails it is said, and the older ones go on to count."""

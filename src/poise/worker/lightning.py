@@ -19,10 +19,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from poise.worker.generators import generators
-from poise.worker.lease import Wish, Writers, attach
+from poise.worker.lease import StopRequest, Writers, attach
 from poise.worker.protocol import WorkerError, say
 from poise.worker.pytorch import restore_random
+from poise.worker.rank_state import generators
 
 # Not a plain import: it is under either name, and types are to be the same whether or not it is installed.
 _CALLBACK: Any = import_module("lightning.pytorch" if find_spec("lightning") else "pytorch_lightning").Callback
@@ -30,7 +30,7 @@ _CALLBACK: Any = import_module("lightning.pytorch" if find_spec("lightning") els
 _REMEDY = "submit it with --replicas gpu, and have devices times num_nodes of the Trainer be WORLD_SIZE"
 
 
-class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
+class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
     """The lease of this process. Saves with `trainer.save_checkpoint`, on all ranks, between optimizer steps."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         self._lease = attach(writers=Writers.ALL)
         self._last = 0
         self._random: Mapping[str, Any] | None = None
-        self._put_off = Wish.GO_ON
+        self._put_off = StopRequest.GO_ON
         self._is_between_epochs = False
         self._metrics: dict[str, Any] = {}
         # Said here: where Lightning waits for processes that nobody starts, it calls back no more.
@@ -87,11 +87,11 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
             return
         self._last = step
         before, wish = self._put_off, self._lease.wish(step)
-        self._put_off = before if wish is Wish.GO_ON else wish
+        self._put_off = before if wish is StopRequest.GO_ON else wish
         # Saved at the last batch, the end of the epoch would be left out, and Lightning would count epochs wrongly from then
         # on; saved before a validation, that would be left out, and the random numbers that it draws. Where every step is
         # validated it cannot be helped.
-        if _is_done(trainer) or trainer.is_last_batch or (before is Wish.GO_ON and _is_validated(trainer)):
+        if _is_done(trainer) or trainer.is_last_batch or (before is StopRequest.GO_ON and _is_validated(trainer)):
             return
         self._do_what_was_put_off(trainer)
 
@@ -109,12 +109,12 @@ class LeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
         self._lease.finish(trainer.global_step, trainer.save_checkpoint)
 
     def _do_what_was_put_off(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
-        wish, self._put_off = self._put_off, Wish.GO_ON
-        if wish is not Wish.GO_ON:
+        wish, self._put_off = self._put_off, StopRequest.GO_ON
+        if wish is not StopRequest.GO_ON:
             self._metrics = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
-        if wish is Wish.LEAVE:
+        if wish is StopRequest.LEAVE:
             self._lease.leave(trainer.global_step, trainer.save_checkpoint)
-        elif wish is Wish.CHECKPOINT:
+        elif wish is StopRequest.CHECKPOINT:
             self._lease.checkpoint(trainer.global_step, trainer.save_checkpoint)
 
     def _begin_epoch(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
@@ -149,3 +149,6 @@ def _is_done(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
 def _is_validated(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
     """Whether a validation comes before the next batch."""
     return bool(trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+
+
+LeaseCallback = LightningLeaseCallback  # its name until 0.1

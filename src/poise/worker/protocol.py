@@ -40,7 +40,7 @@ class Notice(NamedTuple):
     text: str
 
 
-class Surroundings(NamedTuple):
+class WorkerEnv(NamedTuple):
     """What the environment says of this process and its job.
 
     run_dir           of the lease protocol; None: outside Poise
@@ -60,7 +60,7 @@ class Surroundings(NamedTuple):
     lease_steps: int | None
 
 
-def surroundings(variables: Mapping[str, str]) -> Surroundings:
+def worker_env(variables: Mapping[str, str]) -> WorkerEnv:
     """Read the environment. A value that cannot be is a WorkerError that names it."""
     run_dir = variables.get("POISE_RUN_DIR") or None
     if run_dir and variables.get("POISE_LEASE_VERSION", str(VERSION)) != str(VERSION):
@@ -75,7 +75,7 @@ def surroundings(variables: Mapping[str, str]) -> Surroundings:
         raise WorkerError(f"RANK: expected 0 to {world_size - 1} as WORLD_SIZE is {world_size}, got {rank}")
     if speeds and len(speeds) != world_size:
         raise WorkerError(f"POISE_RANK_SPEEDS: expected {world_size} numbers, one a rank, got {len(speeds)}")
-    return Surroundings(
+    return WorkerEnv(
         run_dir=run_dir,
         checkpoint_dir=variables.get("POISE_CHECKPOINT_DIR") or None,
         checkpoint_every=_read(variables, "POISE_CHECKPOINT_EVERY", _positive),

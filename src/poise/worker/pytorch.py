@@ -16,9 +16,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol
 
-from poise.worker import generators
-from poise.worker.protocol import surroundings
-from poise.worker.sharing import share
+from poise.worker import rank_state
+from poise.worker.micro_batches import share
+from poise.worker.protocol import worker_env
 
 # Not a plain import, so that types are the same whether or not it is installed.
 torch: Any = import_module("torch")
@@ -34,7 +34,7 @@ class Stateful(Protocol):
         """Go on from there."""
 
 
-class State:
+class TrainingState:
     """The state of a training: of named parts, and of the random generators of torch, Python and numpy.
 
     Give the model itself, not what DistributedDataParallel makes of it, so that the number of ranks may change. Generators
@@ -48,7 +48,7 @@ class State:
     def save(self, path: str) -> None:
         """Write it to a new file."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        torch.save({"parts": parts, "random": generators.generators()}, path)
+        torch.save({"parts": parts, "random": rank_state.generators()}, path)
 
     def load(self, path: str) -> None:
         """Read it. The parts must be those that were saved."""
@@ -59,7 +59,7 @@ class State:
             raise ValueError(f"the checkpoint has {saved}; expected {wanted}")
         for name, part in self._parts.items():
             part.load_state_dict(found["parts"][name])
-        restore_random(found["random"], surroundings(os.environ).rank)
+        restore_random(found["random"], worker_env(os.environ).rank)
 
 
 def batch_at(step: int, *, samples: int, batch_size: int, seed: int) -> Any:  # noqa: ANN401  torch.Tensor
@@ -80,7 +80,8 @@ def _batches(samples: int, batch_size: int) -> int:
 class Batches:
     """The batches of a data set, in the order of `batch_at`; an iteration ends with the epoch, the next one goes on.
 
-    It knows where it is: give it to `State` as a part, or to Lightning. `batch_size` is that of all ranks together, each of
+    It knows where it is: give it to `TrainingState` as a part, or to Lightning. `batch_size` is that of all ranks
+    together, each of
     which gets its part of every batch. `more` is for torch's DataLoader. What its worker processes draw at random is the one
     thing that is not the same after a resumption within an epoch.
     """
@@ -89,7 +90,7 @@ class Batches:
         self._data, self._more = data, more
         self._size, self._seed = batch_size, seed
         self._next = 0
-        where = surroundings(os.environ)
+        where = worker_env(os.environ)
         self._rank = where.rank
         mine = share(batch_size, where.rank, (1.0,) * where.world_size)
         self._mine = slice(mine.start, mine.stop)
@@ -115,14 +116,14 @@ class Batches:
         rows = [batch[self._mine].tolist() for batch in batches]
         # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training. By
         # rank, since workers of different ranks that draw the same numbers would change different samples in the same way.
-        seed = generators.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
+        seed = rank_state.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
         generator = torch.Generator().manual_seed(seed)
         return torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more)
 
 
 @lru_cache(maxsize=2)
 def _order(samples: int, seed: int, epoch: int) -> Any:  # noqa: ANN401  torch.Tensor
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(generators.number(f"{seed}/{epoch}")))
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(rank_state.number(f"{seed}/{epoch}")))
 
 
 def restore_random(state: Mapping[str, Any], rank: int) -> None:
@@ -130,14 +131,17 @@ def restore_random(state: Mapping[str, Any], rank: int) -> None:
     if not isinstance(state["torch"], str):
         state = _plain(state)
     if rank:
-        generators.seed(f"{state['torch']}/{rank}")
+        rank_state.seed(f"{state['torch']}/{rank}")
     else:
-        generators.restore(state)
+        rank_state.restore(state)
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the tensors of a checkpoint that has them, as the first ones had, into plain values."""
-    plain = {**state, "torch": generators.text_of(state["torch"])}
+    plain = {**state, "torch": rank_state.text_of(state["torch"])}
     if "cuda" in state:
-        plain.update(cuda=[generators.text_of(each) for each in state["cuda"]], device=0)
+        plain.update(cuda=[rank_state.text_of(each) for each in state["cuda"]], device=0)
     return plain
+
+
+State = TrainingState  # its name until 0.1

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-MAIN = "src/poise/backends/local/runner/__main__.py"
+MAIN = "src/poise/service/backends/local/runner/__main__.py"
 is_runner = sys.argv[2].isdigit()
 folder = Path(sys.argv[1]).parents[4] if is_runner else Path(sys.argv[1])
 true = time.time  # noqa: TID251  the clock that is tampered with
@@ -22,9 +22,9 @@ time.time = skewed  # noqa: TID251
 if is_runner:
     runpy.run_path(str(Path(__file__).resolve().parents[3] / MAIN), run_name="__main__")
 else:
-    from poise.backends.local import spawning
     from poise.cli import main
+    from poise.service.backends.local import processes
 
-    spawning.MAIN = __file__
+    processes.MAIN = __file__
     del sys.argv[1]
     main()

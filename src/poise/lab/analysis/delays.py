@@ -1,0 +1,279 @@
+"""How long jobs waited: until their first start, in all, and for what."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from poise.lab.analysis.exhibits import (
+    ALL,
+    DELAYS,
+    HOUR,
+    BarGroup,
+    Chart,
+    ChartCurve,
+    ChartShape,
+    Row,
+    StudyPart,
+    TableColumn,
+    ValueUnit,
+    by_code,
+    by_size,
+    by_value,
+    columns,
+    delay_figures,
+    known,
+    named,
+    ratio,
+    totals,
+)
+from poise.lab.analysis.history import cumulated
+from poise.lab.analysis.overtaking import out_of_order
+from poise.lab.analysis.records import ClusterCapacity, Covers, Records
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+
+NO_STARTS = "The input says when jobs were submitted, not when they started."
+INFERRED = ("fair share", "fragmentation or capacity")
+"""What can be told apart without quotas and without the cluster."""
+_CAUSES_TITLE = "Causes of queueing delay"
+_CAUSES = columns(
+    ("size", "GPUs", ValueUnit.TEXT),
+    ("cause", "cause", ValueUnit.TEXT),
+    ("jobs", "jobs", ValueUnit.COUNT),
+    ("jobs_share", "of jobs that waited", ValueUnit.SHARE),
+    ("hours", "hours", ValueUnit.PLAIN),
+    ("time_share", "of waiting time", ValueUnit.SHARE),
+)
+
+
+def delays_by_size(records: Records) -> StudyPart:
+    """Submission to first start, by bucket."""
+    title = "Queueing delay by size"
+    if Covers.STARTS not in records.covers:
+        return StudyPart("delays_by_size", title, "", missing=NO_STARTS)
+    groups = by_size(records.gpus)
+    curves = tuple(ChartCurve(named(each), known(records.delays[each.members])) for each in groups)
+    charts = (Chart(ChartShape.CDF, title, "delay from submission to first start", curves=curves),)
+    rows = _delay_rows(records, (*groups, BarGroup(ALL, np.arange(len(records.gpus)))))
+    head = (TableColumn("size", "GPUs", ValueUnit.TEXT), TableColumn("jobs", "jobs that started", ValueUnit.COUNT), *DELAYS)
+    return StudyPart("delays_by_size", title, _delay_text(records), head, rows, charts, caveat=_on_attempts(records))
+
+
+def delays_by_tenant(records: Records) -> StudyPart:
+    """Submission to first start, by tenant."""
+    title = "Queueing delay by tenant"
+    if missing := _why_no_tenants(records):
+        return StudyPart("delays_by_tenant", title, "", missing=missing)
+    groups = by_code(records.tenant, records.tenants)
+    head = (
+        TableColumn("tenant", "tenant", ValueUnit.TEXT),
+        TableColumn("jobs", "jobs that started", ValueUnit.COUNT),
+        *DELAYS,
+    )
+    rows = _delay_rows(records, groups)
+    return StudyPart("delays_by_tenant", title, _delay_text(records), head, rows, caveat=_on_attempts(records))
+
+
+def _on_attempts(records: Records) -> str:
+    """A log may have kept the last attempt of each job alone."""
+    if records.room is not None or records.attempts.max(initial=0) > 1:
+        return ""
+    return "The input tells of one attempt a job; where that is not the first, the delay holds those before it."
+
+
+def _why_no_tenants(records: Records) -> str:
+    if Covers.STARTS not in records.covers:
+        return NO_STARTS
+    return "" if Covers.TENANTS in records.covers else "The input names no tenants."
+
+
+def _delay_text(records: Records) -> str:
+    started = int(np.sum(~np.isnan(records.delays)))
+    return (
+        f"From submission to the first start, of the {started:,} of {len(records.gpus):,} jobs of which that is known. A "
+        "quantile is the least delay that is no less than that share of all delays."
+    )
+
+
+def _delay_rows(records: Records, groups: Iterable[BarGroup]) -> tuple[Row, ...]:
+    found = ((each.label, known(records.delays[each.members])) for each in groups)
+    return tuple((label, len(delays), *delay_figures(delays)) for label, delays in found)
+
+
+def waits(records: Records) -> StudyPart:
+    """Every interval of waiting that ended in a start, by size and by tenant."""
+    title = "All intervals of waiting"
+    if Covers.STARTS not in records.covers:
+        return StudyPart("waits", title, "", missing=NO_STARTS)
+    spells = records.spells
+    waited = np.where(spells.firsts, spells.start - records.submitted[spells.job], spells.gaps)
+    some = waited > 0  # NaN is not
+    job, seconds = spells.job[some], waited[some]
+    rows = [("all", ALL, len(seconds), *delay_figures(np.sort(seconds)))]
+    rows += _wait_rows("size", by_size(records.gpus[job]), seconds)
+    if Covers.TENANTS in records.covers:
+        rows += _wait_rows("tenant", by_code(records.tenant[job], records.tenants), seconds)
+    text = (
+        "From submission to the first start, and from the end of each run to the next start of the same job: after a "
+        "failure, a preemption, a lost node. Intervals of no length, and those of which an end is not known, do not count."
+    )
+    head = columns(
+        ("by", "by", ValueUnit.TEXT), ("group", "group", ValueUnit.TEXT), ("intervals", "intervals", ValueUnit.COUNT)
+    )  # fmt: skip
+    return StudyPart("waits", title, text, (*head, *DELAYS), tuple(rows))
+
+
+def _wait_rows(by: str, groups: Iterable[BarGroup], seconds: Floats) -> list[Row]:
+    return [(by, each.label, len(each.members), *delay_figures(np.sort(seconds[each.members]))) for each in groups]
+
+
+def causes(records: Records) -> StudyPart:
+    """What jobs waited for, by bucket: jobs by the cause that they waited for longest, and time."""
+    if Covers.WAITING in records.covers:
+        text = (
+            "At every decision a waiting job waits for capacity if fewer GPUs are free than it needs, for fragmentation if "
+            "enough are free, but not as close together as it insists on, and otherwise for its fair share: it would fit, "
+            "but the policy puts others first. A job that is held back, because its tenant is over its quota, until a retry "
+            "or for a trial, waits for its fair share whatever is free. The time is added up at each start, so that of jobs "
+            "which never started is not in it."
+        )
+        caveat = "What is called fair share here holds the order of the policy too, and time before retries and trials."
+        return _causes(records, text, caveat, records.waited, records.kinds)
+    missing = _why_no_tenants(records)
+    if missing:
+        missing += " Causes are inferred from starts and from what each tenant uses."
+        return StudyPart("causes", _CAUSES_TITLE, "", missing=missing)
+    text = (
+        "A job waits for its fair share while its tenant's GPUs in use and its own together exceed the tenant's quota, and "
+        "otherwise for fragmentation or capacity, which the log does not tell apart."
+    )
+    caveat = (
+        "The log holds no quotas: that of a tenant is taken to be the most GPUs that its jobs in this file ever held at "
+        "once. Of jobs that the file leaves out, the use is left out too."
+    )
+    return _causes(records, text, caveat, inferred(records), INFERRED)
+
+
+def _causes(records: Records, text: str, caveat: str, waited: Floats, kinds: tuple[str, ...]) -> StudyPart:
+    """A row a bucket and cause; within a bucket, jobs and hours add up to those that waited at all."""
+    groups = (*by_size(records.gpus), BarGroup(ALL, np.arange(len(records.gpus))))
+    found = [(each.label, *_cause_figures(waited[each.members], len(kinds))) for each in groups]
+    rows = tuple(
+        (label, kind, counts[place], ratio(counts[place], sum(counts)), seconds[place] / HOUR, shares[place])
+        for label, counts, seconds, shares in found
+        for place, kind in enumerate(kinds)
+    )
+    buckets = found[:-1]
+    curves = tuple(
+        ChartCurve(kind, np.array([shares[place] for *_, shares in buckets], dtype=np.float64))
+        for place, kind in enumerate(kinds)
+    )
+    charts = (Chart(ChartShape.BARS, "Waiting time by cause", curves=curves, labels=tuple(label for label, *_ in buckets)),)
+    text += " A job is counted under the cause that it waited for longest."
+    return StudyPart("causes", _CAUSES_TITLE, text, _CAUSES, rows, charts, caveat=caveat, bar="time_share")
+
+
+def _cause_figures(waited: Floats, kinds: int) -> tuple[list[int], list[float], list[float | None]]:
+    """By cause: jobs that waited for it longest, seconds, and the share of those."""
+    waiting = waited[waited.sum(axis=1) > 0]
+    counts = np.bincount(np.argmax(waiting, axis=1), minlength=kinds).tolist() if len(waiting) else [0] * kinds
+    seconds = waiting.sum(axis=0).tolist()
+    return counts, seconds, [ratio(each, sum(seconds)) for each in seconds]
+
+
+def inferred(records: Records) -> Floats:
+    """(jobs, 2): seconds that jobs waited for their fair share by inferred quotas, and for anything else.
+
+    A job's use of GPUs is taken from its spells; waiting are the intervals before its first spell and between them.
+    """
+    spells = records.spells
+    since = np.where(spells.firsts, records.submitted[spells.job], spells.start - spells.gaps)
+    waited = np.where(spells.start > since, spells.start - since, 0.0)  # NaN is not
+    held = np.zeros(len(spells.job))
+    tenant = records.tenant[spells.job]
+    for each in by_code(tenant, records.tenants):
+        rows = each.members[waited[each.members] > 0]
+        held[rows] = np.clip(_over_quota(records, each.members, rows, since), 0.0, waited[rows])
+    return np.stack([totals(spells.job, column, len(records.gpus)) for column in (held, waited - held)], axis=1)
+
+
+def _over_quota(records: Records, members: Ints, waiting: Ints, since: Floats) -> Floats:
+    """Of spells of one tenant: how long before each its tenant's use and its own gang exceeded the quota."""
+    spells = records.spells
+    moments, used = cumulated(_use(records, members))
+    if not len(moments):
+        return np.zeros(len(waiting))
+    quota, gang = int(used.max()), spells.gpus[waiting]
+    found = np.zeros(len(waiting))
+    for gpus, rows in by_value(gang):
+        over = (used[:-1] + gpus > quota) * np.diff(moments)
+        clock = np.concatenate(([0.0], np.cumsum(over)))
+        chosen = waiting[rows]
+        found[rows] = np.interp(spells.start[chosen], moments, clock) - np.interp(since[chosen], moments, clock)
+    return found
+
+
+def _use(records: Records, members: Ints) -> Iterator[tuple[float, int]]:
+    """Changes of the number of GPUs in use by some spells, of which start and end are known."""
+    spells = records.spells
+    whole = members[~np.isnan(spells.start[members]) & ~np.isnan(spells.end[members])]
+    gpus = spells.gpus[whole]
+    yield from zip(spells.start[whole].tolist(), gpus.tolist(), strict=True)
+    yield from zip(spells.end[whole].tolist(), (-gpus).tolist(), strict=True)
+
+
+# Starts out of order: how many, and how many of them did harm.
+
+_HEAD = columns(
+    ("among", "among", ValueUnit.TEXT),
+    ("starts", "first starts", ValueUnit.COUNT),
+    ("out_of_order", "out of order", ValueUnit.COUNT),
+    ("out_of_order_share", "of starts", ValueUnit.SHARE),
+    ("harmful", "harmful", ValueUnit.COUNT),
+    ("harmful_share", "of those out of order", ValueUnit.SHARE),
+    ("hurt_jobs", "jobs hurt", ValueUnit.COUNT),
+    ("hurt_seconds", "time in which one was hurt", ValueUnit.SECONDS),
+)
+
+
+def order(records: Records) -> StudyPart:
+    """First starts out of order, among all jobs and among those of one tenant."""
+    title = "Starts out of order"
+    if Covers.STARTS not in records.covers:
+        return StudyPart("order", title, "", missing=NO_STARTS)
+    text = (
+        "A first start is out of order if a job that was submitted earlier still waits for its own; within tenants, if that "
+        "is a job of the same tenant."
+    )
+    everything = out_of_order(records.submitted, records.started, records.left)
+    rows = [_row("all jobs", records, everything, records.room)]
+    if Covers.TENANTS in records.covers:
+        rows.append(_row("jobs of the same tenant", records, _within_tenants(records), None))
+    if records.room is None:
+        caveat = (
+            "Whether that did harm cannot be told: the input does not describe the cluster. Jobs that it leaves out are not "
+            "looked at."
+        )
+        return StudyPart("order", title, text, _HEAD, tuple(rows), caveat=caveat)
+    text += (
+        " It is harmful if, at some moment while the job runs, the job that has waited longest for its first start was "
+        "overtaken by it and would fit into the idle GPUs of a type that it can use together with those held by jobs which "
+        "overtook it, but not into the idle ones alone. How close together GPUs are is not looked at."
+    )
+    return StudyPart("order", title, text, _HEAD, tuple(rows))
+
+
+def _within_tenants(records: Records) -> Bools:
+    found = np.zeros(len(records.gpus), dtype=bool)
+    for each in by_code(records.tenant, records.tenants):
+        rows = each.members
+        found[rows] = out_of_order(records.submitted[rows], records.started[rows], records.left[rows])
+    return found
+
+
+def _row(among: str, records: Records, late: Bools, room: ClusterCapacity | None) -> Row:
+    starts, count = int(np.sum(~np.isnan(records.started))), int(late.sum())
+    if room is None:
+        return among, starts, count, ratio(count, starts), None, None, None, None
+    harmful = int(np.sum(room.harm.harmful & late))
+    harm = room.harm
+    return among, starts, count, ratio(count, starts), harmful, ratio(harmful, count), harm.heads, harm.seconds

@@ -1,0 +1,375 @@
+"""A cluster at a random moment, for policies to answer for.
+
+The moment is drawn after Gavel's generator of jobs: gangs, durations, one job in five of weight 5; and it is a crowded one,
+so that an answer has to choose. Unless classes are asked for, no two jobs are equally fast anywhere: the hard case, for
+there is nothing to put together.
+
+Everything is made of `Generator.random`, whose stream numpy keeps from version to version; one generator for each column,
+so that a choice changes its own column and what depends on it, and no other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil, inf, nan
+from time import process_time
+
+import numpy as np
+
+from poise.lab.traces import distributions
+from poise.lab.traces.parsing import FieldError
+from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.job_table import JobTable, Snapshot
+from poise.scheduler.model.plan import Policy
+from poise.scheduler.model.speed import Estimate
+from poise.scheduler.model.topology import PlacementView, Topology
+from poise.scheduler.model.workload import Allocation, Allocator, Workload
+from poise.scheduler.policies.allox import AlloX
+from poise.scheduler.policies.combinators import shares_gpus
+from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, schedule
+from poise.scheduler.policies.hare.offline import Hare
+from poise.scheduler.policies.themis.auction import Sale
+from poise.scheduler.policies.themis.bidders import AppRegistry
+from poise.scheduler.policies.themis.planner import Themis
+
+CLASSES_OF_PAIRS = 26
+"""Classes of jobs where GPUs are shared: pairs are measured between classes, and Gavel measured so many."""
+ONE_GPU = "1:1"
+"""Gangs of a draw in which every job wants one GPU."""
+CROWDING = 4.0
+"""GPUs asked for, for each one that there is."""
+TENANTS = 5
+MOST_KINDS_OF_PAIRS = 2_000
+"""What they do to each other is a table with a cell for every two of them."""
+MOST_OF_SWEEP = 8
+"""Jobs of an app that bids."""
+SPREAD_OUT = 0.8
+"""How fast a gang is over more nodes than it needs."""
+
+MOST_ROUNDS = 100
+"""That a job has left, where tasks are planned one by one."""
+
+_SYNC = 0.05
+"""Of the seconds of a task on the fastest type, to put a round together."""
+_SPREAD = 8.0
+"""The fastest GPU type has so many times the power of the slowest."""
+_SCALING = 0.9
+"""A gang of g is g to this as fast as one GPU."""
+_UNFIT = 0.05
+"""Part of the GPU types, other than the fastest, on which a class of jobs cannot run; of the pairs that do not fit."""
+_DEAREST = 2.5
+_COLUMNS = ("classes", "gangs", "speeds", "durations", "progress", "weights", "tenants", "pairs", "sweeps", "rounds")
+"""Each has a generator of its own, by its place here: add at the end only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentDraw:
+    """What to draw; the same draw is always the same workload.
+
+    classes   of jobs: those of one class and gang are equally fast; None if no two jobs are
+    gpus      in all, as even over the types as can be; None for one GPU for every `CROWDING` that are asked for, and of
+              each type enough for the largest gang
+    gangs     `gavel`, or SIZE:SHARE/SIZE:SHARE/...; None for those that suit the policy
+    """
+
+    jobs: int
+    types: int = 3
+    seed: int = 0
+    classes: int | None = None
+    gpus: int | None = None
+    gangs: str | None = None
+
+
+def settled(policy: Policy, draw: MomentDraw) -> MomentDraw:
+    """The draw with what it leaves open chosen for the policy.
+
+    Single GPUs for AlloX: it is made for them, and then all jobs are in one matching, which is the hardest. Gavel's number
+    of classes where GPUs are shared. One GPU type for Themis, which knows no types, and half a GPU for each app.
+    """
+    if isinstance(policy.answer, Themis):
+        return replace(draw, gangs=draw.gangs or distributions.GAVEL, types=1, gpus=draw.gpus or max(1, draw.jobs // 2))
+    gangs = draw.gangs or (ONE_GPU if isinstance(_innermost(policy), AlloX) else distributions.GAVEL)
+    classes = draw.classes or (CLASSES_OF_PAIRS if shares_gpus(policy) else None)
+    return replace(draw, gangs=gangs, classes=classes)
+
+
+def drawn_for(policy: Policy, draw: MomentDraw) -> Workload:
+    """The workload of a draw, with what is known of pairs if the policy shares GPUs. Raises RequestError for a bad draw."""
+    draw = settled(policy, draw)
+    return with_pairs(drawn(draw), draw) if shares_gpus(policy) else drawn(draw)
+
+
+def drawn(draw: MomentDraw) -> Workload:
+    """The workload of a draw: nobody runs, jobs of all ages wait. Raises RequestError for a bad draw."""
+    jobs, rng = draw.jobs, _generators(draw)
+    class_of = _classes(draw, rng["classes"])
+    gang = _gangs(draw.gangs or distributions.GAVEL, rng["gangs"].random(jobs)).astype(float)
+    speed = _speeds(draw, rng["speeds"])[class_of] * gang[:, None] ** _SCALING
+    duration = distributions.durations(distributions.GAVEL, gang.astype(np.int64), rng["durations"].random((jobs, 2)))
+    weight = np.where(rng["weights"].random(jobs) < 0.2, 5.0, 1.0)
+    fair = weight / weight.mean() / (CROWDING * gang)
+    done, age = _progress(duration, fair, rng["progress"].random((jobs, 2)))
+    gpus = _gpus(draw, gang)
+    workload = Workload(
+        now=float(age.max()),
+        rows=np.arange(jobs),
+        gang=gang,
+        weight=weight,
+        submitted=age.max() - age,
+        deadline=np.full(jobs, inf),
+        steps_left=duration * (1.0 - done) * speed[:, 0],
+        tenant=(rng["tenants"].random(jobs) * TENANTS).astype(np.int64),
+        speed=np.where(gang[:, None] <= gpus, speed, 0.0),
+        held=np.full(jobs, -1),
+        partner=np.full(jobs, -1),
+        gpus=gpus,
+        price=_DEAREST * _powers(draw.types),
+        column_type=np.arange(draw.types),
+        kind=_kinds(draw, class_of, gang),
+    )
+    return _by_arrival(workload)
+
+
+def with_pairs(workload: Workload, draw: MomentDraw) -> Workload:
+    """The same, with what its kinds do to each other. Each kind has an appetite for a GPU; two that together want no more
+
+    than there is do not slow each other down, others do in proportion. So some pairs gain by sharing and some do not.
+    """
+    kinds = int(workload.kind.max()) + 1
+    if kinds > MOST_KINDS_OF_PAIRS:
+        raise RequestError(
+            f"{kinds:,} kinds of jobs (classes by gangs) are too many for pairs; at most {MOST_KINDS_OF_PAIRS:,}"
+        )
+    rng = _generators(draw)["pairs"]
+    appetite = 0.3 + 0.7 * rng.random((kinds, 1, draw.types))
+    wanted = appetite + appetite.transpose(1, 0, 2)
+    factor = (0.85 + 0.15 * rng.random(wanted.shape)) / np.maximum(wanted, 1.0)
+    unfit = np.triu(rng.random((kinds, kinds)) < _UNFIT)
+    of_kind = np.unique(workload.kind, return_index=True)[1]
+    gang, speed = workload.gang[of_kind], workload.speed[of_kind]
+    can = (gang[:, None] == gang) & ~(unfit | unfit.T)
+    beside = np.where(can[:, :, None] & (speed[None, :, :] > 0), factor * speed[:, None, :], 0.0)
+    return replace(workload, known_beside=beside)
+
+
+def drawn_apps(draw: MomentDraw) -> Snapshot:
+    """A moment at which so many apps wait for GPUs of nodes of 8: sweeps of up to 8 jobs of one gang, of all ages."""
+    workload = drawn(draw)
+    sizes = 1 + (_generators(draw)["sweeps"].random(draw.jobs) * MOST_OF_SWEEP).astype(np.int64)
+    topology = Topology(parse_cluster(f"gpu:{int(workload.gpus.sum())}@8"))
+    columns = JobTable()
+    estimates: list[Estimate] = []
+    for app, (size, gang) in enumerate(zip(sizes.tolist(), workload.gang.astype(int).tolist(), strict=True)):
+        speed, steps = float(workload.speed[app, 0]), float(workload.steps_left[app])
+        estimate = Estimate(((speed, SPREAD_OUT * speed, SPREAD_OUT * speed),))
+        for _ in range(size if speed > 0 else 0):
+            job = Job(str(len(estimates)), float(workload.submitted[app]), gang, app=str(app))
+            columns.append(job, steps, kind=app, best=speed, skew=None, now=job.submitted)
+            estimates.append(estimate)
+    masks, alive = list(topology.full), [True] * len(topology.full)
+    return Snapshot(
+        now=workload.now,
+        origin=0.0,
+        gpus=sum(topology.totals),
+        idle=tuple(topology.totals),
+        is_contended=True,
+        active=tuple(range(len(estimates))),
+        columns=columns,
+        floor=PlacementView(topology, masks, alive, {}, {}),
+        survey=lambda _snapshot: workload,
+        estimate=estimates.__getitem__,
+        losses={},
+    )
+
+
+def drawn_works(draw: MomentDraw) -> tuple[list[RoundWork], GpuPool]:
+    """The jobs of a draw as rounds of as many tasks as their gangs have GPUs, and the GPUs, all free."""
+    workload = drawn(draw)
+    rounds = 1 + (_generators(draw)["rounds"].random(draw.jobs) * MOST_ROUNDS).astype(np.int64)
+    jobs = []
+    for job, turns in enumerate(rounds.tolist()):
+        left = float(workload.steps_left[job])
+        seconds = tuple(left / rate / turns if rate > 0 else 0.0 for rate in workload.speed[job].tolist())
+        sync = (_SYNC * min(each for each in seconds if each > 0),) * draw.types
+        jobs.append(RoundWork(str(job), float(workload.weight[job]), 0.0, turns, int(workload.gang[job]), seconds, sync))
+    kinds = tuple(kind for kind, gpus in enumerate(workload.gpus.astype(int).tolist()) for _ in range(gpus))
+    return jobs, GpuPool(kinds, (0.0,) * len(kinds))
+
+
+def _innermost(policy: Policy) -> object:
+    """The policy's own answer, without its combinators."""
+    answer: object = policy.answer
+    while hasattr(answer, "allocator"):
+        answer = answer.allocator
+    return answer
+
+
+def _generators(draw: MomentDraw) -> dict[str, np.random.Generator]:
+    seeds = np.random.SeedSequence(draw.seed).spawn(len(_COLUMNS))
+    return {name: np.random.default_rng(seed) for name, seed in zip(_COLUMNS, seeds, strict=True)}
+
+
+def _classes(draw: MomentDraw, rng: np.random.Generator) -> Ints:
+    """The class of each job: its own, or any of so many, each as likely as the next."""
+    if draw.classes is None:
+        return np.arange(draw.jobs)
+    return (rng.random(draw.jobs) * draw.classes).astype(np.int64)
+
+
+def _kinds(draw: MomentDraw, class_of: Ints, gang: Floats) -> Ints:
+    """Kinds of equal class and gang, numbered without gaps."""
+    if draw.classes is None:
+        return class_of
+    return np.unique(class_of * (int(gang.max()) + 1) + gang.astype(np.int64), return_inverse=True)[1]
+
+
+def _gangs(text: str, uniform: Floats) -> Ints:
+    try:
+        return distributions.sizes(text, uniform)
+    except FieldError as refused:
+        raise RequestError(f"gangs: {refused.problem}") from None
+
+
+def _powers(types: int) -> Floats:
+    """Of the GPU types, the fastest first: 1, falling evenly in proportion."""
+    return _SPREAD ** -(np.arange(types) / max(types - 1, 1))
+
+
+def _speeds(draw: MomentDraw, rng: np.random.Generator) -> Floats:
+    """(classes, types): steps per second on one GPU. Classes differ a thousandfold in what a step is, and in how much of a
+
+    type's power they can use: the slowest type does for some classes as much as the fastest, for others a tenth.
+    """
+    uniform = rng.random((draw.classes or draw.jobs, 2 + 2 * draw.types))
+    scale, gain = 10.0 ** (3.0 * uniform[:, :1] - 1.0), 0.1 + uniform[:, 1:2]
+    noise, fits = 2.0 ** (uniform[:, 2 : 2 + draw.types] - 0.5), uniform[:, 2 + draw.types :] >= _UNFIT
+    fits[:, 0] = True
+    return np.where(fits, scale * _powers(draw.types) ** gain * noise, 0.0)
+
+
+def _progress(duration: Floats, part: Floats, uniform: Floats) -> tuple[Floats, Floats]:
+    """How much of each job is done, up to a half, and its age, if since its submission it had this part of the time on the
+
+    fastest type, or up to twice as much.
+    """
+    done = 0.5 * uniform[:, 0]
+    return done, done * duration * np.maximum((0.5 + 0.5 * uniform[:, 1]) / part, 1.0)
+
+
+def _gpus(draw: MomentDraw, gang: Floats) -> Floats:
+    """GPUs of each type; the first types have one more where they cannot be even."""
+    if draw.gpus is None:
+        each = max(ceil(float(gang.sum()) / CROWDING / draw.types), int(gang.max()))
+        return np.full(draw.types, float(each))
+    if draw.gpus < draw.types:
+        raise RequestError(f"{draw.gpus} GPUs are too few for {draw.types} types; at least one of each")
+    return (draw.gpus // draw.types + (np.arange(draw.types) < draw.gpus % draw.types)).astype(float)
+
+
+def _by_arrival(workload: Workload) -> Workload:
+    """The earliest job first, and tenants numbered by their first job."""
+    ordered = workload.only(np.argsort(workload.submitted, kind="stable"))
+    _, first, tenant = np.unique(ordered.tenant, return_index=True, return_inverse=True)
+    return replace(ordered, rows=np.arange(ordered.jobs), tenant=np.argsort(np.argsort(first))[tenant])
+
+
+# Timing: CPU seconds of all threads of the process, for answers on what `drawing.py` draws.
+#
+# Of a share policy an allocation is timed; of Themis an auction, in which every app bids and half a GPU is free for each; of
+# Hare a plan, from the relaxation to the last task on its GPU.
+
+
+@dataclass(frozen=True, slots=True)
+class SolveTiming:
+    """What was measured: CPU seconds of each repeat, and the objective, which is the same every time.
+
+    bound   that no answer is beyond, if the policy knows one
+    """
+
+    seconds: tuple[float, ...]
+    objective: float
+    gpus: int
+    types: int
+    bound: float = nan
+
+    @property
+    def best(self) -> float:
+        """The least: what else the machine does only ever adds."""
+        return min(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """CPU seconds of each repeat, and the answer, which is the same every time."""
+
+    seconds: tuple[float, ...]
+    allocation: Allocation
+
+    @property
+    def best(self) -> float:
+        """The least: what else the machine does only ever adds."""
+        return min(self.seconds)
+
+
+def measured(policy: Policy, draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time the policy on a settled draw. Raises RequestError for a bad draw, or for a policy that is not timed."""
+    if isinstance(policy.answer, Themis):
+        return time_auction(policy.answer, draw, repeats, done)
+    if isinstance(policy.answer, Hare):
+        return time_plan(draw, repeats, done)
+    allocator = allocator_of(policy)
+    workload = drawn_for(policy, draw)
+    timing = time_allocation(allocator, workload, repeats, done)
+    return SolveTiming(timing.seconds, timing.allocation.objective, int(workload.gpus.sum()), workload.types)
+
+
+def time_auction(themis: Themis, draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time auctions in which all apps bid for the same free GPUs: bids, the optimum, payments, placement, leftovers."""
+    snapshot = drawn_apps(draw)
+    roll = AppRegistry().at(snapshot)
+    rules = replace(themis, f=0.0).rules()
+    nothing = np.zeros(len(snapshot.active), dtype=bool)
+    seconds = []
+    for repeat in range(repeats):
+        before = process_time()
+        sale = Sale(rules, snapshot, roll, 0)
+        sale.auction(nothing)
+        seconds.append(process_time() - before)
+        done(repeat + 1)
+    return SolveTiming(tuple(seconds), sale.worth, snapshot.gpus, 1)
+
+
+def time_plan(draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time Hare's list: the relaxation, the order of all tasks, and every task on its GPU."""
+    jobs, gpus = drawn_works(draw)
+    seconds = []
+    for repeat in range(repeats):
+        before = process_time()
+        plan = schedule(jobs, gpus)
+        seconds.append(process_time() - before)
+        done(repeat + 1)
+    return SolveTiming(tuple(seconds), plan.value, len(gpus.kinds), draw.types, plan.bound)
+
+
+def allocator_of(policy: Policy) -> Allocator:
+    """What is to be timed. Raises RequestError if the policy does not answer with shares."""
+    if not isinstance(policy.answer, Allocator):
+        raise RequestError(f"bench solve times policies that answer with shares, themis and hare; not {policy.name!r}")
+    return policy.answer
+
+
+def time_allocation(allocator: Allocator, workload: Workload, repeats: int, done: Callable[[int], None]) -> Timing:
+    """Time so many allocations, each on fresh memory, and say after each how many are done.
+
+    CPU seconds of all threads of the process; what is drawn beforehand is not in them.
+    """
+    seconds = []
+    for repeat in range(repeats):
+        memory = allocator.start()
+        before = process_time()
+        allocation, _ = allocator.allocate(workload, memory)
+        seconds.append(process_time() - before)
+        done(repeat + 1)
+    return Timing(tuple(seconds), allocation)

@@ -1,0 +1,243 @@
+"""A sweep on a page: means over load with their confidence intervals, and how policies compare on the same traces."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from poise.lab.analysis.statistics import Average, Contrast, Mean
+from poise.lab.report.axes import Axis, Tick, Unit, amount, level_axis, points_axis
+from poise.lab.report.figures import legend_for
+from poise.lab.report.frame import (
+    TEXT,
+    FigureLabels,
+    Frame,
+    described,
+    element,
+    figure,
+    framed,
+    heading,
+    height_of,
+    nothing,
+    number,
+    room_for,
+    shorten,
+    surroundings,
+    text,
+    tooltip,
+)
+from poise.lab.report.page import HtmlTable, Section, page
+from poise.lab.report.series import FloatArray, Kind, best_places
+from poise.lab.report.style import series_class
+
+LEGEND = "± and (low–high): 95 % confidence intervals. ≈: whether it is more or less than {rival} is left open."
+
+_UNITS: dict[str, Unit] = {
+    **dict.fromkeys(("avg_jct", "median_jct", "p99_jct", "makespan"), "seconds"),
+    **dict.fromkeys(("utilisation", "unfair_fraction"), "percent"),
+}
+_COLUMNS: tuple[tuple[str, str, Kind], ...] = (
+    ("average JCT", "avg_jct", "lowest"),
+    ("p99 JCT", "p99_jct", "lowest"),
+    ("makespan", "makespan", "lowest"),
+    ("in use", "utilisation", "highest"),
+    ("worst ρ", "worst_rho", "lowest"),
+    ("unfair", "unfair_fraction", "lowest"),
+    ("preemptions", "preemptions", "lowest"),
+)
+"""(heading, key of the summary, which mean is best)."""
+_RATIO_AT = 3
+"""Column of the ratio of average JCTs, right behind the average JCT."""
+
+_PAIRED = (
+    ("average JCT", "avg_jct"),
+    ("median JCT", "median_jct"),
+    ("p99 JCT", "p99_jct"),
+    ("makespan", "makespan"),
+    ("in use", "utilisation"),
+    ("worst ρ", "worst_rho"),
+)
+_FIGURES = (
+    ("Average completion time", "average JCT", "avg_jct"),
+    ("99th percentile of completion times", "p99 JCT", "p99_jct"),
+    ("Worst ρ", "worst ρ", "worst_rho"),
+    ("GPUs in use", "share of GPUs", "utilisation"),
+)
+_LONGEST_RIVAL = 12
+_APART, _APART_ALONE = 4.0, 26.0
+"""Units between the whiskers of two policies at one load, side by side; and where there is but one load."""
+_ROOM, _ROOM_ALONE = 0.16, 0.9
+"""Share of the width that all policies at one load take at most."""
+_CAP, _THIN, _DOT, _SWATCH = 5.0, 1.2, 3.0, 20.0
+
+
+def sweep_table(rows: Sequence[Average]) -> HtmlTable:
+    """A row a load and policy. Of each load the best means are marked, and those that are not told apart from the best."""
+    headings = [heading for heading, _, _ in _COLUMNS]
+    rival = next((row.rival for row in rows), "first")
+    headings.insert(1, f"÷ {rival if len(rival) <= _LONGEST_RIVAL else 'first'}")
+    cells = tuple((row.policy, f"{row.load:g}", *_cells(row)) for row in rows)
+    return HtmlTable(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2, words=("policy",))
+
+
+def _cells(row: Average) -> list[str]:
+    cells = [_worded(row.means[key], key) for _, key, _ in _COLUMNS]
+    cells.insert(1, "1" if row.policy == row.rival else _ratio(row.against.get("avg_jct")))
+    return cells
+
+
+def _worded(mean: Mean, key: str) -> str:
+    """`3h12m ±15m`."""
+    if mean.value is None:
+        return "–"
+    margin = "" if mean.margin is None else f" ±{_amount(mean.margin, key)}"
+    return _amount(mean.value, key) + margin
+
+
+def _amount(value: float, key: str) -> str:
+    return amount(value, _UNITS.get(key, "plain"))
+
+
+def _ratio(each: Contrast | None) -> str:
+    """`≈ 0.97 (0.88–1.07)`."""
+    if each is None or each.ratio is None:
+        return "–"
+    mark = "≈ " if each.is_open else ""
+    bounds = "" if each.ratio_interval is None else f" ({'–'.join(map(_short, each.ratio_interval))})"
+    return mark + _short(each.ratio) + bounds
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.2f}" if 0.05 <= ratio < 100 else amount(ratio, "plain")
+
+
+def _best(rows: Sequence[Average]) -> set[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    for load in {row.load for row in rows}:
+        places = [place for place, row in enumerate(rows) if row.load == load]
+        for column, (_, key, kind) in enumerate(_COLUMNS):
+            shown = column + 2 if column == 0 else column + _RATIO_AT
+            found |= {(place, shown) for place in _best_of(rows, places, key, kind)}
+    return found
+
+
+def _best_of(rows: Sequence[Average], places: Sequence[int], key: str, kind: Kind) -> list[int]:
+    """The best of these rows, those that are written the same, and those that may be as good; none if all are the same."""
+    means = {place: value for place in places if (value := rows[place].means[key].value) is not None}
+    same = best_places(list(means.values()), [_amount(value, key) for value in means.values()], kind)
+    if not same:
+        return []
+    best = (min if kind == "lowest" else max)(means, key=lambda place: means[place])
+    tied = {place for place in means if place != best and rows[place].than(rows[best], key).is_open}
+    return [place for number, place in enumerate(means) if number in same or place in tied]
+
+
+def sweep_page(title: str, intro: str, rows: Sequence[Average]) -> str:
+    """A whole document."""
+    return page(title, intro, [_summary(rows), _over_load(rows), *_paired(rows)])
+
+
+def _summary(rows: Sequence[Average]) -> Section:
+    text = (
+        "JCT is the time from submission to completion. ρ is a job's completion time divided by what it would take alone "
+        "on a 1/N slice of the cluster; a job with ρ above 1.1 counts as treated unfairly. Jobs arrive load times as fast "
+        "as in the trace.\n\n"
+        "Numbers are means over seeds, with 95 % confidence intervals by Student's t where there are several runs that "
+        "differ. Marked are the best of a load and those that are not told apart from it on the same traces."
+    )
+    return Section("Summary", text, table=sweep_table(rows))
+
+
+def _over_load(rows: Sequence[Average]) -> Section:
+    figures = tuple(over_load(rows, key, title=title, y_label=label) for title, label, key in _FIGURES)
+    return Section("Over load", "Whiskers are 95 % confidence intervals of the means.", figures=figures)
+
+
+def _paired(rows: Sequence[Average]) -> list[Section]:
+    """Nothing where there is but one policy."""
+    others = [row for row in rows if row.against]
+    if not others:
+        return []
+    text = (
+        f"Ratios to {others[0].rival}, run by run on the same traces: geometric means with 95 % confidence intervals. What "
+        "makes one trace harder than another drops out, and so they tell more than the means side by side. "
+        f"≈: whether it is more or less than {others[0].rival} is left open."
+    )
+    cells = tuple((row.policy, f"{row.load:g}", *(_ratio(row.against[key]) for _, key in _PAIRED)) for row in others)
+    table = HtmlTable(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2, words=("policy",))
+    return [Section(f"Against {others[0].rival}", text, table=table)]
+
+
+def over_load(rows: Sequence[Average], key: str, *, title: str, y_label: str) -> str:
+    """A figure: the mean of a number of the summary over load, a line a policy, with intervals as whiskers."""
+    drawn_title, top = heading(title)
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    legend = legend_for(policies, top)
+    known = [row for row in rows if row.means[key].value is not None]
+    loads = np.unique([row.load for row in known])
+    unit = _UNITS.get(key, "plain")
+    reach = np.array([level for row in known for level in _levels(row.means[key], unit)], dtype=np.float64)
+    frame = framed(_load_axis(loads), level_axis(reach, unit, 5), legend.bottom + 14)
+    labels = FigureLabels(title, frame.x.titled("load"), y_label)
+    apart, room = (_APART, _ROOM) if len(loads) > 1 else (_APART_ALONE, _ROOM_ALONE)
+    step = min(apart, room * (frame.right - frame.left) / max(1, len(policies)))
+    groups = [
+        element(
+            "g",
+            _marks([row for row in known if row.policy == name], key, frame, step * (place - (len(policies) - 1) / 2)),
+            _key(name, *legend.spots[place]),
+            class_=series_class(place),
+        )
+        for place, name in enumerate(policies)
+    ]
+    body = [surroundings(frame, labels), "" if known else nothing(frame), element("g", *groups, class_="marks")]
+    return figure(described("Line chart", labels, policies), height_of(frame), drawn_title, *body)
+
+
+def _load_axis(loads: FloatArray) -> Axis:
+    """Policies at one load stand side by side: nothing but that load is written below them."""
+    axis = points_axis(loads, "plain", 6, room_for("plain"))
+    return axis if len(loads) != 1 else replace(axis, ticks=(Tick(float(loads[0]), f"{loads[0]:g}"),))
+
+
+def _levels(mean: Mean, unit: Unit) -> tuple[float, ...]:
+    """What has to be inside the figure. An interval that reaches below 0, or a share's above 1, is cut off there."""
+    low, high = mean.interval or (mean.value or 0.0, mean.value or 0.0)
+    return max(low, 0.0), min(high, 1.0) if unit == "percent" else high
+
+
+def _key(name: str, left: float, middle: float) -> str:
+    swatch = element("path", class_="line", d=f"M{number(left)} {number(middle)}h{number(_SWATCH)}")
+    return swatch + text(shorten(name, 190.0, TEXT), left + _SWATCH + 9, middle + 4)
+
+
+def _marks(rows: Sequence[Average], key: str, frame: Frame, aside: float) -> str:
+    """Means joined by load, each with its whisker; all of it a little to one side."""
+    ordered = sorted(rows, key=lambda row: row.load)
+    across = (frame.across(np.array([row.load for row in ordered])) + aside).tolist()
+    down = frame.down(np.array([row.means[key].value for row in ordered], dtype=np.float64)).tolist()
+    spots = [f"{number(a)} {number(b)}" for a, b in zip(across, down, strict=True)]
+    line = element("path", class_="line", d="M" + "L".join(spots)) if len(spots) > 1 else ""
+    dots = [
+        element(
+            "g",
+            tooltip(f"{row.policy}, load {row.load:g}: {_worded(row.means[key], key)}"),
+            element("circle", class_="dot", cx=a, cy=b, r=_DOT),
+            _whisker(row.means[key], frame, a),
+        )
+        for row, a, b in zip(ordered, across, down, strict=True)
+    ]
+    return line + "".join(dots)
+
+
+def _whisker(mean: Mean, frame: Frame, at: float) -> str:
+    """Filled shapes: strokes of a series may be dashed."""
+    if mean.interval is None:
+        return ""
+    bottom, top = frame.down(np.array(mean.interval)).tolist()  # what is beyond the figure stands at its end
+    caps = [
+        element("rect", class_="dot", x=at - _CAP / 2, y=level - _THIN / 2, width=_CAP, height=_THIN)
+        for level in (bottom, top)
+    ]
+    stem = element("rect", class_="dot", x=at - _THIN / 2, y=top, width=_THIN, height=max(0.0, bottom - top))
+    return stem + "".join(caps)

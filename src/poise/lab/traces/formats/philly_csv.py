@@ -1,0 +1,51 @@
+"""Passed jobs of Philly (Jeon et al., ATC'19) as a table: CSV with a header, rows in no order.
+
+| column | becomes |
+|---|---|
+| `timestamp` | submitted: seconds since 1970, read as UTC |
+| `duration` | duration, s: the attempts of the job added up |
+| `num_gpus` | gpus |
+| `cluster` | tenant: the virtual cluster |
+| `gpu_time` | not read: it is `duration` x `num_gpus` |
+
+A row has no id: the job is called by the number of its row, from 0. Or durations and sizes alone, `duration_s` and
+`num_gpus`, as Gavel's authors drew from Philly: then all jobs count as submitted at 0.
+"""
+
+from itertools import chain
+
+from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, moment, split_header, whole
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.job import Job
+
+COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
+ALONE = ("duration_s", "num_gpus")
+"""Of a table that holds nothing else."""
+
+
+def read(intake: TraceInput) -> list[TraceJob]:
+    """Every row is a job."""
+    rows = intake.lines()
+    first = next(rows, (1, ""))
+    is_alone = set(ALONE) <= set(split_header(first[1]))
+    columns, parse = (ALONE, _job_alone) if is_alone else (COLUMNS, _job)
+    return intake.jobs(csv_rows(chain([first], rows), intake.file, columns), parse)
+
+
+def _job_alone(cells: Cells, intake: TraceInput) -> TraceJob:
+    duration, gpus = cells
+    intake.count("jobs taken to be submitted at 0, as the file holds no times")
+    return TraceJob(Job(f"{intake.prefix}{intake.rows}", 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
+
+
+def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+    submitted, duration, gpus, tenant = cells
+    return TraceJob(
+        Job(
+            f"{intake.prefix}{intake.rows}",
+            moment(submitted, "timestamp"),
+            whole(gpus, "num_gpus"),
+            amount(duration, "duration"),
+            tenant=label(tenant, "cluster"),
+        )
+    )

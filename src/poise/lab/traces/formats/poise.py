@@ -1,0 +1,349 @@
+"""Poise's own traces: one JSON object a line, or CSV with the same column names. Null and empty cells mean: not given.
+
+| column | becomes | in CSV |
+|---|---|---|
+| `job` | id: a name, or a whole number | |
+| `submitted` | seconds on the trace's clock, at least 0 | |
+| `gpus` | the gang, 1 to 1,000,000; as many as `micro_batches` where only these are given | |
+| `duration` | s on the reference type of the throughput table, at least 0; this or `steps` must be there | |
+| `steps` | work in the steps of the throughput table, at least 0 | |
+| `tenant`, `app`, `model`, `name` | as they stand; the tenant is `default` where none is given | |
+| `batch_size` | a whole number of at least 1 | |
+| `micro_batches` | tasks that a step divides into, 1 to 1,000,000: any GPUs will do; a `duration` is that on `gpus` GPUs | |
+| `sync` | s of each step that its tasks take to be put together, at least 0; beside `micro_batches` only | |
+| `weight` | a number above 0; 1 where none is given | |
+| `priority` | a whole number; 0 where none is given | |
+| `deadline` | seconds on the trace's clock, at least 0 | |
+| `gpu_types` | the types that the job may run on, in lower case; any where none is given | `v100/p100` |
+| `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus; not beside `micro_batches` | |
+| `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
+| `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
+| `broken` | true: the last of `failures` is final, its outcome is failed; false where nothing is given | `true` |
+| `loss` | how the loss falls with steps k: `[a, b, c]` for 1/(a·k + b) + c, a >= 0, b > 0, c >= 0 | `0.01/1/0.2` |
+
+The last four are what the world does to the job; a scheduler does not see them. Any other column is an error.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple, TextIO
+
+from poise.lab.traces.parsing import (
+    FieldError,
+    Line,
+    Record,
+    TraceInput,
+    csv_cells,
+    field_refusal,
+    label,
+    parse_object,
+    shown,
+    split_header,
+)
+from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, Trace, TraceJob
+from poise.scheduler.model.cluster import MOST_GPUS
+from poise.scheduler.model.job import Job
+
+REQUIRED = ("job", "submitted", "gpus")
+_MOST = 10**15
+
+
+class TraceColumn(NamedTuple):
+    """One column: how a JSON value of it is checked, and how a CSV cell of it is read as a JSON value."""
+
+    check: Callable[[Any, str], Any]
+    decode: Callable[[str], object]
+
+
+def read(intake: TraceInput) -> list[TraceJob]:
+    """Every line is a job."""
+    rows = intake.lines()
+    first = next(rows, None)
+    if first is None:
+        return []
+    if first[1].lstrip().startswith("{"):
+        return intake.jobs(_json_records(chain([first], rows), intake), _job)
+    return intake.jobs(_csv_records(first, rows, intake), _job)
+
+
+def _json_records(rows: Iterator[Line], intake: TraceInput) -> Iterator[tuple[int, Record]]:
+    for number, text in rows:
+        try:
+            yield number, parse_object(text)
+        except ValueError as problem:
+            raise intake.error(number, None, f"expected a JSON object, got {problem}") from None
+
+
+def _csv_records(header: Line, rows: Iterator[Line], intake: TraceInput) -> Iterator[tuple[int, Record]]:
+    names = split_header(header[1])
+    for name in names:
+        if name not in COLUMNS:
+            raise intake.error(header[0], None, _unknown(name).problem)
+        if names.count(name) > 1:
+            raise intake.error(header[0], name, "expected every column once, got it twice")
+    for number, cells in csv_cells(rows, intake.file, len(names)):
+        yield number, {name: COLUMNS[name].decode(cell) for name, cell in zip(names, cells, strict=True) if cell}
+
+
+def _job(record: Record, intake: TraceInput) -> TraceJob:
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        column = COLUMNS.get(name)
+        if column is None:
+            raise _unknown(name)
+        if value is not None:
+            values[name] = column.check(value, name)
+    if "micro_batches" in values:
+        values.setdefault("gpus", values["micro_batches"])
+    for name in REQUIRED:
+        if name not in values:
+            raise field_refusal(name, "a value", None)
+    if "duration" not in values and "steps" not in values:
+        raise field_refusal("duration", "seconds, or steps", None)
+    _check_bounds(values)
+    _check_tasks(values)
+    _check_broken(values)
+    outcome, failures = values.pop("outcome", JobOutcome.PASSED), values.pop("failures", ())
+    loss, broken = values.pop("loss", None), values.pop("broken", False)
+    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss, broken=broken)
+
+
+def _check_bounds(values: dict[str, Any]) -> None:
+    least, most = values.get("min_gpus", 1), values.get("max_gpus", MOST_GPUS)
+    if not least <= values["gpus"] <= most:
+        field = "min_gpus" if least > values["gpus"] else "max_gpus"
+        raise field_refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {values['gpus']}", values[field])
+
+
+def _check_tasks(values: dict[str, Any]) -> None:
+    if "micro_batches" not in values:
+        if "sync" in values:
+            raise field_refusal("sync", "nothing where no micro_batches are given", values["sync"])
+        return
+    for bound in ("min_gpus", "max_gpus"):
+        if bound in values:
+            raise field_refusal(bound, "nothing beside micro_batches, with which any number of GPUs will do", values[bound])
+
+
+def _check_broken(values: dict[str, Any]) -> None:
+    """A job that is broken fails, and of something."""
+    if values.get("broken"):
+        if not values.get("failures"):
+            raise field_refusal("broken", "false where no failures are given", values["broken"])
+        if values.setdefault("outcome", JobOutcome.FAILED) is not JobOutcome.FAILED:
+            raise field_refusal("broken", f"false where the outcome is {values['outcome']}", values["broken"])
+
+
+def _unknown(name: str) -> FieldError:
+    near = difflib.get_close_matches(name[:100].lower(), COLUMNS, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(COLUMNS)}"
+    return FieldError(None, f"expected a column of a Poise trace, got {shown(name)}; {hint}")
+
+
+def _identity(value: object, field: str) -> str:
+    return str(value) if type(value) is int and abs(value) < _MOST else _name(value, field)
+
+
+def _name(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise field_refusal(field, "a name", value)
+    return label(value, field)
+
+
+def _number(value: object, field: str) -> float:
+    if type(value) not in (int, float):
+        raise field_refusal(field, "a number", value)
+    try:
+        number = float(value)  # type: ignore[arg-type]  # it is an int or a float
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise field_refusal(field, "a finite number", value)
+    return number
+
+
+def _amount(value: object, field: str) -> float:
+    number = _number(value, field)
+    if number < 0:
+        raise field_refusal(field, "a number of at least 0", value)
+    return number
+
+
+def _weight(value: object, field: str) -> float:
+    number = _number(value, field)
+    if number <= 0:
+        raise field_refusal(field, "a number above 0", value)
+    return number
+
+
+def _whole_between(least: int, most: int) -> Callable[[object, str], int]:
+    def check(value: object, field: str) -> int:
+        number = _number(value, field)
+        if not number.is_integer() or not least <= number <= most:
+            raise field_refusal(field, f"a whole number from {least:,} to {most:,}", value)
+        return int(number)
+
+    return check
+
+
+def _types(value: object, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise field_refusal(field, "a list of GPU types", value)
+    if not value:
+        raise FieldError(field, "names no GPU type; leave it out for any")
+    return tuple(_name(part, field).lower() for part in value)
+
+
+def _outcome(value: object, field: str) -> JobOutcome:
+    if not isinstance(value, str) or value not in set(JobOutcome):
+        raise field_refusal(field, f"one of {', '.join(JobOutcome)}", value)
+    return JobOutcome(value)
+
+
+def _failures(value: object, field: str) -> tuple[FailedAttempt, ...]:
+    if not isinstance(value, list):
+        raise field_refusal(field, "a list of [seconds, cause]", value)
+    return tuple(_failure(part, field) for part in value)
+
+
+def _failure(value: object, field: str) -> FailedAttempt:
+    if not isinstance(value, list) or len(value) != 2:
+        raise field_refusal(field, "[seconds, cause]", value)
+    return FailedAttempt(_amount(value[0], field), _name(value[1], field))
+
+
+def _flag(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise field_refusal(field, "true or false", value)
+    return value
+
+
+def _loss(value: object, field: str) -> LossCurve:
+    expected = "[a, b, c] with a >= 0, b > 0, c >= 0"
+    if not isinstance(value, list) or len(value) != 3:
+        raise field_refusal(field, expected, value)
+    speed, start, floor = (_amount(part, field) for part in value)
+    if not start > 0:
+        raise field_refusal(field, expected, value)
+    return LossCurve(speed, start, floor)
+
+
+def _decode_numbers(cell: str) -> object:
+    return [_decode_number(part) for part in cell.split("/")]
+
+
+def _decode_text(cell: str) -> object:
+    return cell
+
+
+def _decode_number(cell: str) -> object:
+    """A number if the cell is one; else the cell itself, which the check then refuses in its own words."""
+    for kind in (int, float):
+        try:
+            return kind(cell) if cell.isascii() and "_" not in cell else cell
+        except ValueError:
+            continue
+    return cell
+
+
+def _decode_list(cell: str) -> object:
+    return cell.split("/")
+
+
+def _decode_flag(cell: str) -> object:
+    return {"true": True, "false": False}.get(cell, cell)
+
+
+def _decode_failures(cell: str) -> object:
+    parts = (part.partition(":") for part in cell.split("/"))
+    return [[_decode_number(after), cause] for after, _, cause in parts]
+
+
+_NAME = TraceColumn(_name, _decode_text)
+_AMOUNT = TraceColumn(_amount, _decode_number)
+_GPUS = TraceColumn(_whole_between(1, MOST_GPUS), _decode_number)
+_COUNT = TraceColumn(_whole_between(1, _MOST), _decode_number)
+
+COLUMNS = {
+    "job": TraceColumn(_identity, _decode_text),
+    "submitted": _AMOUNT,
+    "gpus": _GPUS,
+    "duration": _AMOUNT,
+    "steps": _AMOUNT,
+    "tenant": _NAME,
+    "app": _NAME,
+    "model": _NAME,
+    "batch_size": _COUNT,
+    "weight": TraceColumn(_weight, _decode_number),
+    "priority": TraceColumn(_whole_between(-_MOST, _MOST), _decode_number),
+    "deadline": _AMOUNT,
+    "gpu_types": TraceColumn(_types, _decode_list),
+    "min_gpus": _GPUS,
+    "max_gpus": _GPUS,
+    "micro_batches": _GPUS,
+    "sync": _AMOUNT,
+    "name": _NAME,
+    "outcome": TraceColumn(_outcome, _decode_text),
+    "failures": TraceColumn(_failures, _decode_failures),
+    "broken": TraceColumn(_flag, _decode_flag),
+    "loss": TraceColumn(_loss, _decode_numbers),
+}
+"""In the order in which they are written."""
+
+
+# Traces of our own, written: one JSON object a line, as `formats/poise.py` describes and reads.
+
+_OPTIONAL = (
+    "duration",
+    "steps",
+    "app",
+    "model",
+    "batch_size",
+    "deadline",
+    "min_gpus",
+    "max_gpus",
+    "micro_batches",
+    "name",
+)
+
+
+def write_trace(trace: Trace, stream: TextIO) -> None:
+    """Writes the jobs so that reading them gives the same jobs; what has its default value is left out."""
+    for each in trace.jobs:
+        stream.write(json.dumps(_row(each), allow_nan=False))
+        stream.write("\n")
+
+
+def _row(each: TraceJob) -> dict[str, Any]:
+    job = each.job
+    row: dict[str, Any] = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
+    row |= {name: value for name in _OPTIONAL if (value := getattr(job, name)) is not None}
+    row |= _beside_defaults(job)
+    if each.outcome is not JobOutcome.PASSED:
+        row["outcome"] = str(each.outcome)
+    if each.failures:
+        row["failures"] = [list(failure) for failure in each.failures]
+    if each.broken:
+        row["broken"] = True
+    if each.loss is not None:
+        row["loss"] = list(each.loss)
+    return row
+
+
+def _beside_defaults(job: Job) -> dict[str, Any]:
+    """The columns that every job has, where they are not what they are by default."""
+    row: dict[str, Any] = {}
+    if job.tenant != "default":
+        row["tenant"] = job.tenant
+    if job.weight != 1.0:
+        row["weight"] = job.weight
+    if job.priority:
+        row["priority"] = job.priority
+    if job.sync:
+        row["sync"] = job.sync
+    if job.gpu_types:
+        row["gpu_types"] = list(job.gpu_types)
+    return row

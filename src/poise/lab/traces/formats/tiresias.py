@@ -1,0 +1,36 @@
+"""Tiresias' simulator, and Muri's: CSV with a header.
+
+| column | becomes |
+|---|---|
+| `job_id` | id |
+| `num_gpu` | gpus |
+| `submit_time` | submitted: seconds since the trace began |
+| `model_name` | model |
+| `duration` | duration, s |
+| `iterations` | not read: it does not agree with any throughput table that goes with these traces |
+| `interval` | not read: it is the time since the row above |
+"""
+
+from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, whole
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.job import Job
+
+COLUMNS = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
+
+
+def read(intake: TraceInput) -> list[TraceJob]:
+    """Every row is a job."""
+    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+
+
+def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+    job_id, gpus, submitted, model, duration = cells
+    return TraceJob(
+        Job(
+            intake.prefix + label(job_id, "job_id"),
+            amount(submitted, "submit_time"),
+            whole(gpus, "num_gpu"),
+            amount(duration, "duration"),
+            model=label(model, "model_name"),
+        )
+    )

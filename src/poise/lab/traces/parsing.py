@@ -1,0 +1,390 @@
+"""One file on its way in: where it is, what its jobs are called, and what was left out of it."""
+
+import codecs
+import csv
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from operator import itemgetter
+from typing import Any, BinaryIO, TypeVar
+
+from poise.lab.traces.schema import TraceJob
+from poise.scheduler.model.cluster import MOST_GPUS
+from poise.scheduler.model.errors import TraceError, Where
+
+# Checks of single values: present, finite, of the right kind, in range.
+#
+# A value that its column does not allow raises FieldError, which knows the field but not the place; `Intake` knows the
+# place and turns it into a TraceError. The happy path does as little as it can: a hundred thousand rows come this way.
+
+_SHOWN = 60
+_INFINITY = math.inf
+_EPOCH = datetime.fromisoformat("1970-01-01")
+
+
+class FieldError(Exception):
+    """A value that its field does not allow; `field` is None where it is the whole record that is wrong."""
+
+    def __init__(self, field: str | None, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field
+        self.problem = problem
+
+
+def field_refusal(field: str | None, expected: str, got: object) -> FieldError:
+    """The error that says what was expected and what was there instead."""
+    return FieldError(field, f"expected {expected}, got {shown(got)}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: quoted, on one line, and short."""
+    if value is None or value == "":
+        return "nothing"
+    if isinstance(value, list | dict):  # which may be huge, or too deep to be written
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value[: _SHOWN + 1] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def number(text: str, field: str) -> float:
+    """A finite number, written as text."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise field_refusal(field, "a number", text) from None
+    if not -_INFINITY < value < _INFINITY or "_" in text or not text.isascii():
+        raise field_refusal(field, "a finite number", text)
+    return value
+
+
+def amount(text: str, field: str) -> float:
+    """A finite number of at least 0, written as text: seconds or steps."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise field_refusal(field, "a number", text) from None
+    if not 0.0 <= value < _INFINITY or "_" in text or not text.isascii():
+        raise field_refusal(field, "a finite number of at least 0", text)
+    return value
+
+
+def whole(text: str, field: str, least: int = 1, most: int = MOST_GPUS) -> int:
+    """A whole number in [least, most], written as text; `4.0` is whole too. By default the size of a gang."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = _whole_float(text, field, least, most)
+    if not least <= value <= most or "_" in text or not text.isascii():
+        raise field_refusal(field, f"a whole number from {least:,} to {most:,}", text)
+    return value
+
+
+def label(text: str, field: str) -> str:
+    """A name: at least one character, all of them printable."""
+    if not text or not text.isprintable():
+        raise field_refusal(field, "a name of printable characters", text)
+    return text
+
+
+def moment(text: str, field: str) -> float:
+    """Seconds since 1970-01-01 of a calendar time such as `2017-10-09 07:01:55`; UTC unless it names its zone."""
+    try:
+        when = datetime.fromisoformat(text)
+        seconds = when.timestamp() if when.tzinfo else (when - _EPOCH).total_seconds()
+    except (ValueError, OverflowError):
+        raise field_refusal(field, "a time such as 2017-10-09 07:01:55", text) from None
+    if seconds < 0:
+        raise field_refusal(field, "a time after 1970", text)
+    return seconds
+
+
+def _whole_float(text: str, field: str, least: int, most: int) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not value.is_integer():
+        raise field_refusal(field, f"a whole number from {least:,} to {most:,}", text)
+    return int(value)
+
+
+# Lines of text from a stream of bytes, with bounds: no input can make this use much memory, or go on for nothing.
+
+MOST_BYTES = 1 << 20
+"""Of one line, or of one JSON object."""
+MOST_BLANK = 1000
+"""Blank lines in a row."""
+
+Line = tuple[int, str]
+Cells = Sequence[str]
+
+
+def lines(stream: BinaryIO, file: str) -> Iterator[Line]:
+    """Lines that are not blank, numbered from 1, without their ends. UTF-8, with or without a byte-order mark."""
+    blank = 0
+    for number, raw in enumerate(iter(partial(stream.readline, MOST_BYTES + 1), b""), 1):
+        if len(raw) > MOST_BYTES:
+            raise TraceError(Where(file, number), f"expected lines of at most {MOST_BYTES:,} bytes, got a longer one")
+        try:
+            text = raw.decode().rstrip("\r\n")
+        except UnicodeDecodeError as problem:
+            raise not_text(file, number, problem) from None
+        if number == 1:
+            text = text.removeprefix("\ufeff")
+        if text and not text.isspace():
+            blank = 0
+            yield number, text
+            continue
+        blank += 1
+        if blank > MOST_BLANK:
+            raise TraceError(Where(file, number), f"expected jobs, got more than {MOST_BLANK:,} blank lines in a row")
+
+
+def not_text(file: str, line: int, problem: UnicodeDecodeError) -> TraceError:
+    """The error for bytes that are no UTF-8 text."""
+    byte = problem.object[problem.start]
+    return TraceError(Where(file, line), f"expected UTF-8 text, got the byte 0x{byte:02x}")
+
+
+def split_csv(text: str) -> list[str]:
+    """The cells of one line of CSV; a quoted cell ends on the line on which it began. ValueError if it does not."""
+    if '"' not in text:
+        return text.split(",")
+    try:
+        return next(csv.reader([text], strict=True))
+    except csv.Error as problem:
+        raise ValueError(str(problem)) from None
+
+
+def split_header(text: str) -> list[str]:
+    """The column names of a CSV header; empty if it is none."""
+    try:
+        return [cell.strip() for cell in split_csv(text)]
+    except ValueError:
+        return []
+
+
+def csv_rows(rows: Iterator[Line], file: str, columns: Sequence[str]) -> Iterator[tuple[int, Cells]]:
+    """The cells of just these columns, in this order, of every row below a header that has them in any order."""
+    number, text = next(rows, (1, ""))
+    header = split_header(text)
+    for column in columns:
+        if header.count(column) != 1:
+            raise TraceError(
+                Where(file, number), f"expected a header with the columns {', '.join(columns)}, got {shown(text)}"
+            )
+    pick = itemgetter(*map(header.index, columns))
+    for number, cells in csv_cells(rows, file, len(header)):
+        yield number, pick(cells)
+
+
+def csv_cells(rows: Iterator[Line], file: str, width: int) -> Iterator[tuple[int, list[str]]]:
+    """The cells of every row, which must be `width` of them."""
+    for number, text in rows:
+        try:
+            cells = text.split(",") if '"' not in text else split_csv(text)
+        except ValueError as problem:
+            raise TraceError(Where(file, number), f"expected CSV, got {shown(text)} ({problem})") from None
+        if len(cells) != width:
+            raise TraceError(Where(file, number), f"expected {width} cells, as in the header, got {len(cells)}")
+        yield number, cells
+
+
+def tsv_rows(rows: Iterator[Line]) -> Iterator[tuple[int, Cells]]:
+    """The cells of every row of a file without header."""
+    for number, text in rows:
+        yield number, text.split("\t")
+
+
+# JSON objects from a stream of bytes, one at a time: a list of them, or one after another.
+#
+# The list is never held as one document. What is held is a window on the text, of at most about two objects' size.
+
+_CHUNK = 1 << 16
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+
+Record = dict[str, Any]
+
+
+def objects(stream: BinaryIO, file: str) -> Iterator[tuple[int, Record]]:
+    """Every object with the line on which it starts. A list must be complete and nothing may follow it."""
+    window = _Window(stream, file)
+    if window.peek() != "[":
+        while window.peek():
+            yield window.take_object()
+        return
+    window.skip()
+    if window.peek() != "]":
+        yield window.take_object()
+    while window.peek() == ",":
+        window.skip()
+        yield window.take_object()
+    window.expect("]", "a comma or the end of the list")
+    window.expect("", "nothing after the end of the list")
+
+
+def parse_object(text: str) -> Record:
+    """The one object that this text is; ValueError says what it is instead."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{shown(text)} ({problem.msg} at column {problem.colno})") from None
+    except ValueError:
+        raise ValueError(f"{shown(text)} with a number of too many digits") from None
+    if not isinstance(value, dict):
+        raise ValueError(shown(text))  # noqa: TRY004  a wrong value of the input, not a wrong type of ours
+    return value
+
+
+class _Window:
+    """The unread text that is in memory, and the number of the line on which it starts."""
+
+    def __init__(self, stream: BinaryIO, file: str) -> None:
+        self._stream = stream
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text = ""
+        self._at = 0
+        self._line = 1
+
+    def peek(self) -> str:
+        """The next character that is not blank, not taken; empty at the end."""
+        skipped = 0
+        while True:
+            match = _BLANK.match(self._text, self._at)
+            end = self._at if match is None else match.end()
+            skipped += end - self._at
+            self._advance(end)
+            if end < len(self._text):
+                return self._text[end]
+            if skipped > MOST_BYTES:
+                raise self._error(f"expected jobs, got more than {MOST_BYTES:,} blank characters")
+            if not self._more():
+                return ""
+
+    def skip(self) -> None:
+        """Take the character that `peek` showed."""
+        self._advance(self._at + 1)
+
+    def expect(self, character: str, what: str) -> None:
+        """Take this character, or stand at the end if it is empty."""
+        got = self.peek()
+        if got != character:
+            raise self._error(f"expected {what}, got {shown(got) if got else 'the end of the file'}")
+        self.skip()
+
+    def take_object(self) -> tuple[int, Record]:
+        """The object that starts here, read as far as it goes and no further than one may be long."""
+        if self.peek() != "{":
+            raise self._error(f"expected a JSON object, got {shown(self._text[self._at : self._at + 80])}")
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as problem:
+                self._grow(problem)
+                continue
+            except (RecursionError, ValueError):
+                raise self._error("expected a JSON object, got one nested too deeply or a number too long") from None
+            if end - self._at > MOST_BYTES:
+                raise self._too_long()
+            line = self._line
+            self._advance(end)
+            return line, value
+
+    def _grow(self, problem: json.JSONDecodeError) -> None:
+        """Text that does not parse may only be cut off: read on, unless it is too long or the file ends."""
+        if len(self._text) - self._at > MOST_BYTES:
+            raise self._too_long()
+        if not self._more():
+            line = self._line + self._text.count("\n", self._at, problem.pos)
+            raise TraceError(Where(self._file, line), f"expected a whole JSON object, got a broken one ({problem.msg})")
+
+    def _more(self) -> bool:
+        """Read a chunk, as long as what is there already, so that an object is parsed few times; False at the end."""
+        rest = self._text[self._at :]
+        chunk = self._stream.read(max(_CHUNK, len(rest)))
+        try:
+            text = self._decoder.decode(chunk, not chunk)
+        except UnicodeDecodeError as problem:
+            line = self._line + rest.count("\n") + problem.object.count(b"\n", 0, problem.start)
+            raise not_text(self._file, line, problem) from None
+        self._text, self._at = rest + text, 0
+        return bool(chunk)
+
+    def _advance(self, end: int) -> None:
+        self._line += self._text.count("\n", self._at, end)
+        self._at = end
+
+    def _too_long(self) -> TraceError:
+        return self._error(f"expected JSON objects of at most {MOST_BYTES:,} bytes, got a longer or a broken one")
+
+    def _error(self, problem: str) -> TraceError:
+        return TraceError(Where(self._file, self._line), problem)
+
+
+MOST_JOBS = 10_000_000
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class TraceInput:
+    """What every reader is given.
+
+    file     for messages
+    stream   the unpacked bytes, not read yet
+    prefix   goes before every job's id: `<file stem>/` where files are merged
+    rows     records read before this one: the id of a job whose format has none
+    tally    what was left out or assumed, and how often
+    """
+
+    file: str
+    stream: BinaryIO
+    prefix: str = ""
+    rows: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> Iterator[Line]:
+        """The lines that are not blank, each with its number."""
+        return lines(self.stream, self.file)
+
+    def objects(self) -> Iterator[tuple[int, Record]]:
+        """The JSON objects, each with the line it starts on."""
+        return objects(self.stream, self.file)
+
+    def count(self, what: str) -> None:
+        """Remember that this was left out or assumed once more."""
+        self.tally[what] += 1
+
+    def error(self, line: int, field: str | None, problem: str) -> TraceError:
+        """An error in this file."""
+        return TraceError(Where(self.file, line, field), problem)
+
+    def jobs(self, records: Iterable[tuple[int, R]], parse: Callable[[R, "TraceInput"], TraceJob | None]) -> list[TraceJob]:
+        """Every record's job, in order; `parse` answers None for what it left out. Ids are unique."""
+        jobs: list[TraceJob] = []
+        seen: dict[str, int] = {}
+        for line, record in records:
+            try:
+                job = parse(record, self)
+            except FieldError as refused:
+                raise self.error(line, refused.field, refused.problem) from None
+            self.rows += 1
+            if job is None:
+                continue
+            name = job.job.id
+            if name in seen:
+                raise self.error(line, None, f"expected a new job id, got {shown(name)}, as on line {seen[name]}")
+            seen[name] = line
+            jobs.append(job)
+            if len(jobs) > MOST_JOBS:
+                raise self.error(line, None, f"expected at most {MOST_JOBS:,} jobs, got more")
+        return jobs

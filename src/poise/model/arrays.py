@@ -1,8 +1,0 @@
-"""Names of numpy arrays by what they hold."""
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]

@@ -1,0 +1,549 @@
+"""One decision in the making: claims in order are given GPUs, taken from running jobs further back if need be.
+
+Going through all jobs in order and giving each its gang if it still fits, the running ones keeping what they have, is what
+a decision means. Here only waiting claims are looked at: before a claim there is free what nobody holds plus what jobs
+further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush, nlargest
+from math import inf
+from typing import Protocol, Self
+
+from poise.scheduler.core.claim_shapes import ClaimShape
+from poise.scheduler.core.rank_index import Key, RankIndex
+from poise.scheduler.model.action import Note
+from poise.scheduler.model.cluster import Holding, Site, Slots, gpu_count, merged, site_of
+from poise.scheduler.model.micro_batches import Mix
+from poise.scheduler.model.plan import Claim, JobEnding, Plan, PreemptionRule, Unfitting
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.placement.free_gpus import FreeGpus, lowest_slots
+from poise.scheduler.placement.strategies import Placement
+
+
+class ClaimSource(Protocol):
+    """Waiting claims in order, and the running jobs behind each."""
+
+    unfitting: Unfitting
+    preemption: PreemptionRule
+
+    def next(self) -> tuple[int, ClaimShape] | None:
+        """The next claim that may fit."""
+
+    def served(self, row: int) -> None:
+        """It got its GPUs."""
+
+    def behind(self, row: int) -> Iterator[int]:
+        """Running jobs further back than a claim, the last one first."""
+
+    def returned(self, row: int) -> None:
+        """A running job lost its GPUs; from now on it is a claim like others."""
+
+
+class DecisionDraft:
+    """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
+
+    beneficiary       for a job that lost its GPUs: the job they were taken for
+    unworked          says of a run that it has worked for less time than it took to start; it is spared then (None: no)
+    joins             jobs that are to share GPUs, each with the job that holds them
+    sites             claims that insist on certain nodes;  mixes: claims for so many GPUs of each type
+    computes          GPUs on which tasks are to be computed, by job
+    ends              jobs to be given up; what they held is free for the claims
+    notes             what people should know of the decision
+    protected_until   first moment at which a job that was spared for having just started may be preempted
+    """
+
+    __slots__ = (
+        "_placement", "_protected", "_shapes", "_short", "_unworked", "after", "before", "beneficiary", "computes",
+        "ends", "free", "joins", "mixes", "notes", "now", "protected_until", "sites",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        free: FreeGpus,
+        placement: Placement,
+        *,
+        now: float,
+        protected: dict[int, float],
+        unworked: Callable[[int], bool] | None,
+    ) -> None:
+        self.free = free
+        self._placement = placement
+        self.now = now
+        self._protected = protected
+        self._unworked = unworked
+        self.before: dict[int, Holding | None] = {}
+        self.after: dict[int, Holding | None] = {}
+        self.beneficiary: dict[int, int] = {}
+        self.protected_until = inf
+        self.notes: tuple[Note, ...] = ()
+        self.joins: dict[int, int] = {}
+        self.sites: dict[int, Site] = {}
+        self.mixes: dict[int, Mix] = {}
+        self.computes: dict[int, Holding] = {}
+        self.ends: tuple[JobEnding, ...] = ()
+        self._shapes: dict[int, ClaimShape] = {}
+        self._short: dict[ClaimShape, tuple[int, ...]] = {}
+        """What was idle when such a claim could not have room made for it."""
+
+    @property
+    def idle(self) -> list[int]:
+        """Free GPUs by type."""
+        return self.free.idle
+
+    def evict(self, row: int, holding: Holding, partner: int | None = None) -> None:
+        """Take a running job's GPUs, for now; they come free once the job that it shares them with has lost them too."""
+        self.before.setdefault(row, holding)
+        self.after[row] = None
+        if partner is None or (partner in self.before and self.after[partner] is None):
+            self.free.give(holding)
+
+    def join(self, row: int, other: int, holding: Holding) -> None:
+        """Let a job share what another one holds after the decision."""
+        self.before.setdefault(row, None)
+        self.after.pop(row, None)
+        self.after[row] = holding
+        self.joins[row] = other
+
+    def holders(self, before: set[int]) -> set[int]:
+        """Jobs that hold GPUs after the decision, as far as it has been taken; `before` are those that held some."""
+        for row, holding in self.after.items():
+            if holding is None:
+                before.discard(row)
+            else:
+                before.add(row)
+        return before
+
+    def settle_stops(
+        self, stopped: Collection[int], partner: Mapping[int, int], kept: Collection[int] = frozenset()
+    ) -> None:
+        """Of jobs that were stopped to make room: those whose GPUs nobody took go on; of the others, say who took them.
+
+        Two that shared their GPUs go on together. One whose partner was left alone on purpose was stopped for that one.
+
+        kept   jobs that were to be stopped too, and could not be
+        """
+        for row in sorted(stopped):
+            if self.after[row] is not None:
+                continue
+            other = partner.get(row, -1)
+            if self._spare(row):
+                if other in stopped and self.after[other] is None:
+                    self.after[other] = self.before[other]
+            elif other in kept and other not in self.joins.values():
+                self.after[row] = self.before[row]
+        takers: dict[int, list[tuple[int, int]]] = {}
+        for row, holding in (*self.after.items(), *self.computes.items()):
+            for node, mask in holding or ():
+                takers.setdefault(node, []).append((mask, row))
+        for row in stopped:
+            if self.after[row] is None:
+                had = self.before[row] or ()
+                taker = next((each for node, mask in had for its, each in takers.get(node, ()) if its & mask), None)
+                self.beneficiary[row] = partner[row] if taker is None else taker
+
+    def seat(self, row: int, shape: ClaimShape) -> bool:
+        """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
+        self._shapes[row] = shape
+        if self.sites and row in self.sites:
+            return self._seat_at(row, self.sites[row])
+        if row in self.mixes:
+            return self._seat_mix(row, self.mixes[row]) or self._seat_part(row, shape)
+        had = self.before.get(row)
+        if had is not None and self.free.are_free(had) and self._suits(had, shape):
+            self._take(row, had)
+            return True
+        idle = self.free.idle
+        for gpu_type in shape.types:
+            if idle[gpu_type] >= shape.gang:
+                holding = self._placement(self.free, gpu_type, shape.gang, shape.locality)
+                if holding is not None:
+                    self._take(row, holding)
+                    return True
+        return self._seat_part(row, shape)
+
+    def _seat_part(self, row: int, shape: ClaimShape) -> bool:
+        """Give a claim of a job whose rounds divide what is free and of use to it, of whatever types."""
+        mix = shape.tasks.fewest(self.free.idle) if shape.tasks else None
+        return mix is not None and self._seat_mix(row, mix)
+
+    def _seat_mix(self, row: int, mix: Mix) -> bool:
+        """Give a claim so many GPUs of each type, those that it had among them."""
+        if any(gpus > idle for gpus, idle in zip(mix, self.free.idle, strict=True)):
+            return False
+        left = list(mix)
+        parts = list(self._kept(self.before.get(row) or (), left))
+        self.free.take(tuple(parts))
+        parts += self._found(left)
+        self.free.give(tuple(parts))  # `_take` takes all of them at once
+        self._take(row, merged(parts))
+        return True
+
+    def _kept(self, had: Holding, left: list[int]) -> Iterator[Slots]:
+        """Free GPUs that a job had and that it is to have again; `left` says of how many types, and is counted down."""
+        for node, mask in had:
+            kind = self.free.topology.type_of[node]
+            free = mask & self.free.masks[node]
+            gpus = min(free.bit_count(), left[kind])
+            if gpus:
+                left[kind] -= gpus
+                yield Slots(node, lowest_slots(free, gpus))
+
+    def _found(self, mix: Sequence[int]) -> list[Slots]:
+        """GPUs that the placement takes, so many of each type as there are free ones of."""
+        parts: list[Slots] = []
+        for kind, gpus in enumerate(mix):
+            found = self._placement(self.free, kind, gpus, Locality.CLUSTER) if gpus else None
+            if found is not None:
+                self.free.take(found)
+                parts += found
+        return parts
+
+    def start_tasks(self, row: int, mix: Mix) -> None:
+        """Compute one task on each of so many GPUs of each type, or on as many as are free."""
+        self._compute(row, self._found([min(gpus, idle) for gpus, idle in zip(mix, self.free.idle, strict=True)]))
+
+    def start_tasks_at(self, row: int, site: Site) -> None:
+        """Compute one task on each of so many GPUs of these nodes, or on as many as are free."""
+        masks = self.free.masks
+        wanted = [(node, min(gpus, masks[node].bit_count())) for node, gpus in site]
+        found = tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in wanted if gpus)
+        self.free.take(found)
+        self._compute(row, found)
+
+    def _compute(self, row: int, found: Iterable[Slots]) -> None:
+        gpus = merged([*self.computes.get(row, ()), *found])
+        if gpus:
+            self.computes[row] = gpus
+
+    def _seat_at(self, row: int, site: Site) -> bool:
+        """Give a claim GPUs of just these nodes."""
+        had = self.before.get(row)
+        if had is not None and site_of(had) == site and self.free.are_free(had):
+            self._take(row, had)
+            return True
+        masks = self.free.masks
+        if any(masks[node].bit_count() < gpus for node, gpus in site):
+            return False
+        self._take(row, tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in site))
+        return True
+
+    def _suits(self, holding: Holding, shape: ClaimShape) -> bool:
+        """These GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
+        topology = self.free.topology
+        if gpu_count(holding) != shape.gang or not shape.is_for(holding, topology.type_of):
+            return False
+        return shape.locality is Locality.CLUSTER or topology.locality(holding) <= shape.locality
+
+    def _take(self, row: int, holding: Holding) -> None:
+        self.free.take(holding)
+        self.before.setdefault(row, None)
+        self.after.pop(row, None)  # so that `after` lists launches in the order in which they were granted
+        self.after[row] = holding
+
+    def beneficiary_of(self, row: int) -> int | None:
+        """The job that GPUs were taken for in the end: a victim that kept its own GPUs took others for somebody else."""
+        found = self.beneficiary.get(row)
+        while found is not None and self.before.get(found) is not None and self.before[found] == self.after[found]:
+            found = self.beneficiary.get(found)
+        return found
+
+    def keep_in_place(self) -> None:
+        """Jobs that lost their GPUs and were given others get their own back, if those who start can do with the rest."""
+        shared = {*self.joins, *self.joins.values()}  # who shares GPUs stays with them
+        after = {row: holding for row, holding in self.after.items() if holding is not None and row not in shared}
+        moved = [row for row, holding in after.items() if self.before[row] not in (None, holding)]
+        if not moved:
+            return
+        starting = [row for row in after if self.before[row] is None]
+        agreed = {row: holding for row in (*moved, *starting) if (holding := self.after[row]) is not None}
+        idle = list(self.free.idle)
+        for holding in agreed.values():
+            self.free.give(holding)
+        all_fit = all(self.seat(row, self._shapes[row]) for row in (*moved, *starting))
+        if not all_fit or self.free.idle != idle:  # other GPUs left over would be another decision
+            self._restore(agreed)
+
+    def retract(self, row: int, movers: Iterable[int]) -> None:
+        """A claim is not to have a place after all, and those who were to move for it stay where they were."""
+        for each in (row, *movers):
+            found = self.after.get(each)
+            if found is not None:
+                self.free.give(found)
+        for mover in movers:
+            del self.after[mover]
+            had = self.before.pop(mover)
+            if had is not None:
+                self.free.take(had)
+        self.sites.pop(row, None)
+        if self.before.get(row) is None:  # otherwise it had lost its GPUs to somebody, and still has
+            self.before.pop(row, None)
+            self.after.pop(row, None)
+        else:
+            self.after[row] = None
+
+    def _restore(self, agreed: dict[int, Holding]) -> None:
+        """Back to what was agreed."""
+        for row, holding in agreed.items():
+            found = self.after[row]
+            if found is not None and found is not holding:
+                self.free.give(found)
+        for row, holding in agreed.items():
+            self._take(row, holding)
+
+    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: "Holdings") -> bool:
+        """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim.
+
+        Claims come in their order: where GPUs are only counted, what one could not get, another like it cannot get later,
+        unless more is idle.
+        """
+        if shape in self._short and all(self.free.idle[each] <= self._short[shape][each] for each in shape.types):
+            return False
+        for gpu_type in shape.types:
+            victims = self._victims(shape, gpu_type, candidates.behind(row), holdings)
+            if not victims:
+                continue
+            for victim in victims:
+                self.evict(victim, holdings.of(victim))
+            if not self.seat(row, shape):
+                self._undo(victims)
+                continue
+            for victim in reversed(victims):
+                if not self._spare(victim):
+                    self.beneficiary[victim] = row
+                    candidates.returned(victim)
+            return True
+        if shape.locality is Locality.CLUSTER and row not in self.sites and row not in self.mixes:
+            self._short[shape] = tuple(self.free.idle)
+        return False
+
+    def _undo(self, victims: list[int]) -> None:
+        for victim in victims:
+            self._spare(victim)
+
+    def _spare(self, victim: int) -> bool:
+        """Give a victim its GPUs back if they are still free."""
+        holding = self.before[victim]
+        if holding is None or not self.free.are_free(holding):
+            return False
+        self._take(victim, holding)
+        return True
+
+    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
+        """The jobs furthest back whose GPUs, with what is free, hold the claim; none if all together do not."""
+        if shape.locality is not Locality.CLUSTER:
+            return self._victims_on_nodes(shape, gpu_type, rows, holdings)
+        need = shape.gang - self.free.idle[gpu_type]
+        victims: list[int] = []
+        for row in rows:
+            gpus = holdings.gpus_of(row, gpu_type)
+            if gpus and self.may_preempt(row):
+                victims.append(row)
+                need -= gpus
+                if need <= 0:
+                    break
+        else:
+            return []
+        surplus = -need
+        for victim in reversed(victims):  # who stands further ahead is spared first
+            gpus = holdings.gpus_of(victim, gpu_type)
+            if gpus <= surplus:
+                surplus -= gpus
+                victims.remove(victim)
+        return victims
+
+    def _victims_on_nodes(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
+        """As `_victims`, for a claim that insists on few nodes: GPUs count where enough of them come together."""
+        topology = self.free.topology
+        most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
+        room = [mask.bit_count() for mask in self.free.masks]
+        racks: dict[int, list[int]] = {}
+        for node, kind in enumerate(topology.type_of):
+            if kind == gpu_type:
+                racks.setdefault(topology.rack_of[node], []).append(node)
+        victims: list[int] = []
+        for row in rows:
+            if not (holdings.gpus_of(row, gpu_type) and self.may_preempt(row)):
+                continue
+            victims.append(row)
+            for node, mask in holdings.of(row):
+                room[node] += mask.bit_count()
+            for rack in racks.values():
+                chosen = nlargest(most, rack, key=room.__getitem__)
+                if sum(room[node] for node in chosen) >= shape.gang:
+                    return [each for each in victims if any(slots.node in chosen for slots in holdings.of(each))]
+        return []
+
+    def may_preempt(self, row: int) -> bool:
+        """The job has run for long enough to be stopped, and the decision has not moved it."""
+        if self.before.get(row) != self.after.get(row):
+            return False
+        until = self._protected.get(row)
+        if until is None or until <= self.now:
+            return self._unworked is None or not self._unworked(row)
+        self.protected_until = min(self.protected_until, until)
+        return False
+
+
+class Holdings(Protocol):
+    """What running jobs hold."""
+
+    def of(self, row: int) -> Holding:
+        """Its GPUs."""
+
+    def gpus_of(self, row: int, gpu_type: int) -> int:
+        """How many of a type would come free if it stopped."""
+
+
+Clearing = Callable[[DecisionDraft, int, ClaimShape], bool]
+"""Makes place for a claim by moving others; says whether it could."""
+
+
+def grant(candidates: ClaimSource, desk: DecisionDraft, holdings: Holdings, clear: Clearing | None = None) -> bool:
+    """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
+    preempting = candidates.preemption is PreemptionRule.BY_RANK
+    needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
+    while (claim := candidates.next()) is not None:
+        row, shape = claim
+        if needs_idle and not any(desk.idle):
+            break  # nothing is left to give, and nobody can be made to give
+        if (
+            desk.seat(row, shape)
+            or (preempting and desk.make_room(row, shape, candidates, holdings))
+            or (clear is not None and clear(desk, row, shape))
+        ):
+            candidates.served(row)
+        elif candidates.unfitting is Unfitting.BLOCKS:
+            desk.keep_in_place()
+            return True
+    desk.keep_in_place()
+    return False
+
+
+# The two sources of claims: lanes that are kept in order, and a plan that a planner wrote down.
+
+
+class RankedClaims:
+    """Claims by rank: of each shape the head; a shape whose head does not fit has nobody behind it that does.
+
+    current   key of the claim that was asked for last
+    lost      keys of the jobs that lost GPUs, whether they got them back or not
+    """
+
+    __slots__ = (
+        "_catch_up", "_lanes", "_left_out", "_now", "_open", "_shape", "current", "lost", "preemption", "unfitting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        lanes: RankIndex,
+        shapes: Iterable[ClaimShape],
+        unfitting: Unfitting,
+        preemption: PreemptionRule,
+        now: float,
+        catch_up: Callable[[float], None],
+    ) -> None:
+        self.unfitting = unfitting
+        self.preemption = preemption
+        self.lost: dict[int, Key] = {}
+        self._lanes = lanes
+        self._now = now
+        self._catch_up = catch_up
+        self._left_out: Iterable[ClaimShape] = ()
+        self.current: Key
+        self._shape: ClaimShape
+        head = lanes.head
+        self._open = [(key, shape) for shape in shapes if (key := head(shape))]
+        heapify(self._open)
+
+    def but_later(self, shapes: Iterable[ClaimShape]) -> Self:
+        """Look at these shapes too once somebody has lost GPUs: what is left over may be enough for them."""
+        self._left_out = shapes
+        return self
+
+    def next(self) -> tuple[int, ClaimShape] | None:
+        """The claim of least key."""
+        if not self._open:
+            return None
+        self.current, self._shape = heappop(self._open)
+        return self.current[4], self._shape
+
+    def served(self, row: int) -> None:
+        """A waiting job leaves its heap, and the next of its shape may come; a victim has no heap to leave."""
+        if row in self.lost:
+            return
+        self._lanes.stop_waiting(row)
+        if key := self._lanes.head(self._shape):
+            heappush(self._open, (key, self._shape))
+
+    def behind(self, _row: int) -> Iterator[int]:
+        """Running jobs behind the current claim, last first; their ranks are brought up to date first."""
+        self._catch_up(self._now)
+        return self._lanes.running_behind(self.current, self._now)
+
+    def returned(self, row: int) -> None:
+        """A victim competes from the place it had."""
+        key = self.lost[row] = self._lanes.running_key(row, self._now)
+        self._lanes.stop_running(row)
+        heappush(self._open, (key, self._lanes.shape_of[row]))
+        for shape in self._left_out:
+            if head := self._lanes.head(shape):
+                heappush(self._open, (head, shape))
+        self._left_out = ()
+
+
+class PlannedClaims:
+    """Claims as a plan lists them; running jobs are passed over unless they lost their GPUs on the way."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        preemption: PreemptionRule,
+        holds: set[int],
+        shape: Callable[[Claim], ClaimShape],
+    ) -> None:
+        self.unfitting = plan.unfitting
+        self.preemption = preemption
+        self._claims = plan.claims
+        self._shape = shape
+        self._at = -1
+        self._holds = holds
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        """Where each job stands in the plan."""
+        return {claim.row: place for place, claim in enumerate(self._claims)}
+
+    @cached_property
+    def _running(self) -> list[int]:
+        """Jobs that ran before the decision and are planned, in the plan's order."""
+        return [claim.row for claim in self._claims if claim.row in self._holds]
+
+    def next(self) -> tuple[int, ClaimShape] | None:
+        """The next claim of a job without GPUs."""
+        while (at := self._at + 1) < len(self._claims):
+            self._at = at
+            claim = self._claims[at]
+            if claim.row not in self._holds:
+                return claim.row, self._shape(claim)
+        return None
+
+    def served(self, row: int) -> None:
+        """It holds GPUs now."""
+        self._holds.add(row)
+
+    def behind(self, row: int) -> Iterator[int]:
+        """Running jobs that the plan lists later, last first."""
+        place = self._place[row]
+        while self._running and self._running[-1] not in self._holds:
+            self._running.pop()  # it has lost its GPUs; once it gets others, it stands ahead of all claims that are left
+        for each in reversed(self._running):
+            if self._place[each] <= place:
+                return
+            if each in self._holds:
+                yield each
+
+    def returned(self, row: int) -> None:
+        """The plan will come to it."""
+        self._holds.discard(row)

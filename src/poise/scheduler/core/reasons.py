@@ -1,0 +1,97 @@
+"""Why a job runs, waits or has ended, in one sentence with numbers, from the state as it is."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from poise.scheduler.core.claim_shapes import WaitCause
+from poise.scheduler.core.state import SchedulerState
+from poise.scheduler.model.cluster import Holding
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.units import counted
+
+
+class Code(StrEnum):
+    """Stable codes; the first family cannot run as asked or has ended, the second waits for capacity."""
+
+    REJECTED = "rejected"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+    RUNNING = "running"
+    HELD = "held-back"
+    SHARE = "tenant-share"
+    ORDER = "behind-others"
+    FRAGMENTATION = "fragmentation"
+    CAPACITY = "capacity"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A stable code, and a sentence for people."""
+
+    code: Code
+    text: str
+
+
+_ENDED = {Status.REJECTED: Code.REJECTED, Status.FAILED: Code.FAILED, Status.CANCELLED: Code.CANCELLED}
+
+_TOGETHER = "puts together what the tasks of its round have computed"
+
+
+def explain(state: SchedulerState, row: int) -> Reason:
+    """The one dominant reason."""
+    status = Status(state.columns.status[row])
+    match status:
+        case Status.REJECTED | Status.FAILED | Status.CANCELLED:
+            return Reason(_ENDED[status], state.reasons[row])
+        case Status.FINISHED:
+            return Reason(Code.FINISHED, "did all its work")
+        case Status.RUNNING:
+            if not state.of(row):
+                does = "waits for a GPU for the other tasks of its round" if state.columns.ready[row] else _TOGETHER
+                return Reason(Code.RUNNING, does)
+            does = "is tried for a short while" if state.pool.tries(row) else "runs"
+            return Reason(Code.RUNNING, f"{does} on {_describe(state, state.of(row))}")
+        case Status.WAITING:
+            return _waiting(state, row)
+
+
+def _describe(state: SchedulerState, holding: Holding) -> str:
+    nodes = state.topology.cluster.nodes
+    counts = ((slots.mask.bit_count(), nodes[slots.node].name) for slots in holding)
+    return ", ".join(f"{counted(gpus, 'GPU')} of {node}" for gpus, node in counts)
+
+
+def _waiting(state: SchedulerState, row: int) -> Reason:
+    if row in state.away:
+        return Reason(Code.HELD, _held(state, row))
+    shape = state.shape_of[row]
+    if shape.is_held:
+        return Reason(Code.SHARE, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
+    free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
+    if shape.tasks is not None:
+        return _waiting_for_any(shape.classify(state.free, state.placement), free)
+    gang = counted(shape.gang, "GPU")
+    match shape.classify(state.free, state.placement):
+        case WaitCause.CAPACITY:
+            return Reason(Code.CAPACITY, f"needs {gang} at once; free now: {free}")
+        case WaitCause.FRAGMENTATION:
+            want = f"needs {gang} on as few nodes as possible"
+            return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
+        case WaitCause.ORDER:
+            return Reason(Code.ORDER, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")
+
+
+def _waiting_for_any(cause: WaitCause, free: str) -> Reason:
+    """Of a job whose rounds divide: one GPU would do to begin with."""
+    if cause is WaitCause.CAPACITY:
+        return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
+    return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
+
+
+def _held(state: SchedulerState, row: int) -> str:
+    if row in state.on_hold:
+        return "is held back by its owner"
+    if state.pool.waits(row):
+        return "waits for a short trial on one GPU before it competes for its gang"
+    return f"is tried again later, after {counted(state.columns.failures[row], 'failed run')}"

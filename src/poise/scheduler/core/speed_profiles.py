@@ -1,0 +1,302 @@
+"""What the core believes of speeds, as the policy perceives it, and what follows: on which types a job runs best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from poise.scheduler.core.claim_shapes import ClaimShape
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+from poise.scheduler.model.cluster import Holding, gpu_count
+from poise.scheduler.model.job import Job
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.micro_batches import Mix, Tasks
+from poise.scheduler.model.speed import Estimate, Locality, Rates
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.model.units import counted
+from poise.scheduler.model.workload import Workload
+from poise.scheduler.placement.free_gpus import FreeGpus
+from poise.scheduler.placement.strategies import Placement, count
+
+
+class SpeedProfile:
+    """One kind of job: rates as the policy perceives them, types by falling speed, and the best speed.
+
+    index        place among all beliefs
+    impossible   why no job of this kind can ever run here; None if it can
+    shapes       shapes of its jobs' claims, by GPUs, types and locality
+    """
+
+    __slots__ = ("_mixed", "_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "tasks", "types")
+
+    def __init__(self, index: int, perceived: Estimate) -> None:
+        self.index = index
+        self.estimate = perceived
+        self.rates: Rates = perceived.rates
+        self.skew = perceived.skew
+        usable = [index for index, row in enumerate(self.rates) if row[Locality.PACKED] > 0]
+        self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
+        self.best = perceived.best()
+        self.impossible: str | None = None
+        self.shapes: dict[tuple[int, tuple[int, ...] | None, Locality], ClaimShape] = {}
+        self.tasks = perceived.tasks
+        self._others = dict(perceived.others)
+        self._mixed: dict[tuple[Mix, Locality], float] = {}
+
+    def rates_with(self, gpus: int) -> Rates:
+        """Rates with so many GPUs, be they the gang or another number that jobs of this kind can do with."""
+        return self._others.get(gpus, self.rates)
+
+    def rate_on(self, holding: Holding, topology: Topology) -> float:
+        """Steps per second on these GPUs, of one type or, where rounds divide, of several."""
+        locality = topology.locality(holding)
+        if self.tasks is None:
+            return self.rates_with(gpu_count(holding))[topology.type_of[holding[0].node]][locality]
+        key = (topology.mix(holding), locality)
+        rate = self._mixed.get(key)
+        if rate is None:
+            rate = self._mixed[key] = self.estimate.on(*key)
+        return rate
+
+
+def within(estimate: Estimate, gpus: Sequence[int]) -> Estimate:
+    """What holds of a job whose rounds divide where only so many GPUs of each type are to be had.
+
+    Policies that think in gangs ask for no more than there are of one type.
+    """
+    tasks = estimate.tasks
+    most = max((gpus[kind] for kind in tasks.types), default=0) if tasks else 0
+    if tasks is None or tasks.gang <= most:
+        return estimate
+    fewer = {count: rates for count, rates in estimate.others if count <= most}
+    if not fewer:
+        return estimate
+    gang = max(fewer)
+    others = tuple((count, rates) for count, rates in fewer.items() if count != gang)
+    return replace(estimate, rates=fewer[gang], others=others, tasks=replace(tasks, gang=gang))
+
+
+NO_PROFILE = SpeedProfile(0, Estimate(rates=()))
+"""Of a job that runs nowhere."""
+
+
+def why_impossible(job: Job, belief: SpeedProfile, topology: Topology, reserved: list[int]) -> str | None:
+    """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none.
+
+    reserved   GPUs of each type that no job gets
+    """
+    allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
+    if not allowed:
+        return f"asks for {' or '.join(job.gpu_types)}; the cluster has {', '.join(topology.types)}"
+    usable = [index for index in allowed if index in belief.types]
+    if not usable:
+        names = ", ".join(topology.types[index] for index in allowed)
+        return f"cannot run as model {job.model!r} on {names} with {counted(job.gpus, 'GPU')} (throughput 0)"
+    totals = [total - kept for total, kept in zip(topology.totals, reserved, strict=True)]
+    most = max(usable, key=totals.__getitem__)
+    if belief.tasks is not None and totals[most] > 0:
+        return None  # any GPU will do
+    if job.gpus > totals[most]:
+        gang = counted(job.gpus, "GPU")
+        return f"needs {gang} of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
+    return None
+
+
+# What is believed of all active jobs, laid out as the arrays of a `Workload`.
+
+NO_PRICE = 1.0
+"""Of a GPU-hour where the cluster states none."""
+
+
+class WorkloadBuilder:
+    """The estimates by index. Spread columns are there once some kind of job is believed to lose speed by being split."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._types = len(topology.types)
+        self._estimates: list[Estimate] = []
+        self._rates: list[tuple[float, ...]] = []
+        self._is_split_costly = False
+        self._table: Floats | None = None
+        self._pairs: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._beside: Floats | None = None
+        prices = topology.cluster.prices
+        self._price = np.array([prices.get(name, NO_PRICE) for name in topology.types])
+
+    def learn(self, perceived: Estimate) -> int:
+        """Take in an estimate; returns its index."""
+        rates = _by_column(perceived)
+        self._is_split_costly = self._is_split_costly or rates[: self._types] != rates[self._types :]
+        self._estimates.append(perceived)
+        self._rates.append(rates)
+        self._table = self._beside = None
+        return len(self._rates) - 1
+
+    def learn_pair(self, one: int, other: int, rates: tuple[tuple[float, float], ...]) -> None:
+        """Take in what two kinds do to each other, by type."""
+        self._pairs[one, other] = tuple(mine for mine, _ in rates)
+        self._pairs[other, one] = tuple(others for _, others in rates)
+        self._beside = None
+
+    def beside(self, one: int, other: int, gpu_type: int) -> float:
+        """Steps per second of a kind beside another one; 0 if nothing is known of the two, or they do not fit together."""
+        return self._pairs[one, other][gpu_type] if (one, other) in self._pairs else 0.0
+
+    @property
+    def knows_pairs(self) -> bool:
+        """Whether anything is known of pairs: only where the policy lets jobs share GPUs."""
+        return bool(self._pairs)
+
+    def _known_beside(self, columns: int) -> Floats | None:
+        """(kinds, kinds, columns); pairs are packed. None if nothing is known of pairs."""
+        if not self._pairs:
+            return None
+        if self._beside is None or self._beside.shape[2] != columns:
+            kinds = len(self._rates)
+            self._beside = np.zeros((kinds, kinds, columns))
+            for (one, other), rates in self._pairs.items():
+                self._beside[one, other, : self._types] = rates
+        return self._beside
+
+    def column(self, gpu_type: int, locality: Locality) -> int:
+        """The column that a run on such GPUs is counted in."""
+        return gpu_type if locality is Locality.PACKED else gpu_type + self._types
+
+    def workload(self, live: tuple[int, ...], partner: dict[int, int], snapshot: Snapshot) -> Workload:
+        """The jobs of a snapshot, with so many GPUs alive; `partner` says by row who shares GPUs with whom."""
+        columns = snapshot.columns
+        if self._table is None:
+            self._table = np.array(self._rates)
+        kind = snapshot.ints(columns.kind)
+        gang = snapshot.gang.astype(float)
+        gpus = np.array(live, dtype=float)
+        held = snapshot.ints(columns.place) - 1
+        divides = snapshot.ints(columns.tasks) > 0
+        has_divisible = bool(divides.any())
+        speed = self._table[kind]
+        if has_divisible:
+            self._do_with_fewer(divides, kind, gpus, gang, speed)
+        if self._is_split_costly:
+            speed[gang == 1.0, self._types :] = 0.0  # one GPU is never spread
+        else:
+            speed = speed[:, : self._types]
+            held = np.where(held >= self._types, held - self._types, held)
+        column_type = np.arange(speed.shape[1]) % self._types
+        speed[gang[:, None] > gpus[column_type]] = 0.0
+        return Workload(
+            now=snapshot.now,
+            rows=snapshot.rows,
+            gang=gang,
+            weight=snapshot.weight,
+            submitted=snapshot.submitted,
+            deadline=snapshot.floats(columns.deadline),
+            steps_left=snapshot.steps_left,
+            tenant=snapshot.ints(columns.tenant),
+            speed=speed,
+            held=held,
+            partner=_places(snapshot.rows, partner),
+            gpus=gpus,
+            price=self._price,
+            column_type=column_type,
+            kind=kind,
+            known_beside=self._known_beside(speed.shape[1]),
+            divides=divides if has_divisible else None,
+            part=_part(snapshot, speed, held) if has_divisible else None,
+            tenant_weight=np.array(columns.tenant_weights),
+            pinned=snapshot.among(snapshot.pinned) if snapshot.pinned else None,
+            free=gpus - self._kept(snapshot) if snapshot.pinned else None,
+        )
+
+    def _kept(self, snapshot: Snapshot) -> Floats:
+        """GPUs of each type that pinned jobs hold."""
+        kept = np.zeros(self._types)
+        for holding in snapshot.kept().values():
+            kept += self._topology.mix(holding)
+        return kept
+
+    def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
+        """Jobs whose rounds divide and whose gang no type has enough live GPUs for are to have what there is."""
+        most = np.where(speed[:, : self._types] > 0, gpus, 0.0).max(axis=1)
+        for job in np.flatnonzero(divides & (gang > most)).tolist():
+            fewer = within(self._estimates[kind[job]], gpus.astype(int).tolist())
+            if fewer.tasks is not None:
+                gang[job], speed[job] = fewer.tasks.gang, _by_column(fewer)
+
+
+def _by_column(estimate: Estimate) -> tuple[float, ...]:
+    """Rates by type, packed and then spread."""
+    packed = [row[Locality.PACKED] for row in estimate.rates]
+    return (*packed, *[row[Locality.CLUSTER] for row in estimate.rates])
+
+
+def _part(snapshot: Snapshot, speed: Floats, held: Ints) -> Floats:
+    """Speed now ÷ speed of the whole gang on the column held; 1 of those who wait, or hold what they could not share in."""
+    whole = speed[np.arange(len(held)), held]
+    known = (held >= 0) & (whole > 0)
+    return np.where(known, snapshot.floats(snapshot.columns.rate) / np.where(known, whole, 1.0), 1.0)
+
+
+def _places(rows: Ints, partner: dict[int, int]) -> Ints:
+    """Each job's partner, as a place among the rows; -1 for none."""
+    places = np.full(len(rows), -1)
+    for row, other in partner.items():
+        places[np.searchsorted(rows, row)] = np.searchsorted(rows, other)
+    return places
+
+
+# The shapes of claims: made once, and shared by all jobs that wait for the same.
+
+Key = tuple[int, tuple[int, ...], Locality, Tasks | None]
+"""GPUs, types by preference, locality, and what rounds divide into."""
+
+
+class ClaimShapes:
+    """All shapes there have been. `empty` makes the cluster without any job."""
+
+    def __init__(self, placement: Placement, empty: Callable[[], FreeGpus]) -> None:
+        self._placement = placement
+        self._empty = empty
+        self._known: dict[Key, ClaimShape] = {}
+        self._made = 0
+
+    def of(self, belief: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality) -> ClaimShape:
+        """The shape of a claim at some locality, or else at the nearest wider one that could ever be granted.
+
+        A job whose rounds divide insists on no locality: it takes the GPUs that there are.
+        """
+        shape = belief.shapes.get((gpus, types, locality))
+        if shape is None:
+            rates = belief.rates_with(gpus)
+            able = belief.types if types is None else (each for each in types if each in belief.types)
+            asked = tuple(each for each in able if rates[each][Locality.PACKED] > 0)
+            nearest = locality if belief.tasks is None else Locality.CLUSTER
+            shape = belief.shapes[gpus, types, locality] = self._shape((gpus, asked, nearest, belief.tasks))
+        return shape
+
+    def held_back(self, shape: ClaimShape) -> ClaimShape:
+        """The shape of such jobs that are held back for their tenant's share."""
+        if shape.held is None:
+            shape.held = self._made_anew(shape.gang, shape.types, shape.locality, shape.tasks)
+            shape.held.held = shape.held
+        return shape.held
+
+    def _shape(self, key: Key) -> ClaimShape:
+        shape = self._known.get(key)
+        if shape is None:
+            gang, types, locality, tasks = key
+            wider = not self._could_be_granted(gang, types, locality)
+            shape = self._shape((gang, types, Locality(locality + 1), tasks)) if wider else self._made_anew(*key)
+            self._known[key] = shape
+        return shape
+
+    def _made_anew(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:
+        self._made += 1
+        return ClaimShape(self._made - 1, gang, types, locality, tasks)
+
+    def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
+        """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
+        if locality is Locality.CLUSTER:
+            return True
+        empty = self._empty()
+        fits = (self._placement(empty, gpu_type, gang, locality) is not None for gpu_type in types)
+        return self._placement is not count and any(fits)

@@ -1,0 +1,109 @@
+"""A few GPUs on which jobs first run for a while, so that broken ones fail cheaply (Philly's third guideline, ATC'19 §5).
+
+A job of several GPUs begins with a trial on one GPU of the pool. What it does there is thrown away, unless it can do with
+one GPU; if it is broken it dies having cost one GPU instead of its gang, and without having queued for it. Policies neither
+see the pool nor jobs on trial. Where the whole pool is lost, jobs compete untried.
+"""
+
+from collections.abc import Iterator
+from math import inf
+
+from poise.scheduler.model.cluster import Holding, Slots
+from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.topology import Topology
+from poise.scheduler.model.units import counted
+
+
+class ValidationPool:
+    """The pool's GPUs: the last ones of the cluster. Jobs are tried in the order in which they came.
+
+    reserved   GPUs of the pool by type
+    """
+
+    def __init__(self, topology: Topology, gpus: int, seconds: float) -> None:
+        if gpus >= sum(topology.totals):
+            raise RequestError(
+                f"a validation pool of {counted(gpus, 'GPU')} leaves none of {sum(topology.totals)} for the jobs"
+            )
+        self._type_of = topology.type_of
+        self._seconds = seconds
+        self._free = list(_last_slots(topology, gpus))
+        self.slots = tuple(self._free)
+        self.reserved = [0] * len(topology.types)
+        for slots in self.slots:
+            self.reserved[topology.type_of[slots.node]] += 1
+        self._queue: dict[int, tuple[int, ...]] = {}
+        self._until: dict[int, float] = {}
+        self._at: dict[int, Slots] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.slots)
+
+    def suits(self, gang: int, types: tuple[int, ...]) -> bool:
+        """A trial would tell something: the job needs more than one GPU and runs on what the pool has."""
+        return gang > 1 and any(self.reserved[gpu_type] for gpu_type in types)
+
+    def add(self, row: int, types: tuple[int, ...]) -> None:
+        """A job that runs on these types is to be tried on one of them."""
+        self._queue[row] = types
+
+    def drop(self, row: int) -> None:
+        """A job that waits for its trial, or is on trial, is to be tried no more; its GPU is free again."""
+        if row in self._at:
+            self._free.append(self._at.pop(row))
+            del self._until[row]
+        self._queue.pop(row, None)
+
+    def tries(self, row: int) -> bool:
+        """The job is on trial."""
+        return row in self._at
+
+    def waits(self, row: int) -> bool:
+        """The job waits for its trial."""
+        return row in self._queue
+
+    def on(self, node: int) -> Holding:
+        """The pool's GPUs on a node."""
+        return tuple(slots for slots in self.slots if slots.node == node)
+
+    def passed(self, now: float) -> list[int]:
+        """Jobs whose trial is over, ascending; their GPUs are free again."""
+        over = sorted(row for row, until in self._until.items() if until <= now)
+        for row in over:
+            self.drop(row)
+        return over
+
+    def begin(self, now: float, alive: list[bool]) -> Iterator[tuple[int, Holding]]:
+        """Jobs whose trial begins now, each with its GPU."""
+        usable = [slots for slots in self._free if alive[slots.node]]
+        for row, types in list(self._queue.items()) if usable else ():
+            slots = next((each for each in reversed(usable) if self._type_of[each.node] in types), None)
+            if slots is not None:
+                usable.remove(slots)
+                self._free.remove(slots)
+                del self._queue[row]
+                self._at[row] = slots
+                self._until[row] = now + self._seconds
+                yield row, (slots,)
+
+    def waived(self, alive: list[bool]) -> list[int]:
+        """Jobs that there is no GPU to try on, as nodes are lost; they are waited for no more."""
+        there = {self._type_of[slots.node] for slots in self.slots if alive[slots.node]}
+        rows = [row for row, types in self._queue.items() if there.isdisjoint(types)]
+        for row in rows:
+            del self._queue[row]
+        return rows
+
+    def next_change(self) -> float:
+        """When the next trial is over."""
+        return min(self._until.values(), default=inf)
+
+
+def _last_slots(topology: Topology, gpus: int) -> Iterator[Slots]:
+    """Single GPUs from the end of the cluster."""
+    for node in range(len(topology.full) - 1, -1, -1):
+        for slot in range(topology.full[node].bit_count() - 1, -1, -1):
+            if gpus == 0:
+                return
+            gpus -= 1
+            yield Slots(node, 1 << slot)

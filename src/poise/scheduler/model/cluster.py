@@ -1,0 +1,161 @@
+"""Racks of nodes of GPUs, and which GPUs of them somebody holds.
+
+A GPU is named by its node's index and its slot on the node. A set of GPUs on one node is a bit mask of slots, so that
+taking, giving back and comparing are integer operations whatever the size of the gang.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from poise.scheduler.model.errors import ClusterError
+
+GPUS_PER_NODE = 4
+MOST_GPUS = 1_000_000
+LONGEST_SHOWN = 100
+"""Characters of a specification that a message repeats."""
+_PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>[0-9]+)(?:@(?P<per_node>[0-9]+))?")
+
+
+class Slots(NamedTuple):
+    """Some GPUs of one node: bit s of `mask` is the GPU in slot s."""
+
+    node: int
+    mask: int
+
+
+Holding = tuple[Slots, ...]
+"""The GPUs of one gang, by ascending node."""
+
+
+class NodeGpus(NamedTuple):
+    """So many GPUs of one node, whichever they are."""
+
+    node: int
+    gpus: int
+
+
+Site = tuple[NodeGpus, ...]
+"""Where a gang is to be: how many GPUs on which nodes, by ascending node."""
+
+
+def site_of(holding: Holding) -> Site:
+    """On which nodes a holding is, with how many GPUs on each."""
+    if len(holding) == 1:  # most gangs are on one node
+        node, mask = holding[0]
+        return (NodeGpus(node, mask.bit_count()),)
+    return tuple(NodeGpus(slots.node, slots.mask.bit_count()) for slots in holding)
+
+
+def bits(mask: int) -> Iterator[int]:
+    """Bits of a mask, the lowest first."""
+    while mask:
+        bit = mask & -mask
+        yield bit
+        mask ^= bit
+
+
+def merged(parts: Iterable[tuple[int, int]]) -> Holding:
+    """All of these GPUs, by ascending node."""
+    masks: dict[int, int] = {}
+    for node, mask in parts:
+        masks[node] = masks.get(node, 0) | mask
+    return tuple(Slots(node, mask) for node, mask in sorted(masks.items()))
+
+
+def gpu_count(holding: Holding) -> int:
+    """How many GPUs a holding has."""
+    if len(holding) == 1:  # most gangs are on one node
+        return holding[0].mask.bit_count()
+    return sum(slots.mask.bit_count() for slots in holding)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine with GPUs of one type."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    rack: str = "rack-0"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes in a fixed order; GPU types in order of first appearance.
+
+    speeds   speed of a type relative to the reference type, for types that no throughput table knows
+    prices   per GPU-hour
+    """
+
+    nodes: tuple[Node, ...]
+    speeds: dict[str, float] = field(default_factory=dict)
+    prices: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ClusterError("the cluster has no node; give at least one, e.g. v100:4")
+        if len({node.name for node in self.nodes}) < len(self.nodes):
+            raise ClusterError("two nodes of the cluster have the same name")
+        for node in self.nodes:
+            if node.gpus < 1:
+                raise ClusterError(f"node {node.name!r} has {node.gpus} GPUs; a node has at least 1")
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Names of the types, in order of first appearance."""
+        return tuple(dict.fromkeys(node.gpu_type for node in self.nodes))
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return sum(node.gpus for node in self.nodes)
+
+    def gpus_of(self, gpu_type: str) -> int:
+        """GPUs of one type."""
+        return sum(node.gpus for node in self.nodes if node.gpu_type == gpu_type)
+
+    def __str__(self) -> str:
+        sizes: dict[str, list[int]] = {}
+        for node in self.nodes:
+            sizes.setdefault(node.gpu_type, []).append(node.gpus)
+        return ",".join(
+            f"{name}:{sum(each)}" + ("" if max(each) == GPUS_PER_NODE else f"@{max(each)}") for name, each in sizes.items()
+        )
+
+
+def parse_cluster(spec: str) -> Cluster:
+    """`v100:12,p100:12@8`: GPUs of each type, 4 a node unless `@n`; the last node of a type may be smaller; one rack."""
+    shown = spec if len(spec) <= LONGEST_SHOWN else spec[:LONGEST_SHOWN] + "…"
+    nodes: list[Node] = []
+    seen: set[str] = set()
+    gpus = 0
+    for part in spec.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise ClusterError(
+                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8"
+            )
+        gpu_type, count, per_node = match["type"].lower(), _count(match["count"]), _count(match["per_node"])
+        if count < 1 or per_node < 1:
+            raise ClusterError(f"cluster {shown!r}: {part!r} needs at least 1 GPU and at least 1 a node")
+        gpus += count
+        if gpus > MOST_GPUS or per_node > MOST_GPUS:
+            raise ClusterError(
+                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} makes it more than {MOST_GPUS:,} GPUs; ask for fewer"
+            )
+        if gpu_type in seen:
+            raise ClusterError(f"cluster {shown!r}: type {gpu_type!r} stands there twice; add the two up")
+        seen.add(gpu_type)
+        sizes = [per_node] * (count // per_node) + ([count % per_node] if count % per_node else [])
+        nodes += [Node(f"{gpu_type}-{index}", gpu_type, size) for index, size in enumerate(sizes)]
+    return Cluster(tuple(nodes))
+
+
+def _count(digits: str | None) -> int:
+    """A number of GPUs; one of more digits than any cluster needs is not worked out, but just too many."""
+    if digits is None:
+        return GPUS_PER_NODE
+    digits = digits.lstrip("0") or "0"
+    return int(digits) if len(digits) <= len(str(MOST_GPUS)) else MOST_GPUS + 1

@@ -1,0 +1,63 @@
+"""Speed of a job: on which GPU type, and how far apart its GPUs are."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from poise.scheduler.model.micro_batches import Mix, Tasks
+
+
+class Locality(IntEnum):
+    """How far apart a gang's GPUs are; a claim may insist on a level, and speed depends on it.
+
+    PACKED    as few nodes as the gang can do with, in one rack
+    RACK      more nodes than needed, in one rack
+    CLUSTER   across racks; as something asked for: anywhere
+    """
+
+    PACKED = 0
+    RACK = 1
+    CLUSTER = 2
+
+
+Rates = tuple[tuple[float, float, float], ...]
+"""Steps per second of a whole gang: one row a GPU type (in the cluster's order), one column a Locality. 0: cannot run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is believed, or true, of the speed of one kind of job.
+
+    rates    of the gang that the job asks for
+    skew     size of the model's largest tensor ÷ size of the model (Tiresias §3.3); None if not known
+    others   rates with other numbers of GPUs, ascending, for jobs that can do with them
+    tasks    what a round of training divides into; None: it does not, and the job needs a gang of one type
+    """
+
+    rates: Rates
+    skew: float | None = None
+    others: tuple[tuple[int, Rates], ...] = ()
+    tasks: Tasks | None = None
+
+    @property
+    def packed(self) -> tuple[float, ...]:
+        """Steps per second of the gang by GPU type, packed."""
+        return tuple(row[Locality.PACKED] for row in self.rates)
+
+    def best(self) -> float:
+        """Steps per second on the fastest type, packed; 0 if it can run nowhere."""
+        return max(self.packed, default=0.0)
+
+    def at(self, gpus: int) -> Rates:
+        """Rates with so many GPUs: of the gang, unless it is another number that the job can do with.
+
+        A job whose rounds divide is as fast as with the next smaller number that makes a difference.
+        """
+        if self.tasks is not None:
+            known = [each for each in ((self.tasks.gang, self.rates), *self.others) if each[0] <= gpus]
+            return max(known, key=lambda each: each[0], default=(0, self.rates))[1]
+        return next((rates for count, rates in self.others if count == gpus), self.rates)
+
+    def on(self, mix: Mix, locality: Locality) -> float:
+        """Steps per second on these GPUs, of whatever types, of a job whose rounds divide; 0 if they are of no use."""
+        seconds = None if self.tasks is None else self.tasks.round_seconds(mix, locality)
+        return 1.0 / seconds if seconds else 0.0

@@ -1,0 +1,87 @@
+"""Which GPUs are free, kept so that a place is found without looking at every node."""
+
+from poise.scheduler.model.cluster import Holding
+from poise.scheduler.model.errors import InvariantError
+from poise.scheduler.model.topology import Topology
+
+
+class FreeGpus:
+    """Free GPUs of live nodes.
+
+    idle[t]        how many GPUs of type t are free
+    masks[n]       free slots of node n
+    levels[t][f]   nodes of type t with exactly f free GPUs, as a bit mask of nodes
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.masks = [0] * len(topology.full)
+        self.alive = [False] * len(topology.full)
+        self.idle = [0] * len(topology.types)
+        self.levels = [[0] * (topology.largest_node(kind) + 1) for kind in range(len(topology.types))]
+        for node in range(len(topology.full)):
+            self.restore(node)
+
+    def take(self, holding: Holding) -> None:
+        """Mark these GPUs as held."""
+        for node, mask in holding:
+            free = self.masks[node]
+            if free & mask != mask:
+                raise InvariantError(f"node {node}: slots {mask:b} taken while only {free:b} are free")
+            self._change(node, free ^ mask)
+
+    def give(self, holding: Holding) -> None:
+        """Mark these GPUs as free again; those of lost nodes stay lost."""
+        for node, mask in holding:
+            if self.alive[node]:
+                if self.masks[node] & mask:
+                    raise InvariantError(f"node {node}: slots {mask:b} given back while {self.masks[node]:b} are free")
+                self._change(node, self.masks[node] | mask)
+
+    def are_free(self, holding: Holding) -> bool:
+        """All of these GPUs are free, on live nodes."""
+        return all(self.masks[node] & mask == mask for node, mask in holding)
+
+    def lose(self, node: int) -> None:
+        """The node is gone with all its GPUs."""
+        if self.alive[node]:
+            self._change(node, 0)
+            self.levels[self.topology.type_of[node]][0] ^= 1 << node
+            self.alive[node] = False
+
+    def restore(self, node: int) -> None:
+        """The node is there, with all its GPUs free."""
+        if not self.alive[node]:
+            self.alive[node] = True
+            self.levels[self.topology.type_of[node]][0] ^= 1 << node
+            self._change(node, self.topology.full[node])
+
+    def _change(self, node: int, mask: int) -> None:
+        before, after = self.masks[node].bit_count(), mask.bit_count()
+        gpu_type = self.topology.type_of[node]
+        levels = self.levels[gpu_type]
+        bit = 1 << node
+        levels[before] ^= bit
+        levels[after] ^= bit
+        self.masks[node] = mask
+        self.idle[gpu_type] += after - before
+
+
+def lowest_slots(mask: int, count: int) -> int:
+    """The `count` lowest set bits of a mask that has at least as many."""
+    surplus = mask.bit_count() - count
+    if surplus <= count:
+        for _ in range(surplus):
+            mask ^= 1 << (mask.bit_length() - 1)
+        return mask
+    taken = 0
+    for _ in range(count):
+        low = mask & -mask
+        taken |= low
+        mask ^= low
+    return taken
+
+
+def lowest_node(nodes: int) -> int:
+    """The lowest index in a bit mask of nodes."""
+    return (nodes & -nodes).bit_length() - 1

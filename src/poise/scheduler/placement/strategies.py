@@ -1,0 +1,185 @@
+"""The ways to choose GPUs for a claim among the free ones. Each answers None where the claim does not fit.
+
+count         GPUs are counted; nodes and racks mean nothing (speeds must be taken without locality then)
+consolidate   fewest nodes, then fewest racks, then the tightest nodes
+pack          the same by the name that FfDL gives it: the node with the fewest free GPUs that has enough
+best-fit      the tightest node; a gang that no node holds takes whole nodes and then the fullest ones, so that large
+              holes stay open for others
+spread        the node with the most free GPUs (FfDL); a gang that no node holds goes as with `consolidate`
+
+All but the first honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in
+racks whenever one rack can do; across racks it takes the racks with most free GPUs first.
+"""
+
+from collections.abc import Callable
+
+from poise.scheduler.model.cluster import Holding, Slots
+from poise.scheduler.model.errors import UnknownNameError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.placement.free_gpus import FreeGpus, lowest_node, lowest_slots
+
+Placement = Callable[[FreeGpus, int, int, Locality], Holding | None]
+"""(free GPUs, index of the GPU type, gang, locality insisted on) -> the GPUs to take, or None."""
+
+ALL_NODES = -1
+"""As a bit mask: every node."""
+
+
+def count(free: FreeGpus, gpu_type: int, gang: int, _asked: Locality) -> Holding | None:
+    """The first free GPUs by node and slot."""
+    if free.idle[gpu_type] < gang:
+        return None
+    nodes = 0
+    for level in free.levels[gpu_type][1:]:
+        nodes |= level
+    return _fill(free, gang, nodes)
+
+
+def consolidate(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+    """Fewest nodes, then fewest racks, then the tightest nodes, then the lowest indices."""
+    if free.idle[gpu_type] < gang:
+        return None
+    levels = free.levels[gpu_type]
+    for nodes in levels[gang:]:
+        if nodes:
+            node = lowest_node(nodes)
+            return (Slots(node, lowest_slots(free.masks[node], gang)),)
+    return _over_nodes(free, gpu_type, gang, asked)
+
+
+def best_fit(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+    """The tightest node; otherwise whole nodes, then the fullest ones."""
+    if asked is not Locality.CLUSTER or any(free.levels[gpu_type][gang:]):
+        return consolidate(free, gpu_type, gang, asked)
+    if free.idle[gpu_type] < gang:
+        return None
+    levels = free.levels[gpu_type]
+    whole: list[Slots] = []
+    size, left = len(levels) - 1, gang
+    unused = levels[size]
+    while left >= size and unused:
+        node = lowest_node(unused)
+        unused ^= 1 << node
+        whole.append(Slots(node, free.masks[node]))
+        left -= size
+    taken = sum(1 << slots.node for slots in whole)
+    return tuple(sorted([*whole, *_fullest(free, gpu_type, left, taken)]))
+
+
+def _fullest(free: FreeGpus, gpu_type: int, gang: int, taken: int) -> Holding:
+    """What is left of a gang: on one node if one holds it, else on the nodes with fewest free GPUs."""
+    levels = [nodes & ~taken for nodes in free.levels[gpu_type]]
+    if gang == 0:
+        return ()
+    for nodes in levels[gang:]:
+        if nodes:
+            return _fill(free, gang, nodes & -nodes)
+    parts: list[Slots] = []
+    for size, nodes in enumerate(levels):
+        left = nodes
+        while size and left and gang:
+            node = lowest_node(left)
+            left ^= 1 << node
+            used = min(size, gang)
+            parts.append(Slots(node, lowest_slots(free.masks[node], used)))
+            gang -= used
+    return tuple(parts)
+
+
+def spread(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+    """The node with the most free GPUs; otherwise the fewest nodes."""
+    if free.idle[gpu_type] < gang:
+        return None
+    for nodes in reversed(free.levels[gpu_type][gang:]):
+        if nodes:
+            return _fill(free, gang, nodes & -nodes)
+    return _over_nodes(free, gpu_type, gang, asked)
+
+
+def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+    """Several nodes: the fewest there are, in one rack if that costs no further node."""
+    one_rack = len(free.topology.racks) == 1
+    chosen = _fewest(free, gpu_type, gang, ALL_NODES) if one_rack else _over_racks(free, gpu_type, gang, asked)
+    if chosen is None:
+        return None
+    if asked is Locality.PACKED and len(chosen) > free.topology.fewest_nodes(gpu_type, gang):
+        return None
+    return _fill_nodes(free, gang, chosen)
+
+
+def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> list[int] | None:
+    racks = free.topology.racks
+    within = [nodes for rack in racks if (nodes := _fewest(free, gpu_type, gang, rack)) is not None]
+    best = min(within, key=len, default=None)
+    if asked is not Locality.CLUSTER:
+        return best
+    anywhere = _fewest(free, gpu_type, gang, ALL_NODES)
+    if anywhere is None or (best is not None and len(best) == len(anywhere)):
+        return best
+    union = 0
+    for rack in sorted(racks, key=lambda rack: -_free_in(free, gpu_type, rack)):
+        union |= rack
+        nodes = _fewest(free, gpu_type, gang, union)
+        if nodes is not None and len(nodes) == len(anywhere):
+            return nodes
+    return anywhere
+
+
+def _free_in(free: FreeGpus, gpu_type: int, nodes: int) -> int:
+    return sum(size * (level & nodes).bit_count() for size, level in enumerate(free.levels[gpu_type]))
+
+
+def _fewest(free: FreeGpus, gpu_type: int, gang: int, within: int) -> list[int] | None:
+    """The fewest of these nodes that hold the gang: the emptiest ones, and for the rest the tightest that does."""
+    levels = free.levels[gpu_type]
+    chosen: list[int] = []
+    left, taken = gang, 0
+    for size in range(len(levels) - 1, 0, -1):
+        nodes = levels[size] & within
+        while nodes:
+            if left <= size:
+                tightest = next(level for each in levels[left:] if (level := each & within & ~taken))
+                return [*chosen, lowest_node(tightest)]
+            node = lowest_node(nodes)
+            nodes ^= 1 << node
+            taken |= 1 << node
+            chosen.append(node)
+            left -= size
+    return None
+
+
+def _fill(free: FreeGpus, gang: int, nodes: int) -> Holding:
+    chosen: list[int] = []
+    left = gang
+    while left > 0:
+        node = lowest_node(nodes)
+        nodes ^= 1 << node
+        chosen.append(node)
+        left -= free.masks[node].bit_count()
+    return _fill_nodes(free, gang, chosen)
+
+
+def _fill_nodes(free: FreeGpus, gang: int, nodes: list[int]) -> Holding:
+    """All free GPUs of the nodes in the order given, as many as the gang needs."""
+    parts: list[Slots] = []
+    for node in nodes:
+        used = min(gang, free.masks[node].bit_count())
+        parts.append(Slots(node, lowest_slots(free.masks[node], used)))
+        gang -= used
+    return tuple(sorted(parts))
+
+
+PLACEMENTS: dict[str, Placement] = {
+    "count": count,
+    "consolidate": consolidate,
+    "pack": consolidate,
+    "best-fit": best_fit,
+    "spread": spread,
+}
+
+
+def placement_named(name: str) -> Placement:
+    """The placement of this name."""
+    if name not in PLACEMENTS:
+        raise UnknownNameError("placement", name, PLACEMENTS)
+    return PLACEMENTS[name]

@@ -1,0 +1,127 @@
+"""First in, first out, each on its fastest free GPU type (`fifo-fastest`; Gavel's heterogeneity-aware FIFO, OSDI'20 §4.2).
+
+n active jobs by arrival a_m, gang g_m, throughput T_mj on type j, N_j GPUs. Gavel's problem, with rank 0 for the earliest:
+
+    max_x  Σ_m (n − rank_m) · θ_m(x) / max_j T_mj
+
+is answered greedily, as Gavel's code does: in order of arrival, x_mj = 1 for the free type with the largest T_mj that holds
+the gang; stop at the first job that fits nowhere. A running job stays where it is, unless `sticky` is off: then all start
+from scratch, and a job may move to a faster type that has become free. O(n · types).
+"""
+
+import heapq
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Floats, Ints, dot
+from poise.scheduler.model.workload import Allocation, Leftover, Workload
+
+
+class Sticky(StrEnum):
+    """Whether a running job keeps its GPU type."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class FifoFastest:
+    """In order of arrival; nobody passes the head of the queue."""
+
+    sticky: Sticky = Sticky.ON
+
+    def start(self) -> None:
+        """There is nothing to remember."""
+
+    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
+        """Share 1 for who is to run now, on packed columns; a running job that stays has it on the column that it holds."""
+        share = np.zeros_like(workload.speed)
+        free = workload.gpus.copy()
+        running = np.flatnonzero(workload.held >= 0) if self.sticky is Sticky.ON else np.empty(0, dtype=np.int64)
+        share[running, workload.held[running]] = 1.0
+        np.subtract.at(free, workload.column_type[workload.held[running]], workload.gang[running])
+        waiting = np.setdiff1d(np.arange(workload.jobs), running)
+        blocked = _serve(workload, waiting.tolist(), free, share)
+        remarks = () if blocked is None else _remarks(workload, blocked)
+        return Allocation(share, objective=_worth(workload, share), leftover=Leftover.IDLE, remarks=remarks), memory
+
+
+def _serve(workload: Workload, queue: list[int], free: Floats, share: Floats) -> int | None:
+    """Fill in `share` and take from `free`, in the order of the queue. Who stopped it, if anybody did."""
+    for job in queue:
+        speed = np.where(free >= workload.gang[job], workload.speed[job, : workload.types], 0.0)
+        fastest = int(speed.argmax())
+        if speed[fastest] <= 0:
+            return job
+        share[job, fastest] = 1.0
+        free[fastest] -= workload.gang[job]
+    return None
+
+
+def _worth(workload: Workload, share: Floats) -> float:
+    """Gavel's objective."""
+    fastest = workload.speed.max(axis=1, initial=0.0)
+    reached = (workload.speed * share).sum(axis=1)
+    relative = np.divide(reached, fastest, out=np.zeros_like(fastest), where=fastest > 0)
+    return dot(relative, np.arange(workload.jobs, 0.0, -1.0))
+
+
+def _remarks(workload: Workload, blocked: int) -> tuple[str, ...]:
+    """A word if the head of the queue would not fit even if all GPUs were free."""
+    gang = workload.gang[blocked]
+    if np.any((workload.gpus >= gang) & (workload.speed[blocked, : workload.types] > 0)):
+        return ()
+    return (f"row {workload.rows[blocked]} holds up the queue: no GPU type that it runs on has {gang:g} GPUs alive",)
+
+
+# Shortest job first, each on its fastest free GPU type (`sjf`; Gavel, OSDI'20 §4.2).
+#
+# R_m steps left, throughput T_mj of the gang on type j. Gavel's problem is
+#
+# min_x min_m  R_m / θ_m(x)
+#
+# taken lexicographically: the job with the least R_m / T_mj over types j that still hold its gang gets x_mj = 1 there;
+# repeat
+# with what is left. A gang that fits nowhere is passed over. Jobs of unknown length come last, by arrival; so do ties.
+# Running jobs have no privilege. O(n log n): as GPUs go, a job's time can only rise, so each job waits in a heap at the best
+# time it was last seen to have, and is looked at again only when it comes up.
+
+_Offer = tuple[float, int, int]
+"""Seconds to the end, the job, the type on which it takes so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sjf:
+    """The least time to the end first."""
+
+    def start(self) -> None:
+        """There is nothing to remember."""
+
+    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
+        """Share 1 on a packed column for who is to run now. The objective is the time of the first chosen, in seconds."""
+        share = np.zeros_like(workload.speed)
+        free = workload.gpus.copy()
+        offers = _offers(workload, np.arange(workload.jobs), free)
+        heapq.heapify(offers)
+        soonest = offers[0][0] if offers else float("nan")
+        while offers and free.max() > 0:
+            _, job, kind = heapq.heappop(offers)
+            if workload.gang[job] <= free[kind]:
+                share[job, kind] = 1.0
+                free[kind] -= workload.gang[job]
+                continue
+            for offer in _offers(workload, np.array([job]), free):
+                heapq.heappush(offers, offer)
+        return Allocation(share, objective=soonest), memory
+
+
+def _offers(workload: Workload, jobs: Ints, free: Floats) -> list[_Offer]:
+    """For each of these jobs the fastest type that holds its gang, and the time there; nothing if none does."""
+    speed = np.where(free >= workload.gang[jobs, None], workload.speed[jobs, : workload.types], 0.0)
+    kind = speed.argmax(axis=1)
+    fastest = speed[np.arange(len(jobs)), kind]
+    fits = fastest > 0
+    seconds = workload.steps_left[jobs[fits]] / fastest[fits]
+    return list(zip(seconds.tolist(), jobs[fits].tolist(), kind[fits].tolist(), strict=True))

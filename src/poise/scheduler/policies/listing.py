@@ -1,0 +1,193 @@
+"""What the catalogue says of a policy: its family, its paper, its claims, its parameters and how their text is read."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from types import UnionType
+from typing import Any
+
+from poise.scheduler.model.plan import Order, Planner, Policy
+from poise.scheduler.model.workload import Allocator
+from poise.scheduler.policies.promises import Promise, no_shares
+
+
+class PolicyClaim(StrEnum):
+    """What a policy promises; the tests hold it to that, and `poise audit` measures what is said of those who share."""
+
+    NO_PREEMPTION = "never preempts"
+    WORK_CONSERVING = "no GPU idles while a waiting gang would fit"
+    NO_DURATIONS = "needs no knowledge of durations"
+    IN_ORDER = "starts jobs in the order of submission"
+    DEADLINES = "says so when a deadline cannot be met"
+    BOUND = "says what no schedule can be below"
+    SHARING_INCENTIVE = "no job of one GPU is worse off than alone on an N-th of the cluster"
+    NO_ENVY = "nobody would rather have what another has"
+    PARETO = "nobody could be faster without somebody slower"
+    NO_INFLATION = "who buys fast GPUs gains nothing by inflating its speed-up"
+    NO_STARVATION = "nobody is passed over for ever in a crowded stream"
+
+
+class Family(StrEnum):
+    """What a policy answers with."""
+
+    QUEUE = "queue"
+    STRIDE = "stride"
+    SHARE = "share"
+    MARKET = "market"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter: how its text is read, its default as text, and what it means."""
+
+    name: str
+    default: str
+    meaning: str
+    read: Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Where a policy stands among the systems of the field, in a few words each, and what of it was verified here."""
+
+    optimises: str
+    fairness: str
+    heterogeneity: str
+    gang: str
+    elasticity: str
+    verified: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A row of the catalogue.
+
+    promise   what it promises to those who share, from the values of its parameters
+    """
+
+    name: str
+    family: Family
+    summary: str
+    paper: str
+    claims: tuple[PolicyClaim, ...]
+    make: Callable[..., Order | Planner | Allocator]
+    parameters: tuple[Parameter, ...] = ()
+    traits: Traits = field(kw_only=True)
+    promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Combinator:
+    """A row of the combinators: a policy in, and values of its parameters; another policy out.
+
+    to   the answers of policies that it applies to
+    """
+
+    name: str
+    summary: str
+    apply: Callable[..., Policy]
+    parameters: tuple[Parameter, ...] = ()
+    to: type | UnionType = Order | Planner | Allocator
+
+
+SMALLEST = 0.001
+"""Of a parameter that is an amount of time or service: what is smaller makes runs that never end."""
+
+
+def number(text: str) -> float:
+    """A finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("expected a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("expected a finite number that is not negative")
+    if 0 < value < SMALLEST:
+        raise ValueError(f"expected 0, or at least {SMALLEST}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value == 0:
+        raise ValueError("expected a number above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number that is not negative."""
+    if not text.isascii() or not text.isdigit():
+        raise ValueError("expected a whole number that is not negative")
+    return int(text)
+
+
+def limits(text: str) -> tuple[float, ...]:
+    """Rising limits, with `/` between them."""
+    values = tuple(positive(part) for part in text.split("/"))
+    if any(later <= earlier for earlier, later in pairwise(values)):
+        raise ValueError("expected rising limits, e.g. 3250/7200")
+    return values
+
+
+def choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
+    """One of the members of an enumeration."""
+
+    def read(text: str) -> StrEnum:
+        if text not in set(kind):
+            raise ValueError(f"expected {' or '.join(kind)}")
+        return kind(text)
+
+    return read
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1."""
+    value = count(text)
+    if value < 1:
+        raise ValueError("expected 1 or more")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number above 0, at most 1."""
+    value = positive(text)
+    if value > 1:
+        raise ValueError("expected a number above 0, at most 1")
+    return value
+
+
+def part(text: str) -> float:
+    """A number from 0 to 1."""
+    value = number(text)
+    if value > 1:
+        raise ValueError("expected a number from 0 to 1")
+    return value
+
+
+def weights(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with `/` between them."""
+    return tuple(positive(part) for part in text.split("/"))
+
+
+def per_tenant(text: str) -> tuple[tuple[str, float], ...]:
+    """A number above 0 for each of some tenants: `alice:2/bob:1`."""
+    named: dict[str, float] = {}
+    for part in text.split("/"):
+        name, colon, value = part.rpartition(":")
+        if not colon or not name or name in named:
+            raise ValueError("expected each tenant once with its number, e.g. alice:2/bob:1")
+        named[name] = positive(value)
+    return tuple(named.items())
+
+
+def equal_or_per_tenant(text: str) -> tuple[tuple[str, float], ...]:
+    """`equal`: no number for anybody; or one for each of some tenants."""
+    return () if text == "equal" else per_tenant(text)
+
+
+def text(value: str) -> str:
+    """Any text."""
+    return value

@@ -1,0 +1,404 @@
+"""Least time to finish by marginal gain (`optimus`; Optimus, EuroSys'18).
+
+Q_m steps that job m has left, f_m(w) its steps per second with w GPUs. Every interval, with nothing taken for granted:
+
+    1   in order of arrival, while GPUs last, every job its least number of GPUs
+    2   the next GPU to the job with the largest  Q_m/f_m(w) − Q_m/f_m(w+1);  until none is left, or none saves time
+
+    3   where: jobs by number of GPUs, rising; evenly over as few of the emptiest nodes as hold them
+
+Q_m comes from the losses that a job has reported: a curve is fitted to them (`scheduler/solve/curve_fitting.py`), and
+the job is done where
+no epoch lowers its loss by `delta`. Jobs that report nothing have the steps that they declare; of whom nothing is known, the
+least number of GPUs. Between intervals nobody is disturbed: jobs that come get what is free, by the same two rules.
+
+Published for one kind of GPU. Here a running job keeps its type as long as there is room, and a waiting one takes the
+fastest that has room for its least; 2 is done type by type. A rigid job is a ladder of one rung: its gang, or nothing.
+O(U log J) an interval for U units given out.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from heapq import heappop, heappush
+from math import inf, isfinite
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+from poise.scheduler.model.cluster import NodeGpus, Site
+from poise.scheduler.model.job_table import JobTable, Snapshot
+from poise.scheduler.model.plan import Claim, Plan
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.units import end_after
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.solve.curve_fitting import FEWEST_POINTS, convergence
+
+# Greedy by marginal gain: the next unit goes where it saves the most for its cost (Optimus, EuroSys'18 §4.1).
+#
+# Knows nothing of what a unit is: a contender's state and the units that can be added to it are its own affair. Optimus
+# proper
+# adds parameter servers and workers; where jobs reduce among themselves there are only GPUs.
+
+State = TypeVar("State")
+
+
+class MarginalOffer(NamedTuple, Generic[State]):
+    """A unit that could be added: what it saves, what it costs, and what its contender is with it."""
+
+    saves: float
+    cost: int
+    after: State
+
+
+class Grant(NamedTuple, Generic[State]):
+    """A unit that was added: to whom, what it saves for its cost, and what its contender is now."""
+
+    to: int
+    gain: float
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Granted(Generic[State]):
+    """The outcome: the state of everybody, the units in the order in which they were given, what is left over."""
+
+    states: dict[int, State]
+    grants: tuple[Grant[State], ...]
+    left: int
+
+
+def greedily(
+    starts: Mapping[int, State], offers: Callable[[int, State], Iterable[MarginalOffer[State]]], capacity: int
+) -> Granted[State]:
+    """Give units out, the largest saving for its cost first, until none is left or none saves anything.
+
+    `capacity` is what is left once everybody has its start. Equal gains go to the lower key, and of one contender's to the
+    first that it offers. A unit that costs more than is left is passed over. O(log n) a unit.
+    """
+    states, grants = dict(starts), list[Grant[State]]()
+    heap: list[tuple[float, int, MarginalOffer[State]]] = []
+    asking = list(states)
+    while True:
+        for key in asking:
+            able = [offer for offer in offers(key, states[key]) if offer.saves > 0 and offer.cost <= capacity]
+            if able:
+                best = max(able, key=_gain)
+                heappush(heap, (-_gain(best), key, best))
+        if not heap:
+            return Granted(states, tuple(grants), capacity)
+        gain, key, offer = heappop(heap)
+        asking = [key]
+        if offer.cost <= capacity:
+            capacity -= offer.cost
+            states[key] = offer.after
+            grants.append(Grant(key, -gain, offer.after))
+
+
+def _gain(offer: MarginalOffer[State]) -> float:
+    """What it saves for its cost."""
+    return offer.saves / offer.cost
+
+
+# Gangs spread evenly over few nodes, as Optimus places them (EuroSys'18 §4.2): with equal parts nobody lags behind.
+
+
+class FreeNodes(StrEnum):
+    """Which nodes a gang goes to: evenly to the emptiest, as published, or to the tightest that hold it."""
+
+    EMPTIEST = "emptiest"
+    TIGHTEST = "tightest"
+
+
+def site_for(sketch: PlacementDraft, gpu_type: int, gpus: int, nodes: FreeNodes) -> Site | None:
+    """Where so many GPUs of a type are to be had; None if there are not as many."""
+    if nodes is FreeNodes.TIGHTEST or sketch.idle[gpu_type] < gpus:
+        return sketch.tightest(gpu_type, gpus)
+    return sketch.roomiest(gpu_type, gpus) or _evenly(sketch, gpu_type, gpus) or sketch.tightest(gpu_type, gpus)
+
+
+def _evenly(sketch: PlacementDraft, gpu_type: int, gpus: int) -> Site | None:
+    """The least k such that the k emptiest nodes hold the gang in parts that differ by one GPU at most; None if none is."""
+    free = sketch.free
+    able = [node for node, kind in enumerate(sketch.topology.type_of) if kind == gpu_type and free[node]]
+    able.sort(key=lambda node: (-free[node], node))
+    for count in range(2, min(gpus, len(able)) + 1):
+        part, larger = divmod(gpus, count)
+        if free[able[count - 1]] >= part and (not larger or free[able[larger - 1]] > part):
+            return tuple(sorted(NodeGpus(node, part + (place < larger)) for place, node in enumerate(able[:count])))
+    return None
+
+
+class Seat(NamedTuple):
+    """So many GPUs of a type, as the rung of a job's ladder."""
+
+    gpu_type: int
+    rung: int
+    gpus: int
+
+
+class Rung(NamedTuple):
+    """A number of GPUs that a job can do with, and seconds a step then takes."""
+
+    gpus: int
+    seconds: float
+
+
+Ladder = tuple[Rung, ...]
+"""Of one job on one GPU type, rising; empty if it cannot run there."""
+
+
+class Forecast(NamedTuple):
+    """The step at which a job is believed done, from so many reports of its loss; None: they do not tell."""
+
+    reports: int
+    step: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOutlook:
+    """What is remembered: when all is worked out anew, forecasts by row, and whether any of the rows seen is elastic."""
+
+    due: float = -inf
+    forecasts: MappingProxyType[int, Forecast] = field(default_factory=lambda: MappingProxyType({}))
+    seen: int = 0
+    is_elastic: bool = False
+
+    def having_seen(self, columns: JobTable) -> "SpeedOutlook":
+        """The same, with the jobs that have come since."""
+        arrived = range(self.seen, len(columns.ids))
+        if not arrived:
+            return self
+        elastic = self.is_elastic or any(columns.least[row] < columns.most[row] for row in arrived)
+        return replace(self, seen=arrived.stop, is_elastic=elastic)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimus:
+    """Marginal gain, every `interval` seconds.
+
+    delta   part of the greatest loss by which an epoch must lower it for a job to go on
+    nodes   where gangs go
+    keep    how much more a GPU that a job holds is counted than one that it would be restarted for, as a part
+    """
+
+    interval: float = 600.0
+    delta: float = 0.01
+    nodes: FreeNodes = FreeNodes.EMPTIEST
+    keep: float = 0.0
+
+    def start(self) -> SpeedOutlook:
+        """Nobody is known."""
+        return SpeedOutlook()
+
+    def plan(self, snapshot: Snapshot, memory: SpeedOutlook) -> tuple[Plan, SpeedOutlook]:
+        """At the end of an interval for everybody; inside one, for those who wait."""
+        memory = memory.having_seen(snapshot.columns)
+        if not (snapshot.is_contended or memory.is_elastic):
+            return Plan.changing((), (), inf), memory
+        if snapshot.now < memory.due:
+            return self._filled(snapshot, memory), memory
+        work = _Work(snapshot, memory.forecasts, self.delta)
+        due = end_after(snapshot.origin, snapshot.now, self.interval)
+        plan = self._anew(work, due)
+        return plan, replace(memory, due=due, forecasts=work.forecasts())
+
+    def _filled(self, snapshot: Snapshot, memory: SpeedOutlook) -> Plan:
+        """What is free goes to those who wait; whatever else is to be changed is left to the end of the interval."""
+        waiting = snapshot.rows[~snapshot.running]
+        able = waiting[snapshot.ints(snapshot.columns.least)[~snapshot.running] <= max(snapshot.idle)].tolist()
+        work = _Work(snapshot, memory.forecasts, self.delta)
+        seats, left = work.first_seats(able, list(snapshot.idle))
+        granted = self._grown(work, seats, left)
+        claims = self._sited(granted, PlacementDraft(snapshot.floor)) if granted else ()
+        is_settled = len(granted) == len(waiting) and not memory.is_elastic
+        return Plan.changing(claims, (), inf if is_settled else memory.due)
+
+    def _anew(self, work: "_Work", due: float) -> Plan:
+        """Everybody's number of GPUs from scratch; only those whose number or type is another one are touched."""
+        held, pinned = work.everybody_held(), work.snapshot.pinned
+        seats, left = work.first_seats((row for row in work.snapshot.active if row not in pinned), work.capacity(held))
+        granted = self._grown(work, seats, left)
+        changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
+        stops = tuple(row for row in held if row not in granted)
+        if not (changed or stops):
+            return Plan.changing((), (), due if work.may_change else inf)
+        sketch = PlacementDraft(work.snapshot.floor)
+        holdings = work.snapshot.floor.holdings
+        sketch.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
+        plan = Plan.changing(self._sited(changed, sketch), stops, due if work.may_change else inf)
+        return replace(plan, more=partial(_rest, work))
+
+    def _grown(self, work: "_Work", seats: dict[int, Seat], left: Sequence[int]) -> dict[int, Seat]:
+        """The second rule, on each type."""
+        starts: dict[int, dict[int, Seat]] = {}
+        for row, seat in seats.items():
+            if len(work.ladder(row, seat.gpu_type)) > 1:
+                starts.setdefault(seat.gpu_type, {})[row] = seat
+        grown = dict(seats)
+        for gpu_type, elastic in starts.items():
+            tops = {row: work.top(row, seat) for row, seat in elastic.items()}
+            if sum(tops[row].gpus - seat.gpus for row, seat in elastic.items()) <= left[gpu_type]:
+                grown.update(tops)  # there is enough for everybody: the outcome of the greedy, without its order
+                continue
+            granted: Granted[Seat] = greedily(elastic, partial(work.offers, self.keep), left[gpu_type])
+            work.may_change = True
+            grown.update(granted.states)
+        return grown
+
+    def _sited(self, seats: Mapping[int, Seat], sketch: PlacementDraft) -> tuple[Claim, ...]:
+        """Claims on nodes, the fewest GPUs first."""
+        claims = []
+        for row, seat in sorted(seats.items(), key=lambda each: (each[1].gpus, each[0])):
+            site = site_for(sketch, seat.gpu_type, seat.gpus, self.nodes)
+            if site is not None:
+                sketch.take(site)
+                claims.append(Claim(row, gpus=seat.gpus, site=site))
+        return tuple(claims)
+
+
+class _Work:
+    """Ladders, holdings and work left of the jobs of a snapshot, as far as they are asked for.
+
+    may_change   whether time alone may change the outcome
+    """
+
+    def __init__(self, snapshot: Snapshot, forecasts: Mapping[int, Forecast], delta: float) -> None:
+        self.snapshot = snapshot
+        self.may_change = False
+        self._forecasts = dict(forecasts)
+        self._delta = delta
+        self._ladders: dict[int, tuple[Ladder, ...]] = {}
+        self._lefts: dict[int, float] = {}
+        self._tops: dict[tuple[int, int], Seat] = {}
+
+    def held(self, row: int) -> tuple[int, int] | None:
+        """Type and number of the GPUs that a job holds; None if it waits."""
+        floor = self.snapshot.floor
+        holding = floor.holdings.get(row)
+        return None if holding is None else (floor.topology.type_of[holding[0].node], self.snapshot.columns.gpus[row])
+
+    def everybody_held(self) -> dict[int, tuple[int, int]]:
+        """Types and numbers of GPUs of all running jobs, but for those that keep theirs whoever waits."""
+        rows = (row for row in self.snapshot.floor.holdings if row not in self.snapshot.pinned)
+        return {row: held for row in rows if (held := self.held(row))}
+
+    def capacity(self, held: Mapping[int, tuple[int, int]]) -> list[int]:
+        """GPUs by type that are free, or held by these."""
+        gpus = list(self.snapshot.idle)
+        for gpu_type, count in held.values():
+            gpus[gpu_type] += count
+        return gpus
+
+    def forecasts(self) -> MappingProxyType[int, Forecast]:
+        """Of jobs that are still there."""
+        active = set(self.snapshot.active)
+        return MappingProxyType({row: each for row, each in self._forecasts.items() if row in active})
+
+    def first_seats(self, rows: Iterable[int], left: list[int]) -> tuple[dict[int, Seat], list[int]]:
+        """The first rule: the least GPUs in order of arrival; and what is left of each type then."""
+        seats: dict[int, Seat] = {}
+        for row in rows:
+            seat = self._first_seat(row, left)
+            if seat is not None:
+                seats[row] = seat
+                left[seat.gpu_type] -= seat.gpus
+                if not any(left):
+                    break
+        return seats, left
+
+    def _first_seat(self, row: int, left: Sequence[int]) -> Seat | None:
+        """On the type that it holds, else on its fastest, of those that have room."""
+        ladders = self._ladders_of(row)
+        able = [kind for kind, ladder in enumerate(ladders) if ladder and ladder[0].gpus <= left[kind]]
+        if not able:
+            return None
+        mine = self.held(row)
+        best = mine[0] if mine and mine[0] in able else min(able, key=lambda kind: ladders[kind][0].seconds)
+        return Seat(best, 0, ladders[best][0].gpus)
+
+    def ladder(self, row: int, gpu_type: int) -> Ladder:
+        """What the job can do with on a type."""
+        return self._ladders_of(row)[gpu_type]
+
+    def _ladders_of(self, row: int) -> tuple[Ladder, ...]:
+        kind = self.snapshot.columns.kind[row]
+        ladders = self._ladders.get(kind)
+        if ladders is None:
+            ladders = self._ladders[kind] = self._built(row)
+        return ladders
+
+    def _built(self, row: int) -> tuple[Ladder, ...]:
+        estimate, columns = self.snapshot.estimate(row), self.snapshot.columns
+        numbers = sorted([(columns.gang[row], estimate.rates), *estimate.others])
+        return tuple(
+            tuple(
+                Rung(gpus, 1.0 / rates[kind][Locality.PACKED])
+                for gpus, rates in numbers
+                if columns.least[row] <= gpus <= columns.most[row] and rates[kind][Locality.PACKED] > 0
+            )
+            for kind in range(len(estimate.rates))
+        )
+
+    def offers(self, keep: float, row: int, seat: Seat) -> tuple[MarginalOffer[Seat], ...]:
+        """The next rung of a job, if there is one. One that it stands on already counts a little more (`keep`)."""
+        ladder = self.ladder(row, seat.gpu_type)
+        if seat.rung + 1 == len(ladder):
+            return ()
+        after = ladder[seat.rung + 1]
+        saves = self.left(row) * (ladder[seat.rung].seconds - after.seconds)
+        if keep and (held := self.held(row)) and held[0] == seat.gpu_type and after.gpus <= held[1]:
+            saves *= 1.0 + keep
+        return (MarginalOffer(saves, after.gpus - seat.gpus, Seat(seat.gpu_type, seat.rung + 1, after.gpus)),)
+
+    def top(self, row: int, seat: Seat) -> Seat:
+        """Where a job would come to if there were GPUs enough."""
+        if self.left(row) <= 0:
+            return seat
+        key = (self.snapshot.columns.kind[row], seat.gpu_type)
+        top = self._tops.get(key)
+        if top is None:
+            ladder, rung = self.ladder(row, seat.gpu_type), 0
+            while rung + 1 < len(ladder) and ladder[rung + 1].seconds < ladder[rung].seconds:
+                rung += 1
+            top = self._tops[key] = Seat(seat.gpu_type, rung, ladder[rung].gpus)
+        return top
+
+    def left(self, row: int) -> float:
+        """Steps that a job has left; 0 of whom nothing is known."""
+        left = self._lefts.get(row)
+        if left is None:
+            left = self._lefts[row] = self._left(row)
+        return left
+
+    def _left(self, row: int) -> float:
+        columns, now = self.snapshot.columns, self.snapshot.now
+        done = columns.steps_done[row] + columns.rate[row] * max(now - columns.progress_from[row], 0.0)
+        forecast = self._forecast(row)
+        total = columns.steps[row] if forecast is None else forecast
+        if not isfinite(total):
+            self.may_change = True  # it may report
+            return 0.0
+        return max(total - done, 0.0)
+
+    def _forecast(self, row: int) -> float | None:
+        """The step at which the losses say that the job is done; an epoch is the distance from one report to the next."""
+        points = self.snapshot.losses.get(row, ())
+        if len(points) < FEWEST_POINTS:
+            return None
+        known = self._forecasts.get(row)
+        if known is None or known.reports != len(points):
+            curve = convergence([step for step, _ in points], [loss for _, loss in points])
+            epoch = (points[-1][0] - points[0][0]) / (len(points) - 1)
+            known = Forecast(len(points), None if curve is None else curve.converged(epoch, self._delta))
+            self._forecasts[row] = known
+        return known.step
+
+
+def _rest(work: _Work, idle: tuple[int, ...]) -> tuple[Claim, ...]:
+    """Whoever waits on gets what was left over after all, for instance because a job was not to be stopped yet."""
+    snapshot = work.snapshot
+    waiting = snapshot.ints(snapshot.columns.least) <= max(idle)
+    waiting &= ~snapshot.running
+    seats, _ = work.first_seats(snapshot.rows[waiting].tolist(), list(idle))
+    return tuple(Claim(row, types=(seat.gpu_type,), gpus=seat.gpus) for row, seat in seats.items())

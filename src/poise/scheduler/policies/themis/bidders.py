@@ -1,0 +1,427 @@
+"""Apps: jobs that belong together, how many there have been, and the finish-time fairness of all of them at once.
+
+    N_a    mean number of active apps since a came;   C GPUs in all
+    T_id   = Σ_k W_k t_k / min(C / N_a, Σ_k d_k)      jobs k of a that were not given up: GPU-seconds of work on the
+             cluster's mix of types, and GPUs that they ask for
+    ρ_a    as in `agents.py`, with the GPUs that a holds; 1e6 if it holds none
+
+A job that names no app is one by itself.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import log
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+from poise.scheduler.model.job import Status
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.speed import Estimate, Locality, Rates
+from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.solve.auction import BidTable
+from poise.scheduler.solve.pseudo_random import uniform
+
+# Agents bid for apps (Themis, NSDI'20 §4-5; ALGORITHMS §3.1, §3.3): what so many more GPUs are worth to an app.
+#
+# T_sh(G) = elapsed + Σ_k (GPU-seconds of work left in job k, where it would be) / |G|
+# ρ(G)    = T_sh(G) / T_id;    ρ(∅) = 1e6;    V(G) = 1 / ρ(G)
+#
+# The arbiter knows an agent by `bid` alone, so that an app may send its own. The agent that stands in for an app that sends
+# none (`Honest`) bids for its jobs as the scheduler believes them to be: for the first of them, the first two, and so on;
+# then for more GPUs for those that can use more. One table of counts: as many GPUs as there are, at the tightest place that
+# the offer has for them.
+
+NOTHING = 1e6
+"""ρ of an app that holds no GPU."""
+_LEAST = 1e-9
+"""ρ below which there is nothing left to tell apart."""
+
+
+class Use(NamedTuple):
+    """What an app does with GPUs that it gets: the job in this row is to have so many, all in all."""
+
+    row: int
+    gpus: int
+
+
+class Bid(NamedTuple):
+    """A valuation table: with `units[i]` more GPUs the app has ρ = `rho[i]`, and does `uses[:i]` with them.
+
+    Units ascend from 0, and each use takes whole gangs.
+    """
+
+    units: tuple[int, ...]
+    rho: tuple[float, ...]
+    uses: tuple[Use, ...]
+
+    def table(self) -> BidTable:
+        """As the auction reads it: the logarithm of V = 1/ρ.
+
+        Who holds nothing and would be badly off even with its first gang has the more to gain by it, not the less.
+        """
+        worth = [-log(max(each, _LEAST)) for each in self.rho]
+        if self.rho[0] >= NOTHING and len(worth) > 1:
+            worth[0] += 2.0 * min(worth[1], 0.0)
+        return BidTable(np.array(self.units, dtype=np.int64), np.array(worth))
+
+
+class GpuOffer:
+    """The GPUs of one type that are up for auction: how many, and how close together so many of them can be."""
+
+    def __init__(self, gpu_type: int, sketch: PlacementDraft) -> None:
+        self.gpu_type = gpu_type
+        self.gpus = sketch.idle[gpu_type]
+        self._sketch = sketch
+        self._series: dict[int, tuple[PlacementDraft, list[Locality]]] = {}
+
+    def locality(self, gang: int, before: int = 0) -> Locality:
+        """Of a gang at its tightest place, once so many gangs of the same size have taken theirs."""
+        trial, found = self._series.get(gang) or self._series.setdefault(gang, (self._sketch.copy(), []))
+        while len(found) <= before:
+            site = trial.tightest(self.gpu_type, gang)
+            if site is None:
+                return Locality.CLUSTER
+            trial.take(site)
+            found.append(trial.locality(site))
+        return found[before]
+
+
+class Agent(Protocol):
+    """Who bids for an app."""
+
+    def bid(self, offer: GpuOffer) -> Bid:
+        """The app's valuation of more GPUs, out of those on offer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A live job of an app.
+
+    counts   GPUs that it can run with, ascending;  gang: GPUs that it asks for
+    held     GPUs under a lease that goes on, with `speed` steps/s; 0 and 0 if there are none
+    left     steps left;  best: steps/s of its gang on its fastest type, packed
+    rates    steps/s with so many GPUs;  gpu_type: of those that it holds, -1 if it holds none
+    """
+
+    row: int
+    gang: int
+    counts: Sequence[int]
+    held: int
+    speed: float
+    left: float
+    best: float
+    rates: Callable[[int], Rates]
+    gpu_type: int = -1
+
+    def gpu_seconds(self) -> float:
+        """Work left: where it runs, or, while it waits, where it would like to."""
+        return self.left * self.held / self.speed if self.held else self.left * self.gang / self.best
+
+    def on(self, gpus: int, gpu_type: int, locality: Locality) -> "Member":
+        """The same with these GPUs."""
+        return replace(self, held=gpus, speed=self.rates(gpus)[gpu_type][locality], gpu_type=gpu_type)
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """What an agent knows: seconds since the app's first job came, T_id, and the live jobs in the order it serves them."""
+
+    elapsed: float
+    alone: float
+    members: tuple[Member, ...]
+
+    def rho(self, gpus: int, gpu_seconds: float) -> float:
+        """With so many GPUs for so much work."""
+        return (self.elapsed + gpu_seconds / gpus) / self.alone if gpus else NOTHING
+
+    def rho_now(self) -> float:
+        """With what it holds."""
+        return self.rho(sum(each.held for each in self.members), sum(each.gpu_seconds() for each in self.members))
+
+
+@dataclass(frozen=True, slots=True)
+class Honest:
+    """Bids for an app what the scheduler believes."""
+
+    app: App
+
+    def bid(self, offer: GpuOffer) -> Bid:
+        """One line for each further gang, or each further GPU of a job that can use it; as many as are on offer."""
+        app = self.app
+        held = sum(each.held for each in app.members)
+        work = sum(each.gpu_seconds() for each in app.members)
+        units, rho, uses = [0], [app.rho(held, work)], []
+        for use, more, change in _uses(app.members, offer):
+            if units[-1] + more > offer.gpus:
+                break
+            work += change
+            units.append(units[-1] + more)
+            rho.append(app.rho(held + units[-1], work))
+            uses.append(use)
+        return Bid(tuple(units), tuple(rho), tuple(uses))
+
+
+def _uses(members: Sequence[Member], offer: GpuOffer) -> Iterator[tuple[Use, int, float]]:
+    """What an app would do with more GPUs, one use after the other: GPUs that it takes, and what it does to the work left.
+
+    First whole gangs for jobs that have none, then more for jobs that can use more, each in turn.
+    """
+    growing: list[tuple[Member, int, float]] = []
+    placed: dict[int, int] = {}
+    for each in members:
+        has, work = each.held, each.gpu_seconds()
+        if not has:
+            has = each.counts[0]
+            speed = each.rates(has)[offer.gpu_type][offer.locality(has, placed.get(has, 0))]
+            if speed <= 0:
+                continue
+            placed[has] = placed.get(has, 0) + 1
+            yield Use(each.row, has), has, each.left * has / speed - work
+            work = each.left * has / speed
+        if has < each.counts[-1] and each.gpu_type in (-1, offer.gpu_type):
+            growing.append((each, has, work))
+    while growing:
+        grown = [_more(*each, offer) for each in growing]
+        for (each, has, work), (more, changed) in zip(growing, grown, strict=True):
+            if more > has:
+                yield Use(each.row, more), more - has, changed - work
+        growing = [
+            (each, more, after) for (each, _, _), (more, after) in zip(growing, grown, strict=True) if more < each.counts[-1]
+        ]
+
+
+def _more(member: Member, has: int, work: float, offer: GpuOffer) -> tuple[int, float]:
+    """The next larger count that a job can run with here, and its work left with that; its largest one if there is none."""
+    for more in member.counts:
+        if more > has:
+            speed = member.rates(more)[offer.gpu_type][offer.locality(more)]
+            if speed > 0:
+                return more, member.left * more / speed
+    return member.counts[-1], work
+
+
+@dataclass(frozen=True, slots=True)
+class Erring:
+    """An agent that is wrong: each of its values is off by a factor from 1 − error to 1 + error, drawn from a stream."""
+
+    agent: Agent
+    error: float
+    stream: int
+
+    def bid(self, offer: GpuOffer) -> Bid:
+        """What the agent bids, give or take."""
+        bid = self.agent.bid(offer)
+        factors = 1.0 + self.error * (2.0 * uniform(self.stream, len(bid.rho)) - 1.0)
+        return bid._replace(rho=tuple((np.array(bid.rho) * factors).tolist()))
+
+
+UNKNOWN = 3600.0
+"""Seconds of work, beyond as much as has been done, that a job is taken to have of which nobody knows how much it has."""
+_SLACK = 64
+"""Apps that are gone and still remembered, at most, beyond as many as are active."""
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class AppRegistry:
+    """Who is there, from moment to moment.
+
+    area      ∫ active apps dt up to `now`, and how many there are from then on
+    begun     of active apps, by index: moment at which the first job came, and `area` at that moment
+    sweeps    of apps that have a name: rows of all jobs that ever came
+    active    rows that were there;  elastic: those of them that can do with other numbers of GPUs than they ask for
+    """
+
+    now: float = 0.0
+    area: float = 0.0
+    apps: int = 0
+    begun: Mapping[int, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
+    sweeps: Mapping[int, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    active: frozenset[int] = frozenset()
+    elastic: tuple[int, ...] = ()
+
+    def at(self, snapshot: Snapshot) -> "AppRegistry":
+        """As of this moment."""
+        area = self.area + self.apps * (snapshot.now - self.now)
+        active = frozenset(snapshot.active)
+        if new := sorted(active - self.active):
+            rolled = self._joined(new, snapshot, area)
+            return replace(rolled, now=snapshot.now, area=area, apps=rolled._count(snapshot), active=active)
+        return replace(self, now=snapshot.now, area=area, apps=self._count(snapshot), active=active)
+
+    def _joined(self, new: list[int], snapshot: Snapshot, area: float) -> "AppRegistry":
+        """With these rows as well; apps that are long gone are forgotten."""
+        columns, now = snapshot.columns, snapshot.now
+        begun, sweeps, elastic = dict(self.begun), dict(self.sweeps), [*self.elastic]
+        for row in new:
+            app = columns.app[row]
+            begun.setdefault(app, (min(columns.submitted[row], now), area))
+            if columns.apps[row] is not None and row not in sweeps.get(app, ()):
+                sweeps[app] = (*sweeps.get(app, ()), row)
+            if columns.least[row] < columns.most[row]:
+                elastic.append(row)
+        if len(begun) > 2 * len(snapshot.active) + _SLACK:
+            live = {columns.app[row] for row in snapshot.active}
+            begun = {app: each for app, each in begun.items() if app in live}
+            sweeps = {app: rows for app, rows in sweeps.items() if app in live}
+        elastic = [row for row in elastic if not Status(columns.status[row]).is_final]
+        return replace(self, begun=MappingProxyType(begun), sweeps=MappingProxyType(sweeps), elastic=tuple(elastic))
+
+    def _count(self, snapshot: Snapshot) -> int:
+        if not self.sweeps:
+            return len(snapshot.active)
+        columns = snapshot.columns
+        return len({columns.app[row] for row in snapshot.active})
+
+    def live(self, app: int, snapshot: Snapshot) -> list[int]:
+        """Rows of the jobs of a sweep that have not ended."""
+        status = snapshot.columns.status
+        return [row for row in self.sweeps[app] if not Status(status[row]).is_final]
+
+
+class Bidders:
+    """All active apps at an auction, as columns by app, in the order of their first jobs.
+
+    rows, app        active rows, and the place of each one's app among the apps
+    rho              with the GPUs that it holds under leases that go on
+    hopes            ρ if it had all the GPUs that it asks for from now on, close together on the fastest type
+    elapsed, alone   seconds since its first job came; T_id
+    """
+
+    def __init__(self, snapshot: Snapshot, roll: AppRegistry, is_expired: Bools) -> None:
+        columns = snapshot.columns
+        self._snapshot, self._roll = snapshot, roll
+        self.rows = snapshot.rows
+        self.is_expired = is_expired
+        self.ids, self.first, self.app = np.unique(snapshot.ints(columns.app), return_index=True, return_inverse=True)
+        self.app = self.app.reshape(-1)
+        self.held: Ints = np.where(is_expired, 0, snapshot.ints(columns.gpus))
+        self.gang = snapshot.gang.astype(np.float64)
+        self.best = np.maximum(snapshot.floats(columns.best), _TINY)
+        self.rate = np.where(self.held > 0, np.maximum(snapshot.floats(columns.rate), _TINY), 0.0)
+        self.total, self.left = self._work()
+        self.kinds, of_kind, self.kind = np.unique(snapshot.ints(columns.kind), return_index=True, return_inverse=True)
+        self.estimates = [snapshot.estimate(int(self.rows[row])) for row in of_kind]
+        self._begun = np.array([roll.begun[app] for app in self.ids.tolist()]).reshape(-1, 2)
+        self.alone = self._alone()
+        self.elapsed = snapshot.now - self._begun[:, 0]
+        self.size = self._sum(self.held.astype(np.float64))
+        self.rho, self.hopes = self._rhos()
+
+    @property
+    def apps(self) -> int:
+        """How many there are."""
+        return len(self.ids)
+
+    def _sum(self, by_row: Floats) -> Floats:
+        total: Floats = np.bincount(self.app, by_row, self.apps).astype(np.float64)
+        return total
+
+    def _work(self) -> tuple[Floats, Floats]:
+        """Steps in all, and left; something that can be counted with where nobody knows."""
+        total, left = self._snapshot.floats(self._snapshot.columns.steps), self._snapshot.steps_left
+        if np.isfinite(total).all():
+            return total, left
+        columns, now = self._snapshot.columns, self._snapshot.now
+        since = np.maximum(now - self._snapshot.floats(columns.progress_from), 0.0)
+        done = self._snapshot.floats(columns.steps_done) + self._snapshot.floats(columns.rate) * since
+        guess = done + UNKNOWN * self.best
+        unknown = ~np.isfinite(total)
+        return np.where(unknown, done + guess, total), np.where(unknown, guess, left)
+
+    def _alone(self) -> Floats:
+        """T_id of each app."""
+        mix = np.array([_mixed(each, self._snapshot.floor.topology.totals) for each in self.estimates])
+        speed = np.maximum(mix[self.kind], _TINY)
+        work, demand = self._sum(self.total * self.gang / speed), self._sum(self.gang)
+        for place, rows in self._finished():
+            for row in rows:
+                gang = self._snapshot.columns.gang[row]
+                rate = max(_mixed(self._snapshot.estimate(row), self._snapshot.floor.topology.totals), _TINY)
+                work[place] += self._snapshot.columns.steps[row] * gang / rate
+                demand[place] += gang
+        return np.maximum(work / np.minimum(self._slices(), demand), _TINY)
+
+    def _slices(self) -> Floats:
+        """C / N of each app."""
+        roll = self._roll
+        span = roll.now - self._begun[:, 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.where(span > 0, (roll.area - self._begun[:, 1]) / span, roll.apps)
+        return self._snapshot.gpus / np.maximum(mean, 1.0)
+
+    def _finished(self) -> list[tuple[int, list[int]]]:
+        """Of sweeps: places of the apps, and rows of their jobs that have come to their end."""
+        if not self._roll.sweeps:
+            return []
+        status = self._snapshot.columns.status
+        sweeps = ((place, self._roll.sweeps.get(app, ())) for place, app in enumerate(self.ids.tolist()))
+        return [(place, [row for row in rows if status[row] == Status.FINISHED]) for place, rows in sweeps if rows]
+
+    def _rhos(self) -> tuple[Floats, Floats]:
+        hoped = self.left * self.gang / self.best
+        with np.errstate(divide="ignore", invalid="ignore"):
+            held = np.where(self.held > 0, self.left * self.held / self.rate, hoped)
+            rho = np.where(self.size > 0, (self.elapsed + self._sum(held) / self.size) / self.alone, NOTHING)
+        return rho, (self.elapsed + self._sum(hoped) / self._sum(self.gang)) / self.alone
+
+    def worst_first(self, off: Floats) -> Ints:
+        """Places of the apps by falling ρ, each off by a factor. Of those that hold nothing, all with the same ρ, the one
+
+        that would be worst off even if it had everything from now on comes first; then by the submission of their first job.
+        """
+        holds = self.size > 0
+        return np.lexsort((self.first, -off * np.where(holds, self.rho, self.hopes), holds))
+
+    def best_types(self) -> list[int]:
+        """GPU types, the one first on which these jobs are fastest on average."""
+        many = np.bincount(self.kind, minlength=len(self.kinds))
+        types = range(len(self._snapshot.floor.topology.types))
+        if len(types) == 1:
+            return [0]
+        relative = [
+            sum(
+                n * each.rates[kind][Locality.PACKED] / max(each.best(), _TINY)
+                for n, each in zip(many, self.estimates, strict=True)
+            )
+            for kind in types
+        ]
+        return sorted(types, key=lambda kind: (-relative[kind], kind))
+
+    def rows_of(self, place: int) -> list[int]:
+        """Indices of the rows of an app."""
+        if not self._roll.sweeps:
+            return [int(self.first[place])]
+        return np.flatnonzero(self.app == place).tolist()
+
+    def member(self, index: int) -> Member:
+        """One row, as an agent sees it."""
+        columns, row = self._snapshot.columns, int(self.rows[index])
+        gang = columns.gang[row]
+        estimate = self.estimates[int(self.kind[index])]
+        held, speed = int(self.held[index]), float(self.rate[index])
+        is_pinned = row in self._snapshot.pinned
+        counts = (held,) if is_pinned else counts_of(estimate, gang, columns.least[row], columns.most[row])
+        rates = estimate.at
+        floor = self._snapshot.floor
+        gpu_type = floor.topology.type_of[floor.holdings[row][0].node] if held else -1
+        return Member(row, gang, counts, held, speed, float(self.left[index]), float(self.best[index]), rates, gpu_type)
+
+    def view(self, place: int, members: Sequence[Member]) -> App:
+        """An app, with its members in the order in which they are to be served."""
+        return App(float(self.elapsed[place]), float(self.alone[place]), tuple(members))
+
+
+def counts_of(estimate: Estimate, gang: int, least: int, most: int) -> Sequence[int]:
+    """GPUs that a job can run with, ascending."""
+    if least == most or not estimate.others:
+        return (gang,)
+    return sorted({gang, *(gpus for gpus, _ in estimate.others if least <= gpus <= most)})
+
+
+def _mixed(estimate: Estimate, gpus: Sequence[int]) -> float:
+    """Steps/s on the cluster's mix of types."""
+    return sum(row[Locality.PACKED] * count for row, count in zip(estimate.rates, gpus, strict=True)) / sum(gpus)

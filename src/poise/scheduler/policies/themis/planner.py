@@ -1,0 +1,236 @@
+"""Finish-time fairness by partial-allocation auctions (`themis`; Mahajan et al., Themis, NSDI'20; ALGORITHMS §3).
+
+GPUs that nobody holds, and those whose leases have ended while somebody wants more than it has, are put up for auction:
+
+    1  ρ_a of each active app with the GPUs that it holds; the worst off first
+    2  the first (1 − f)·n of them, at least one, are shown the GPUs
+    3  their agents answer with valuation tables, V_a = 1/ρ_a of so many more GPUs
+    4  Nash optimum G over the tables; the hidden payment leaves a the part c_a of G_a
+    (`scheduler/solve/auction.py`)
+    5  what is left over goes to apps that were not asked, drawn at random: first one that holds a GPU on the node, then
+       one on the rack, then any; if none of them can use it, to those that were asked
+    6  a lease on everything that was given                                                        (`leases.py`)
+
+All leases that have ended by the same moment are one auction, of which who wins as many GPUs as it had keeps the very same
+ones. There is an auction for each GPU type, the fastest first; agents bid with what they have just won. Whole gangs only: of
+G_a as many gangs as fit into c_a·|G_a| GPUs are kept, and the first one in any case by an app that would hold nothing
+otherwise; or all of G_a, for the part c_a of a lease.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+from poise.scheduler.model.cluster import Site, site_of
+from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.plan import Plan
+from poise.scheduler.policies.themis.auction import WORTH_MOVING, AuctionRules, Payment, Sale
+from poise.scheduler.policies.themis.bidders import Agent, App, AppRegistry, Honest
+from poise.scheduler.policies.themis.halving import Halving
+from poise.scheduler.policies.upgrades import Upgrades, upgrades
+
+# Leases: the right to hold GPUs until a moment. They end together, so that what comes back is worth an auction.
+#
+# A lease that is granted at t ends at the first multiple of its length, counted from the first moment there was, that is at
+# least half a length away: after half of it to one and a half, and one on average. While nobody wants more GPUs a lease that
+# has ended goes on by itself; so nothing is kept of most leases but when the run began.
+
+_NONE = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Leases that did not begin with a run, or that end earlier than others: when they began and end, by ascending row."""
+
+    length: float
+    rows: Ints
+    since: Floats
+    until: Floats
+
+    @staticmethod
+    def of(length: float) -> "Leases":
+        """None yet, of so many seconds."""
+        return Leases(length, np.empty(0, dtype=np.int64), _NONE, _NONE)
+
+    def end(self, origin: float, granted: Floats) -> Floats:
+        """When leases end that are granted at these moments."""
+        lengths: Floats = np.ceil((granted - origin) / self.length + 0.5)
+        return origin + lengths * self.length
+
+    def end_of_one(self, snapshot: Snapshot) -> float:
+        """When a lease ends that is granted now."""
+        return float(self.end(snapshot.origin, np.array([snapshot.now]))[0])
+
+    def ends(self, snapshot: Snapshot) -> Floats:
+        """When the leases of all active jobs end; of jobs that hold nothing, or keep it whoever waits, never."""
+        started = snapshot.floats(snapshot.columns.started)
+        until = self.end(snapshot.origin, started)
+        if len(self.rows):
+            at, is_there = _found(self.rows, snapshot.rows)
+            counts = is_there & (self.since[at] >= started)
+            until = np.where(counts, self.until[at], until)
+        return np.where(snapshot.running & ~snapshot.among(snapshot.pinned), until, np.inf)
+
+    def renewed(self, snapshot: Snapshot, until: Floats, is_noted: Bools) -> "Leases":
+        """The same with what has just been granted; leases of rows that are no longer active are forgotten."""
+        _, kept = _found(snapshot.rows[~is_noted], self.rows)
+        rows = np.concatenate((self.rows[kept], snapshot.rows[is_noted]))
+        order = np.argsort(rows, kind="stable")
+        since = np.concatenate((self.since[kept], np.full(int(is_noted.sum()), snapshot.now)))
+        ends = np.concatenate((self.until[kept], until[is_noted]))
+        return Leases(self.length, rows[order], since[order], ends[order])
+
+
+def _found(rows: Ints, wanted: Ints) -> tuple[Ints, Bools]:
+    """Where each of the wanted rows would be among ascending rows, and whether it is there."""
+    if not len(rows):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+    at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    return at, rows[at] == wanted
+
+
+__all__ = ["Payment", "SiblingHoldings", "Themis", "ThemisMemory", "themis"]
+
+SHORTEST = 0.1
+"""Part of a lease that is left of it, at least, if payments shorten leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingHoldings:
+    """What a job of a sweep holds, and until when: its siblings inherit it."""
+
+    app: int
+    site: Site
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class ThemisMemory:
+    """Memory of the policy: who is there, leases, auctions held, and what jobs of sweeps hold."""
+
+    roll: AppRegistry
+    leases: Leases
+    auctions: int = 0
+    estates: Mapping[int, SiblingHoldings] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class Themis:
+    """The arbiter. `agents` says who bids for an app; `error` is how far off bids are.
+
+    Of the jobs of a sweep one in `halving` goes on beyond each rung (`halving.py`).
+    """
+
+    f: float = 0.8
+    lease: float = 600.0
+    error: float = 0.0
+    payment: Payment = Payment.GPUS
+    seed: int = 0
+    halving: float = 2.0
+    agents: Callable[[App], Agent] = Honest
+
+    def start(self) -> ThemisMemory:
+        """Nobody is there."""
+        return ThemisMemory(AppRegistry(), Leases.of(self.lease))
+
+    def plan(self, snapshot: Snapshot, memory: ThemisMemory) -> tuple[Plan, ThemisMemory]:
+        """Jobs that go on need no claim: a plan says what changes."""
+        market = replace(memory, roll=memory.roll.at(snapshot))
+        if not market.roll.sweeps:
+            return self._shared(snapshot, market)
+        halving = Halving(self.halving)
+        if ends := halving.endings(snapshot, market.roll):
+            return replace(Plan.changing(wake=snapshot.now), ends=ends), market
+        plan, market = self._shared(snapshot, market)
+        return replace(plan, wake=min(plan.wake, halving.next_look(snapshot, market.roll))), market
+
+    def _shared(self, snapshot: Snapshot, market: ThemisMemory) -> tuple[Plan, ThemisMemory]:
+        if snapshot.is_contended or _is_hungry(snapshot, market.roll):
+            return self._sold(snapshot, market)
+        better = self._upgrades(snapshot)
+        return Plan.changing(better.claims, wake=better.later), self._noted(snapshot, market, {}, ())
+
+    def _upgrades(self, snapshot: Snapshot) -> Upgrades:
+        """Nobody wants more GPUs; at the end of a lease a job may change to much faster ones that stand idle."""
+        if len(snapshot.idle) == 1 or not any(snapshot.idle):
+            return Upgrades((), inf)
+        return upgrades(snapshot, rest=self.lease, cost=(1 - 1 / WORTH_MOVING) * self.lease)
+
+    def _sold(self, snapshot: Snapshot, market: ThemisMemory) -> tuple[Plan, ThemisMemory]:
+        """Hand GPUs on inside sweeps, then sell what is free, and what comes back if that does not do for everybody."""
+        ahead = Halving(self.halving).ahead(snapshot, market.roll) if market.roll.sweeps else frozenset()
+        sale = Sale(self.rules(), snapshot, market.roll, market.auctions, ahead)
+        for row, estate in market.estates.items():
+            if estate.until > snapshot.now and row not in snapshot.floor.holdings:
+                sale.inherit(estate.app, estate.site, estate.until)
+        is_enough = sale.hand_out()
+        if is_enough and not sale.until:  # leases that begin with runs: nothing to note
+            return Plan.changing(sale.claims()), self._noted(snapshot, market, sale.sites, ())
+        ends = market.leases.ends(snapshot)
+        if not is_enough:
+            sale.auction(ends <= snapshot.now)
+        until, is_noted = self._untils(snapshot, market, sale, ends)
+        wake = _next(until, snapshot.now) if sale.leaves_wishes() else inf
+        plan = Plan.changing(sale.claims(), sale.stops(), wake)
+        if sale.sites:
+            leases = market.leases.renewed(snapshot, until, is_noted)
+            market = replace(market, leases=leases, auctions=market.auctions + 1)
+        return plan, self._noted(snapshot, market, sale.sites, plan.stops or ())
+
+    def rules(self) -> AuctionRules:
+        """Of its auctions."""
+        return AuctionRules(self.f, self.error, self.payment, self.seed, self.agents)
+
+    def _untils(self, snapshot: Snapshot, market: ThemisMemory, sale: Sale, ends: Floats) -> tuple[Floats, Bools]:
+        """When leases end, after the sale, and which are new; of jobs that hold nothing, or that merely went on, never."""
+        now, full = snapshot.now, market.leases.end_of_one(snapshot)
+        until, is_new = np.where(ends <= now, inf, ends), np.zeros(len(ends), dtype=bool)
+        rows = sorted(sale.sites)
+        for index, row in zip(np.searchsorted(snapshot.rows, rows).tolist(), rows, strict=True):
+            part = max(sale.parts.get(row, 1.0), SHORTEST)
+            until[index] = sale.until.get(row, now + part * (full - now) if part < 1 else full)
+            is_new[index] = True
+        return until, is_new
+
+    def _noted(
+        self, snapshot: Snapshot, market: ThemisMemory, sites: Mapping[int, Site], stops: tuple[int, ...]
+    ) -> ThemisMemory:
+        """What jobs of sweeps hold, once the plan has been carried out."""
+        if not market.roll.sweeps:
+            return market
+        ends = dict(zip(snapshot.active, market.leases.ends(snapshot).tolist(), strict=True))
+        full = market.leases.end_of_one(snapshot)
+        columns, holdings = snapshot.columns, snapshot.floor.holdings
+        estates = {}
+        for row in snapshot.active:
+            if columns.apps[row] is not None and row not in stops and (row in sites or row in holdings):
+                site = sites.get(row) or site_of(holdings[row])
+                estates[row] = SiblingHoldings(columns.app[row], site, ends[row] if ends[row] < inf else full)
+        return replace(market, estates=MappingProxyType(estates))
+
+
+def themis(
+    f: float = 0.8,
+    lease: float = 600.0,
+    error: float = 0.0,
+    payment: Payment = Payment.GPUS,
+    seed: int = 0,
+    halving: float = 2.0,
+) -> Themis:
+    """With agents that bid what the scheduler believes."""
+    return Themis(f, lease, error, payment, seed, halving)
+
+
+def _next(until: Floats, now: float) -> float:
+    later = until[until > now]
+    return float(later.min()) if len(later) else inf
+
+
+def _is_hungry(snapshot: Snapshot, roll: AppRegistry) -> bool:
+    """Whether a job that runs can use more GPUs than it has."""
+    columns = snapshot.columns
+    return any(0 < columns.gpus[row] < columns.most[row] and row not in snapshot.pinned for row in roll.elastic)

@@ -1,0 +1,264 @@
+"""Discretised two-dimensional least attained service (`tiresias`; Tiresias-L of NSDI'19).
+
+A_m = g_m·t_m, attained service in GPU-seconds (or t_m in seconds with `service=seconds`).
+K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i, and while its run has
+not worked for as long as it took to start: or else jobs that are promoted could go on restarting for ever.
+- arrival: tail of the first queue; on reaching a limit: tail of the next queue
+- inside a queue: running jobs before waiting ones, each in order of arrival in that section; a preempted job goes to
+  the head of the waiting ones, so jobs of one queue do not preempt each other once they run
+- promotion: a job that has waited `promote` times as long as it has run goes to the tail of the first queue, and both
+  counts start again from 0 (0: off)
+- placement by skew: a model whose largest tensor is more than `packlimit` of its size insists on the fewest nodes
+  (§3.3: such models suffer when spread); others go anywhere
+
+The rank of a job changes only when it crosses a limit, starts or stops: no job is looked at in between. O(log J) an event.
+
+Deliberate differences from the authors' simulator: the moment of demotion is (L_i − A_m)/g_m from now, not a mix of
+seconds and GPU-seconds (ALGORITHMS §7.4); jobs that enter a section at one instant stand there by submission
+(`+stable` keeps the authors' list order); moments are what they are (`+ticks` rounds them up to whole seconds, and counts
+waiting as the authors do).
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from math import ceil, floor, inf, isnan, nan
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Floats
+from poise.scheduler.model.job_table import JobView
+from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
+from poise.scheduler.model.speed import Locality
+
+RUNNING, WAITING = 0, 1
+"""Sections of a queue."""
+
+
+class TickLength(StrEnum):
+    """How moments and waiting are counted: as they are, from the last run; or by whole seconds, from the first run."""
+
+    EXACT = "exact"
+    TICKS = "ticks"
+
+
+class AttainedService(StrEnum):
+    """What is counted as service."""
+
+    GPU_SECONDS = "gpu-seconds"
+    SECONDS = "seconds"
+
+
+Inside = Callable[[int, float], float | None]
+"""(queue, attained service) -> value that waiting jobs of the queue stand by; None: first come, first served."""
+
+
+def first_come(_queue: int, _attained: float) -> None:
+    """No other order than that of arrival in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The rule of queues, shared with the Gittins variant.
+
+    A rank's memory is the service at the last promotion, and the start of the first run since then, NaN before that.
+    """
+
+    limits: tuple[float, ...]
+    promote: float
+    service: AttainedService
+    clock: TickLength = TickLength.EXACT
+
+    def rank(self, job: JobView, previous: Rank | None, inside: Inside = first_come) -> Rank:
+        """Where the job stands now."""
+        if previous is None:
+            return self._at_tail(job.now, 0, 0.0, (0.0, nan), inside)
+        speed = job.gang if self.service is AttainedService.GPU_SECONDS else 1
+        total = job.attained_seconds * speed
+        promoted_at, first_run = previous.memory
+        attained = total - promoted_at
+        queue = max(previous.queue, bisect_right(self.limits, attained))
+        if job.running:
+            return self._running(job, previous, queue, attained, speed, inside)
+        until = self._promotion(job, queue, attained / speed, first_run)
+        if job.now >= until:
+            return self._at_tail(job.now, 0, 0.0, (total, nan), inside)
+        value = inside(queue, attained)
+        if value is None:
+            stays = previous.section == WAITING and previous.queue == queue
+            value = previous.value if stays else -job.now
+        return Rank(value, queue, WAITING, 0.0, until, previous.memory)
+
+    def _running(self, job: JobView, previous: Rank, queue: int, attained: float, speed: int, inside: Inside) -> Rank:
+        """The rank of a running job, which gains `speed` units of service a second."""
+        now = job.now
+        if previous.section == RUNNING and now < previous.until:
+            return previous
+        if queue == previous.queue and now >= previous.until and previous.section == RUNNING:
+            queue += 1  # the limit was reached just now, whatever rounding says of the service attained
+        if queue > previous.queue:
+            # For this one decision it competes from the tail; if it goes on it is asked for again and joins the running.
+            return self._at_tail(now, queue, attained, previous.memory, inside)._replace(until=now)
+        if previous.section == RUNNING:
+            return previous
+        until = (
+            max(now + self._seconds((self.limits[queue] - attained) / speed), job.repaid)
+            if queue < len(self.limits)
+            else inf
+        )
+        promoted_at, first_run = previous.memory
+        return Rank(now, queue, RUNNING, 0.0, until, (promoted_at, now if isnan(first_run) else first_run))
+
+    def _seconds(self, span: float) -> float:
+        return float(ceil(span)) if self.clock is TickLength.TICKS else span
+
+    @staticmethod
+    def _at_tail(now: float, queue: int, attained: float, memory: tuple[float, ...], inside: Inside) -> Rank:
+        value = inside(queue, attained)
+        return Rank(now if value is None else value, queue, WAITING, memory=memory)
+
+    def _promotion(self, job: JobView, queue: int, ran: float, first_run: float) -> float:
+        """When a waiting job that has run for some seconds has waited long enough to be promoted."""
+        if self.promote <= 0 or queue == 0 or ran <= 0:
+            return inf
+        if self.clock is TickLength.TICKS:
+            return first_run + ran + floor(self.promote * ran)
+        return job.waiting_since + self.promote * ran
+
+
+def by_skew(packlimit: float) -> Callable[[JobView], Locality]:
+    """Models of greater skew than this insist on the fewest nodes."""
+
+    def asks(job: JobView) -> Locality:
+        skew = job.skew
+        return Locality.PACKED if skew is not None and skew > packlimit else Locality.CLUSTER
+
+    return asks
+
+
+def tiresias(
+    *,
+    limits: tuple[float, ...] = (3250.0, 7200.0),
+    promote: float = 0.0,
+    packlimit: float = 0.5,
+    service: AttainedService = AttainedService.GPU_SECONDS,
+) -> Order:
+    """Queues by attained service; first come, first served inside each."""
+
+    def by(clock: TickLength) -> Callable[[JobView, Rank | None, None], Rank]:
+        queues = Queues(limits, promote, service, clock)
+        return lambda job, previous, _memory: queues.rank(job, previous)
+
+    return Order(
+        rank=by(TickLength.EXACT),
+        preemption=PreemptionRule.BY_RANK,
+        unfitting=Unfitting.SKIPPED,
+        asks=by_skew(packlimit),
+        ticking=by(TickLength.TICKS),
+    )
+
+
+# Discretised two-dimensional Gittins index (`tiresias-gittins`; Tiresias-G of NSDI'19).
+#
+# S is the GPU-time of a whole job. With its distribution known, serve the job of highest index first:
+#
+# G_Δ(a) = P(S − a <= Δ | S > a) / E[min(S − a, Δ) | S > a]         G(a) = sup_Δ G_Δ(a)
+#
+# Queues and limits are those of `tiresias`; inside a queue, waiting jobs stand by G_Δ(a) with Δ reaching to the queue's
+# upper
+# limit (`delta=limit`), or by the supremum (`delta=best`); the last queue is first come, first served. A job's index is
+# taken anew when it starts, stops or changes queue.
+#
+# The distribution is learnt from the jobs that have finished, never from the future; it is taken anew whenever their number
+# has grown by a tenth, and until there are `samples` of them the order is that of `tiresias`.
+# O(log S) a question, O(S) at a new fit, amortised O(1) a job.
+
+
+class Delta(StrEnum):
+    """How far ahead the index looks."""
+
+    LIMIT = "limit"
+    BEST = "best"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The distribution of total service, as sorted samples. `fresh` ones are not yet part of it."""
+
+    samples: Floats
+    sums: Floats
+    fresh: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(values: Floats) -> "Sizes":
+        """The distribution of these values."""
+        ordered = np.sort(np.asarray(values, dtype=np.float64))
+        return Sizes(ordered, np.concatenate(([0.0], np.cumsum(ordered))))
+
+    def with_sample(self, size: float) -> tuple["Sizes", bool]:
+        """One more finished job; says whether the distribution itself has changed."""
+        fresh = (*self.fresh, size)
+        if 10 * len(fresh) < len(self.samples):
+            return Sizes(self.samples, self.sums, fresh), False
+        return Sizes.of(np.concatenate((self.samples, fresh))), True
+
+    def index(self, attained: float, delta: float) -> float:
+        """G_Δ(a); 0 where no sample is larger than a."""
+        alive = int(np.searchsorted(self.samples, attained, side="right"))
+        total = len(self.samples)
+        if alive == total:
+            return 0.0
+        done = int(np.searchsorted(self.samples, attained + delta, side="right"))
+        served = self.sums[done] - self.sums[alive] - attained * (done - alive)
+        spent = served + (total - done) * delta if done < total else served
+        return float((done - alive) / spent) if spent > 0 else np.inf
+
+    def best_index(self, attained: float) -> float:
+        """G(a): the supremum is reached where Δ ends at a sample."""
+        alive = int(np.searchsorted(self.samples, attained, side="right"))
+        total = len(self.samples)
+        if alive == total:
+            return 0.0
+        ends = self.samples[alive:]
+        done = np.searchsorted(ends, ends, side="right")
+        served = self.sums[alive + done] - self.sums[alive] - attained * done
+        spent = served + (total - alive - done) * (ends - attained)
+        return float(np.max(done / spent))
+
+
+def gittins(
+    *,
+    limits: tuple[float, ...] = (3250.0, 7200.0),
+    promote: float = 0.0,
+    packlimit: float = 0.5,
+    delta: Delta = Delta.LIMIT,
+    samples: int = 10,
+) -> Order:
+    """Queues by attained service; highest Gittins index first inside each but the last."""
+
+    def rank(queues: Queues, job: JobView, previous: Rank | None, sizes: Sizes) -> Rank:
+        def inside(queue: int, attained: float) -> float | None:
+            if queue >= len(limits):
+                return None
+            if delta is Delta.BEST:
+                return -sizes.best_index(attained)
+            return -sizes.index(attained, limits[queue] - attained)
+
+        return queues.rank(job, previous, inside if len(sizes.samples) >= samples else first_come)
+
+    exact, ticking = (partial(rank, Queues(limits, promote, AttainedService.GPU_SECONDS, clock)) for clock in TickLength)
+    return Order(
+        rank=exact,
+        preemption=PreemptionRule.BY_RANK,
+        unfitting=Unfitting.SKIPPED,
+        asks=by_skew(packlimit),
+        memory=Sizes.of(np.empty(0)),
+        learn=_learn,
+        ticking=ticking,
+    )
+
+
+def _learn(sizes: Sizes, job: JobView) -> tuple[Sizes, bool]:
+    return sizes.with_sample(job.attained_service)

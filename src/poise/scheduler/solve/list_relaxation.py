@@ -1,0 +1,221 @@
+"""A relaxation of chains of rounds of tasks on M machines: a lower bound on Σ w C, and middles to list the tasks by.
+
+A chain n: weight w, release a, R rounds of K tasks that take p seconds each on one machine (its fastest), and s seconds
+after each round. In the linear program of ALGORITHMS §5.2 the tasks of a round have one middle H (mean of start + p/2):
+
+    min Σ w_n C_n     H_1 >= a + p/2;   H_{r+1} >= H_r + p + s;   C_n = H_R + p/2 + s
+    Σ_{i∈A} W_i H_i >= (Σ_{i∈A} W_i)² / 2M                                      for every set A of rounds, W = K p
+
+Two facts make it small. A chain is never stretched: to put off its first round costs as much as to put off a later one and
+helps every cut at least as much, so all that is to be found is a delay D_n >= 0 of the chain as a whole. And the H that
+satisfy all cuts are those not below the mean busy times m of a mixture of orders on one machine that is M times as fast.
+So with E, the middles without delay, and prices λ of the rounds, it is a game that has a value:
+
+    max over λ >= 0, Σ_{i∈n} λ_i <= w_n     min over orders     Σ_i λ_i (m_i − E_i)        = min Σ w_n D_n
+
+The orders answer prices exactly: by decreasing λ / W. Every λ gives a lower bound. The prices follow by multiplicative
+weights, and the orders' mean is a mixture whose D_n = max(0, max_i m_i − E_i) satisfy every cut: an upper bound. It ends
+when the two are within `GAP` of each other, or after `TURNS`. A turn is one sort. (Cuts separated by prefixes need a row for
+nearly every chain: with 1,000 of them, 20 rounds of cuts leave a gap of several per cent and take ten times as long.)
+
+Where chains tie, the optimum is not one point, and the answer lies in the midst: they advance together. Chains that are
+alike in everything would, too, which is of use to none of them; so each gives way a little to those before it (`TILT`).
+
+Rounds of a chain are taken together in at most `chunks` parts: cuts are then over unions of parts, which weakens the bound
+and never breaks it. With R <= chunks the program is the one above. Time is counted from the earliest release.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Floats, Ints, exp
+from poise.scheduler.model.errors import RequestError
+
+CHUNKS = 16
+GAP = 1e-3
+TURNS = 1000
+CHECK = 20
+"""Turns between two looks at the gap."""
+PACE = 10.0
+"""By how much prices follow the delays in the first turn; in turn k by a √k-th of it."""
+TILT = 0.1
+"""By how much at most of its weight a chain gives way to those before it that are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Rounds that follow one another.
+
+    name      for messages
+    release   no task starts before
+    rounds    how many are left, at least 1
+    tasks     K, in a round
+    first     of the first round only: fewer than K if some of it is done
+    seconds   p, that a task takes on the fastest machine
+    sync      s, seconds between the last task of a round and the next round, or the end
+    """
+
+    name: str
+    weight: float
+    release: float
+    rounds: int
+    tasks: int
+    first: int
+    seconds: float
+    sync: float
+
+    @property
+    def step(self) -> float:
+        """Seconds from one round to the next, at least."""
+        return self.seconds + self.sync
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """By chain the middle of its first round, and the step to each further one; the middles satisfy every cut.
+
+    bound   on Σ w C from below, C counted from time 0 as releases are
+    value   Σ w C of these middles; it is above the bound by little
+    """
+
+    first: tuple[float, ...]
+    step: tuple[float, ...]
+    bound: float
+    value: float
+
+    def middle(self, chain: int, turn: int) -> float:
+        """H of a round, counted from 0."""
+        return self.first[chain] + turn * self.step[chain]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Chunks of all chains, one after the other. Time in units of all work on all machines, work in units of all work.
+
+    start    by chain, its first part
+    chain    by part
+    middle   E, by part: of its tasks, without delay
+    work     W, by part
+    weight   by chain; `gentle`, the same after giving way to those alike
+    """
+
+    start: Ints
+    chain: Ints
+    middle: Floats
+    work: Floats
+    weight: Floats
+    gentle: Floats
+
+
+def relax(chains: Sequence[Chain], machines: int, chunks: int = CHUNKS) -> Relaxation:
+    """Middles and bound. O(parts log parts) a turn; the same chains give the same answer, bit for bit."""
+    _check(chains, machines)
+    if not chains:
+        return Relaxation((), (), 0.0, 0.0)
+    origin = min(chain.release for chain in chains)
+    unit = sum(_work(chain) for chain in chains) / machines
+    least = sum(chain.weight * (chain.release + chain.rounds * chain.step) for chain in chains)
+    since = least - origin * sum(chain.weight for chain in chains)
+    delays, bound = _play(_parts(chains, origin, unit, machines, chunks), since / unit)
+    late = [unit * delay for delay in delays.tolist()]
+    return Relaxation(
+        first=tuple([chain.release + chain.seconds / 2 + each for chain, each in zip(chains, late, strict=True)]),
+        step=tuple([chain.step for chain in chains]),
+        bound=least + unit * bound,
+        value=least + sum(chain.weight * each for chain, each in zip(chains, late, strict=True)),
+    )
+
+
+def _check(chains: Sequence[Chain], machines: int) -> None:
+    if machines < 1:
+        raise RequestError("there are no GPUs to plan for")
+    for chain in chains:
+        if chain.tasks < 1 or not 1 <= chain.first <= chain.tasks:
+            raise RequestError(
+                f"{chain.name}: a round of {chain.tasks} tasks, {chain.first} of them left; at least 1 is needed"
+            )
+        if chain.rounds < 1:
+            raise RequestError(f"{chain.name}: {chain.rounds} rounds are left; at least 1 is needed")
+        if not (chain.seconds > 0 and chain.sync >= 0 and chain.weight > 0):
+            raise RequestError(f"{chain.name}: seconds and weight must be positive, and synchronisation not negative")
+
+
+def _work(chain: Chain) -> float:
+    return ((chain.rounds - 1) * chain.tasks + chain.first) * chain.seconds
+
+
+def _parts(chains: Sequence[Chain], origin: float, unit: float, machines: int, chunks: int) -> _Parts:
+    """Nearly equal numbers of rounds in each part. A first round of fewer tasks counts for less in the mean of its part."""
+    rounds = np.array([chain.rounds for chain in chains])
+    parts = np.minimum(rounds, chunks)
+    start = np.append(0, np.cumsum(parts)[:-1])
+    chain = np.repeat(np.arange(len(chains)), parts)
+    place = np.arange(len(chain)) - start[chain]
+    low, high = (rounds[chain] * (place + more) // parts[chain] for more in (0, 1))
+    tasks, first = (np.array(each)[chain] for each in zip(*((c.tasks, c.first) for c in chains), strict=True))
+    missing = np.where(place == 0, tasks - first, 0)
+    count = (high - low) * tasks - missing
+    turn = (high - low) * tasks * ((low + high - 1) / 2) / count  # what is missing is of round 0
+    seconds, step, release = (
+        np.array(each)[chain] for each in zip(*((c.seconds, c.step, c.release) for c in chains), strict=True)
+    )
+    weight = np.array([each.weight for each in chains])
+    return _Parts(
+        start=start,
+        chain=chain,
+        middle=(release - origin + seconds / 2 + turn * step) / unit,
+        work=count * seconds / (unit * machines),
+        weight=weight,
+        gentle=weight * _giving_way(chains),
+    )
+
+
+def _giving_way(chains: Sequence[Chain]) -> Floats:
+    """Factors of the weights, by place among those alike."""
+    kinds = [(c.weight, c.release, c.rounds, c.tasks, c.first, c.seconds, c.sync) for c in chains]
+    size, seen = Counter(kinds), Counter[tuple[float, ...]]()
+    factors = []
+    for kind in kinds:
+        factors.append(1.0 - TILT * seen[kind] / size[kind])
+        seen[kind] += 1
+    return np.array(factors)
+
+
+def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
+    """Delays by chain, and a lower bound of Σ w D, in units of the parts; `least` is Σ w C without delays."""
+    score, mean = np.zeros(len(parts.chain)), np.zeros(len(parts.chain))
+    delays, bound, low = np.zeros(len(parts.start)), 0.0, 0.0
+    for turn in range(1, TURNS + 1):
+        prices = _prices(parts, score)
+        late = _answer(parts, prices) - parts.middle
+        score += PACE / sqrt(turn) * late
+        mean += (late - mean) * (2.0 / (turn + 1))  # later turns count for more
+        low = max(low, float((prices * late).sum()))
+        if turn % CHECK == 0:
+            honest = prices * (parts.weight / parts.gentle)[parts.chain]
+            bound = max(bound, float((honest * (_answer(parts, honest) - parts.middle)).sum()))
+            delays = np.maximum(0.0, np.maximum.reduceat(mean, parts.start))
+            if float((parts.gentle * delays).sum()) - low <= GAP * (least + low):
+                break
+    return delays, max(bound, low)
+
+
+def _prices(parts: _Parts, score: Floats) -> Floats:
+    """A chain's weight over its parts by their scores, and over not being late at all, whose score is 0."""
+    most = np.maximum(0.0, np.maximum.reduceat(score, parts.start))
+    odds = exp(score - most[parts.chain])
+    total = exp(-most) + np.add.reduceat(odds, parts.start)
+    prices: Floats = odds * (parts.gentle / total)[parts.chain]
+    return prices
+
+
+def _answer(parts: _Parts, prices: Floats) -> Floats:
+    """Mean busy times in the order that is best for these prices, on one machine as fast as all."""
+    order = np.argsort(-prices / parts.work, kind="stable")
+    busy = np.empty(len(order))
+    busy[order] = np.cumsum(parts.work[order])
+    return busy - parts.work / 2

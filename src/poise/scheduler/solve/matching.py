@@ -1,0 +1,175 @@
+"""Rows onto the rungs of ladders at the least total cost, exactly: the matching behind minimum total completion time.
+
+Row i on rung k = 1, 2, … of ladder l costs k · weight_il, and a charge for the room that it takes there: the rooms of every
+rung of l cost charge_l[0] <= charge_l[1] <= …, and there are no more. With one rung it is a plain transportation problem,
+with one room on each ladder an assignment problem.
+
+Rows are put in one after the other, each along the cheapest chain of moves (successive shortest paths): a row enters a
+column, one of those there moves on to another column, and so on until a room that was empty is taken. A column is one rung
+of one ladder. Prices make every move cost >= 0, which proves the answer the best.
+
+A ladder shows only the rungs in use and one empty one. That loses nothing: rung k + 1 costs every row at least as much as
+rung k, so while k is empty nobody wants k + 1; and at the price at which k's first room was not worth taking, k + 1's is
+not either. So there is no guess of how many rungs to allow.
+
+With C columns shown, a chain is found in a few passes over at most C² numbers. 256 rows and 3 ladders of 12 rooms take
+0.04 s of CPU; as a linear program the same takes HiGHS 0.05 to 0.1 s, with the rungs guessed and one charge for all rooms.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.errors import InfeasibleError
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Where each row is: its ladder, its rung (from 1), and what all of it costs together, charges included."""
+
+    ladder: Ints
+    rung: Ints
+    cost: float
+
+
+def match(weight: Floats, charge: Sequence[Floats], rungs: int | None = None) -> Matching:
+    """Every row on a rung, at the least total cost up to rounding. The same input gives the same answer.
+
+    weight   (rows, ladders), >= 0; inf where a row may not be
+    charge   for each ladder the price of each of its rooms, rising, the same on every rung; inf is no room
+    rungs    how many a ladder has; None: as many as it takes
+
+    Raises InfeasibleError if there is not room for all.
+    """
+    board = _Board(weight, charge, len(weight) if rungs is None else rungs)
+    lightest = weight.min(axis=1, initial=np.inf)
+    # The heaviest first: then the next one mostly finds its rung above the others, and few have to move.
+    for row in np.argsort(-lightest, kind="stable"):
+        board.put(int(row))
+    return board.matching()
+
+
+@dataclass
+class _Reach:
+    """How far each column is from the row that is being put in, in reduced cost, and from which column one comes there."""
+
+    far: Floats
+    before: Ints
+    end: int
+    bound: float
+
+
+class _Board:
+    """Rows placed so far, at the least cost for them, and prices that prove it.
+
+    For columns a and b, with detour[a, b] the least that a row of a adds to the cost by moving to b:
+
+        detour[a, b] + price[a] − price[b] >= 0,     price of b's next room + price[b] − out >= 0
+    """
+
+    def __init__(self, weight: Floats, charge: Sequence[Floats], rungs: int) -> None:
+        self._weight = weight
+        self._charge = [np.append(rooms, np.inf) for rooms in charge]
+        self._rungs = rungs
+        self._column = np.full(len(weight), -1, dtype=np.int64)
+        self._ladder = np.empty(0, dtype=np.int64)
+        self._rung = np.empty(0)
+        self._used = np.empty(0, dtype=np.int64)
+        self._room = np.empty(0)
+        self._price = np.empty(0)
+        self._detour = np.empty((0, 0))
+        self._out = 0.0
+        for ladder in range(len(charge)):
+            self._open(ladder, 1)
+
+    def put(self, row: int) -> None:
+        """One more row."""
+        reach = self._reach(row)
+        self._price += np.minimum(reach.far, reach.bound)
+        self._out += reach.bound
+        touched = self._move(row, reach)
+        self._used[reach.end] += 1
+        self._room[reach.end] = self._charge[self._ladder[reach.end]][self._used[reach.end]]
+        for column in touched:
+            self._detour[column] = self._cost(self._members(column), column).min(axis=0, initial=np.inf)
+        if self._used[reach.end] == 1 and self._rung[reach.end] < self._rungs:
+            self._open(int(self._ladder[reach.end]), int(self._rung[reach.end]) + 1)
+
+    def matching(self) -> Matching:
+        """What has come of it."""
+        rung = self._rung.astype(np.int64)[self._column]
+        ladder = self._ladder[self._column]
+        weights = self._weight[np.arange(len(rung)), ladder] * rung
+        rooms = [self._charge[ladder][:used].sum() for ladder, used in zip(self._ladder, self._used, strict=True)]
+        return Matching(ladder, rung, float(weights.sum() + sum(rooms)))
+
+    def _members(self, column: int) -> Ints:
+        return np.flatnonzero(self._column == column)
+
+    def _cost(self, rows: Ints, column: int) -> Floats:
+        """(rows, columns): what each of these rows in `column` would add to the cost by being elsewhere; rooms apart."""
+        now = self._weight[rows, self._ladder[column]] * self._rung[column]
+        there: Floats = self._weight[rows][:, self._ladder] * self._rung - now[:, None]
+        return there
+
+    def _reach(self, row: int) -> _Reach:
+        """Distances from `row` to every column and the nearest room. Beyond the room they are not worked out."""
+        if not len(self._price):
+            raise InfeasibleError(f"no ladder for row {row}")
+        far = self._weight[row, self._ladder] * self._rung - self._price
+        if np.isinf(far.min()):
+            raise InfeasibleError(f"row {row} may be on no ladder")
+        far -= far.min()
+        toll = np.maximum(self._room + self._price - self._out, 0.0)
+        before = np.full(len(far), -1, dtype=np.int64)
+        bound = (far + toll).min()
+        frontier = np.flatnonzero((self._used > 0) & (far < bound))
+        while len(frontier):
+            near, via = self._step(far, frontier)
+            nearer = near < np.minimum(far, bound)
+            far[nearer] = near[nearer]
+            before[nearer] = via[nearer]
+            bound = (far + toll).min()
+            frontier = np.flatnonzero(nearer & (self._used > 0) & (far < bound))
+        if np.isinf(bound):
+            raise InfeasibleError(f"there is no room left for row {row}")
+        return _Reach(far, before, int((far + toll).argmin()), float(bound))
+
+    def _step(self, far: Floats, frontier: Ints) -> tuple[Floats, Ints]:
+        """Distances by one more move out of the columns of the frontier, and out of which."""
+        # A move costs nothing less than 0; what rounding leaves below it would let chains bite their own tail.
+        moves = np.maximum(self._detour[frontier] + (self._price[frontier, None] - self._price), 0.0)
+        moves += far[frontier, None]
+        best = moves.argmin(axis=0)
+        return moves[best, np.arange(len(far))], frontier[best]
+
+    def _move(self, row: int, reach: _Reach) -> list[int]:
+        """Move everybody along the chain, and `row` into its first column. The columns of the chain."""
+        column = reach.end
+        chain = [column]
+        while (source := int(reach.before[column])) >= 0:
+            members = self._members(source)
+            self._column[members[self._cost(members, source)[:, column].argmin()]] = column
+            column = source
+            chain.append(column)
+        self._column[row] = column
+        return chain
+
+    def _open(self, ladder: int, rung: int) -> None:
+        """Show one more rung. Its price is the one at which its first room is just not worth taking."""
+        room = self._charge[ladder][0]
+        size = len(self._ladder)
+        self._ladder = np.append(self._ladder, ladder)
+        self._rung = np.append(self._rung, float(rung))
+        self._used = np.append(self._used, 0)
+        self._room = np.append(self._room, room)
+        self._price = np.append(self._price, self._out - room if np.isfinite(room) else 0.0)
+        detour = np.full((size + 1, size + 1), np.inf)
+        detour[:size, :size] = self._detour
+        placed = np.flatnonzero(self._column >= 0)
+        now = self._column[placed]
+        added = self._weight[placed, ladder] * rung - self._weight[placed, self._ladder[now]] * self._rung[now]
+        np.minimum.at(detour[:, size], now, added)
+        self._detour = detour

@@ -1,0 +1,487 @@
+"""Speeds that were never measured, estimated from a short profile and from what is known of other job classes.
+
+Alone. Rows are job classes, columns (GPU type, GPUs, locality), entries log steps per second. A newcomer is measured on a
+few types; the rest of its row is completed at low rank, with a level a row and a level a column, so that only ratios of
+speeds matter: what a step is differs from model to model. How a class scales on one type tells of the others. That a class
+does not run somewhere is taken as known: a failed start shows it.
+
+Together (Gavel's estimator; ALGORITHMS §2.8). For every gang size rows are reference classes, columns (GPU type, reference),
+
+    A[r, (t, r')] = steps per second of r beside r' ÷ steps per second of r alone, in [0, 1]
+
+A newcomer is measured on a fraction of the columns of its profiled types, its row is completed at low rank, and the
+reference at the least cosine distance is its stand-in: what that one keeps beside r', times the newcomer's own speed alone,
+is the estimate. Of two newcomers: what the one's stand-in keeps beside the other's. A measurement always beats an estimate.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import combinations_with_replacement, compress, product
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poise.scheduler.model.arithmetic import Floats, exp
+from poise.scheduler.model.errors import ThroughputError
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.matrix_completion import Offsets, completed, nearest
+from poise.scheduler.throughput.measurements import CANNOT_RUN, JobClass, Row, Throughputs, ordered, same_class
+from poise.scheduler.throughput.table import LEAST_RATE, MOST_RATE, shown
+
+# What is measured of a newcomer: which GPU types it runs alone on, which reference classes it runs beside.
+#
+# Draws come from one seed and the name of a class: which types a class is profiled on does not depend on what else a table
+# holds nor on its order, and a longer profile contains the shorter one.
+
+Pair = tuple[JobClass, JobClass, str, int]
+"""A class, the one beside it, the GPU type that they share, and the GPUs of either gang."""
+
+PROFILED = "profiled"
+_ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How much is measured of a newcomer, and how the rest is completed.
+
+    types         GPU types that it runs alone on; None: all, so that its speeds alone are known, as Gavel takes them to be
+    pairs         fraction of the (profiled type, reference class) pairs that it is measured in, 0 to 1
+    references    classes known in full, by draw; all others are newcomers. None: every class in turn is a newcomer to all
+                  the others
+    rank, regulariser   of the matrix completion; rank 0 takes every class for an average one
+    """
+
+    types: int | None = 1
+    pairs: float = 0.2
+    references: int | None = None
+    rank: int = 10
+    regulariser: float = 1e-2
+    seed: int = 0
+
+
+class _Range(NamedTuple):
+    read: type[int] | type[float]
+    least: float
+    most: float
+
+
+_KEYS = {
+    "types": _Range(int, 1, 1e6),
+    "pairs": _Range(float, 0, 1),
+    "references": _Range(int, 1, 1e6),
+    "rank": _Range(int, 0, 100),
+    "regulariser": _Range(float, 1e-9, 1e9),
+    "seed": _Range(int, 0, 1e15),
+}
+
+
+def parse_profile(spec: str) -> Profile:
+    """The profile that `profiled:types=1,pairs=0.2,references=16,rank=10,regulariser=0.01,seed=0` stands for.
+
+    Every parameter may be left out. `types=all`: speeds alone are known; `references=all`: each class in turn is new.
+    """
+    head, colon, tail = spec.partition(":")
+    parts = [part.partition("=") for part in tail.split(",")] if colon else []
+    keys = [key for key, _, _ in parts]
+    if head != PROFILED or len({*keys}) < len(keys) or not {*keys} <= _KEYS.keys():
+        known = ", ".join(field.name for field in fields(Profile))
+        raise ThroughputError(f"estimate {shown(spec)}: expected {PROFILED}:KEY=VALUE,... with each key once, of {known}")
+    chosen: dict[str, Any] = {key: _value(spec, key, text) for key, _, text in parts}
+    return replace(Profile(), **chosen)
+
+
+def _value(spec: str, key: str, text: str) -> int | float | None:
+    read, least, most = _KEYS[key]
+    if text == _ALL and key in ("types", "references"):
+        return None
+    try:
+        number = math.nan if "_" in text else read(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
+        kind = "a whole number" if read is int else "a number"
+        raise ThroughputError(
+            f"estimate {shown(spec)}: {key}: expected {kind} from {least:g} to {most:g}, got {shown(text)}"
+        )
+    return number
+
+
+def references_of(jobs: Sequence[JobClass], profile: Profile, name: str) -> dict[JobClass, tuple[JobClass, ...]]:
+    """Every newcomer of a table of this name with its references, both in the order of the table."""
+    if profile.references is None:
+        return {job: tuple(other for other in jobs if other != job) for job in jobs}
+    if profile.references >= len(jobs):
+        raise ThroughputError(
+            f"estimate: expected fewer references than the {len(jobs)} job classes of table {name!r}, "
+            f"got {profile.references}; `references={_ALL}` estimates each class from all the others"
+        )
+    names = sorted(jobs, key=lambda job: (job.model, job.batch_size or 0))
+    order = np.random.default_rng(profile.seed).permutation(len(names))
+    drawn = {names[index] for index in order[: profile.references]}
+    references = tuple(job for job in jobs if job in drawn)
+    return {job: references for job in jobs if job not in drawn}
+
+
+def profiled_types(job: JobClass, runs: Mapping[str, float], profile: Profile) -> list[str]:
+    """GPU types that a newcomer is measured on, drawn from those that it runs on; speeds by type."""
+    types = sorted(gpu_type for gpu_type, rate in runs.items() if rate > 0)
+    order = chance(profile, job, "types").permutation(len(types))
+    return [types[index] for index in order[: profile.types]]
+
+
+def profiled_pairs(job: JobClass, pairs: Iterable[Pair], profile: Profile) -> list[Pair]:
+    """The pairs that a newcomer is measured in, drawn from those of one gang size; a part of a pair is a whole one."""
+    known = sorted(pairs, key=lambda pair: (pair[1].model, pair[1].batch_size or 0, pair[2]))
+    order = chance(profile, job, "pairs").permutation(len(known))
+    return [known[index] for index in order[: math.ceil(profile.pairs * len(known) - 1e-9)]]
+
+
+def chance(profile: Profile, job: JobClass, purpose: str) -> np.random.Generator:
+    """The draws of one class for one purpose."""
+    return np.random.default_rng([profile.seed, crc32(f"{purpose}/{job.model}/{job.batch_size}".encode())])
+
+
+__all__ = ["EstimateError", "Profile", "Report", "estimated", "filled", "parse_profile", "stand_ins"]
+
+_Alone = Mapping[str, Mapping[int, Row]]
+_Column = tuple[str, int, Locality]
+_Beside = tuple[str, JobClass]
+_Rates = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateError:
+    """How far `count` estimates are from the truth; all 0 if there were none."""
+
+    count: int = 0
+    median: float = 0.0
+    mean: float = 0.0
+    p90: float = 0.0
+
+    @classmethod
+    def of(cls, errors: Sequence[float]) -> "EstimateError":
+        """Of these errors, none of them negative."""
+        if not errors:
+            return cls()
+        median, p90 = np.quantile(errors, (0.5, 0.9))
+        return cls(len(errors), float(median), math.fsum(errors) / len(errors), float(p90))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the estimates of a table are worth, measured against the table itself.
+
+    newcomers   the classes that were estimated
+    alone       relative errors of speeds alone, |estimate ÷ truth − 1|
+    together    absolute errors of the part of its speed alone that a job keeps beside another, in all pairs with a newcomer:
+                also in those of the profile, so that profiles of any length are judged by the same pairs; but pairs that
+                fit on the same GPUs neither in truth nor by estimate are not counted
+    misfits     fraction of pairs with a newcomer that were said to fit on the same GPUs and do not, or the other way round
+    left_out    speeds alone that nothing known is linked to: the believed table does without them
+    """
+
+    newcomers: tuple[JobClass, ...]
+    alone: EstimateError
+    together: EstimateError
+    misfits: float
+    left_out: int
+
+    def __str__(self) -> str:
+        alone = f"{self.alone.count:,} speeds alone, off by {self.alone.median:.1%} (median), {self.alone.p90:.1%} (p90)"
+        beside = f"{self.together.count:,} beside another, off by {self.together.mean:.3f} of the speed alone (mean)"
+        return f"{len(self.newcomers)} job classes estimated: {alone}; {beside}, {self.misfits:.1%} of pairs misjudged"
+
+
+def estimated(table: Throughputs, profile: Profile) -> tuple[Throughputs, Report]:
+    """The table as it would be believed had its newcomers only been profiled, and how wrong that is.
+
+    It answers no question that the table does not answer, so a world that holds the table can tell the truth about all.
+    """
+    shares = _shares(table)
+    references = references_of(tuple(table.alone()), profile, table.name)
+    own = {job: _profiled(job, table.alone()[job], profile) for job in references}
+    met = {each for job in references for each in _met(shares, job, references[job], own[job], profile)}
+    known = _Known(table, shares, references, own, met, profile)
+    rows = {job: _as_asked(known.alone(job), truth) if job in own else truth for job, truth in table.alone().items()}
+    measured = {pair: rates for pair, rates in table.together().items() if known.has(pair)}
+    believed = table.with_speeds(f"{table.name}, estimated", rows, measured)
+    pairs = known.together(believed, [pair for pair in table.together() if pair[0] in own or pair[1] in own])
+    believed = table.with_speeds(believed.name, rows, {**pairs, **measured})
+    return believed, _report(table, believed, own, pairs)
+
+
+def filled(table: Throughputs, newcomers: Collection[JobClass], profile: Profile) -> Throughputs:
+    """The table with the gaps of these classes filled in, from what it holds of them and of all the others.
+
+    Speeds alone on every GPU type, at the counts that a class was measured at on some type; and what it does beside any
+    class, at those counts. Of the profile nothing but rank, regulariser and seed is used.
+    """
+    names = {same_class(job) for job in newcomers}
+    others = tuple(job for job in table.alone() if job not in names)
+    own = {job: types for job, types in table.alone().items() if job in names}
+    shares = _shares(table)
+    met = {each for each in shares if each[0] in own}
+    known = _Known(table, shares, dict.fromkeys(own, others), own, met, profile)
+    rows = {job: _at_counts(known.alone(job), types) if job in own else types for job, types in table.alone().items()}
+    believed = table.with_speeds(f"{table.name}, filled", rows, table.together())
+    gaps = [pair for pair in _possible_pairs(rows, own) if believed.pair(*pair) is None]
+    return table.with_speeds(believed.name, rows, {**table.together(), **known.together(believed, gaps)})
+
+
+def stand_ins(table: Throughputs, references: Collection[JobClass], gpus: int, profile: Profile) -> dict[JobClass, JobClass]:
+    """The reference that each class of the table is most like on gangs of this size; a reference may stand for itself.
+
+    All types are profiled. Classes that were measured beside nobody at this size are left out.
+    """
+    spelled = dict(zip(table.alone(), table.classes(), strict=True))
+    names = {same_class(job) for job in references}
+    keys = tuple(job for job in table.alone() if job in names)
+    shares = _shares(table)
+    found: dict[JobClass, JobClass] = {}
+    for job in dict.fromkeys(each[0] for each in shares if each[3] == gpus):
+        met = {*_met(shares, job, keys, table.gpu_types, profile)}
+        likeness = _Known(table, shares, {job: keys}, {}, met, profile).likeness(job, gpus)
+        if likeness is not None:
+            found[spelled[job]] = spelled[likeness.stand_in]
+    return found
+
+
+class _Likeness(NamedTuple):
+    """Who stands for a class, and what part of its speed that one keeps beside a reference, by type and reference."""
+
+    stand_in: JobClass
+    shares: Mapping[_Beside, float]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What an estimate may be made of.
+
+    table, shares   of the references, everything
+    references      of each newcomer
+    own             speeds alone that were measured of each newcomer
+    met             (newcomer, reference, type, gang) that were measured together
+    """
+
+    table: Throughputs
+    shares: Mapping[Pair, float]
+    references: Mapping[JobClass, tuple[JobClass, ...]]
+    own: Mapping[JobClass, _Alone]
+    met: Set[Pair]
+    profile: Profile
+
+    def has(self, pair: Pair) -> bool:
+        """Whether these two were measured together: both are references, or one met the other in its profile."""
+        one, other, gpu_type, gpus = pair
+        is_old = one not in self.references and other not in self.references
+        return is_old or pair in self.met or (other, one, gpu_type, gpus) in self.met
+
+    def alone(self, job: JobClass) -> dict[str, dict[int, Row]]:
+        """Speeds alone wherever something links a newcomer to them: measured where it was profiled, else estimated."""
+        others = [self.table.alone()[other] for other in self.references[job]]
+        speeds = _completed_speeds([self.own[job], *others], _columns(self.table), self.profile)
+        for gpu_type, counts in self.own[job].items():
+            speeds.setdefault(gpu_type, {}).update(counts)
+        return speeds
+
+    def likeness(self, job: JobClass, gpus: int) -> _Likeness | None:
+        """Of a newcomer, by what was measured of it; a reference stands for itself. None if nobody shares such gangs."""
+        is_new = job in self.references
+        references = self.references[job] if is_new else next(iter(self.references.values()))
+        columns = [(gpu_type, other) for gpu_type in self.table.gpu_types for other in references]
+        matrix = np.array([[self._share(row, at, gpus) for at in columns] for row in references])
+        matrix = matrix.reshape(len(references), len(columns))  # also if there are none
+        rows, used = ~np.isnan(matrix).all(axis=1), ~np.isnan(matrix).all(axis=0)
+        names, places = [*compress(references, rows)], [*compress(columns, used)]
+        if not names or not (is_new or job in names):
+            return None
+        measured = [self._measured(job, at, gpus) for at in places]
+        full = self._completed(np.vstack([measured, matrix[np.ix_(rows, used)]]))
+        index = nearest(full[0], full[1:], chance(self.profile, job, "stand-in")) if is_new else names.index(job)
+        return _Likeness(names[index], dict(zip(places, full[1 + index].tolist(), strict=True)))
+
+    def together(self, believed: Throughputs, wanted: Iterable[Pair]) -> dict[Pair, _Rates]:
+        """Estimates of these pairs, in this order; those that nothing is known for are left out."""
+        likeness = cache(self.likeness)
+
+        def rate(job: JobClass, other: JobClass, gpu_type: str, gpus: int) -> float | None:
+            mine, its = likeness(job, gpus), likeness(other, gpus)
+            if mine is None or its is None:
+                return None
+            beside = other if (gpu_type, other) in mine.shares else its.stand_in
+            share = mine.shares.get((gpu_type, beside))
+            return None if share is None else _bounded(share * believed.row(*job, gpu_type, gpus)[Locality.PACKED])
+
+        found: dict[Pair, _Rates] = {}
+        for one, other, gpu_type, gpus in wanted:
+            first, second = rate(one, other, gpu_type, gpus), rate(other, one, gpu_type, gpus)
+            if first is not None and second is not None:
+                found[one, other, gpu_type, gpus] = first, second
+        return found
+
+    def _share(self, job: JobClass, beside: _Beside, gpus: int) -> float:
+        gpu_type, other = beside
+        return self.shares.get((job, other, gpu_type, gpus), math.nan)
+
+    def _measured(self, job: JobClass, beside: _Beside, gpus: int) -> float:
+        gpu_type, other = beside
+        return self._share(job, beside, gpus) if (job, other, gpu_type, gpus) in self.met else math.nan
+
+    def _completed(self, known: Floats) -> Floats:
+        rank, regulariser = self.profile.rank, self.profile.regulariser
+        return np.clip(completed(known, rank=rank, regulariser=regulariser, offsets=Offsets.NONE), 0.0, 1.0)
+
+
+def _bounded(rate: float) -> float:
+    return 0.0 if rate < LEAST_RATE else min(rate, MOST_RATE)
+
+
+def _profiled(job: JobClass, truth: _Alone, profile: Profile) -> _Alone:
+    """What the profile of a newcomer shows of its speeds alone."""
+    fastest = {gpu_type: max(map(max, counts.values())) for gpu_type, counts in truth.items()}
+    return {gpu_type: truth[gpu_type] for gpu_type in profiled_types(job, fastest, profile)}
+
+
+def _met(
+    shares: Iterable[Pair], job: JobClass, references: Collection[JobClass], types: Collection[str], profile: Profile
+) -> Iterator[Pair]:
+    """The pairs that a newcomer is measured in: the same fraction at every gang size, on profiled types, with references."""
+    at_size: dict[int, list[Pair]] = {}
+    for pair in shares:
+        if pair[0] == job and pair[1] in references and pair[2] in types:
+            at_size.setdefault(pair[3], []).append(pair)
+    for pairs in at_size.values():
+        yield from profiled_pairs(job, pairs, profile)
+
+
+def _shares(table: Throughputs) -> dict[Pair, float]:
+    """What the first of a pair keeps of its speed alone, both ways round; none of a class that does not run there alone."""
+    shares: dict[Pair, float] = {}
+    for (one, other, gpu_type, gpus), rates in table.together().items():
+        for pair, rate in zip(((one, other, gpu_type, gpus), (other, one, gpu_type, gpus)), rates, strict=True):
+            alone = table.row(*pair[0], gpu_type, gpus)[Locality.PACKED]
+            if alone > 0:
+                shares.setdefault(pair, min(rate / alone, 1.0))
+    return shares
+
+
+def _columns(table: Throughputs) -> list[_Column]:
+    """Every type and count, at every locality that makes a difference somewhere in the table."""
+    places = {(on, gpus): row for types in table.alone().values() for on in types for gpus, row in types[on].items()}
+    rows = [row for types in table.alone().values() for counts in types.values() for row in counts.values()]
+    wider = [level for level in (Locality.RACK, Locality.CLUSTER) if any(row[level] != row[level - 1] for row in rows)]
+    return [(on, gpus, level) for on, gpus in places for level in (Locality.PACKED, *(wider if gpus > 1 else ()))]
+
+
+def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profile: Profile) -> dict[str, dict[int, Row]]:
+    """Steps per second of the first of these jobs at every column that something known links it to."""
+    known = np.array([[_log_rate(job, *column) for column in columns] for job in jobs])
+    rows, reached = _linked(~np.isnan(known))
+    part = known[np.ix_(rows, reached)]
+    logs = completed(part, rank=profile.rank, regulariser=profile.regulariser, offsets=Offsets.BOTH)[0]
+    rates = exp(np.clip(logs, math.log(LEAST_RATE), math.log(MOST_RATE))).tolist()
+    found: dict[str, dict[int, dict[Locality, float]]] = {}
+    for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
+        found.setdefault(gpu_type, {}).setdefault(gpus, {})[level] = rate
+    return {on: {gpus: _row(levels) for gpus, levels in counts.items()} for on, counts in found.items()}
+
+
+def _log_rate(job: _Alone, gpu_type: str, gpus: int, level: Locality) -> float:
+    rate = job.get(gpu_type, {}).get(gpus, CANNOT_RUN)[level]
+    return math.log(rate) if rate > 0 else math.nan
+
+
+def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows and columns that a chain of known entries leads to from the first row."""
+    first = np.arange(len(known)) == 0
+    columns = known[0]
+    while True:
+        rows = first | known[:, columns].any(axis=1)
+        wider = known[rows].any(axis=0)
+        if (wider == columns).all():
+            return rows, columns
+        columns = wider
+
+
+def _row(levels: Mapping[Locality, float]) -> Row:
+    """All localities from those estimated; an estimate never says that a gang is faster for being spread."""
+    packed = levels.get(Locality.PACKED, max(levels.values()))
+    rack = min(packed, levels.get(Locality.RACK, packed))
+    return packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
+
+
+def _as_asked(believed: _Alone, truth: _Alone) -> _Alone:
+    """Of what is believed, that which the truth has too; what does not run is known not to."""
+
+    def rows(gpu_type: str, counts: Mapping[int, Row]) -> Iterator[tuple[int, Row]]:
+        for gpus, true in counts.items():
+            row = believed.get(gpu_type, {}).get(gpus)
+            if row is not None:
+                packed, rack, cluster = (rate if runs > 0 else 0.0 for rate, runs in zip(row, true, strict=True))
+                yield gpus, (packed, rack, cluster)
+            elif max(true) == 0:
+                yield gpus, true
+
+    asked = {gpu_type: dict(rows(gpu_type, counts)) for gpu_type, counts in truth.items()}
+    return {gpu_type: counts for gpu_type, counts in asked.items() if counts}
+
+
+def _at_counts(believed: _Alone, measured: _Alone) -> _Alone:
+    """Of what is believed, the counts that were measured on some type, or else were measured there."""
+    counts = {gpus for on in measured.values() for gpus in on}
+    chosen = {on: {gpus: row for gpus, row in rows.items() if gpus in counts} for on, rows in believed.items()}
+    return {gpu_type: rows for gpu_type, rows in chosen.items() if rows}
+
+
+def _possible_pairs(rows: Mapping[JobClass, _Alone], newcomers: Collection[JobClass]) -> Iterator[Pair]:
+    """Every newcomer beside every class, in the order of tables, wherever both run alone at the same count."""
+    for one, other in combinations_with_replacement(rows, 2):
+        if one in newcomers or other in newcomers:
+            for gpu_type in rows[one]:
+                for gpus, row in rows[one][gpu_type].items():
+                    if row[0] > 0 and rows[other].get(gpu_type, {}).get(gpus, CANNOT_RUN)[0] > 0:
+                        yield *ordered(one, other)[:2], gpu_type, gpus
+
+
+def _report(
+    table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone], pairs: Mapping[Pair, _Rates]
+) -> Report:
+    """Of these estimates of pairs, and of speeds alone where newcomers were not profiled."""
+    spelled = dict(zip(table.alone(), table.classes(), strict=True))
+    alone, left_out = _errors_alone(table, believed, own)
+    together = [error for pair, rates in pairs.items() for error in _errors_together(table, believed, pair, rates)]
+    misfits = sum((min(table.together()[pair]) > 0) != (min(rates) > 0) for pair, rates in pairs.items())
+    newcomers = tuple(spelled[job] for job in own)
+    wrong = misfits / max(len(pairs), 1)
+    return Report(newcomers, EstimateError.of(alone), EstimateError.of(together), wrong, left_out)
+
+
+def _errors_together(table: Throughputs, believed: Throughputs, pair: Pair, rates: _Rates) -> Iterator[float]:
+    """Of either job of a pair that fits, or is said to."""
+    one, other, gpu_type, gpus = pair
+    if max(*rates, *table.together()[pair]) == 0:
+        return
+    for job, rate, true in zip((one, other), rates, table.together()[pair], strict=True):
+        alone, truth = (each.row(*job, gpu_type, gpus)[Locality.PACKED] for each in (believed, table))
+        if alone > 0 and truth > 0:
+            yield abs(rate / alone - min(true / truth, 1.0))
+
+
+def _errors_alone(table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone]) -> tuple[list[float], int]:
+    """Relative errors of the speeds that were estimated, and how many could not be."""
+    errors: list[float] = []
+    left_out = 0
+    for job, (gpu_type, gpus, level) in product(own, _columns(table)):
+        true = table.alone()[job].get(gpu_type, {}).get(gpus, CANNOT_RUN)[level]
+        if true == 0 or gpu_type in own[job]:
+            continue
+        row = believed.alone()[job].get(gpu_type, {}).get(gpus)
+        if row is None:
+            left_out += 1
+        else:
+            errors.append(abs(row[level] / true - 1))
+    return errors, left_out

@@ -1,0 +1,375 @@
+"""Throughput tables in files: our CSV, and by content Gavel's JSON; the table that Poise ships.
+
+A table of ours names its reference GPU type in a comment above the header, `# reference: v100`. A row is a job alone,
+or, with the `with_*` columns filled in, two jobs on the same GPUs. docs/reference/throughput-tables.md is the format.
+"""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from poise.scheduler.model.errors import ThroughputError, Where
+from poise.scheduler.model.speed import Locality
+from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together, same_model
+
+# Lines of a small CSV file, each with its place, so that a wrong cell is refused by file, line and field.
+
+LEAST_RATE, MOST_RATE = 1e-9, 1e15
+MOST_GPUS = 1_000_000
+RATE = f"0 or a number from {LEAST_RATE:g} to {MOST_RATE:g}"
+_LEVELS = {level.name.lower(): level for level in Locality}
+
+
+def is_rate(rate: float) -> bool:
+    """Whether a speed can be meant: 0 or within bounds that no product of ours overflows."""
+    return rate == 0 or LEAST_RATE <= rate <= MOST_RATE
+
+
+def shown(value: object) -> str:
+    """What stands there, on one line and not too long to read."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The cells of one line, by column; a column that the file does not have reads as empty."""
+
+    file: str
+    number: int
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """The cell without surrounding spaces."""
+        return self.cells.get(column, "")
+
+    def refuse(self, column: str, expected: str) -> NoReturn:
+        """Raise the error that names this cell and what it should have held."""
+        got = shown(self.text(column)) if self.text(column) else "nothing"
+        raise ThroughputError(f"{Where(self.file, self.number, column)}: expected {expected}, got {got}")
+
+    def count(self, column: str, most: int = MOST_GPUS) -> int:
+        """A whole number of at least 1."""
+        text = self.text(column)
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0
+        if not 1 <= number <= most:
+            self.refuse(column, f"a whole number from 1 to {most:,}")
+        return number
+
+    def number_above_zero(self, column: str) -> float:
+        """A finite number above 0."""
+        number = self._float(column)
+        if not (math.isfinite(number) and number > 0):
+            self.refuse(column, "a finite number above 0")
+        return number
+
+    def rate(self, column: str) -> float:
+        """Steps per second."""
+        rate = self._float(column)
+        if not is_rate(rate):
+            self.refuse(column, f"steps per second: {RATE}")
+        return abs(rate)
+
+    def locality(self, column: str) -> Locality:
+        """One of packed, rack, cluster."""
+        level = _LEVELS.get(self.text(column).lower())
+        if level is None:
+            self.refuse(column, f"one of {', '.join(_LEVELS)}")
+        return level
+
+    def _float(self, column: str) -> float:
+        text = self.text(column)
+        try:
+            return math.nan if "_" in text else float(text)
+        except ValueError:
+            return math.nan
+
+
+def lines(text: str, file: str, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Line]:
+    """The lines below the header. Comments (`#`) and empty lines are skipped; columns may come in any order."""
+    reader = csv.reader(_without_comments(io.StringIO(text, newline="")), strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            stripped = [cell.strip() for cell in cells]
+            if not any(stripped):
+                continue
+            if header is None:
+                header = _header(stripped, Where(file, reader.line_num, "header"), required, optional)
+            elif len(stripped) != len(header):
+                where = Where(file, reader.line_num)
+                raise ThroughputError(f"{where}: expected {len(header)} fields as in the header, got {len(stripped)}")
+            else:
+                yield Line(file, reader.line_num, dict(zip(header, stripped, strict=True)))
+    except csv.Error as error:
+        raise ThroughputError(f"{Where(file, reader.line_num)}: expected a line of CSV: {error}") from None
+    if header is None:
+        raise ThroughputError(f"{Where(file)}: expected a header {','.join(required)}, got an empty file")
+
+
+def _without_comments(source: Iterable[str]) -> Iterator[str]:
+    """Comments become empty lines, so that the lines after them keep their numbers."""
+    return ("\n" if line.startswith("#") else line for line in source)
+
+
+def _header(names: list[str], where: Where, required: Sequence[str], optional: Sequence[str]) -> list[str]:
+    header = [name.lower() for name in names]
+    missing = [name for name in required if name not in header]
+    if missing:
+        raise ThroughputError(f"{where}: expected the column {missing[0]!r}, got {shown(','.join(names))}")
+    for index, name in enumerate(header):
+        if name not in (*required, *optional):
+            raise ThroughputError(f"{where}: unknown column {shown(name)}; known: {', '.join((*required, *optional))}")
+        if name in header[:index]:
+            raise ThroughputError(f"{where}: the column {name!r} stands there twice")
+    return header
+
+
+# Reader of Gavel's throughput tables (JSON), with the pairs.
+#
+# `{type: {"('Model (batch size N)', gang)": {"null": steps/s alone, "('Other', gang)": [mine, the other's], …}}}`
+#
+# A type `T_unconsolidated` holds what type T does when the gang is spread over more nodes than it needs; the table does
+# not say how far, so the value holds within a rack and across racks. 0 means "does not fit, or was not measured": such a
+# job does not run there. Pairs of unequal gangs and pairs of spread gangs have no place in our tables and are left out.
+
+_GAVEL_REFERENCE = "v100"
+_SPREAD = "_unconsolidated"
+_KEY = re.compile(r"""\((['"])(?P<model>[^'"]+?)(?: \(batch size (?P<batch>[0-9]{1,15})\))?\1, (?P<gpus>[0-9]{1,7})\)""")
+
+
+class _Gang(NamedTuple):
+    job: JobClass
+    gpus: int
+
+
+def parse_gavel(text: str, file: str, skews: Mapping[str, float]) -> Throughputs:
+    """The table in this text. Its reference is v100, or where there is none the first type of the file."""
+    types = _object(_loaded(text, file), Where(file), "GPU types")
+    alone: list[Alone] = []
+    together: list[Together] = []
+    for gpu_type, classes in types.items():
+        for each in _measurements(gpu_type, classes, file):
+            if isinstance(each, Alone):
+                alone.append(each)
+            else:
+                together.append(each)
+    if not alone:
+        raise ThroughputError(f"{Where(file)}: expected the speed of at least one job alone (`null`), got none")
+    measured = {each.gpu_type for each in alone}
+    reference = _GAVEL_REFERENCE if _GAVEL_REFERENCE in measured else alone[0].gpu_type
+    return Throughputs.of(Path(file).name, reference, alone, together, skews)
+
+
+def _loaded(text: str, file: str) -> object:
+    try:
+        loaded: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ThroughputError(f"{Where(file, error.lineno)}: expected JSON as Gavel writes it: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ThroughputError(f"{Where(file)}: expected JSON as Gavel writes it: {shown(str(error))}") from None
+    return loaded
+
+
+def _measurements(gpu_type: str, classes: object, file: str) -> Iterator[Alone | Together]:
+    where = Where(file, field=gpu_type)
+    name = gpu_type.removesuffix(_SPREAD).lower()
+    locality = Locality.PACKED if gpu_type == gpu_type.removesuffix(_SPREAD) else Locality.RACK
+    for key, speeds in _object(classes, where, "job classes").items():
+        gang = _gang(key, where)
+        place = Where(file, field=f"{gpu_type} {key}")
+        for other_key, value in _object(speeds, place, "speeds").items():
+            if other_key == "null":
+                yield Alone(gang.job, name, gang.gpus, locality, _rate(value, place))
+            elif locality is Locality.PACKED and (other := _gang(other_key, place)).gpus == gang.gpus:
+                yield Together(gang.job, other.job, name, gang.gpus, _rates(value, place))
+
+
+def _object(value: object, where: Where, of: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ThroughputError(f"{where}: expected an object of {of}, got {shown(value)}")
+    return value
+
+
+def _gang(key: str, where: Where) -> _Gang:
+    gang = _parsed(key)
+    if gang is None:
+        raise ThroughputError(f"{where}: expected a key like \"('A3C (batch size 4)', 1)\", got {shown(key)}")
+    return gang
+
+
+@lru_cache(maxsize=1024)
+def _parsed(key: str) -> _Gang | None:
+    """The class and gang that a key names. Few keys recur thousands of times."""
+    found = _KEY.fullmatch(key)
+    if found is None or not same_model(found["model"]):
+        return None
+    gpus, batch_size = int(found["gpus"]), int(found["batch"]) if found["batch"] else None
+    return _Gang(JobClass(found["model"], batch_size), gpus) if 1 <= gpus <= MOST_GPUS and batch_size != 0 else None
+
+
+def _rates(value: object, where: Where) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ThroughputError(f"{where}: expected two speeds of a pair, got {shown(value)}")
+    return _rate(value[0], where), _rate(value[1], where)
+
+
+def _rate(value: object, where: Where) -> float:
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not is_rate(number):
+        raise ThroughputError(f"{where}: expected steps per second: {RATE}, got {shown(value)}")
+    return abs(float(number))
+
+
+__all__ = ["JobClass", "Throughputs", "read_throughputs", "shipped"]
+
+MOST_BYTES = 32 * 1024 * 1024
+_REQUIRED = ("model", "batch_size", "gpu_type", "gpus", "locality", "steps_per_second")
+_OPTIONAL = ("with_model", "with_batch_size", "with_steps_per_second", "source")
+_MODEL_COLUMNS = ("model", "largest_tensor_mb", "size_mb", "source")
+_MOST_BATCH = 10**15
+_MB = 1 << 20
+_REFERENCE = re.compile(r"#\s*reference\s*:\s*(\S+)\s*")
+_GPU_TYPE = re.compile(r"[a-z][\w.-]*", re.ASCII)
+
+
+@cache
+def shipped() -> Throughputs:
+    """The table that comes with Poise; every row says where its number is from. Reference: v100."""
+    data = files("poise.scheduler.throughput") / "data" / "throughputs.csv"
+    return _parse(data.read_text(encoding="utf-8"), "throughputs.csv", "shipped")
+
+
+def read_throughputs(path: str | Path) -> Throughputs:
+    """A table from a file of ours or of Gavel's, told apart by content. Raises ThroughputError, in one line."""
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
+    return _parse(text, str(path), Path(path).name)
+
+
+def _text(path: str | Path) -> str:
+    try:
+        with Path(path).open("rb") as source:
+            raw = source.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ThroughputError(f"{path}: cannot read the throughput table: {reason}") from None
+    if len(raw) > MOST_BYTES:
+        raise ThroughputError(f"{path}: expected a throughput table of at most {MOST_BYTES >> 20} MB, got more")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ThroughputError(
+            f"{Where(str(path), line)}: expected UTF-8 text, got the byte 0x{raw[error.start]:02x}"
+        ) from None
+
+
+def _parse(text: str, file: str, name: str) -> Throughputs:
+    reference = _reference(text, file)
+    rows = list(lines(text, file, _REQUIRED, _OPTIONAL))
+    alone = [_alone(line) for line in rows if not line.text("with_model")]
+    together = [_together(line) for line in rows if line.text("with_model")]
+    _refuse_duplicates(rows)
+    if not alone:
+        raise ThroughputError(f"{Where(file)}: expected at least one row of a job alone, got none")
+    table = Throughputs.of(name, reference, alone, together, _skews()).with_sizes(_sizes())
+    if reference not in table.gpu_types:
+        known = ", ".join(table.gpu_types)
+        raise ThroughputError(f"{Where(file)}: reference: expected a type with a row ({known}), got {reference!r}")
+    return table
+
+
+def _reference(text: str, file: str) -> str:
+    """The type named by the comments above the header."""
+    got = "nothing"
+    for number, line in enumerate(io.StringIO(text), start=1):
+        found = _REFERENCE.fullmatch(line)
+        if found:
+            return found[1].lower()
+        if line.strip() and not line.startswith("#"):
+            got = f"{shown(line.strip())} in line {number}"
+            break
+    raise ThroughputError(
+        f"{Where(file)}: expected Gavel's JSON, or above the header a line `# reference: GPU_TYPE`, got {got}"
+    )
+
+
+def _alone(line: Line) -> Alone:
+    for column in ("with_batch_size", "with_steps_per_second"):
+        if line.text(column):
+            line.refuse(column, "nothing where with_model is empty")
+    job = _job(line, "model", "batch_size")
+    gpu_type, gpus = _gpu_type(line), line.count("gpus")
+    return Alone(job, gpu_type, gpus, line.locality("locality"), line.rate("steps_per_second"))
+
+
+def _together(line: Line) -> Together:
+    if line.locality("locality") is not Locality.PACKED:
+        line.refuse("locality", "packed for a pair")
+    first, second = _job(line, "model", "batch_size"), _job(line, "with_model", "with_batch_size")
+    rates = line.rate("steps_per_second"), line.rate("with_steps_per_second")
+    return Together(first, second, _gpu_type(line), line.count("gpus"), rates)
+
+
+def _job(line: Line, model: str, batch_size: str) -> JobClass:
+    if not same_model(line.text(model)):
+        line.refuse(model, "the name of a model")
+    return JobClass(line.text(model), line.count(batch_size, _MOST_BATCH) if line.text(batch_size) else None)
+
+
+def _gpu_type(line: Line) -> str:
+    gpu_type = line.text("gpu_type").lower()
+    if not _GPU_TYPE.fullmatch(gpu_type):
+        line.refuse("gpu_type", "a GPU type such as v100")
+    return gpu_type
+
+
+def _refuse_duplicates(rows: Iterable[Line]) -> None:
+    """Two rows of one question are a mistake of whoever wrote the table, even if they agree."""
+    seen: dict[tuple[object, ...], int] = {}
+    for line in rows:
+        earlier = seen.setdefault(_question(line), line.number)
+        if earlier != line.number:
+            line.refuse("model", f"one row a measurement (line {earlier} has this one already)")
+
+
+def _question(line: Line) -> tuple[object, ...]:
+    """What a row answers; the same for a pair and the pair turned round."""
+    jobs = [
+        (same_model(line.text(f"{prefix}model")), line.text(f"{prefix}batch_size").lstrip("0"))
+        for prefix in ("", "with_")
+        if line.text(f"{prefix}model")
+    ]
+    return (*sorted(jobs), _gpu_type(line), line.count("gpus"), line.locality("locality"))
+
+
+@cache
+def _models() -> tuple[Line, ...]:
+    """The models whose architecture is public."""
+    text = (files("poise.scheduler.throughput") / "data" / "models.csv").read_text(encoding="utf-8")
+    return tuple(lines(text, "models.csv", _MODEL_COLUMNS))
+
+
+@cache
+def _skews() -> dict[str, float]:
+    """Largest tensor ÷ model."""
+    return {
+        line.text("model"): line.number_above_zero("largest_tensor_mb") / line.number_above_zero("size_mb")
+        for line in _models()
+    }
+
+
+@cache
+def _sizes() -> dict[str, float]:
+    """Bytes of the model's parameters."""
+    return {line.text("model"): line.number_above_zero("size_mb") * _MB for line in _models()}

@@ -1,0 +1,78 @@
+"""What jobs can be kept from on this machine: tried out before the service starts."""
+
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from poise.durable import make_folders
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.local.orders import Isolation
+from poise.service.backends.local.processes import MAIN
+from poise.service.backends.local.state_dir import JOBS
+
+TRY_SECONDS = 60.0
+"""After which a machine that does not answer is taken not to allow it."""
+WORDS = {
+    Isolation.NONE: "jobs can read and write all of the state directory, and see and signal all processes of its user",
+    Isolation.FILES: "jobs see only their own part of the state directory, but can see and signal all processes of its user",
+    Isolation.FULL: "jobs see only their own part of the state directory, and only their own processes",
+}
+
+
+class Isolate(StrEnum):
+    """What is wanted: as much as the machine allows, all or no service at all, or nothing."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class IsolationLevel(NamedTuple):
+    """What was got, and why it is not more; None: it is all there is, or nothing was wanted."""
+
+    level: Isolation
+    problem: str | None
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return WORDS[self.level] + ("" if self.problem is None else f"; not more, as {self.problem}")
+
+
+def isolated(wanted: Isolate, state: Path) -> IsolationLevel:
+    """The most that can be had; RequestError if it has to be all, and is not."""
+    if wanted is Isolate.OFF:
+        return IsolationLevel(Isolation.NONE, None)
+    found = _most(state)
+    if wanted is Isolate.ON and found.level is not Isolation.FULL:
+        raise RequestError(f"--isolate on: this machine does not allow it: {found.problem}; use --isolate auto")
+    return found
+
+
+def _most(state: Path) -> IsolationLevel:
+    problem: str | None = None
+    for level in (Isolation.FULL, Isolation.FILES):
+        refused = _tried(state, level)
+        if refused is None:
+            return IsolationLevel(level, problem)
+        problem = problem or refused
+    return IsolationLevel(Isolation.NONE, problem)
+
+
+def _tried(state: Path, level: Isolation) -> str | None:
+    """Why a run cannot be enclosed so; None: it can."""
+    jobs = state.resolve() / JOBS
+    make_folders(jobs)
+    if jobs.is_symlink():
+        return f"{jobs} is a symbolic link"
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, "--try", str(jobs.parent), str(jobs), level.value]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY_SECONDS, env={})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it could not be tried: {error}"
+    if done.returncode == 0:
+        return None
+    said = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    return f"the kernel refuses it ({said})"

@@ -1,0 +1,301 @@
+"""Scripts written for Slurm: what their `#SBATCH` lines say, as far as it means something here.
+
+The script itself is not changed and not copied: the interpreter of its first line is given its path. Options without a
+meaning here are left out with a note; those whose absence would do harm are errors.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from poise.scheduler.model.errors import RequestError, Where
+from poise.service.wire.jobfile import ARRAY_COUNT, ARRAY_INDEX, JobDraft, JobFileSource, Variant, clean_name, read_text
+from poise.service.wire.jobfile_syntax import absolute, here, is_too_many, literal_words, parse_folder, syntax_refusal
+from poise.service.wire.request import MOST_GPUS, MOST_JOBS
+
+JOB_NAME = "SLURM_JOB_NAME"
+"""The variable that all scripts have here, and nobody else."""
+_LONG = {
+    "J": "job-name", "G": "gpus", "N": "nodes", "t": "time", "a": "array", "o": "output", "e": "error", "D": "chdir",
+    "A": "account", "d": "dependency", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "q": "qos", "H": "hold",
+    "C": "constraint", "w": "nodelist", "x": "exclude", "b": "begin", "L": "licenses", "M": "clusters", "k": "no-kill",
+    "O": "overcommit", "s": "oversubscribe", "Q": "quiet", "v": "verbose", "W": "wait", "i": "input", "B": "extra-node-info",
+}  # fmt: skip
+_SAME = {"tasks-per-node": "ntasks-per-node"}
+"""Long names with a second spelling."""
+_ALONE = {
+    "requeue", "no-requeue", "hold", "exclusive", "overcommit", "oversubscribe", "contiguous", "quiet", "verbose", "wait",
+    "test-only", "spread-job", "use-min-nodes", "no-kill", "parsable", "reboot", "ignore-pbs",
+}  # fmt: skip
+"""Options that are not followed by a value."""
+_READ = {
+    "job-name", "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "time", "array", "chdir", "account",
+    "export", "requeue", "no-requeue", "hold",
+}  # fmt: skip
+_HARMFUL = {
+    "dependency": "jobs that wait for others are not supported yet; submit it when they have ended",
+    "begin": "a time to begin is not supported; submit it then, or with --hold and `poise release`",
+    "constraint": "features of nodes are not known here; name the GPU type, e.g. --gres=gpu:v100:2",
+    "test-only": "it would be submitted all the same; use `poise submit --dry-run`",
+    "uid": "jobs run as the user of the service",
+    "gid": "jobs run as the user of the service",
+    "clusters": "there is one cluster here",
+}
+_NOTES = {
+    "output": "`poise logs JOB` has what the job prints",
+    "error": "`poise logs JOB` has what the job prints",
+    "mem": "memory is not scheduled; `limits: {memory: 8GB}` of a job file bounds a replica's address space",
+    "signal": "a job that has to leave gets TERM, and KILL after the deadline",
+}
+_KNOWN_VARIABLES = {
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_SUBMIT_DIR", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT",
+    "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX",
+}  # fmt: skip
+_USED = re.compile(r"\$\{?(SLURM_[A-Z0-9_]+)")
+_SRUN = re.compile(r"(?m)^[^#\n]*\b(srun|scontrol)\b")
+_GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+
+class Option(NamedTuple):
+    """An option of a `#SBATCH` line, by its long name. `value` is empty where it has none."""
+
+    name: str
+    value: str
+    line: int
+
+
+def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, str]) -> JobDraft:
+    """A script as a draft. `environ` is where `--export=NAME` is looked up; `arguments` are the script's own."""
+    script = read_text(path)
+    found = list(options(script, str(path)))
+    for each in found:
+        if each.name in _HARMFUL:
+            raise syntax_refusal(Where(str(path), each.line, f"--{each.name}"), _HARMFUL[each.name])
+    said = {each.name: each for each in found}  # of an option that is there twice, Slurm takes the last
+    reading = _Reading(str(path), said)
+    name = clean_name(reading.value("job-name") or path.name)
+    fields = {"name": name, **reading.gpus(), **reading.fields()}
+    env = {**reading.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(here())}
+    command = (*_interpreter(script, path), str(absolute(path)), *arguments)
+    return JobDraft(
+        literal_words(command),
+        env=env,
+        fields=fields,
+        variants=reading.variants(),
+        source=JobFileSource(str(path), {}),
+        notes=tuple(f"{path}: {each}" for each in reading.notes(script)),
+    )
+
+
+def settled(draft: JobDraft) -> JobDraft:
+    """The draft of a script once options have been laid over it.
+
+    An array that they ask for has Slurm's variables too, and if nobody asks for GPUs it is noted what the job gets.
+    """
+    told = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
+    return replace(draft, variants=_named_by_slurm(draft.variants), notes=(*draft.notes, *told))
+
+
+def _named_by_slurm(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """The jobs of an array, with what they know of it under Slurm's names as well; those of a sweep are as they were."""
+    known = tuple(variants)
+    indices = [int(each[ARRAY_INDEX]) for each in known if ARRAY_INDEX in each]
+    if not indices:
+        return known
+    shared = {
+        "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+        "SLURM_ARRAY_TASK_MIN": str(min(indices)),
+        "SLURM_ARRAY_TASK_MAX": str(max(indices)),
+    }
+    return tuple({**each, "SLURM_ARRAY_TASK_ID": each[ARRAY_INDEX], **shared} for each in known)
+
+
+def options(script: str, file: str) -> Iterator[Option]:
+    """The options of all `#SBATCH` lines before the first command, in order."""
+    for number, line in enumerate(script.splitlines(), start=1):
+        if line.startswith("#SBATCH"):
+            try:
+                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+            except ValueError as error:
+                raise syntax_refusal(Where(file, number), f"#SBATCH: {str(error).lower()}") from None
+            yield from _options(words, file, number)
+        elif line.strip() and not line.startswith("#"):
+            return
+
+
+def _options(words: list[str], file: str, number: int) -> Iterator[Option]:
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = _SAME.get(name, name)
+        elif len(word) > 1 and word[0] == "-" and word[1] in _LONG:
+            name, value = _LONG[word[1]], word[2:].removeprefix("=")
+            equals = value
+        else:
+            raise syntax_refusal(Where(file, number), f"#SBATCH: expected an option, got {word[:40]!r}")
+        if not equals and name not in _ALONE and left and not left[0].startswith("-"):
+            value = left.pop(0)
+        yield Option(name, value, number)
+
+
+def _interpreter(script: str, path: Path) -> tuple[str, ...]:
+    """As the kernel reads the first line: a program, and all the rest as one argument."""
+    first = script.split("\n", 1)[0].strip()
+    if not first.startswith("#!") or not first[2:].strip():
+        raise syntax_refusal(Where(str(path), 1), "a script begins with its interpreter, e.g. #!/bin/bash")
+    return tuple(first[2:].strip().split(None, 1))
+
+
+class _Reading:
+    """The options of one script, by name."""
+
+    def __init__(self, file: str, said: Mapping[str, Option]) -> None:
+        self._file = file
+        self._said = said
+
+    def value(self, name: str) -> str | None:
+        """The value of an option, if it is there and has one."""
+        found = self._said.get(name)
+        return None if found is None or not found.value else found.value
+
+    def error(self, name: str, problem: str) -> RequestError:
+        """What is wrong with an option."""
+        return syntax_refusal(Where(self._file, self._said[name].line, f"--{name}"), problem)
+
+    def fields(self) -> dict[str, Any]:
+        """What needs no second look: time, folder, tenant, preemption, hold."""
+        # A script that says nothing to Slurm is a job like any other.
+        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"} if self._said else {}
+        if self.value("time") and (seconds := self._time()):
+            fields["max_duration"] = seconds
+        if folder := self.value("chdir"):
+            fields["cwd"] = self._folder(folder)
+        if tenant := self.value("account"):
+            fields["tenant"] = tenant
+        if "hold" in self._said:
+            fields["hold"] = True
+        return fields
+
+    def gpus(self) -> dict[str, Any]:
+        """GPUs of all nodes together, and their type; empty where none are asked for."""
+        name = self._asking()
+        if name is None:
+            return {}
+        text = self.value(name) or ""
+        if name == "gres":
+            text = self._of_gres(text)
+            if not text:
+                return {}
+        match = _GPUS.fullmatch(text)
+        if match is None:
+            raise self.error(name, f"expected GPUs such as 2 or v100:2, got {text[:40]!r}; mixed types are not supported")
+        if is_too_many(match[2]):
+            raise self.error(name, f"expected at most {MOST_GPUS:,} GPUs, got {text[:40]!r}")
+        times = {"gpus": 1, "gpus-per-task": self._tasks()}.get(name, self._count("nodes"))
+        return {"gpus": int(match[2]) * times, **({"gpu_types": (match[1],)} if match[1] else {})}
+
+    def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Variables that `--export` names; those that are not set are left out, as Slurm does."""
+        env: dict[str, str] = {}
+        for part in (self.value("export") or "NONE").split(","):
+            name, equals, value = part.strip().partition("=")
+            if not equals and name in ("ALL", "NONE", "NIL"):
+                continue
+            if not _VARIABLE.fullmatch(name):
+                raise self.error("export", f"expected NAME or NAME=VALUE, got {part[:40]!r}")
+            if equals or name in environ:
+                env[name] = value if equals else environ[name]
+        return env
+
+    def variants(self) -> tuple[Variant, ...]:
+        """The jobs of an array, each with its index under Slurm's name and under ours."""
+        text = self.value("array")
+        if text is None:
+            return ()
+        indices = self._indices(text)
+        return _named_by_slurm({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(indices))} for each in indices)
+
+    def notes(self, script: str) -> Iterator[str]:
+        """What was left out, and what the script will miss."""
+        for each in self._said.values():
+            if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
+                told = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
+                yield f"--{each.name} is ignored" + (f": {told}" if told else "")
+        if "ALL" in (self.value("export") or "").split(","):
+            yield "--export=ALL is ignored: name the variables that the job needs"
+        if self._count("nodes") > 1:
+            yield "--nodes: the GPUs of all nodes are asked for together, on as few nodes as can be"
+        for name in sorted(set(_USED.findall(script)) - _KNOWN_VARIABLES):
+            yield f"it uses {name}, which is not set here"
+        for name in sorted(set(_SRUN.findall(script))):
+            yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one a GPU)"
+
+    def _asking(self) -> str | None:
+        """The option that says how many GPUs; of several, the one that says it most directly."""
+        return next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+
+    def _tasks(self) -> int:
+        """As many as are asked for; otherwise those of all nodes."""
+        return self._count("nodes") * self._count("ntasks-per-node") if self._counts_by_node() else self._count("ntasks")
+
+    def _counts_by_node(self) -> bool:
+        return self._asking() == "gpus-per-task" and self.value("ntasks") is None
+
+    def _folder(self, text: str) -> str:
+        try:
+            return parse_folder(text, Path())
+        except ValueError as error:
+            raise self.error("chdir", str(error)) from None
+
+    def _is_requeued(self) -> bool:
+        """The later of the two counts."""
+        asked, refused = self._said.get("requeue"), self._said.get("no-requeue")
+        return asked is not None and (refused is None or asked.line > refused.line)
+
+    def _of_gres(self, text: str) -> str:
+        """The GPUs among generic resources: `gpu:v100:2` is `v100:2`, `gpu` is one."""
+        parts = [part.partition(":")[2] or "1" for part in text.split(",") if part.partition(":")[0] == "gpu"]
+        return ",".join(part if re.search(r"(^|:)\d+$", part) else f"{part}:1" for part in parts)
+
+    def _count(self, name: str) -> int:
+        text = self.value(name) or "1"
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            raise self.error(name, f"expected one whole number, got {text[:40]!r}")
+        return int(text)
+
+    def _time(self) -> float:
+        """Seconds; 0 for no limit."""
+        text = self.value("time") or ""
+        if text.upper() in ("UNLIMITED", "INFINITE"):
+            return 0.0
+        match = _TIME.fullmatch(text)
+        if match is None:
+            raise self.error("time", f"expected MINUTES, MIN:SEC, H:MIN:SEC or DAYS-H[:MIN[:SEC]], got {text[:40]!r}")
+        days, *rest = (int(each) if each else 0 for each in match.groups())
+        if match[1] is None and match[4] is None:  # without days and hours, minutes come first
+            rest = [0, *rest[:2]]
+        hours, minutes, seconds = rest
+        return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
+
+    def _indices(self, text: str) -> list[int]:
+        """`0-9`, `1,3,5`, `0-15:4`, in order and each once."""
+        if "%" in text:
+            raise self.error("array", "a cap on how many run at once (%) is not supported yet; leave it out")
+        found: set[int] = set()
+        for part in text.split(","):
+            match = _PART.fullmatch(part.strip())
+            if match is None or (match[3] and int(match[3]) < 1) or (match[2] and int(match[2]) < int(match[1])):
+                raise self.error("array", f"expected indices such as 0-9, 1,3,5 or 0-15:4, got {text[:40]!r}")
+            indices = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+            if len(indices) + len(found) > MOST_JOBS:
+                raise self.error("array", f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
+            found.update(indices)
+        return sorted(found)
