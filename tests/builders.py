@@ -9,7 +9,7 @@ from functools import cached_property
 from math import inf
 from typing import TypeVar
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import with_rounds
 from poise.lab.simulator.world import Outage, Simulator, Tells, Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
@@ -299,7 +299,7 @@ def simulate(
         outages=outages,
         until=until,
     )
-    scheduler = Scheduler(where, planned(how, settings), placement_named(placement), settings)
+    scheduler = Scheduler(where, with_rounds(how, settings), placement_named(placement), settings)
     entries: list[JournalEntry] = []
     for now, events in world.instants():
         actions = scheduler.handle(now, events)

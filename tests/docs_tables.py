@@ -8,7 +8,7 @@ from dataclasses import astuple, fields
 import click
 
 from poise.cli.app import poise
-from poise.lab.experiment import PRESETS
+from poise.engine.assembly import PRESETS
 from poise.lab.traces.registry import FORMATS
 from poise.lab.traces.synthetic import KNOBS
 from poise.scheduler.core.reasons import Code

@@ -9,8 +9,9 @@ import sys
 
 from tests.bench.speed import large_trace, say
 
+from poise.engine.assembly import PRESETS
 from poise.lab.bench import MomentDraw, time_auction
-from poise.lab.experiment import PRESETS, Experiment, simulate
+from poise.lab.experiment import Experiment, simulate
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.policies.themis import Themis
 

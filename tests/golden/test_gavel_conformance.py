@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.builders import a_job, a_table, simulate
 
+from poise.engine.assembly import preset_named
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import utilisation
-from poise.lab.experiment import Experiment, SimulationResult, preset_named
+from poise.lab.experiment import Experiment, SimulationResult
 from poise.lab.experiment import simulate as run
 from poise.lab.traces.reader import read_trace
 from poise.scheduler.core.settings import Settings

@@ -15,7 +15,7 @@ from tests.builders import Story, simulate
 from tests.oracles import Outcome, Queues, Task, WholeSeconds, oracle
 from tests.strategies import choices
 
-from poise.lab.experiment import preset_named
+from poise.engine.assembly import preset_named
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.action import Preempt, PreemptionCause
 from poise.scheduler.model.job import Job

@@ -5,7 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from poise.lab.experiment import Experiment, preset_named, simulate
+from poise.engine.assembly import preset_named
+from poise.lab.experiment import Experiment, simulate
 from poise.lab.traces.synthetic import generate
 from poise.scheduler.model.cluster import parse_cluster
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.strategies import STABLE, VARIANTS, World, worlds
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import with_rounds
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.model.action import Compute, JournalEntry, Launch, Preempt, PreemptionCause, Reject, Remark
@@ -78,7 +78,10 @@ def without_durations(events: tuple[Event, ...]) -> list[Event]:
 def test_a_policy_that_needs_no_durations_does_the_same_without_them(world: World) -> None:
     story = world.played()
     blind = Scheduler(
-        world.cluster, planned(policy_named(world.policy), world.settings), placement_named(world.placement), world.settings
+        world.cluster,
+        with_rounds(policy_named(world.policy), world.settings),
+        placement_named(world.placement),
+        world.settings,
     )
     for now, events, actions in story.entries:
         assert blind.handle(now, without_durations(events)) == actions

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import with_rounds
 from poise.lab.simulator.world import Outage, Truth
 from poise.lab.traces.schema import FailedAttempt, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
@@ -26,7 +26,9 @@ def test_two_runs_give_equal_journals(world: World) -> None:
 
 @given(worlds(forever=True))
 def test_the_facts_of_a_journal_lead_to_its_wishes_again(world: World) -> None:
-    again = Scheduler(world.cluster, planned(world.how, world.settings), placement_named(world.placement), world.settings)
+    again = Scheduler(
+        world.cluster, with_rounds(world.how, world.settings), placement_named(world.placement), world.settings
+    )
     for now, events, actions in world.played().entries:
         assert again.handle(now, events) == actions
 

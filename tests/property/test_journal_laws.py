@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import World, named, worlds
 
+from poise.engine.assembly import with_rounds
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
 from poise.engine.replay import replay
 from poise.lab.analysis.history import History
-from poise.lab.experiment import planned
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import (
@@ -206,7 +206,7 @@ def test_what_is_written_is_read_back_and_written_again_as_the_same_bytes(
 def fresh(header: Header) -> Scheduler:
     return Scheduler(
         header.cluster,
-        planned(policy_named(header.policy), header.settings),
+        with_rounds(policy_named(header.policy), header.settings),
         placement_named(header.placement),
         header.settings,
     )

@@ -168,7 +168,7 @@ def test_rho_measures_with_true_work_whatever_owners_say() -> None:
     cluster = parse_cluster("v100:1")
     trace = Trace("t", (in_steps(1000),))
     lies = partial(MisreportedSpeeds, lies={"a": Lie(size=4.0)})
-    experiment = Experiment(cluster, throughputs=a_table(m=10.0), hearsay=lies)
+    experiment = Experiment(cluster, throughputs=a_table(m=10.0), estimates=lies)
     outcome = run(trace, experiment)
     assert outcome.summary.worst_rho == 1
     assert outcome.history.jobs["a"].steps == 1000

@@ -8,19 +8,8 @@ from pathlib import Path
 import pytest
 from tests.builders import a_cluster, a_job, a_table
 
-from poise.lab.experiment import (
-    MOST_SECONDS,
-    PRESETS,
-    Experiment,
-    check,
-    header_of,
-    preset_named,
-    replay_journal,
-    scaled,
-    scheduler_of,
-    simulate,
-    speeds_of,
-)
+from poise.engine.assembly import PRESETS, build_scheduler, preset_named, replay_journal
+from poise.lab.experiment import MOST_SECONDS, Experiment, check, header_of, scaled, simulate, speeds_of
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import Trace, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings
@@ -62,7 +51,7 @@ def test_a_header_describes_the_core_that_ran() -> None:
     experiment = Experiment(a_cluster("v100:4"), "srtf", "best-fit", "+stable", Settings(Cadence.ROUNDS), seed=5)
     header = header_of(FIVE, experiment)
     assert (header.trace, header.policy, header.placement, header.seed) == ("t", "srtf+stable", "best-fit", 5)
-    core = scheduler_of(header)
+    core = build_scheduler(header)
     assert core.policy.name == "srtf+stable"
     assert core.settings == experiment.settings
 

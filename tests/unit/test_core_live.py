@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import with_rounds
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.action import Action, Launch, Preempt, PreemptionCause, Waited, WakeAt
@@ -161,7 +161,7 @@ def test_nothing_is_decided_for_an_instant_that_was_learnt_of_late() -> None:
 @pytest.mark.parametrize("policy", ["srtf", "las", "max-min"])
 def test_a_job_that_never_yields_keeps_its_gpus_until_it_ends(policy: str) -> None:
     settings = Settings(round=10.0)
-    chosen = planned(policy_named(policy), settings)
+    chosen = with_rounds(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
     core.handle(0.0, [KNOWN, a_job("a", 1e6, yields=Yields.NEVER)])
     assert names(core.handle(1.0, [a_job("b", 1.0)])) == []
@@ -173,7 +173,7 @@ def test_a_job_that_never_yields_keeps_its_gpus_until_it_ends(policy: str) -> No
 @pytest.mark.parametrize("minimum_run", [0.0, 15.0])
 def test_a_job_that_yields_once_attached_is_preempted_from_then_on(policy: str, minimum_run: float) -> None:
     settings = Settings(round=10.0, minimum_run=minimum_run)
-    chosen = planned(policy_named(policy), settings)
+    chosen = with_rounds(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
     core.handle(0.0, [KNOWN, a_job("a", 1e6, yields=Yields.ATTACHED)])
     core.handle(1.0, [a_job("b", 1.0, yields=Yields.ATTACHED)])
@@ -244,7 +244,7 @@ def test_any_run_of_an_earlier_journal_may_still_finish_its_job(epoch: int) -> N
 @pytest.mark.parametrize("policy", ["srtf", "max-min"])
 def test_of_two_carried_jobs_that_share_gpus_the_later_one_makes_way(policy: str) -> None:
     settings = Settings(round=10.0)
-    chosen = planned(policy_named(policy), settings)
+    chosen = with_rounds(policy_named(policy), settings)
     core = Scheduler(parse_cluster("gpu:2"), chosen, placement_named("consolidate"), settings)
     actions = core.handle(10.0, [KNOWN, carried("a", gpus=True), carried("b", gpus=True)])
     assert actions[0] == Preempt("b", 3, PreemptionCause.UNPLANNED, None)
@@ -264,7 +264,7 @@ def a_new_chapter(policy: str, one: Yields, other: Yields, *known: Event) -> tup
     """Two jobs that shared the GPUs of a cluster are carried over; what becomes of them at once, and in the first rounds."""
     settings = Settings(round=10.0)
     core = Scheduler(
-        parse_cluster("gpu:2"), planned(policy_named(policy), settings), placement_named("consolidate"), settings
+        parse_cluster("gpu:2"), with_rounds(policy_named(policy), settings), placement_named("consolidate"), settings
     )
     both = [carried("a", gpus=True, yields=one), carried("b", gpus=True, yields=other)]
     did = names(core.handle(10.0, [KNOWN, *known, *both]))
@@ -362,7 +362,7 @@ def test_a_carried_job_leaves_gpus_that_it_cannot_use_any_more() -> None:
 def test_some_jobs_stand_in_line_as_all_do(policy: str) -> None:
     settings = Settings(round=10.0)
     core = Scheduler(
-        parse_cluster("gpu:2"), planned(policy_named(policy), settings), placement_named("consolidate"), settings
+        parse_cluster("gpu:2"), with_rounds(policy_named(policy), settings), placement_named("consolidate"), settings
     )
     core.handle(0.0, [KNOWN, *(a_job(str(number), 100.0 - number) for number in range(8))])
     line = core.in_line(100)

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from tests.builders import EVENTS, a_cluster, nodes
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import with_rounds
 from poise.scheduler.core.ledger import Ledger
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings
@@ -36,7 +36,7 @@ from poise.scheduler.policies.catalogue import policy_named
 
 def a_scheduler(policy: str | Policy = "fifo", cluster: str = "gpu:4", settings: Settings = EVENTS) -> Scheduler:
     how = policy_named(policy) if isinstance(policy, str) else policy
-    return Scheduler(a_cluster(cluster), planned(how, settings), placement_named("count"), settings)
+    return Scheduler(a_cluster(cluster), with_rounds(how, settings), placement_named("count"), settings)
 
 
 def arrival(name: str, *, gpus: int = 1, at: float = 0.0, steps: float = 10.0) -> list[Event]:

@@ -12,8 +12,9 @@ from typing import Any
 import click
 import yaml
 
+from poise.engine.assembly import PRESETS, preset_named
 from poise.lab.analysis.fairness import Fairness
-from poise.lab.experiment import PRESETS, Experiment, check, divided, elastic, preset_named, scaled, speeds_of
+from poise.lab.experiment import Experiment, check, divided, elastic, scaled, speeds_of
 from poise.lab.simulator.tasks import parse_switching
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.failure_model import Failing, parse_failing, with_failures

@@ -23,9 +23,10 @@ from poise.cli.output import (
     watching,
     write_per_job,
 )
+from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.summary import Summary
-from poise.lab.experiment import SimulationResult, replay_journal
+from poise.lab.experiment import SimulationResult
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.report.comparison import cell
 from poise.lab.traces.synthetic import HELP, KNOBS, SYNTHETIC

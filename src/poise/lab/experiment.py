@@ -8,25 +8,20 @@ from math import inf
 from pathlib import Path
 from time import process_time
 
-from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
+from poise.engine.assembly import build_scheduler
+from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalWriter
 from poise.engine.loop import run, without_collector
-from poise.engine.replay import Replayed, replay
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
 from poise.lab.simulator.outages import outages
 from poise.lab.simulator.world import Outage, Simulator, Tells, Truth
 from poise.lab.traces.schema import Trace
-from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings
-from poise.scheduler.mechanism.rounds import HopelessClaims, LateArrivals, Rounds
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.cluster import MOST_GPUS, Cluster
-from poise.scheduler.model.errors import JournalError, RequestError, UnknownNameError
+from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.job import Job
-from poise.scheduler.model.plan import Policy
-from poise.scheduler.model.workload import Allocator, Filling
-from poise.scheduler.placement.strategies import placement_named
 from poise.scheduler.policies.catalogue import policy_named, with_combinators
 from poise.scheduler.policies.combinators import shares_gpus
 from poise.scheduler.throughput.speeds import Speeds
@@ -35,65 +30,13 @@ from poise.scheduler.throughput.table import Throughputs, shipped
 MOST_SECONDS = 1e15
 """Thirty million years: floats tell seconds apart up to here, and no trace lasts longer."""
 
-FIRST_STREAM = 36
-"""Stream of drawn orders for seed 0. Of the first 64 it comes nearest to the authors' unpublished draws for `isolated`
-
-(docs/how-to/reproduce-a-published-number.md has the spread over all of them).
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """How a published system is set up: explicit options win over it. A combinator is added to policies it applies to."""
-
-    summary: str
-    settings: Settings
-    placement: str
-    combinators: str = ""
-
-
-_EVENTS = Settings(cadence=Cadence.EVENTS)
-
-PRESETS = {
-    "none": Preset("Poise's own: decide at every change, and at rounds where time matters", Settings(), "consolidate"),
-    "gavel": Preset(
-        "rounds of 360 s, shares at most every 1,920 s, GPUs freed inside a round stay idle, GPUs are counted",
-        Settings(
-            cadence=Cadence.ROUNDS, round=360.0, backfill=False, recompute=1920.0, patience=0.0, filling=Filling.BY_TYPE
-        ),
-        "count",
-        "+plain",
-    ),
-    "tiresias": Preset(
-        "the authors' simulator: events, GPUs are counted, whole seconds, ties as in the list kept from the previous event",
-        Settings(cadence=Cadence.EVENTS),
-        "count",
-        "+stable+ticks",
-    ),
-    "themis": Preset(
-        "its policy keeps leases of 10 minutes; decide at every change, tight placement", _EVENTS, "consolidate"
-    ),
-    "gandiva-fair": Preset("its policy keeps slices of 1 minute; decide at every change", _EVENTS, "consolidate"),
-    "gandiva": Preset("its policy keeps slices of 1 minute; decide at every change", _EVENTS, "consolidate"),
-    "optimus": Preset("its policy keeps intervals of 10 minutes; decide at every change", _EVENTS, "consolidate"),
-    "ffdl": Preset("decide at every change, pack nodes, failed runs retried", _EVENTS, "pack"),
-    "philly": Preset("decide at every change, tight placement, failed runs retried 4 times", _EVENTS, "consolidate"),
-}
-
-
-def preset_named(name: str) -> Preset:
-    """The preset of this name."""
-    if name not in PRESETS:
-        raise UnknownNameError("preset", name, PRESETS)
-    return PRESETS[name]
-
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """All choices of a simulation but the trace.
 
     truths   the world's throughputs where they differ from the believed ones
-    hearsay  how the believed table is read: as it stands, or with what owners say of their own jobs; the world stays true
+    estimates  how the believed table is read: as it stands, or with what owners say of their own jobs; the world stays true
     faults   outages of nodes, as a specification or a file
     """
 
@@ -104,7 +47,7 @@ class Experiment:
     settings: Settings = field(default_factory=Settings)
     throughputs: Throughputs = field(default_factory=shipped)
     truths: Throughputs | None = None
-    hearsay: Callable[[Throughputs, Cluster], Speeds] = Speeds
+    estimates: Callable[[Throughputs, Cluster], Speeds] = Speeds
     truth: Truth = field(default_factory=Truth)
     faults: str | None = None
     fairness: Fairness = Fairness.JOB
@@ -125,33 +68,13 @@ class SimulationResult:
     measured: Measured
 
 
-def scheduler_of(header: Header) -> Scheduler:
-    """The core as a journal's header describes it."""
-    policy = planned(policy_named(header.policy), header.settings, header.seed)
-    return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)
-
-
-def planned(policy: Policy, settings: Settings, seed: int = 0) -> Policy:
-    """Shares are made into plans by the mechanism of rounds."""
-    if not isinstance(policy.answer, Allocator):
-        return policy
-    waits = settings.cadence is Cadence.ROUNDS and not settings.backfill
-    newcomers = LateArrivals.WAIT if waits else LateArrivals.FILL
-    unlucky = HopelessClaims.CLAIM if settings.packed_wait or settings.rack_wait else HopelessClaims.LEAVE_OUT
-    rounds = Rounds(
-        policy.answer, settings.round, settings.recompute, settings.credit, newcomers, seed + FIRST_STREAM,
-        settings.patience, unlucky, settings.filling,
-    )  # fmt: skip
-    return replace(policy, answer=rounds)
-
-
 def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
     """What is believed of speeds, and the truth; placement `count` knows no distances, and then neither does the world."""
     believed, true = experiment.throughputs, experiment.truths or experiment.throughputs
     if experiment.placement == "count":
         believed, true = believed.flat(), true.flat()
-    beliefs = experiment.hearsay(believed, experiment.cluster)
-    is_true = experiment.truths is None and experiment.hearsay is Speeds
+    beliefs = experiment.estimates(believed, experiment.cluster)
+    is_true = experiment.truths is None and experiment.estimates is Speeds
     return beliefs, beliefs if is_true else Speeds(true, experiment.cluster)
 
 
@@ -176,7 +99,7 @@ def simulate(
 ) -> SimulationResult:
     """Run a trace under an experiment. `watch` is told how many jobs have ended, and stops the run by answering False."""
     header = header_of(trace, experiment)
-    scheduler = scheduler_of(header)
+    scheduler = build_scheduler(header)
     world = _world(trace, experiment)
     began = process_time()
     entries: list[JournalEntry] = []
@@ -270,14 +193,6 @@ def _recording(journal: Path | None, header: Header, entries: list[JournalEntry]
         recorder = Recorder(entries, writer)
         yield recorder
         writer.close(COMPLETE if recorder.complete else INTERRUPTED)
-
-
-def replay_journal(path: str | Path) -> tuple[Header, Replayed]:
-    """Re-drive the core from a journal; raises ReplayError where an action differs."""
-    reader = JournalReader(path)
-    if reader.newer:
-        raise JournalError(reader.newer)
-    return reader.header, replay(scheduler_of(reader.header), reader.entries())
 
 
 def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:

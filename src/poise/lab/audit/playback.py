@@ -183,7 +183,7 @@ def play(instance: Instance, lies: Mapping[str, Lie] = HONEST) -> Played:
     """Run an instance; owners of some jobs, by id, lie."""
     experiment = instance.experiment
     if lies:
-        experiment = replace(experiment, hearsay=partial(MisreportedSpeeds, lies=lies))
+        experiment = replace(experiment, estimates=partial(MisreportedSpeeds, lies=lies))
     history = simulate(instance.trace, experiment).history
     first = instance.trace.jobs[0].job.submitted if instance.trace.jobs else 0.0
     until = first + experiment.until

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
+from poise.engine.assembly import with_rounds
 from poise.engine.journal import Header
-from poise.lab.experiment import planned
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import RetryRule, Settings
 from poise.scheduler.core.speed_profiles import SpeedProfile, why_impossible
@@ -173,7 +173,7 @@ def known(cluster: Cluster) -> Cluster:
 
 def core_of(header: Header) -> Scheduler:
     """A fresh core. GPUs are lent for a lease, never for a single task of a step: no process is started for that."""
-    policy = planned(policy_named(header.policy), header.settings, header.seed)
+    policy = with_rounds(policy_named(header.policy), header.settings, header.seed)
     match policy.answer:
         case Dealer() as dealer:
             policy = replace(policy, answer=replace(dealer, long=inf))
