@@ -301,7 +301,7 @@ def simulate(
     )
     scheduler = Scheduler(where, with_rounds(how, settings), placement_named(placement), settings)
     entries: list[JournalEntry] = []
-    for now, events in world.instants():
+    for now, events in world.batches():
         actions = scheduler.handle(now, events)
         world.apply(now, actions)
         entries.append(JournalEntry(now, events, actions))

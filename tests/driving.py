@@ -80,7 +80,7 @@ def driven(
     speeds = Stated(tasks)
     world = Simulator([*jobs], cluster, beliefs=speeds, truths=speeds, truth=truth, outages=outages, sizes=sizes)
     left, entries = dict(script), []
-    for now, events in world.instants():
+    for now, events in world.batches():
         actions = [*left.pop(now, []), WakeAt(min(left, default=inf))]
         world.apply(now, actions)
         entries.append(JournalEntry(now, events, tuple(actions)))

@@ -15,7 +15,7 @@ from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import GaveUpError, InfeasibleError
 from poise.scheduler.model.workload import Pairs
-from poise.scheduler.solve.program import Beside, GpuMarket, ShareProblem, Solution
+from poise.scheduler.solve.program import GpuMarket, PairThroughputs, ShareProblem, Solution
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def expanded(problem: ShareProblem) -> ShareProblem:
     if count is None:
         return problem
     of = np.repeat(np.arange(market.rows), count.astype(np.int64))
-    beside = None if market.beside is None else Beside(market.beside.kind[of], market.beside.throughput)
+    beside = None if market.beside is None else PairThroughputs(market.beside.kind[of], market.beside.throughput)
     return ShareProblem(
         GpuMarket(market.speed[of], market.size[of], market.capacity, market.resource, beside),
         base=_of_each(problem.base, of),

@@ -8,7 +8,16 @@ from typing import Any
 from poise.scheduler.model.action import Entitled, Remark
 from poise.scheduler.model.cluster import Site
 from poise.scheduler.model.job_table import Snapshot
-from poise.scheduler.model.plan import Claim, Grain, JobEnding, Plan, Policy, PreemptionRule, Stops, Unfitting
+from poise.scheduler.model.plan import (
+    Claim,
+    Grain,
+    JobEnding,
+    Plan,
+    Policy,
+    PreemptionRule,
+    StopMode,
+    Unfitting,
+)
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.policies.placement_draft import PlacementDraft
 
@@ -27,8 +36,8 @@ class Whim:
 
     def plan(self, snapshot: Snapshot, memory: int) -> tuple[Plan, int]:
         chance = Random(1000 * self.seed + memory)
-        waiting = [row for row in snapshot.active if row not in snapshot.floor.holdings]
-        running = [row for row in snapshot.active if row in snapshot.floor.holdings]
+        waiting = [row for row in snapshot.active if row not in snapshot.placement.holdings]
+        running = [row for row in snapshot.active if row in snapshot.placement.holdings]
         chance.shuffle(waiting)
         ends = tuple(JobEnding(row, GIVEN_UP) for row in snapshot.active if chance.random() < 0.02)
         ended = {row for row, _ in ends}
@@ -45,7 +54,7 @@ class Whim:
                 chance.choice((PreemptionRule.NEVER, PreemptionRule.NEVER, PreemptionRule.BY_RANK)),
                 wake=snapshot.now + chance.choice((1.0, 2.5, 0.75)),
                 stops=tuple(row for row in snapshot.active if chance.random() < 0.1),
-                stopping=chance.choice((Stops.FOR_OTHERS, Stops.FIRM)),
+                stopping=chance.choice((StopMode.FOR_OTHERS, StopMode.FIRM)),
                 ends=ends,
                 held=held,
                 notes=(Remark("on a whim"), Entitled("nobody", (0.5,))) if chance.random() < 0.1 else (),
@@ -62,7 +71,7 @@ def a_claim(row: int, snapshot: Snapshot, chance: Random) -> Claim | None:
     columns = snapshot.columns
     is_tasked = columns.ready[row] < columns.tasks[row]
     if columns.tasks[row] and (is_tasked or chance.random() < 0.7):
-        may_task = is_tasked or row not in snapshot.floor.holdings
+        may_task = is_tasked or row not in snapshot.placement.holdings
         return a_mix(row, snapshot, chance, Grain.TASK if may_task and (is_tasked or chance.random() < 0.6) else Grain.LEASE)
     rates = snapshot.estimate(row)
     least, most = snapshot.columns.least[row], snapshot.columns.most[row]
@@ -93,7 +102,7 @@ def a_mix(row: int, snapshot: Snapshot, chance: Random, grain: Grain) -> Claim |
 
 
 def a_site(snapshot: Snapshot, gpu_type: int, gpus: int) -> Site | None:
-    return PlacementDraft(snapshot.floor).tightest(gpu_type, gpus)
+    return PlacementDraft(snapshot.placement).tightest(gpu_type, gpus)
 
 
 def whim(spec: str) -> Policy:
@@ -119,7 +128,7 @@ class Script:
 
 def a_plan(*claims: Claim, stops: tuple[int, ...] = (), **fields: Any) -> Plan:
     """A plan that stops nobody but those it names; stops that nobody needed are undone."""
-    usual: dict[str, Any] = {"stopping": Stops.FOR_OTHERS, "stops": stops}
+    usual: dict[str, Any] = {"stopping": StopMode.FOR_OTHERS, "stops": stops}
     return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, **(usual | fields))
 
 

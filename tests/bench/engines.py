@@ -18,7 +18,7 @@ import numpy as np
 from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 
 from poise.scheduler.model.arithmetic import Floats
-from poise.scheduler.solve.interior_point import maximise_blocks
+from poise.scheduler.solve.interior_point import maximise_interior
 from poise.scheduler.solve.program import GpuMarket, ShareProblem
 
 ROWS, COLUMNS, TIMES = (256, 2_048, 8_192), (3, 6), 3
@@ -39,7 +39,7 @@ class Matrix:
 def main() -> int:
     """Measure, print as a table, and say by the exit code whether all engines agree."""
     engines: dict[str, Callable[[ShareProblem, Matrix], float]] = {
-        "blocks.py": lambda problem, _: maximise_blocks(problem).level,
+        "blocks.py": lambda problem, _: maximise_interior(problem).level,
         "HiGHS, simplex": lambda _, matrix: by_highs(matrix, "simplex"),
         "HiGHS, interior point": lambda _, matrix: by_highs(matrix, "ipm"),
         "Clarabel": lambda _, matrix: by_clarabel(matrix),
@@ -52,7 +52,7 @@ def main() -> int:
             matrix = written_out(problem)
             timed = [_timed(engine, problem, matrix) for engine in engines.values()]
             cells = [f"{seconds:.4f}" for seconds, _ in timed]
-            print(f"| {rows:,} | {columns} | {' | '.join(cells)} | {maximise_blocks(problem).effort} |", flush=True)
+            print(f"| {rows:,} | {columns} | {' | '.join(cells)} | {maximise_interior(problem).effort} |", flush=True)
             agreed = _agree([level for _, level in timed]) and agreed
     return 0 if agreed else 1
 

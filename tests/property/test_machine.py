@@ -324,7 +324,7 @@ def audit_gpus(scheduler: Scheduler, book: Book) -> None:
             assert count == 1 if row in state.away else state.columns.least[row] <= count <= most
             assert state.columns.ready[row] == state.columns.tasks[row] == book.tasks[name]
         assert (row in state.away) == state.pool.tries(row) == any(kept[node] & mask for node, mask in gpus)
-        assert (row in state.away) != (row in state.floor.holdings), "policies do not see jobs on trial"
+        assert (row in state.away) != (row in state.placement_view.holdings), "policies do not see jobs on trial"
         kinds = {state.topology.type_of[slots.node] for slots in gpus}
         tasks = state.estimate(row).tasks
         assert len(kinds) == 1 if tasks is None else kinds.issubset(tasks.types)

@@ -73,7 +73,7 @@ def test_whatever_is_asked_for_every_task_is_computed_once_and_every_second_coun
     speeds, driver = Stated(tasks), Greedy(FOUR, tasks)
     world = Simulator(jobs, FOUR, beliefs=speeds, truths=speeds, truth=truth)
     entries: list[JournalEntry] = []
-    for now, events in world.instants():
+    for now, events in world.batches():
         for event in events:
             driver.hear(event)
         actions = driver.act()

@@ -12,9 +12,9 @@ from tests.reference import broken_by, objective_of, reference
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.errors import GaveUpError, InfeasibleError
 from poise.scheduler.model.workload import Pairs
-from poise.scheduler.solve.interior_point import maximise_blocks
+from poise.scheduler.solve.interior_point import maximise_interior
 from poise.scheduler.solve.program import GpuMarket, ShareProblem, Solution
-from poise.scheduler.solve.simplex import Corner, maximise_vertex
+from poise.scheduler.solve.simplex import SimplexBasis, maximise_vertex
 from poise.scheduler.solve.solver import FEW, alike, dealt, maximise
 
 FEASIBLE = 1e-6
@@ -101,7 +101,7 @@ def test_few_rows_with_a_second_aim_go_to_the_simplex_method_and_get_a_vertex(
 ) -> None:
     assume(not market.is_even)
     answer = maximise(a_problem(market, wants, part))
-    assert isinstance(answer.start, Corner)
+    assert isinstance(answer.start, SimplexBasis)
     first, _, _ = alike(a_problem(market, wants, part))
     # As many x are above 0 as there are constraints, at the most: time and level of each class, and resources.
     assert (answer.x[first] > 1e-9).sum() <= 2 * len(first) + len(market.capacity)
@@ -119,7 +119,7 @@ def test_one_aim_alone_goes_to_the_interior_point_method_and_tells_of_pressure(w
 @given(market=markets(), part=st.sampled_from((0.01, 0.05, 0.3)))
 def test_both_methods_find_the_same_objective(wants: str, market: GpuMarket, part: float) -> None:
     problem = a_problem(market, wants, part)
-    one, other = maximise_vertex(problem, None), maximise_blocks(problem)
+    one, other = maximise_vertex(problem, None), maximise_interior(problem)
     assert broken_by(problem, one) <= FEASIBLE
     assert broken_by(problem, other) <= FEASIBLE
     assert near(objective_of(problem, one), objective_of(problem, other), 1e-6)
@@ -132,7 +132,7 @@ def test_a_second_aim_is_served_alike_on_both_sides_of_the_limit(rows: int) -> N
     market = GpuMarket(speed, random.choice([1.0, 2.0], rows), np.array([20.0, 30.0, 9.0]), np.arange(3))
     problem = a_problem(market, "level and value", 0.05)
     answer = maximise(problem)
-    assert isinstance(answer.start, Corner) == (rows == FEW)
+    assert isinstance(answer.start, SimplexBasis) == (rows == FEW)
     assert broken_by(problem, answer) <= FEASIBLE
     assert near(objective_of(problem, answer), reference(problem))
 

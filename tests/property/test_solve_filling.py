@@ -11,7 +11,7 @@ from scipy import sparse  # type: ignore[import-untyped,unused-ignore]
 from scipy.optimize import linprog  # type: ignore[import-untyped,unused-ignore]
 
 from poise.scheduler.model.arithmetic import Floats
-from poise.scheduler.solve.program import Beside, GpuMarket
+from poise.scheduler.solve.program import GpuMarket, PairThroughputs
 from poise.scheduler.solve.water_filling import Filled, FillGroup, Inside, fill
 
 Mask = NDArray[np.bool_]
@@ -256,7 +256,7 @@ def test_nobody_fills_nothing() -> None:
 
 def test_rows_that_share_fill_together() -> None:
     """Singles 10 and 20 steps/s, together 8 and 14: λ = 8/11 (ALGORITHMS §2.4)."""
-    beside = Beside(np.array([0, 1]), np.array([[[0.0], [8.0]], [[14.0], [0.0]]]))
+    beside = PairThroughputs(np.array([0, 1]), np.array([[[0.0], [8.0]], [[14.0], [0.0]]]))
     market = GpuMarket(np.array([[10.0], [20.0]]), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), beside)
     filled = fill(market, [FillGroup(1.0, np.arange(2), np.ones(2))], np.array([10.0, 20.0]))
     assert filled.levels == pytest.approx([8 / 11, 8 / 11], abs=1e-6)

@@ -12,8 +12,8 @@ from tests.reference import broken_by, expanded, objective_of, reference
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import GaveUpError, InfeasibleError
 from poise.scheduler.solve import pairs
-from poise.scheduler.solve.pairs import crossed, divided, folded, maximise_sharing, missing
-from poise.scheduler.solve.program import Beside, GpuMarket, ShareProblem, Solution
+from poise.scheduler.solve.pairs import crossed, divided, folded, maximise_with_pairs, missing
+from poise.scheduler.solve.program import GpuMarket, PairThroughputs, ShareProblem, Solution
 
 FEASIBLE = 1e-6
 CLOSE = 1e-5
@@ -24,7 +24,7 @@ def together(*throughputs: float) -> ShareProblem:
     beside = np.zeros((2, 2, 1))
     beside[0, 1, 0], beside[1, 0, 0] = throughputs
     speed = np.array([[10.0], [20.0]])
-    market = GpuMarket(speed, np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), Beside(np.arange(2), beside))
+    market = GpuMarket(speed, np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), PairThroughputs(np.arange(2), beside))
     return ShareProblem(market, slope=speed[:, 0], level=1.0)
 
 
@@ -41,7 +41,7 @@ def markets(draw: st.DrawFn) -> GpuMarket:
     size = random.choice([1.0, 1.0, 2.0, 4.0], kinds)[kind]
     capacity = random.integers(0, draw(st.sampled_from([3, 9])), resources).astype(np.float64)
     count = random.choice([1.0, 1.0, 2.0, 3.0], rows) if draw(st.booleans()) else None
-    beside = Beside(kind, speed[:, None, :] * ratio)
+    beside = PairThroughputs(kind, speed[:, None, :] * ratio)
     return GpuMarket(speed[kind], size, capacity, random.integers(0, resources, columns), beside, count)
 
 
@@ -64,7 +64,7 @@ def problems(draw: st.DrawFn) -> ShareProblem:
 def solved(problem: ShareProblem) -> Solution | None:
     """The answer, None if there is none."""
     try:
-        return maximise_sharing(problem)
+        return maximise_with_pairs(problem)
     except InfeasibleError:
         return None
 
@@ -79,18 +79,18 @@ def without_sharing(problem: ShareProblem) -> ShareProblem:
 
 @pytest.mark.parametrize(("throughputs", "level"), [((8.0, 14.0), 8 / 11), ((4.0, 8.0), 0.5)])
 def test_sharing_gives_the_levels_of_the_worked_example(throughputs: tuple[float, float], level: float) -> None:
-    answer = maximise_sharing(together(*throughputs))
+    answer = maximise_with_pairs(together(*throughputs))
     assert answer.level == pytest.approx(level, rel=1e-9)
 
 
 def test_sharing_gives_the_times_of_the_worked_example() -> None:
-    answer = maximise_sharing(together(8.0, 14.0))
+    answer = maximise_with_pairs(together(8.0, 14.0))
     assert answer.shared.share == pytest.approx([10 / 11])
     assert answer.x[:, 0] == pytest.approx([0.0, 1 / 11])
 
 
 def test_sharing_is_left_alone_where_taking_turns_does_as_much() -> None:
-    answer = maximise_sharing(together(4.0, 8.0))
+    answer = maximise_with_pairs(together(4.0, 8.0))
     assert len(answer.shared.share) == 0
     assert answer.x[:, 0] == pytest.approx([0.5, 0.5])
 
@@ -100,8 +100,8 @@ def test_pressure_tells_what_a_unit_less_asked_would_bring() -> None:
     less = 1e-4
     for row in range(2):
         eased = replace(problem, base=np.where(np.arange(2) == row, -less, 0.0))
-        gain = (maximise_sharing(eased).level - maximise_sharing(problem).level) / less
-        assert maximise_sharing(problem).pressure[row] == pytest.approx(gain, rel=1e-6)
+        gain = (maximise_with_pairs(eased).level - maximise_with_pairs(problem).level) / less
+        assert maximise_with_pairs(problem).pressure[row] == pytest.approx(gain, rel=1e-6)
 
 
 @given(problems())
@@ -121,7 +121,7 @@ def test_sharing_is_never_worse_than_not_sharing(problem: ShareProblem) -> None:
         alone = reference(without_sharing(problem))
     except (InfeasibleError, GaveUpError):
         return
-    assert objective_of(problem, maximise_sharing(problem)) >= alone - CLOSE * max(1.0, abs(alone))
+    assert objective_of(problem, maximise_with_pairs(problem)) >= alone - CLOSE * max(1.0, abs(alone))
 
 
 @given(problems())
@@ -179,38 +179,38 @@ def test_who_is_under_pressure_gets_just_what_is_asked(problem: ShareProblem) ->
 def test_what_cannot_be_met_is_infeasible() -> None:
     problem = replace(together(8.0, 14.0), base=np.array([9.0, 9.0]), slope=None, level=0.0)
     with pytest.raises(InfeasibleError, match="nothing meets"):
-        maximise_sharing(problem)
+        maximise_with_pairs(problem)
 
 
 def test_what_can_be_met_only_together_is_met() -> None:
     problem = replace(together(8.0, 14.0), base=np.array([7.0, 13.0]), slope=None, level=0.0)
-    assert broken_by(problem, maximise_sharing(problem)) <= FEASIBLE
+    assert broken_by(problem, maximise_with_pairs(problem)) <= FEASIBLE
 
 
 def test_a_level_without_bound_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="no bound"):
-        maximise_sharing(replace(together(8.0, 14.0), slope=np.zeros(2)))
+        maximise_with_pairs(replace(together(8.0, 14.0), slope=np.zeros(2)))
 
 
 def test_logarithms_are_refused_in_one_line() -> None:
     with pytest.raises(GaveUpError, match="logarithms with sharing"):
-        maximise_sharing(replace(together(8.0, 14.0), log=np.ones(2)))
+        maximise_with_pairs(replace(together(8.0, 14.0), log=np.ones(2)))
 
 
 def test_alike_rows_share_with_each_other_and_the_time_of_all_is_told() -> None:
     """Three alike rows on one and a half GPUs, each at 0.9 beside another: one and a half pairs all the time."""
-    beside = Beside(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
+    beside = PairThroughputs(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
     market = GpuMarket(np.ones((1, 1)), np.ones(1), np.full(1, 1.5), np.zeros(1, dtype=np.int64), beside, np.full(1, 3.0))
-    answer = maximise_sharing(ShareProblem(market, slope=np.ones(1), level=1.0))
+    answer = maximise_with_pairs(ShareProblem(market, slope=np.ones(1), level=1.0))
     assert answer.level == pytest.approx(0.9)
     assert (*answer.shared.first, *answer.shared.second) == (0, 0)
     assert answer.shared.share == pytest.approx([1.5])
 
 
 def test_a_row_that_is_alone_never_shares_with_itself() -> None:
-    beside = Beside(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
+    beside = PairThroughputs(np.zeros(1, dtype=np.int64), np.full((1, 1, 1), 0.9))
     market = GpuMarket(np.ones((1, 1)), np.ones(1), np.ones(1), np.zeros(1, dtype=np.int64), beside)
-    answer = maximise_sharing(ShareProblem(market, slope=np.ones(1), level=1.0))
+    answer = maximise_with_pairs(ShareProblem(market, slope=np.ones(1), level=1.0))
     assert answer.level == pytest.approx(1.0)
     assert len(answer.shared.share) == 0
 

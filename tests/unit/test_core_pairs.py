@@ -8,7 +8,7 @@ from tests.whims import a_plan, scripted
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.action import Preempt
 from poise.scheduler.model.job import Yields
-from poise.scheduler.model.plan import Claim, Plan, Stops
+from poise.scheduler.model.plan import Claim, Plan, StopMode
 
 PAIR = [a_job("a"), a_job("b")]
 """Two jobs of 10 s; each has half its speed beside the other."""
@@ -57,4 +57,4 @@ def test_one_whose_place_somebody_takes_beside_its_partner_makes_way_for_it() ->
 
 
 def test_firm_stops_are_of_both() -> None:
-    assert [job for job, _ in preempted(played(a_plan(stops=(0, 1), stopping=Stops.FIRM)))] == ["a", "b"]
+    assert [job for job, _ in preempted(played(a_plan(stops=(0, 1), stopping=StopMode.FIRM)))] == ["a", "b"]

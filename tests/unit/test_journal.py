@@ -282,7 +282,7 @@ def test_loop_records_every_instant_in_order_and_stops_when_told() -> None:
         def __init__(self) -> None:
             self.applied = 0
 
-        def instants(self) -> list[tuple[float, tuple[object, ...]]]:
+        def batches(self) -> list[tuple[float, tuple[object, ...]]]:
             return [(entry.now, entry.events) for entry in story.entries]
 
         def apply(self, now: float, actions: object) -> None:

@@ -42,7 +42,7 @@ class Fixed:
 
     shares: Sequence[Sequence[float]]
     leftover: Leftover = Leftover.FILLED
-    sight: Awareness = Awareness.AWARE
+    awareness: Awareness = Awareness.AWARE
     fails: tuple[int, ...] = ()
     asked: list[float] = field(default_factory=list, compare=False)
 
@@ -54,7 +54,7 @@ class Fixed:
         if workload.jobs in self.fails:
             raise GaveUpError("the program is too hard")
         share = np.array(self.shares, dtype=float)[workload.rows]
-        return Allocation(share, leftover=self.leftover, sight=self.sight), memory + 1
+        return Allocation(share, leftover=self.leftover, awareness=self.awareness), memory + 1
 
 
 def jobs(*moments: float, seconds: float = ENDLESS, gpus: int = 1) -> list[TraceJob]:
@@ -161,7 +161,7 @@ def test_types_are_served_in_an_order_drawn_for_each_round_where_shares_do_not_t
 
 
 def test_blind_shares_are_received_on_average() -> None:
-    shares = Fixed([[0.5, 0.5], [0.5, 0.5]], sight=Awareness.BLIND)
+    shares = Fixed([[0.5, 0.5], [0.5, 0.5]], awareness=Awareness.BLIND)
     story = played(jobs(0, 0), shares, "v100:1,p100:1", until=360_000.0)
     assert np.array(fractions(story, 360_000.0)) == pytest.approx(np.full((2, 2), 0.5), abs=0.05)
 

@@ -289,8 +289,8 @@ def test_above_ninety_percent_no_job_within_its_quota_waits_for_gpus_of_jobs_ove
         everybody = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, listed, state.columns.tenant_weights))
         if sum(snapshot.idle) > 0.1 * snapshot.gpus:
             return
-        sketch = PlacementDraft(snapshot.floor)
-        sketch.release(snapshot.floor.holdings[row] for row in everybody.over())
+        sketch = PlacementDraft(snapshot.placement)
+        sketch.release(snapshot.placement.holdings[row] for row in everybody.over())
         plan, _ = Philly(equal_or_per_tenant(quota)).plan(snapshot, Philly().start())
         for claim in plan.claims:  # as tried for the first time: at the strictest locality
             if everybody.within(state.columns.tenant[claim.row], state.columns.gang[claim.row]) and not plan.stops:

@@ -62,7 +62,7 @@ def test_max_min_over_prop_has_the_same_shares_on_another_scale() -> None:
 def test_blind_max_min_believes_in_two_thirds_and_says_that_it_is_blind() -> None:
     got = shares(HeterogeneityAgnostic(MaxMin()), example_g())
     assert got.objective == pytest.approx(2 / 3, abs=1e-6)
-    assert got.sight is Awareness.BLIND
+    assert got.awareness is Awareness.BLIND
 
 
 def test_max_min_gives_gangs_of_unequal_size_the_same_gpu_time() -> None:
@@ -318,5 +318,5 @@ def test_isolated_and_proportional_do_not_look_at_speeds() -> None:
     iso, prop = shares(IsolatedShares(), workload), shares(Proportional(), workload)
     assert iso.share == pytest.approx(np.array([[1 / 4, 3 / 4], [0, 1 / 2]]))
     assert prop.share == pytest.approx(np.array([[1 / 4, 3 / 4], [0, 3 / 4]]))
-    assert iso.sight is prop.sight is Awareness.BLIND
+    assert iso.awareness is prop.awareness is Awareness.BLIND
     assert isnan(iso.objective)

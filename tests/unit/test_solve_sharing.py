@@ -1,9 +1,9 @@
 """GPUs shared out by rank, worked by hand. A task takes 1 s on the first type and 3 s on the second."""
 
 from poise.scheduler.model.micro_batches import Mix, Tasks
-from poise.scheduler.solve.rank_sharing import Ground, ShareRequest, Title, computes_as_fast, share_out
+from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, computes_as_fast, share_out
 
-NEAR = Ground((4, 4), (4, 4), 2)
+NEAR = GpuSupply((4, 4), (4, 4), 2)
 BOTH = (0, 1)
 
 
@@ -12,7 +12,7 @@ def tasks(count: int, far: float = 0.0) -> Tasks:
     return Tasks(count, (1.0, 3.0), ((0.0, far, far),) * 2, 1)
 
 
-def shared(wishes: list[ShareRequest], left: list[int], ground: Ground = NEAR) -> list[Mix | None]:
+def shared(wishes: list[ShareRequest], left: list[int], ground: GpuSupply = NEAR) -> list[Mix | None]:
     return [mix for _, mix in share_out(wishes, left, ground)]
 
 
@@ -47,7 +47,7 @@ def test_single_tasks_take_the_best_gpus_as_far_as_they_go() -> None:
 def test_what_is_lent_is_in_the_pot_and_what_is_own_is_added_when_its_turn_comes() -> None:
     lent = ShareRequest(1, 2, BOTH, has=(2, 0))
     assert shared([ShareRequest(0, 2, BOTH), lent], [2, 0]) == [(2, 0)]
-    own = lent._replace(title=Title.OWN)
+    own = lent._replace(title=Ownership.OWN)
     assert shared([ShareRequest(0, 2, BOTH), own], [0, 2]) == [(0, 2)]
     assert shared([ShareRequest(0, 4, BOTH), own], [0, 2]) == [None, (2, 0)]
 
@@ -68,13 +68,13 @@ def test_gang_moves_to_a_type_that_stands_before_its_own() -> None:
 
 def test_who_owns_gpus_and_exchanges_them_leaves_the_old_ones() -> None:
     left = [2, 0]
-    assert shared([ShareRequest(0, 1, BOTH, tasks(2), has=(0, 2), title=Title.OWN)], left) == [(2, 0)]
+    assert shared([ShareRequest(0, 1, BOTH, tasks(2), has=(0, 2), title=Ownership.OWN)], left) == [(2, 0)]
     assert left == [0, 2]
 
 
 def test_where_distance_costs_more_than_it_brings_gpus_close_together_are_enough() -> None:
     """8 tasks take 4 s on two GPUs close together, and on four that are not 2 s and the distance."""
-    apart = Ground((4, 0), (2, 0), 2)
+    apart = GpuSupply((4, 0), (2, 0), 2)
     assert shared([ShareRequest(0, 1, BOTH, tasks(8, far=1.5))], [4, 0], apart) == [(4, 0)]
     assert shared([ShareRequest(0, 1, BOTH, tasks(8, far=2.5))], [4, 0], apart) == [(2, 0)]
 

@@ -14,20 +14,20 @@ from poise.scheduler.model.event import Event
 class Backend(Protocol):
     """A world: it tells what happened, instant by instant, and does what it is asked."""
 
-    def instants(self) -> Iterable[tuple[float, tuple[Event, ...]]]:
+    def batches(self) -> Iterable[tuple[float, tuple[Event, ...]]]:
         """The facts of each instant, moments ascending; ends when nothing can happen any more."""
 
     def apply(self, now: float, actions: Sequence[Action]) -> None:
         """Carry out wishes in order."""
 
 
-def always() -> bool:
+def go_on_forever() -> bool:
     """Go on to the end."""
     return True
 
 
 def run(
-    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = always
+    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = go_on_forever
 ) -> tuple[bool, float]:
     """Run until nothing can happen any more, or until `go_on` says no between two instants.
 
@@ -35,7 +35,7 @@ def run(
     scheduler took of it.
     """
     deciding = 0.0
-    for now, events in backend.instants():
+    for now, events in backend.batches():
         if not go_on():
             return False, deciding
         began = perf_counter()
@@ -50,7 +50,7 @@ def run(
 
 
 @contextmanager
-def without_collector() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """A run makes many objects, keeps most of them, and no cycles: looking for cycles again and again is wasted."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -61,7 +61,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def set_aside() -> None:
+def freeze_heap() -> None:
     """What there is now will stay: the collector of a process that runs for long need not look at it again and again."""
     gc.collect()
     gc.freeze()

@@ -177,7 +177,7 @@ def drawn_apps(draw: MomentDraw) -> Snapshot:
         is_contended=True,
         active=tuple(range(len(estimates))),
         columns=columns,
-        floor=PlacementView(topology, masks, alive, {}, {}),
+        placement=PlacementView(topology, masks, alive, {}, {}),
         survey=lambda _snapshot: workload,
         estimate=estimates.__getitem__,
         losses={},

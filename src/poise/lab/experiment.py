@@ -10,7 +10,7 @@ from time import process_time
 
 from poise.engine.assembly import build_scheduler
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalWriter
-from poise.engine.loop import run, without_collector
+from poise.engine.loop import collector_paused, run
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
@@ -103,7 +103,7 @@ def simulate(
     world = _world(trace, experiment)
     began = process_time()
     entries: list[JournalEntry] = []
-    with _recording(journal, header, entries) as record, without_collector():
+    with _recording(journal, header, entries) as record, collector_paused():
         complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
         record.complete = complete
         history = History.of(entries, experiment.cluster)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poise.engine.journal import NAME, JournalReader
-from poise.engine.loop import without_collector
+from poise.engine.loop import collector_paused
 from poise.lab.analysis.exhibits import ChartCurve, totals
 from poise.lab.analysis.history import History, JobHistory, RunEnd, RunInterval, cumulated, floats
 from poise.lab.analysis.overtaking import Harm, Supply, SupplyChange, harm
@@ -34,7 +34,15 @@ from poise.lab.traces.schema import JobOutcome, Trace, TraceJob
 from poise.scheduler.core.validation_pool import ValidationPool
 from poise.scheduler.model.action import Compute, JournalEntry, Launch
 from poise.scheduler.model.arithmetic import Floats, Ints
-from poise.scheduler.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots, gpu_count, parse_cluster
+from poise.scheduler.model.cluster import (
+    LONGEST_SHOWN,
+    MOST_GPUS,
+    Cluster,
+    Holding,
+    Slots,
+    gpu_count,
+    parse_cluster,
+)
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.scheduler.model.event import (
     Computed,
@@ -393,7 +401,7 @@ def journal_subject(path: str | Path) -> Subject:
     reader = JournalReader(path)
     header = reader.header
     reading = Reading(header.cluster, header.settings.validation_gpus, name=str(path))
-    with without_collector():
+    with collector_paused():
         problem = reader.feed(reading.take)
         records = reading.records()
     about = (

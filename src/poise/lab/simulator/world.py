@@ -134,7 +134,7 @@ class Simulator:
         self._stopped: list[Event] = []
         self._now = -inf
 
-    def instants(self) -> Iterator[tuple[float, tuple[Event, ...]]]:
+    def batches(self) -> Iterator[tuple[float, tuple[Event, ...]]]:
         """Facts by instant, until every job has ended or nothing can happen any more."""
         vain = 0
         while (now := self._now if self._stopped else self._next_time()) <= self._until and now < inf:

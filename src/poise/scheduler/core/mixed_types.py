@@ -16,7 +16,7 @@ from poise.scheduler.core.rank_index import Key, RankIndex
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import PreemptionRule, Unfitting
-from poise.scheduler.solve.rank_sharing import Ground, ShareRequest, Title, share_out
+from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, share_out
 
 RUNNING = -1
 """In place of the shape of those who wait."""
@@ -55,7 +55,9 @@ class MixedTypeDecision:
         state, desk = self._state, self._desk
         gets = self._settled(wishes)
         evicted = [
-            row for row, wish in wishes.items() if wish.has != gets.get(row) and (wish.title is Title.LENT or row in gets)
+            row
+            for row, wish in wishes.items()
+            if wish.has != gets.get(row) and (wish.title is Ownership.LENT or row in gets)
         ]
         for row in evicted:
             desk.evict(row, state.of(row))
@@ -76,7 +78,7 @@ class MixedTypeDecision:
             return True
         order = list(gets)
         behind = order[order.index(row) + 1 :]
-        lent = (each for each in behind if each in wishes and wishes[each].title is Title.LENT)
+        lent = (each for each in behind if each in wishes and wishes[each].title is Ownership.LENT)
         return self._goes_before(row, shape, [each for each in lent if each not in desk.before])
 
     def _goes_before(self, row: int, shape: ClaimShape, others: list[int]) -> bool:
@@ -113,12 +115,12 @@ class MixedTypeDecision:
             if row in fixed or row in state.ledger.partner:
                 continue
             is_lent = self._preemption is PreemptionRule.BY_RANK and desk.may_preempt(row)
-            title = Title.LENT if is_lent else Title.OWN
+            title = Ownership.LENT if is_lent else Ownership.OWN
             wishes[row] = self._wish(row, state.shape_of[row], state.topology.mix(holding), title)
         return wishes
 
     @staticmethod
-    def _wish(row: int, shape: ClaimShape, has: Mix | None, title: Title) -> ShareRequest:
+    def _wish(row: int, shape: ClaimShape, has: Mix | None, title: Ownership) -> ShareRequest:
         """A gang that runs stays on its type, whatever else has room: under an order nobody is moved for speed."""
         types = shape.types if has is None else (has.index(max(has)), *shape.types)
         return ShareRequest(row, shape.gang, types, shape.tasks, has=has, title=title)
@@ -134,10 +136,10 @@ class MixedTypeDecision:
         """
         left = list(self._state.free.idle)
         for wish in wishes.values():
-            if wish.has is not None and wish.title is Title.LENT:
+            if wish.has is not None and wish.title is Ownership.LENT:
                 left = [most + gpus for most, gpus in zip(left, wish.has, strict=True)]
         gets: dict[int, Mix] = {}
-        ground = Ground.of(self._state.topology)
+        ground = GpuSupply.of(self._state.topology)
         nobody: dict[int, ShareRequest] = {}
         for who_runs in (wishes, nobody):
             for wish, mix in share_out(self._in_order(who_runs, gets), left, ground):
@@ -161,7 +163,7 @@ class MixedTypeDecision:
             if index == RUNNING:
                 yield self._placeable(wishes[row])
                 continue
-            yield self._placeable(self._wish(row, shapes[index], None, Title.LENT))
+            yield self._placeable(self._wish(row, shapes[index], None, Ownership.LENT))
             if row in gets:  # it has been looked at by now
                 lanes.stop_waiting(row)
                 self.taken.append(row)

@@ -12,7 +12,7 @@ from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import Clearing, DecisionDraft, PlannedClaims, grant
 from poise.scheduler.core.rank_index import Tie
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.plan import Claim, Grain, Plan, Planner, PreemptionRule, Stops
+from poise.scheduler.model.plan import Claim, Grain, Plan, Planner, PreemptionRule, StopMode
 
 Thinking = Callable[[], AbstractContextManager[object]]
 """Entered while a plan is made: nothing of the state changes meanwhile, so that others may look at it."""
@@ -95,7 +95,7 @@ class PlanDriver:
                 self._join(claim.beside, claim.row, desk)
         for claim in tasks:
             self._start_tasks(claim, desk)
-        if plan.stopping is Stops.FOR_OTHERS:
+        if plan.stopping is StopMode.FOR_OTHERS:
             desk.settle_stops(evicted, state.ledger.partner, kept)
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)

@@ -7,11 +7,18 @@ from typing import Protocol
 from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import Clearing, DecisionDraft, RankedClaims, grant
 from poise.scheduler.core.mixed_types import MixedTypeDecision
-from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TieBreaker, TiesByPreviousDecision, TiesBySubmission
+from poise.scheduler.core.rank_index import (
+    Key,
+    RankIndex,
+    Tie,
+    TieBreaker,
+    TiesByPreviousDecision,
+    TiesBySubmission,
+)
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.job_table import JobView
-from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Tied, Unfitting
+from poise.scheduler.model.plan import Order, PreemptionRule, Rank, TieBreak, Unfitting
 
 
 class PolicyDriver(Protocol):
@@ -82,7 +89,9 @@ class RankDriver:
         self._state = state
         self._memory = order.memory
         self._lanes = RankIndex(state.shape_of)
-        self._ties: TieBreaker = TiesByPreviousDecision() if order.ties is Tied.BY_PREVIOUS_DECISION else TiesBySubmission()
+        self._ties: TieBreaker = (
+            TiesByPreviousDecision() if order.ties is TieBreak.BY_PREVIOUS_DECISION else TiesBySubmission()
+        )
         self._view = JobView(state.columns)
         self._due: list[tuple[float, int]] = []
         self._unsettled: list[int] = []
@@ -109,7 +118,7 @@ class RankDriver:
         self._lanes.stop_waiting(row)
         if self._order.preemption is PreemptionRule.NEVER:
             return
-        if self._contended or self._order.ties is Tied.BY_PREVIOUS_DECISION:
+        if self._contended or self._order.ties is TieBreak.BY_PREVIOUS_DECISION:
             self._join(row, now)
         else:
             self._unranked[row] = now
@@ -264,7 +273,7 @@ class RankDriver:
             if self._state.running(row) and not self._lanes.runs(row):
                 self._lanes.resume(row)
         self._lost = {}
-        if self._order.ties is Tied.BY_PREVIOUS_DECISION:
+        if self._order.ties is TieBreak.BY_PREVIOUS_DECISION:
             self._settle_ties()
         if self._state.waiting_shapes:
             self.catch_up(now)

@@ -46,8 +46,8 @@ from poise.scheduler.model.event import (
 )
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Status
-from poise.scheduler.model.plan import Order, Planner, Policy, PreemptionRule, anywhere
-from poise.scheduler.model.units import end_after, is_end
+from poise.scheduler.model.plan import Order, Planner, Policy, PreemptionRule, any_locality
+from poise.scheduler.model.units import is_round_end, next_round_end
 from poise.scheduler.placement.strategies import Placement
 
 MOST_PLANS = 4
@@ -70,7 +70,7 @@ class Scheduler:
         answer, clearing = policy.answer, clearing_of(self.state, settings)
         if not isinstance(answer, Order | Planner):
             raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
-        self._asks = answer.asks if isinstance(answer, Order) else anywhere
+        self._asks = answer.asks if isinstance(answer, Order) else any_locality
         self._answering: PolicyDriver = (
             RankDriver(answer, self.state, clearing)
             if isinstance(answer, Order)
@@ -375,10 +375,10 @@ class Scheduler:
         return now < self.state.columns.repaid[row]
 
     def _boundary_after(self, now: float) -> float:
-        return end_after(self.state.origin or 0.0, now, self.settings.round)
+        return next_round_end(self.state.origin or 0.0, now, self.settings.round)
 
     def _at_boundary(self, now: float) -> bool:
-        return is_end(self.state.origin or 0.0, now, self.settings.round)
+        return is_round_end(self.state.origin or 0.0, now, self.settings.round)
 
     def _ask_to_wake(self, now: float) -> None:
         wake = min(self._answering.next_change(), self._spared_until)

@@ -77,7 +77,7 @@ class SchedulerState:
         self._restart_overhead = settings.restart_overhead
         self.free = _all_free(self.topology, self.pool)
         self.ledger = Ledger(self.topology)
-        self.floor = PlacementView(
+        self.placement_view = PlacementView(
             self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner
         )
         self.columns = JobTable()
@@ -212,7 +212,7 @@ class SchedulerState:
             is_contended=bool(self.waiting_shapes),
             active=tuple(self.active),
             columns=self.columns,
-            floor=self.floor,
+            placement=self.placement_view,
             survey=survey,
             estimate=self.estimate,
             losses=self.losses,

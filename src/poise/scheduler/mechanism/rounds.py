@@ -31,9 +31,9 @@ from poise.scheduler.model.action import Remark
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import SolveError
 from poise.scheduler.model.job_table import Snapshot
-from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Stops, Unfitting
+from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.model.units import end_after, is_end
+from poise.scheduler.model.units import is_round_end, next_round_end
 from poise.scheduler.model.workload import Allocator, Awareness, Filling, Leftover, Workload
 from poise.scheduler.solve import pseudo_random
 
@@ -90,7 +90,7 @@ class Rounds:
         rest = self.rest(now, origin, memory, may_fill=snapshot.is_contended and any(snapshot.idle))
         if rest is not None and memory is not None:
             return rest, memory
-        at_end = is_end(origin, now, self.round)
+        at_end = is_round_end(origin, now, self.round)
         workload = snapshot.workload
         standing = self._first(workload, origin) if memory is None else aligned(memory, workload)
         remarks: tuple[str, ...] = ()
@@ -108,16 +108,16 @@ class Rounds:
     def _first(self, workload: Workload, origin: float) -> ShareAccounts:
         """Nobody has a share before the end of a round. What itself says who runs says so inside the first round too."""
         blank = ShareAccounts.blank(workload, origin, self.allocator.start())
-        if is_end(origin, workload.now, self.round):
+        if is_round_end(origin, workload.now, self.round):
             return blank
         first, _ = self._computed(blank, workload)
         return replace(blank, allocation=first.allocation) if first.is_urgent else blank
 
     def rest(self, now: float, origin: float, memory: ShareAccounts | None, *, may_fill: bool) -> Plan | None:
         """A plan that changes nothing, where no other is possible: inside a round, if there is nothing to give out."""
-        if memory is None or may_fill or memory.is_urgent or is_end(origin, now, self.round):
+        if memory is None or may_fill or memory.is_urgent or is_round_end(origin, now, self.round):
             return None
-        return Plan((), Unfitting.SKIPPED, PreemptionRule.NEVER, end_after(origin, now, self.round), ())
+        return Plan((), Unfitting.SKIPPED, PreemptionRule.NEVER, next_round_end(origin, now, self.round), ())
 
     def _may_compute(self, standing: ShareAccounts, now: float) -> bool:
         """The first shares, computed when few jobs were known, may be replaced at once."""
@@ -164,11 +164,11 @@ class Rounds:
             tuple(_claim(workload, job, served) for job in fresh),
             Unfitting.SKIPPED,
             PreemptionRule.NEVER,
-            end_after(standing.origin, workload.now, self.round)
+            next_round_end(standing.origin, workload.now, self.round)
             if fresh
             else self._next_due(standing, workload, served, counted),
             tuple(stops),
-            Stops.FOR_OTHERS if standing.allocation.leftover is Leftover.FILLED else Stops.FIRM,
+            StopMode.FOR_OTHERS if standing.allocation.leftover is Leftover.FILLED else StopMode.FIRM,
             partial(self._claims_of_waiting, standing, workload, (column < 0) | ~stays),
         )
 
@@ -208,7 +208,7 @@ class Rounds:
 
     def _types_in_order(self, standing: ShareAccounts, workload: Workload) -> tuple[int, ...]:
         """The fastest first; in an order drawn for each round, where the shares do not tell types apart."""
-        if standing.allocation.sight is Awareness.AWARE:
+        if standing.allocation.awareness is Awareness.AWARE:
             return standing.order
         return shuffled(standing.order, self.stream, round((workload.now - standing.origin) / self.round))
 
@@ -219,14 +219,16 @@ class Rounds:
         fallen as low as somebody who would like to run there.
         """
         if standing.is_stale and (served.column < 0).all():  # nobody has a share, and there are no new ones before then
-            return end_after(standing.origin, max(workload.now, standing.computed + self.recompute - self.round), self.round)
+            return next_round_end(
+                standing.origin, max(workload.now, standing.computed + self.recompute - self.round), self.round
+            )
         wait = 0.0
-        if not (standing.is_stale or standing.allocation.sight is Awareness.BLIND or len(standing.pairs.share)):
+        if not (standing.is_stale or standing.allocation.awareness is Awareness.BLIND or len(standing.pairs.share)):
             ties = (self._first_tie(standing, workload, served, counted, place) for place in range(workload.types))
             wait = min(ties)
         if wait == inf or (not standing.is_stale and self._is_steady(standing, workload, served.column)):
             return inf
-        return end_after(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
+        return next_round_end(standing.origin, workload.now + max(wait - self.round, 0.0), self.round)
 
     def _first_tie(
         self, standing: ShareAccounts, workload: Workload, served: PinnedShares, counted: Floats, place: int
@@ -262,7 +264,7 @@ class Rounds:
         """Inside a round: free GPUs go to those who wait, the furthest behind first."""
         waits = workload.held < 0
         is_due = standing.is_stale or standing.due <= workload.now
-        wake = end_after(standing.origin, workload.now, self.round) if is_due else standing.due
+        wake = next_round_end(standing.origin, workload.now, self.round) if is_due else standing.due
         claims = self._claims_of_waiting(standing, workload, waits, idle)
         return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, wake, ())
 

@@ -248,7 +248,7 @@ class Snapshot:
 
     origin   first moment there was: rounds are counted from it
     gpus     how many GPUs are alive;  idle: how many are free, by type;  is_contended: whether anybody waits
-    floor    where free GPUs are and who holds which;  estimate: what is believed of the speed of the job in a row
+    placement   where free GPUs are and who holds which;  estimate: what is believed of the speed of the job in a row
     losses   what has been reported of the jobs in these rows: (steps, loss), in order of time
     pinned   rows of running jobs that keep what they hold whoever waits; to stop or to move one of them is no use
     """
@@ -260,7 +260,7 @@ class Snapshot:
     is_contended: bool
     active: tuple[int, ...]
     columns: JobTable
-    floor: PlacementView
+    placement: PlacementView
     survey: Callable[["Snapshot"], Workload]
     estimate: Callable[[int], Estimate]
     losses: Mapping[int, Sequence[tuple[float, float]]]
@@ -328,7 +328,7 @@ class Snapshot:
 
     def kept(self) -> dict[int, Holding]:
         """What pinned jobs hold, by ascending row; of two that share, once."""
-        partner, holdings = self.floor.partner, self.floor.holdings
+        partner, holdings = self.placement.partner, self.placement.holdings
         return {
             row: holdings[row]
             for row in sorted(self.pinned)

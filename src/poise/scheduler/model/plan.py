@@ -33,7 +33,7 @@ class PreemptionRule(Enum):
     BY_RANK = auto()
 
 
-class Tied(Enum):
+class TieBreak(Enum):
     """How jobs of equal rank stand: by submission, or as they stood at the previous decision."""
 
     BY_SUBMISSION = auto()
@@ -41,7 +41,7 @@ class Tied(Enum):
 
 
 class Rank(NamedTuple):
-    """Where a job stands: smaller first, by queue, then section, then value; equal ranks as the order says (`Tied`).
+    """Where a job stands: smaller first, by queue, then section, then value; equal ranks as the order says (`TieBreak`).
 
     value    as of the moment of asking
     slope    change of the value per second while the job runs; a waiting job's value stands still
@@ -57,12 +57,12 @@ class Rank(NamedTuple):
     memory: tuple[float, ...] = ()
 
 
-def anywhere(_job: JobView) -> Locality:
+def any_locality(_job: JobView) -> Locality:
     """The usual wish: close together is welcome, but not worth waiting for."""
     return Locality.CLUSTER
 
 
-def nothing_learnt(memory: Any, _job: JobView) -> tuple[Any, bool]:  # noqa: ANN401 - each order has its own memory
+def learn_nothing(memory: Any, _job: JobView) -> tuple[Any, bool]:  # noqa: ANN401 - each order has its own memory
     """The usual way to learn from a finished job: not at all."""
     return memory, False
 
@@ -81,21 +81,21 @@ class Order:
     rank: Callable[[JobView, Rank | None, Any], Rank]
     preemption: PreemptionRule
     unfitting: Unfitting
-    ties: Tied = Tied.BY_SUBMISSION
-    asks: Callable[[JobView], Locality] = anywhere
+    ties: TieBreak = TieBreak.BY_SUBMISSION
+    asks: Callable[[JobView], Locality] = any_locality
     memory: Any = None
-    learn: Callable[[Any, JobView], tuple[Any, bool]] = nothing_learnt
+    learn: Callable[[Any, JobView], tuple[Any, bool]] = learn_nothing
     ticking: Callable[[JobView, Rank | None, Any], Rank] | None = None
 
 
-class Stops(Enum):
+class StopMode(Enum):
     """What the stops of a plan are for: to make room for its claims, and undone where none was needed; or firm."""
 
     FOR_OTHERS = auto()
     FIRM = auto()
 
 
-def nobody(_idle: tuple[int, ...]) -> tuple["Claim", ...]:
+def no_claims(_idle: tuple[int, ...]) -> tuple["Claim", ...]:
     """No claim, whatever is free."""
     return ()
 
@@ -152,8 +152,8 @@ class Plan:
     preemption: PreemptionRule
     wake: float = math.inf
     stops: tuple[int, ...] | None = None
-    stopping: Stops = Stops.FIRM
-    more: Callable[[tuple[int, ...]], tuple[Claim, ...]] = nobody
+    stopping: StopMode = StopMode.FIRM
+    more: Callable[[tuple[int, ...]], tuple[Claim, ...]] = no_claims
     ends: tuple[JobEnding, ...] = ()
     held: tuple[int, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -161,7 +161,7 @@ class Plan:
     @staticmethod
     def changing(claims: tuple[Claim, ...] = (), stops: tuple[int, ...] = (), wake: float = math.inf) -> "Plan":
         """A plan that says only what is to change, by a planner that has seen to it that all of it fits."""
-        return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, wake, stops, Stops.FOR_OTHERS)
+        return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, wake, stops, StopMode.FOR_OTHERS)
 
 
 @runtime_checkable
@@ -175,7 +175,7 @@ class Planner(Protocol):
         """The plan for this moment, and the memory to hand in next time."""
 
 
-def as_believed(estimate: Estimate) -> Estimate:
+def unchanged(estimate: Estimate) -> Estimate:
     """See speeds as they are believed to be."""
     return estimate
 
@@ -189,4 +189,4 @@ class Policy:
 
     name: str
     answer: Order | Planner | Allocator
-    perceive: Callable[[Estimate], Estimate] = as_believed
+    perceive: Callable[[Estimate], Estimate] = unchanged

@@ -142,7 +142,7 @@ class Allocation:
     share: Floats
     pairs: Pairs = field(default_factory=Pairs.none)
     objective: float = float("nan")
-    sight: Awareness = Awareness.AWARE
+    awareness: Awareness = Awareness.AWARE
     leftover: Leftover = Leftover.FILLED
     remarks: tuple[str, ...] = ()
 

@@ -15,7 +15,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.errors import RequestError, SolveError
 from poise.scheduler.model.micro_batches import Tasks
-from poise.scheduler.model.plan import Order, Policy, Tied
+from poise.scheduler.model.plan import Order, Policy, TieBreak
 from poise.scheduler.model.speed import Estimate, Rates
 from poise.scheduler.model.workload import Allocation, Allocator, Awareness, Workload
 from poise.scheduler.policies.finish_time import FinishTime
@@ -45,7 +45,7 @@ class HeterogeneityAgnostic:
     def allocate(self, workload: Workload, memory: Any) -> tuple[Allocation, Any]:  # noqa: ANN401
         """What the allocator would do if all types were as fast as the first."""
         allocation, memory = self.allocator.allocate(levelled(workload), memory)
-        return replace(allocation, sight=Awareness.BLIND), memory
+        return replace(allocation, awareness=Awareness.BLIND), memory
 
 
 def levelled(workload: Workload) -> Workload:
@@ -227,7 +227,7 @@ def stable(policy: Policy) -> Policy:
     """The same order, with ties by the previous decision."""
     if not isinstance(policy.answer, Order):
         raise RequestError(f"+stable applies to orders of jobs; {policy.name!r} plans as a whole")
-    return replace(policy, answer=replace(policy.answer, ties=Tied.BY_PREVIOUS_DECISION))
+    return replace(policy, answer=replace(policy.answer, ties=TieBreak.BY_PREVIOUS_DECISION))
 
 
 # `+ticks`: queues change at whole seconds, as in the Tiresias authors' simulator. The preset `tiresias` adds it.

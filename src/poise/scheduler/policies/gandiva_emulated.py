@@ -42,7 +42,7 @@ class GandivaEmulated:
         """Shares of jobs and of pairs."""
         beside = workload.known_beside
         if beside is None or workload.gang.sum() <= workload.gpus.sum():
-            return Allocation(in_columns(workload, isolated_shares(workload)), sight=Awareness.BLIND), self.start()
+            return Allocation(in_columns(workload, isolated_shares(workload)), awareness=Awareness.BLIND), self.start()
         pairs, gains = self._paired(workload, beside, memory)
         rows = workload.rows
         partners = {int(rows[one]): int(rows[other]) for each in pairs for one, other in (each, each[::-1])}
@@ -93,7 +93,7 @@ def _shared(workload: Workload, pairs: list[tuple[int, int]], gains: list[Bools]
         share[side] = np.where(together, 0.0, share[side] / 2)
     where: tuple[Ints, ...] = np.nonzero(together)
     shared = Pairs(first[where[0]], second[where[0]], where[1], time[first[where[0]], where[1]])
-    return Allocation(in_columns(workload, share), shared, sight=Awareness.BLIND)
+    return Allocation(in_columns(workload, share), shared, awareness=Awareness.BLIND)
 
 
 def _drawn(seed: int, row: int) -> int:

@@ -218,7 +218,7 @@ class Proportional:
         """The shares."""
         wanted = max(float(workload.gang.sum()), float(workload.gpus.sum()), 1.0)
         share = np.where(packed(workload) > 0, workload.gpus / wanted, 0.0)
-        return Allocation(in_columns(workload, share), sight=Awareness.BLIND), memory
+        return Allocation(in_columns(workload, share), awareness=Awareness.BLIND), memory
 
 
 # Everybody has an n-th of the cluster (`isolated`; Gavel's baseline, ALGORITHMS §2.1).
@@ -237,4 +237,4 @@ class IsolatedShares:
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """The shares."""
-        return Allocation(in_columns(workload, isolated_shares(workload)), sight=Awareness.BLIND), memory
+        return Allocation(in_columns(workload, isolated_shares(workload)), awareness=Awareness.BLIND), memory

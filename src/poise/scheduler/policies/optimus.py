@@ -30,7 +30,7 @@ from poise.scheduler.model.cluster import NodeGpus, Site
 from poise.scheduler.model.job_table import JobTable, Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.model.units import end_after
+from poise.scheduler.model.units import next_round_end
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.solve.curve_fitting import FEWEST_POINTS, convergence
 
@@ -199,7 +199,7 @@ class Optimus:
         if snapshot.now < memory.due:
             return self._filled(snapshot, memory), memory
         work = _Work(snapshot, memory.forecasts, self.delta)
-        due = end_after(snapshot.origin, snapshot.now, self.interval)
+        due = next_round_end(snapshot.origin, snapshot.now, self.interval)
         plan = self._anew(work, due)
         return plan, replace(memory, due=due, forecasts=work.forecasts())
 
@@ -210,7 +210,7 @@ class Optimus:
         work = _Work(snapshot, memory.forecasts, self.delta)
         seats, left = work.first_seats(able, list(snapshot.idle))
         granted = self._grown(work, seats, left)
-        claims = self._sited(granted, PlacementDraft(snapshot.floor)) if granted else ()
+        claims = self._sited(granted, PlacementDraft(snapshot.placement)) if granted else ()
         is_settled = len(granted) == len(waiting) and not memory.is_elastic
         return Plan.changing(claims, (), inf if is_settled else memory.due)
 
@@ -223,8 +223,8 @@ class Optimus:
         stops = tuple(row for row in held if row not in granted)
         if not (changed or stops):
             return Plan.changing((), (), due if work.may_change else inf)
-        sketch = PlacementDraft(work.snapshot.floor)
-        holdings = work.snapshot.floor.holdings
+        sketch = PlacementDraft(work.snapshot.placement)
+        holdings = work.snapshot.placement.holdings
         sketch.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
         plan = Plan.changing(self._sited(changed, sketch), stops, due if work.may_change else inf)
         return replace(plan, more=partial(_rest, work))
@@ -274,13 +274,13 @@ class _Work:
 
     def held(self, row: int) -> tuple[int, int] | None:
         """Type and number of the GPUs that a job holds; None if it waits."""
-        floor = self.snapshot.floor
+        floor = self.snapshot.placement
         holding = floor.holdings.get(row)
         return None if holding is None else (floor.topology.type_of[holding[0].node], self.snapshot.columns.gpus[row])
 
     def everybody_held(self) -> dict[int, tuple[int, int]]:
         """Types and numbers of GPUs of all running jobs, but for those that keep theirs whoever waits."""
-        rows = (row for row in self.snapshot.floor.holdings if row not in self.snapshot.pinned)
+        rows = (row for row in self.snapshot.placement.holdings if row not in self.snapshot.pinned)
         return {row: held for row in rows if (held := self.held(row))}
 
     def capacity(self, held: Mapping[int, tuple[int, int]]) -> list[int]:

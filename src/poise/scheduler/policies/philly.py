@@ -209,7 +209,7 @@ class QuotaDraft:
     @cached_property
     def _sketch(self) -> PlacementDraft:
         """Made only if anybody might start."""
-        return PlacementDraft(self._snapshot.floor)
+        return PlacementDraft(self._snapshot.placement)
 
     def ask(self, waiter: Waiter, level: Locality) -> bool:
         """Claim for a job, and say whether that fits in what is free."""
@@ -274,7 +274,7 @@ class QuotaDraft:
         """Jobs over quota, taken out of the sketch, after which the gang fits; none if it does not after all of them."""
         sketch = self._sketch
         rows = [row for row in self._over if self._type_of(row) == gpu_type]
-        sites = [site_of(self._snapshot.floor.holdings[row]) for row in rows]
+        sites = [site_of(self._snapshot.placement.holdings[row]) for row in rows]
         for site in sites:
             sketch.give(site)
         fits = sketch.at(gpu_type, gang, level) is not None
@@ -290,7 +290,7 @@ class QuotaDraft:
         """These make way, but for those whose GPUs are all still free; of those who has run longest is spared first."""
         columns, sketch = self._snapshot.columns, self._sketch
         for row in reversed(victims):
-            site = site_of(self._snapshot.floor.holdings[row])
+            site = site_of(self._snapshot.placement.holdings[row])
             if all(sketch.free[node] >= gpus for node, gpus in site):
                 sketch.take(site)
             else:
@@ -300,7 +300,7 @@ class QuotaDraft:
         self._unplaced.clear()  # a victim may leave more than was taken
 
     def _type_of(self, row: int) -> int:
-        floor = self._snapshot.floor
+        floor = self._snapshot.placement
         return floor.topology.type_of[floor.holdings[row][0].node]
 
     def _types(self, row: int) -> tuple[int, ...]:

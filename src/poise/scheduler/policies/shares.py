@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats, times
 from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Workload
-from poise.scheduler.solve.program import Beside, GpuMarket, Solution
+from poise.scheduler.solve.program import GpuMarket, PairThroughputs, Solution
 
 
 class Norm(StrEnum):
@@ -49,7 +49,7 @@ class Count(StrEnum):
 class Given:
     """What the user should know of an answer, and how it is to be carried out."""
 
-    sight: Awareness = Awareness.AWARE
+    awareness: Awareness = Awareness.AWARE
     leftover: Leftover = Leftover.FILLED
     remarks: tuple[str, ...] = ()
 
@@ -69,7 +69,7 @@ def usable(workload: Workload) -> Floats:
 
 def market_of(workload: Workload) -> GpuMarket:
     """The workload as what there is to choose from: rows are jobs, resources are GPU types."""
-    beside = None if workload.beside is None else Beside(workload.kind, workload.beside)
+    beside = None if workload.beside is None else PairThroughputs(workload.kind, workload.beside)
     return GpuMarket(usable(workload), workload.gang, workload.gpus, workload.column_type, beside)
 
 
@@ -139,7 +139,7 @@ def in_columns(workload: Workload, by_type: Floats) -> Floats:
 def allocation_of(workload: Workload, solution: Solution, objective: float, given: Given = PLAIN) -> Allocation:
     """What the solver answered, for the mechanism."""
     share = solution.x if workload.jobs else np.zeros(workload.speed.shape)
-    return Allocation(share, solution.shared, objective, given.sight, given.leftover, given.remarks)
+    return Allocation(share, solution.shared, objective, given.awareness, given.leftover, given.remarks)
 
 
 def nothing_for(workload: Workload) -> Allocation:

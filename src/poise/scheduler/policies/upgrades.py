@@ -46,7 +46,7 @@ def upgrades(
     seen    types that have been run on: only their speeds are known; None: all are
     moved   when jobs were last moved, if not at their last start
     """
-    sketch = PlacementDraft(snapshot.floor)
+    sketch = PlacementDraft(snapshot.placement)
     claims: dict[int, Claim] = {}
     later = inf
     for move in sorted(_gains(snapshot, seen, moved, rest=rest, cost=cost)):
@@ -58,20 +58,20 @@ def upgrades(
             later = min(later, move.moment)
             continue
         sketch.take(site)
-        sketch.give(site_of(snapshot.floor.holdings[move.row]))
+        sketch.give(site_of(snapshot.placement.holdings[move.row]))
         claims[move.row] = Claim(move.row, site=site)
     return Upgrades(tuple(claims.values()), later)
 
 
 def _gains(snapshot: Snapshot, seen: Seen | None, moved: Mapping[int, float], *, rest: float, cost: float) -> list[_Move]:
     """All moves that pay, or will once the job has stayed long enough; of jobs that have the gang that they ask for."""
-    columns, type_of = snapshot.columns, snapshot.floor.topology.type_of
+    columns, type_of = snapshot.columns, snapshot.placement.topology.type_of
     idle = [gpu_type for gpu_type, gpus in enumerate(snapshot.idle) if gpus]
     found = []
-    for row, holding in snapshot.floor.holdings.items():
+    for row, holding in snapshot.placement.holdings.items():
         here, gang, kind = type_of[holding[0].node], columns.gang[row], (columns.tenant[row], columns.kind[row])
         rates = snapshot.estimate(row).rates
-        may_move = columns.gpus[row] == gang and row not in snapshot.floor.partner and row not in snapshot.pinned
+        may_move = columns.gpus[row] == gang and row not in snapshot.placement.partner and row not in snapshot.pinned
         for there in idle if may_move else ():
             known = seen is None or (*kind, there) in seen
             speed = rates[there][Locality.PACKED]

@@ -44,7 +44,7 @@ def crossing(bound: Bound, start: Floats, rise: Floats) -> float:
     return part
 
 
-class Prices:
+class PriceBound:
     """A bound by prices π of resources: to get θ costs row m at least e_m(θ), and everybody together has Σ π · capacity.
 
     e_m is convex: a row mixes the columns on the lower hull of the points (speed, cost). Valid for any prices, exact or not.
@@ -91,7 +91,7 @@ class Prices:
         return np.where(here - corner <= better * self.top, corner, here)
 
 
-class Pressures:
+class PressureBound:
     """A bound by pressures of rows, Σ p θ <= most: as good as the solver is."""
 
     def __init__(self, pressure: Floats, throughput: Floats, top: Floats) -> None:

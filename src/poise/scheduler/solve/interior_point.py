@@ -109,7 +109,7 @@ class _InteriorPoint(NamedTuple):
     t: float
 
 
-def maximise_blocks(problem: ShareProblem) -> Solution:
+def maximise_interior(problem: ShareProblem) -> Solution:
     """The best answer of a market without sharing in which every row has a speed somewhere."""
     with np.errstate(all="ignore"):
         return _Method(_Scaled(problem)).run(problem)

@@ -534,7 +534,7 @@ NOTHING = 1e-12
 """Shares below this are rounding."""
 
 
-def maximise_sharing(problem: ShareProblem) -> Solution:
+def maximise_with_pairs(problem: ShareProblem) -> Solution:
     """The best answer with time together: feasible to 1e-6, its objective within 1e-6 (relative) of the optimum.
 
     Deterministic. Raises InfeasibleError if nothing meets what is asked for, GaveUpError if the effort allowed is spent.

@@ -22,7 +22,7 @@ from poise.scheduler.model.workload import Pairs
 
 
 @dataclass(frozen=True)
-class Beside:
+class PairThroughputs:
     """What rows do to each other when they share: throughput[a, b, c] of a row of kind a beside one of kind b on column c.
 
     0 where the two cannot share. `kind` has one entry a row; rows of one kind are of equal size and speed.
@@ -47,7 +47,7 @@ class GpuMarket:
     size: Floats
     capacity: Floats
     resource: Ints
-    beside: Beside | None = None
+    beside: PairThroughputs | None = None
     count: Floats | None = None
 
     @property

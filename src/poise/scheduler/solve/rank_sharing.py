@@ -16,7 +16,7 @@ NO_FASTER = 1.0 - 1e-9
 """A round that is shorter by less than this is not worth other GPUs."""
 
 
-class Title(Enum):
+class Ownership(Enum):
     """Whether what somebody has is its own, or may go to those before it."""
 
     OWN = auto()
@@ -38,10 +38,10 @@ class ShareRequest(NamedTuple):
     tasks: Tasks | None = None
     single: int = 0
     has: Mix | None = None
-    title: Title = Title.LENT
+    title: Ownership = Ownership.LENT
 
 
-class Ground(NamedTuple):
+class GpuSupply(NamedTuple):
     """The GPUs of each type that there are at all, how many of them can be close together, and the Locality of others."""
 
     gpus: Mix
@@ -49,19 +49,21 @@ class Ground(NamedTuple):
     apart: int
 
     @staticmethod
-    def of(topology: Topology) -> "Ground":
+    def of(topology: Topology) -> "GpuSupply":
         """What fits on one node is close together; anything else is as far apart as the cluster is."""
         together = tuple(topology.largest_node(kind) for kind in range(len(topology.types)))
-        return Ground(tuple(topology.totals), together, Locality.RACK if len(topology.racks) == 1 else Locality.CLUSTER)
+        return GpuSupply(tuple(topology.totals), together, Locality.RACK if len(topology.racks) == 1 else Locality.CLUSTER)
 
 
-def share_out(wishes: Iterable[ShareRequest], left: list[int], ground: Ground) -> Iterator[tuple[ShareRequest, Mix | None]]:
+def share_out(
+    wishes: Iterable[ShareRequest], left: list[int], ground: GpuSupply
+) -> Iterator[tuple[ShareRequest, Mix | None]]:
     """Each wish with what it gets, in order, while anything is left; None if nothing that it could use is.
 
     left   GPUs of each type that are to be had, all that is lent included; it is counted down
     """
     for wish in wishes:
-        if wish.title is Title.OWN and wish.has is not None:
+        if wish.title is Ownership.OWN and wish.has is not None:
             for kind, gpus in enumerate(wish.has):
                 left[kind] += gpus
         mix = _granted(wish, left, ground)
@@ -73,7 +75,7 @@ def share_out(wishes: Iterable[ShareRequest], left: list[int], ground: Ground) -
             return
 
 
-def _granted(wish: ShareRequest, left: Sequence[int], ground: Ground) -> Mix | None:
+def _granted(wish: ShareRequest, left: Sequence[int], ground: GpuSupply) -> Mix | None:
     if wish.single:
         return _singles(wish, left)
     return _gang(wish, left) if wish.tasks is None else _division(wish.tasks, wish.has, left, ground)
@@ -98,7 +100,7 @@ def _gang(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
     return wish.has if keeps else None
 
 
-def _division(tasks: Tasks, has: Mix | None, left: Sequence[int], ground: Ground) -> Mix | None:
+def _division(tasks: Tasks, has: Mix | None, left: Sequence[int], ground: GpuSupply) -> Mix | None:
     if has is None or any(gpus > most for gpus, most in zip(has, left, strict=True)):
         return _shortest(tasks, left, ground)[0]
     if not tasks.suffers_from_distance and computes_as_fast(tasks, has, ground.gpus):
@@ -113,7 +115,7 @@ def computes_as_fast(tasks: Tasks, mix: Mix, other: Mix) -> bool:
     return mine is not None and its is not None and mine.seconds * NO_FASTER <= its.seconds
 
 
-def _shortest(tasks: Tasks, left: Sequence[int], ground: Ground) -> tuple[Mix | None, float]:
+def _shortest(tasks: Tasks, left: Sequence[int], ground: GpuSupply) -> tuple[Mix | None, float]:
     """The mix of the shortest round: of all that is left or, where distance costs, of one type close together."""
     best = tasks.fewest(left)
     if best is None:
@@ -128,12 +130,12 @@ def _shortest(tasks: Tasks, left: Sequence[int], ground: Ground) -> tuple[Mix | 
     return best, seconds
 
 
-def _seconds(tasks: Tasks, mix: Mix, ground: Ground) -> float:
+def _seconds(tasks: Tasks, mix: Mix, ground: GpuSupply) -> float:
     """Of a round, if those that can be close together are."""
     is_near = not tasks.suffers_from_distance or _is_near(mix, ground)
     return tasks.round_seconds(mix, 0 if is_near else ground.apart) or 0.0
 
 
-def _is_near(mix: Mix, ground: Ground) -> bool:
+def _is_near(mix: Mix, ground: GpuSupply) -> bool:
     used = [kind for kind, gpus in enumerate(mix) if gpus]
     return len(used) == 1 and mix[used[0]] <= ground.together[used[0]]

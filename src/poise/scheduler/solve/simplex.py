@@ -30,7 +30,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Corner(WarmStart):
+class SimplexBasis(WarmStart):
     """Where a program ended: the rows that it had, and their basis."""
 
     speed: Floats
@@ -48,7 +48,7 @@ def maximise_vertex(problem: ShareProblem, start: WarmStart | None) -> Solution:
     model = _solver()
     model.clearSolver()
     model.passModel(_program(problem))
-    if isinstance(start, Corner) and start.suits(problem):
+    if isinstance(start, SimplexBasis) and start.suits(problem):
         model.setBasis(start.basis)
     model.run()
     status = model.getModelStatus()
@@ -124,6 +124,6 @@ def _answer(problem: ShareProblem, model: highspy.Highs) -> Solution:
         asks = problem.slope > 0
         base = 0.0 if problem.base is None else problem.base[asks]
         level = float(np.min((throughput[asks] - base) / problem.slope[asks]))
-    corner = Corner(market.speed, market.size, model.getBasis())
+    corner = SimplexBasis(market.speed, market.size, model.getBasis())
     effort = max(int(model.getInfo().simplex_iteration_count), 0)
     return Solution(x, throughput, level, np.full(rows, nan), effort=effort, start=corner)

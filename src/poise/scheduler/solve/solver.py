@@ -9,9 +9,9 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.workload import Pairs
-from poise.scheduler.solve.interior_point import maximise_blocks
-from poise.scheduler.solve.pairs import maximise_sharing
-from poise.scheduler.solve.program import Beside, GpuMarket, ShareProblem, Solution, WarmStart
+from poise.scheduler.solve.interior_point import maximise_interior
+from poise.scheduler.solve.pairs import maximise_with_pairs
+from poise.scheduler.solve.program import GpuMarket, PairThroughputs, ShareProblem, Solution, WarmStart
 from poise.scheduler.solve.simplex import maximise_vertex
 
 # Time that classes of alike rows spend together, dealt out to their members: everybody gets an equal part of it.
@@ -85,7 +85,7 @@ def _without_empty_columns(market: GpuMarket) -> GpuMarket:
         return market
     beside = market.beside
     if beside is not None:
-        beside = Beside(beside.kind, np.where(empty, 0.0, beside.throughput))
+        beside = PairThroughputs(beside.kind, np.where(empty, 0.0, beside.throughput))
     capacity = np.where(market.capacity > 0, market.capacity, 1.0)  # which nobody has a use for any more
     return replace(market, speed=np.where(empty, 0.0, market.speed), capacity=capacity, beside=beside)
 
@@ -98,7 +98,7 @@ def _aggregated(problem: ShareProblem, start: WarmStart | None) -> Solution:
     if problem.market.beside is None:
         solution = _unshared(classes, start)
     else:
-        solution = maximise_sharing(classes)
+        solution = maximise_with_pairs(classes)
         solution = replace(solution, shared=dealt(solution.shared, member, len(first)))
     return _spread(solution, member, np.ones(problem.market.rows, dtype=bool))
 
@@ -112,7 +112,7 @@ def _unshared(problem: ShareProblem, start: WarmStart | None) -> Solution:
     has_second_aim = problem.value is not None and (problem.level > 0 or problem.base is not None)
     if has_second_aim and market.rows <= FEW and not market.is_even:
         return maximise_vertex(problem, start)
-    return maximise_blocks(problem)
+    return maximise_interior(problem)
 
 
 def alike(problem: ShareProblem) -> tuple[Ints, Ints, Floats]:
@@ -139,7 +139,7 @@ _WEIGHTS = np.modf(np.arange(1, 513) * 0.6180339887498949)[0] + 0.5
 
 def _chosen(problem: ShareProblem, rows: Ints) -> ShareProblem:
     market = problem.market
-    beside = None if market.beside is None else Beside(market.beside.kind[rows], market.beside.throughput)
+    beside = None if market.beside is None else PairThroughputs(market.beside.kind[rows], market.beside.throughput)
     return ShareProblem(
         replace(market, speed=market.speed[rows], size=market.size[rows], beside=beside),
         base=_of(problem.base, rows),

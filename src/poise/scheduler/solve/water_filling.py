@@ -28,7 +28,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints, times
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Pairs
-from poise.scheduler.solve.bounds import ROUNDING, Bound, Mask, Pressures, Prices, crossing
+from poise.scheduler.solve.bounds import ROUNDING, Bound, Mask, PressureBound, PriceBound, crossing
 from poise.scheduler.solve.program import GpuMarket, ShareProblem, Solution
 from poise.scheduler.solve.solver import maximise
 
@@ -247,7 +247,7 @@ class _Alone:
         if len(rest):
             x[rest], level, price = self._probed(rest, left, throughput[rest])
         solution = Solution(x, (market.speed * x).sum(axis=1), level, np.zeros(market.rows))
-        return solution, Prices(market, price)
+        return solution, PriceBound(market, price)
 
     def _left(self, full: Mask) -> Floats:
         """What rows that have their way leave of each resource."""
@@ -285,7 +285,7 @@ class _Together:
     def towards(self, throughput: Floats) -> tuple[Solution, Bound]:
         """As much of these throughputs as possible."""
         solution = maximise(ShareProblem(self.market, slope=throughput, level=1.0))
-        return solution, Pressures(solution.pressure, solution.throughput, self.top)
+        return solution, PressureBound(solution.pressure, solution.throughput, self.top)
 
 
 class _FillPrograms(Protocol):
@@ -328,7 +328,7 @@ class _Filling:
         relative = self.market.speed / np.where(self.market.fastest > 0, self.market.fastest, 1.0)[:, None]
         price = np.full(len(self.market.capacity), 1e-3)
         np.maximum.at(price, self.market.resource, relative.mean(axis=0) if len(relative) else 0.0)
-        self.bounds.append(Prices(self.market, price))
+        self.bounds.append(PriceBound(self.market, price))
         return _Alone(self.market)
 
     def _able(self, levels: Floats, rising: Mask, better: float) -> Mask:

@@ -14,7 +14,7 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from poise.engine.journal import Header
-from poise.engine.loop import set_aside, without_collector
+from poise.engine.loop import collector_paused, freeze_heap
 from poise.scheduler.model.errors import InvariantError, ReplayError, RequestError
 from poise.scheduler.model.event import Belated, Woke
 from poise.service.backends.api import BackendFailed, LiveBackend, News, RunBegan, RunEnded
@@ -234,7 +234,7 @@ class ServiceEngine:
 
     def _opened(self) -> tuple[ServiceState, CommittedReply | None]:
         """The situation as the journal has it; where this core would not have written it, as the records have it."""
-        with self.store.legible(), without_collector():
+        with self.store.legible(), collector_paused():
             try:
                 return opened(self.parts, self.clock.now())
             except (ReplayError, DamageError) as error:
@@ -291,7 +291,7 @@ class ServiceEngine:
             raise
         if len(self.situation.records) > self._aside + GROWTH:
             self._aside = len(self.situation.records)
-            set_aside()
+            freeze_heap()
         self._busy = began, self.clock.now()
 
     @staticmethod
@@ -480,7 +480,7 @@ class ServiceEngine:
             grant(wish.reply, None)
             return
         try:
-            with without_collector():
+            with collector_paused():
                 before = self.situation
                 situation, answer = renewed(self.parts, before, header or before.header, now, wish, self.lock)
         except RequestError as error:

@@ -74,11 +74,11 @@ def judge(moment: GandivaMoment, pairing: Pairing) -> None:
         pairing.verdicts[pairing.combination(row, other, gpu_type)] = worth
         leaver = _later(moment, row, other)
         if worth <= WORTH and leaver is not None:
-            moment.stop((leaver,), tuple(slots.node for slots in moment.snapshot.floor.holdings[row]))
+            moment.stop((leaver,), tuple(slots.node for slots in moment.snapshot.placement.holdings[row]))
 
 
 def _pairs(moment: GandivaMoment) -> list[tuple[int, int]]:
-    return sorted((row, other) for row, other in moment.snapshot.floor.partner.items() if row < other)
+    return sorted((row, other) for row, other in moment.snapshot.placement.partner.items() if row < other)
 
 
 def _later(moment: GandivaMoment, row: int, other: int) -> int | None:
@@ -124,7 +124,7 @@ def pack(moment: GandivaMoment, pairing: Pairing) -> None:
 
 def _hosts(moment: GandivaMoment) -> dict[int, dict[tuple[int, int], list[int]]]:
     """Running jobs that have their GPUs to themselves, close together: by gang, by kind and type, in order of arrival."""
-    floor, columns = moment.snapshot.floor, moment.columns
+    floor, columns = moment.snapshot.placement, moment.columns
     changed = moment.claimed().union(moment.stops, floor.partner)
     hosts: dict[int, dict[tuple[int, int], list[int]]] = {}
     for row in sorted(floor.holdings):
@@ -137,7 +137,7 @@ def _hosts(moment: GandivaMoment) -> dict[int, dict[tuple[int, int], list[int]]]
 
 def draw_together(moment: GandivaMoment, since: float) -> None:
     """Gangs on more nodes than they need go where they fit, if that is anywhere now. Who came later than `since` stays."""
-    floor, sketch = moment.snapshot.floor, moment.sketch
+    floor, sketch = moment.snapshot.placement, moment.sketch
     moment.spread.intersection_update(floor.holdings)
     for row in sorted(moment.spread):
         if row in floor.partner or row in moment.snapshot.pinned or moment.is_young(row, since):
@@ -165,7 +165,7 @@ def defragment(moment: GandivaMoment, fragmented: float, since: float) -> None:
     """
     claimed = moment.claimed()
     free = moment.sketch.free
-    for node in sorted(fragments(free, moment.snapshot.floor, fragmented), key=lambda node: (-free[node], node)):
+    for node in sorted(fragments(free, moment.snapshot.placement, fragmented), key=lambda node: (-free[node], node)):
         units = moment.residents.get(node, [])
         used = moment.sketch.topology.full[node].bit_count() - free[node]
         may_move = all(len(unit.rows) == 1 and unit.rows[0] not in claimed for unit in units)
@@ -204,7 +204,7 @@ def _no_emptier(moment: GandivaMoment, node: int, gpus: int, most: int) -> int |
 
 def grow(moment: GandivaMoment, since: float) -> None:
     """Elastic jobs take in GPUs of their node that nobody uses, as far as that makes them faster, in order of arrival."""
-    columns, floor, sketch = moment.columns, moment.snapshot.floor, moment.sketch
+    columns, floor, sketch = moment.columns, moment.snapshot.placement, moment.sketch
     claimed = moment.claimed()
     for row in sorted(floor.holdings):
         holding = floor.holdings[row]

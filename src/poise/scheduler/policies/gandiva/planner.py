@@ -26,7 +26,7 @@ from typing import ClassVar
 from poise.scheduler.model.cluster import NodeGpus, Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan
-from poise.scheduler.model.units import end_after
+from poise.scheduler.model.units import next_round_end
 from poise.scheduler.policies.gandiva.introspection import (
     Pairing,
     defragment,
@@ -83,7 +83,7 @@ class Turns:
 
     def _yield_nodes(self) -> None:
         """Running gangs on several nodes stop where somebody waits for one of these."""
-        moment, floor = self._moment, self._moment.snapshot.floor
+        moment, floor = self._moment, self._moment.snapshot.placement
         awaited = {*self._guests, *(node for row in self._wide for node in moment.homes[row])}
         for row, holding in sorted(floor.holdings.items()):
             if len(holding) > 1 and row not in self._claimed and moment.columns.started[row] < moment.snapshot.now:
@@ -169,10 +169,10 @@ class Gandiva:
         memory = _having_seen(memory, snapshot)
         mark = NodeMark(memory.seen, len(snapshot.active), snapshot.idle)
         looks = memory.look <= snapshot.now and mark != memory.settled
-        if not (snapshot.is_contended or looks or snapshot.floor.partner):
+        if not (snapshot.is_contended or looks or snapshot.placement.partner):
             return Plan.changing((), (), self._next_look(snapshot, memory, mark)), memory
         moment = GandivaMoment(snapshot, memory)
-        pairing = known_pairs(moment) if looks and (snapshot.is_contended or snapshot.floor.partner) else None
+        pairing = known_pairs(moment) if looks and (snapshot.is_contended or snapshot.placement.partner) else None
         if pairing is not None:
             judge(moment, pairing)
         if snapshot.is_contended:
@@ -217,7 +217,7 @@ class Gandiva:
 
     @staticmethod
     def _next(snapshot: Snapshot, due: float, length: float) -> float:
-        return due if due > snapshot.now else end_after(snapshot.origin, snapshot.now, length)
+        return due if due > snapshot.now else next_round_end(snapshot.origin, snapshot.now, length)
 
     def _next_look(
         self, snapshot: Snapshot, memory: GandivaMemory, mark: NodeMark, moment: GandivaMoment | None = None
@@ -227,9 +227,9 @@ class Gandiva:
         """
         if mark == memory.settled:
             return inf
-        free = snapshot.floor.free() if moment is None else moment.sketch.free
-        may_help = memory.homes or snapshot.floor.partner or memory.spread or memory.is_elastic
-        return memory.look if may_help or fragments(free, snapshot.floor, self.fragmented) else inf
+        free = snapshot.placement.free() if moment is None else moment.sketch.free
+        may_help = memory.homes or snapshot.placement.partner or memory.spread or memory.is_elastic
+        return memory.look if may_help or fragments(free, snapshot.placement, self.fragmented) else inf
 
 
 def _having_seen(memory: GandivaMemory, snapshot: Snapshot) -> GandivaMemory:

@@ -186,9 +186,9 @@ class GandivaMoment:
         self.stops: dict[int, None] = {}
         self.spread = set(habits.spread)
         self.is_early = False
-        holdings = snapshot.floor.holdings
+        holdings = snapshot.placement.holdings
         is_here = set(snapshot.active).difference(holdings) if habits.homes else set()
-        alive = snapshot.floor.alive
+        alive = snapshot.placement.alive
         self.homes = {
             row: home for row, home in habits.homes.items() if row in is_here and all(alive[node] for node in home)
         }
@@ -200,7 +200,7 @@ class GandivaMoment:
     @cached_property
     def sketch(self) -> PlacementDraft:
         """Free GPUs as planned so far."""
-        return PlacementDraft(self.snapshot.floor)
+        return PlacementDraft(self.snapshot.placement)
 
     @cached_property
     def affinities(self) -> Affinities:
@@ -209,7 +209,7 @@ class GandivaMoment:
         for holding in self.snapshot.kept().values():
             for node, gpus in site_of(holding):
                 kept[node] = kept.get(node, 0) + gpus
-        return Affinities(self.sketch, self.snapshot.floor.alive, self.habits.affinity, kept)
+        return Affinities(self.sketch, self.snapshot.placement.alive, self.habits.affinity, kept)
 
     def affinity(self) -> MappingProxyType[int, int]:
         """Affinities to be remembered."""
@@ -248,9 +248,9 @@ class GandivaMoment:
     def residents(self) -> dict[int, list[PlacedUnit]]:
         """Units by the node that they are on; who is on several is left out, and who may not be stopped."""
         found: dict[int, list[PlacedUnit]] = {}
-        partner, columns = self.snapshot.floor.partner, self.columns
+        partner, columns = self.snapshot.placement.partner, self.columns
         pinned = self.snapshot.pinned
-        for row, holding in self.snapshot.floor.holdings.items():
+        for row, holding in self.snapshot.placement.holdings.items():
             if len(holding) == 1 and row not in pinned and partner.get(row) not in pinned:
                 other = partner.get(row)
                 if other is None:
@@ -272,7 +272,7 @@ class GandivaMoment:
 
     def type_of(self, row: int) -> int:
         """The GPU type that a running job holds."""
-        floor = self.snapshot.floor
+        floor = self.snapshot.placement
         return floor.topology.type_of[floor.holdings[row][0].node]
 
     def stop(self, rows: Iterable[int], home: Home) -> None:
@@ -346,7 +346,7 @@ class _Lent:
         self._moment = moment
         gpus, gang = moment.columns.gpus, moment.columns.gang
         self._grown: dict[int, list[int]] = {}
-        holdings = moment.snapshot.floor.holdings
+        holdings = moment.snapshot.placement.holdings
         for row in sorted(row for row in holdings if gpus[row] > gang[row] and row not in moment.snapshot.pinned):
             self._grown.setdefault(holdings[row][0].node, []).append(row)
 

@@ -204,12 +204,12 @@ class Trading(StrEnum):
 
 def with_running(snapshot: Snapshot, seen: Seen) -> Seen:
     """What has run where by now; of no use where there is one type only."""
-    topology, columns = snapshot.floor.topology, snapshot.columns
+    topology, columns = snapshot.placement.topology, snapshot.columns
     if len(topology.types) == 1:
         return seen
     now = {
         (columns.tenant[row], columns.kind[row], topology.type_of[holding[0].node])
-        for row, holding in snapshot.floor.holdings.items()
+        for row, holding in snapshot.placement.holdings.items()
         if columns.started[row] < snapshot.now
     }
     return seen if now <= seen else seen | now

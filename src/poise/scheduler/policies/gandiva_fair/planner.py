@@ -21,8 +21,8 @@ from types import MappingProxyType
 
 from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
-from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Stops, Unfitting
-from poise.scheduler.model.units import end_after
+from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
+from poise.scheduler.model.units import next_round_end
 from poise.scheduler.policies.gandiva_fair.accounts import (
     Place,
     TenantAccounts,
@@ -103,12 +103,12 @@ class Slicing:
         columns = snapshot.columns
         self._gang = columns.gang
         self._tenant = columns.tenant
-        self._holdings = snapshot.floor.holdings
+        self._holdings = snapshot.placement.holdings
         self._rows = snapshot.rows.tolist()
         self._waiting = [row for row in self._rows if row not in self._holdings]
         self._is_due = self._now >= memory.ends  # otherwise the quantum goes on
         self._moved = {row: memory.moved[row] for row in self._rows if row in memory.moved}
-        topology = snapshot.floor.topology
+        topology = snapshot.placement.topology
         self._pinned = snapshot.pinned
         sizes = self._usable()
         self._homes = Homes(sizes, topology.type_of, topology.rack_of)
@@ -120,14 +120,14 @@ class Slicing:
 
     def _usable(self) -> list[int]:
         """GPUs of each node that can be shared: not those of lost nodes, nor those set aside or held by pinned jobs."""
-        sizes = self._snapshot.floor.free()
+        sizes = self._snapshot.placement.free()
         for row, holding in self._holdings.items():
             for node, mask in holding if row not in self._pinned else ():
                 sizes[node] += mask.bit_count()
         return sizes
 
     def _live(self, sizes: list[int]) -> list[int]:
-        topology = self._snapshot.floor.topology
+        topology = self._snapshot.placement.topology
         live = [0] * len(topology.types)
         for gpu_type, size in zip(topology.type_of, sizes, strict=True):
             live[gpu_type] += size
@@ -159,7 +159,7 @@ class Slicing:
 
     def _choose_types(self) -> list[int]:
         """A type for every job; returns the jobs that need a node. Who runs lives where it runs."""
-        topology = self._snapshot.floor.topology
+        topology = self._snapshot.placement.topology
         settling: list[int] = []
         for row in self._rows:
             site = site_of(self._holdings[row]) if row in self._holdings else self._memory.homes.get(row)
@@ -249,7 +249,7 @@ class Slicing:
         homes = self._homes
         for row, site in homes.of.items():
             homes.settle(lodgers[row], site)
-        free = self._snapshot.floor.free()
+        free = self._snapshot.placement.free()
         for row in settling:
             if row not in lodgers:
                 continue
@@ -268,7 +268,7 @@ class Slicing:
         accounts = credited(accounts, now, shares)
         if not self._is_due:
             return accounts
-        topology = self._snapshot.floor.topology
+        topology = self._snapshot.placement.topology
         types = {row: topology.type_of[site[0].node] for row, site in self._memory.homes.items()} | self._type_of
         tickets = {row: lodger.tickets for row, lodger in lodgers.items()}
         return settled(accounts, now, columns, types=types, tickets=tickets, quantum=self._rules.quantum)
@@ -342,7 +342,7 @@ class Slicing:
 
     def _free_room(self, gpu_type: int) -> dict[int, int]:
         """The free GPUs of a pool."""
-        masks = self._snapshot.floor.masks
+        masks = self._snapshot.placement.masks
         return {node: masks[node].bit_count() for node in self._homes.nodes(gpu_type)}
 
     def _over_pools(self, pools: Mapping[int, list[Contender]], quanta: Mapping[int, Quantum]) -> None:
@@ -366,7 +366,7 @@ class Slicing:
                 self._moved[row] = self._now
             homes[row] = site
         memory, rules = self._memory, self._rules
-        ends = end_after(self._snapshot.origin, self._now, rules.quantum) if self._is_due else memory.ends
+        ends = next_round_end(self._snapshot.origin, self._now, rules.quantum) if self._is_due else memory.ends
         told = self._entitled if self._is_due else memory.told
         plan = Plan(
             tuple(claims),
@@ -374,8 +374,8 @@ class Slicing:
             PreemptionRule.NEVER,
             wake=ends,
             stops=self._stopped(chosen),
-            stopping=Stops.FOR_OTHERS,
-            notes=notes(memory.told, told, self._names, self._snapshot.floor.topology.types),
+            stopping=StopMode.FOR_OTHERS,
+            notes=notes(memory.told, told, self._names, self._snapshot.placement.topology.types),
         )
         frozen = MappingProxyType(homes), MappingProxyType(self._moved)
         return plan, SlicingMemory(ends, accounts, *frozen, self._seen, told)
@@ -432,7 +432,7 @@ class GandivaFair:
         known = seen if self.rules.profile is Profiling.RUNNING else None
         rules = self.rules
         claims, later = upgrades(snapshot, rest=rules.rest, cost=rules.cost, seen=known, moved=memory.moved)
-        moved = {row: moment for row, moment in memory.moved.items() if row in snapshot.floor.holdings}
+        moved = {row: moment for row, moment in memory.moved.items() if row in snapshot.placement.holdings}
         moved |= {claim.row: snapshot.now for claim in claims}
         return Plan.changing(claims, wake=later), replace(memory, seen=seen, moved=MappingProxyType(moved))
 
@@ -442,7 +442,7 @@ def _at_once(snapshot: Snapshot) -> tuple[Claim, ...] | None:
     waiting = snapshot.rows[~snapshot.running].tolist()
     if sum(snapshot.columns.gang[row] for row in waiting) > snapshot.idle[0]:
         return None
-    sketch = PlacementDraft(snapshot.floor)
+    sketch = PlacementDraft(snapshot.placement)
     largest = sketch.topology.largest_node(0)
     claims = []
     for row in waiting:

@@ -145,7 +145,7 @@ def made(snapshot: Snapshot, table: Timetable) -> tuple[Timetable, Schedule, lis
     started = tuple(each for each in table.started if each.end > now and snapshot.columns.gpus[each.row])
     nodes, free = _gpus(snapshot, started)
     rounds = {row: _round(snapshot, row) for row in snapshot.active}
-    gpus = GpuPool(tuple(snapshot.floor.topology.type_of[node] for node in nodes), tuple(free))
+    gpus = GpuPool(tuple(snapshot.placement.topology.type_of[node] for node in nodes), tuple(free))
     found = {row: _under_way(snapshot, row, started) for row in snapshot.active}
     able = [row for row, job in found.items() if job.is_computable(gpus.kinds)]
     jobs = [found[row] for row in able]
@@ -162,7 +162,7 @@ def made(snapshot: Snapshot, table: Timetable) -> tuple[Timetable, Schedule, lis
 
 def _gpus(snapshot: Snapshot, started: Sequence[Started]) -> tuple[list[int], list[float]]:
     """By GPU its node, and in how many seconds it will be free."""
-    floor, now = snapshot.floor, snapshot.now
+    floor, now = snapshot.placement, snapshot.now
     held = [0] * len(floor.masks)
     for holding in floor.holdings.values():
         for node, mask in holding:
@@ -228,7 +228,7 @@ class _Start:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._free = snapshot.floor.free()
+        self._free = snapshot.placement.free()
         self._ready: dict[int, int] = {}
         self.claims: list[Claim] = []
         self.started: list[Started] = []
@@ -245,7 +245,7 @@ class _Start:
             return False
         self._ready[row] = ready - 1
         self._free[entry.node] -= 1
-        seconds = tasks.seconds[self._snapshot.floor.topology.type_of[entry.node]]
+        seconds = tasks.seconds[self._snapshot.placement.topology.type_of[entry.node]]
         self.started.append(Started(self._snapshot.now + seconds, entry.node, row))
         self.begun[row] = entry.round
         self.claims.append(Claim(row, site=(NodeGpus(entry.node, 1),), grain=Grain.TASK))

@@ -24,8 +24,8 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.micro_batches import Mix, Tasks
 from poise.scheduler.model.plan import Claim, Grain, Plan
 from poise.scheduler.model.speed import Estimate, Locality
-from poise.scheduler.model.units import end_after, is_end
-from poise.scheduler.solve.rank_sharing import Ground, ShareRequest, Title, computes_as_fast, share_out
+from poise.scheduler.model.units import is_round_end, next_round_end
+from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, computes_as_fast, share_out
 
 
 class StarvationGuard(StrEnum):
@@ -88,7 +88,7 @@ class RankPlanner:
 
 def live_gpus(snapshot: Snapshot) -> Mix:
     """GPUs of each type that jobs can have."""
-    return _total(snapshot.idle, map(snapshot.floor.topology.mix, snapshot.floor.holdings.values()))
+    return _total(snapshot.idle, map(snapshot.placement.topology.mix, snapshot.placement.holdings.values()))
 
 
 def _total(one: Mix, others: Iterable[Mix]) -> Mix:
@@ -111,11 +111,11 @@ class Dealer:
     def plan(self, snapshot: Snapshot, memory: RankPlanner) -> tuple[Plan, RankPlanner]:
         """At the end of a lease, and for a newcomer, everything is dealt out; otherwise what is free."""
         newest = snapshot.active[-1]
-        is_anew = newest > memory.newest or is_end(snapshot.origin, snapshot.now, self.lease)
+        is_anew = newest > memory.newest or is_round_end(snapshot.origin, snapshot.now, self.lease)
         if not is_anew and not any(snapshot.idle):
             return Plan.changing(wake=self.next_end(snapshot)), memory
         values, ranking = self.ranking.values(snapshot, memory.ranking)
-        table = _RateTable(self, snapshot, memory, Title.LENT if is_anew else Title.OWN)
+        table = _RateTable(self, snapshot, memory, Ownership.LENT if is_anew else Ownership.OWN)
         order = snapshot.rows[np.lexsort((snapshot.rows, values))].tolist()
         plan = table.dealt(order)
         is_change = plan.stops or any(claim.grain is Grain.LEASE for claim in plan.claims)
@@ -126,7 +126,7 @@ class Dealer:
 
     def next_end(self, snapshot: Snapshot) -> float:
         """When the leases of now end."""
-        return end_after(snapshot.origin, snapshot.now, self.lease)
+        return next_round_end(snapshot.origin, snapshot.now, self.lease)
 
 
 class _RateTable:
@@ -135,14 +135,14 @@ class _RateTable:
     is_settled   everybody has the best that there is, for as long as nothing happens
     """
 
-    def __init__(self, dealer: Dealer, snapshot: Snapshot, memory: RankPlanner, title: Title) -> None:
+    def __init__(self, dealer: Dealer, snapshot: Snapshot, memory: RankPlanner, title: Ownership) -> None:
         self._dealer = dealer
         self._snapshot = snapshot
         self._title = title
         self.is_settled = True
         self.kinds = dict(memory.kinds)
-        topology = snapshot.floor.topology
-        self._held = {row: topology.mix(holding) for row, holding in snapshot.floor.holdings.items()}
+        topology = snapshot.placement.topology
+        self._held = {row: topology.mix(holding) for row, holding in snapshot.placement.holdings.items()}
         tasks = [has for row, has in self._held.items() if self._kind(row).is_long]
         self._computing = _total((0,) * len(snapshot.idle), tasks)
         self._gpus = _total(snapshot.idle, self._held.values())
@@ -159,7 +159,7 @@ class _RateTable:
                 left = [most + gpus for most, gpus in zip(left, has, strict=True)]
         gets: dict[int, Mix] = {}
         self._share_out(order, left, gets)
-        if self._title is Title.OWN and self._failed and any(left):  # somebody may have given up what others can use
+        if self._title is Ownership.OWN and self._failed and any(left):  # somebody may have given up what others can use
             self._failed.clear()
             self._share_out([row for row in order if row not in gets and self._is_passed_over(row)], left, gets)
         self._note_settled(order, gets)
@@ -169,7 +169,7 @@ class _RateTable:
 
     def _is_lent(self, row: int) -> bool:
         """What the job holds, if it holds anything, is dealt out anew."""
-        return self._title is Title.LENT and not self._kind(row).is_long and row not in self._snapshot.pinned
+        return self._title is Ownership.LENT and not self._kind(row).is_long and row not in self._snapshot.pinned
 
     def _is_passed_over(self, row: int) -> bool:
         """It could use a GPU, and got none, for want of one and not for waiting for a better one."""
@@ -179,7 +179,7 @@ class _RateTable:
 
     def _share_out(self, order: list[int], left: list[int], gets: dict[int, Mix]) -> None:
         """Of what is left, to these jobs by rank."""
-        for wish, mix in share_out(self._wishes(order), left, Ground.of(self._snapshot.floor.topology)):
+        for wish, mix in share_out(self._wishes(order), left, GpuSupply.of(self._snapshot.placement.topology)):
             before = gets.get(wish.who)
             if mix is not None:
                 gets[wish.who] = mix if before is None else _total(before, [mix])

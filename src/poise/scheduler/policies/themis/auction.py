@@ -84,7 +84,7 @@ class Sale:
         self._has = snapshot.ints(columns.gpus)
         self._most = snapshot.ints(columns.most)
         self._wants = (self._has < self._most) & ~snapshot.among(snapshot.pinned)
-        self.sketch = PlacementDraft(snapshot.floor)
+        self.sketch = PlacementDraft(snapshot.placement)
         self.sites: dict[int, Site] = {}
         self.parts: dict[int, float] = {}
         self.until: dict[int, float] = {}
@@ -96,7 +96,7 @@ class Sale:
 
     def claims(self) -> tuple[Claim, ...]:
         """For all that get GPUs other than those they have, the largest first."""
-        holdings, gang = self._snapshot.floor.holdings, self._snapshot.columns.gang
+        holdings, gang = self._snapshot.placement.holdings, self._snapshot.columns.gang
         changed = [
             (row, site, _size(site))
             for row, site in self.sites.items()
@@ -147,12 +147,12 @@ class Sale:
             if more == gpus:
                 self._take(row, self.sketch.tightest(gpu_type, gpus))
             else:
-                self._grow(row, site_of(self._snapshot.floor.holdings[row]), more)
+                self._grow(row, site_of(self._snapshot.placement.holdings[row]), more)
         return True
 
     def _wish(self, row: int) -> tuple[int, int, int]:
         """The type that a job would like, how many more GPUs, and how many in all."""
-        columns, floor = self._snapshot.columns, self._snapshot.floor
+        columns, floor = self._snapshot.columns, self._snapshot.placement
         gpus = self._can_use(row, columns.most[row])
         if row in floor.holdings:
             return floor.topology.type_of[floor.holdings[row][0].node], gpus - columns.gpus[row], gpus
@@ -167,7 +167,7 @@ class Sale:
         if not len(more) or (max(self.sketch.idle) < int(more.min()) and not self._is_expired.any()):
             return
         self._expired = set(snapshot.rows[self._is_expired].tolist())
-        self.sketch.release(snapshot.floor.holdings[row] for row in sorted(self._expired))
+        self.sketch.release(snapshot.placement.holdings[row] for row in sorted(self._expired))
         crowd = Bidders(snapshot, self._roll, self._is_expired)
         asked = crowd.worst_first(self._off(crowd))[: invited(crowd.apps, self._rules.f)].tolist()
         bidders = {place: members for place in asked if (members := self._wanting(crowd, place))}
@@ -251,7 +251,7 @@ class Sale:
         """Let a job whose lease has ended keep the same GPUs, unless it is much faster where there is room elsewhere."""
         if member.row not in self._expired:
             return False
-        site = site_of(self._snapshot.floor.holdings[member.row])
+        site = site_of(self._snapshot.placement.holdings[member.row])
         if _size(site) != gpus or self._type_of(site) != gpu_type or not self._is_free(site):
             return False
         rates = member.rates(gpus)[gpu_type]
@@ -288,7 +288,7 @@ class Sale:
         for index in pseudo_random.shuffled(indices, partial(pseudo_random.bits, stream)):
             row = int(crowd.rows[index])
             if row not in self.sites and int(crowd.app[index]) not in asked:
-                site = site_of(self._snapshot.floor.holdings[row])
+                site = site_of(self._snapshot.placement.holdings[row])
                 if self._is_free(site):
                     self._take(row, site)
 
@@ -353,7 +353,7 @@ class Sale:
         return member.held if site is None else _size(site)
 
     def _site(self, row: int) -> Site:
-        return self.sites.get(row) or site_of(self._snapshot.floor.holdings[row])
+        return self.sites.get(row) or site_of(self._snapshot.placement.holdings[row])
 
     def _type_of(self, site: Site) -> int:
         return self.sketch.topology.type_of[site[0].node]

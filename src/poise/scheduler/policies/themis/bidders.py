@@ -334,13 +334,13 @@ class Bidders:
 
     def _alone(self) -> Floats:
         """T_id of each app."""
-        mix = np.array([_mixed(each, self._snapshot.floor.topology.totals) for each in self.estimates])
+        mix = np.array([_mixed(each, self._snapshot.placement.topology.totals) for each in self.estimates])
         speed = np.maximum(mix[self.kind], _TINY)
         work, demand = self._sum(self.total * self.gang / speed), self._sum(self.gang)
         for place, rows in self._finished():
             for row in rows:
                 gang = self._snapshot.columns.gang[row]
-                rate = max(_mixed(self._snapshot.estimate(row), self._snapshot.floor.topology.totals), _TINY)
+                rate = max(_mixed(self._snapshot.estimate(row), self._snapshot.placement.topology.totals), _TINY)
                 work[place] += self._snapshot.columns.steps[row] * gang / rate
                 demand[place] += gang
         return np.maximum(work / np.minimum(self._slices(), demand), _TINY)
@@ -379,7 +379,7 @@ class Bidders:
     def best_types(self) -> list[int]:
         """GPU types, the one first on which these jobs are fastest on average."""
         many = np.bincount(self.kind, minlength=len(self.kinds))
-        types = range(len(self._snapshot.floor.topology.types))
+        types = range(len(self._snapshot.placement.topology.types))
         if len(types) == 1:
             return [0]
         relative = [
@@ -406,7 +406,7 @@ class Bidders:
         is_pinned = row in self._snapshot.pinned
         counts = (held,) if is_pinned else counts_of(estimate, gang, columns.least[row], columns.most[row])
         rates = estimate.at
-        floor = self._snapshot.floor
+        floor = self._snapshot.placement
         gpu_type = floor.topology.type_of[floor.holdings[row][0].node] if held else -1
         return Member(row, gang, counts, held, speed, float(self.left[index]), float(self.best[index]), rates, gpu_type)
 

@@ -32,7 +32,7 @@ class Halving:
         """Jobs that their apps give up now."""
         if self.eta <= 1 or not snapshot.losses:
             return ()
-        apps = dict.fromkeys(snapshot.columns.app[row] for row in snapshot.losses if row in snapshot.floor.holdings)
+        apps = dict.fromkeys(snapshot.columns.app[row] for row in snapshot.losses if row in snapshot.placement.holdings)
         return tuple(ending for app in apps if app in roll.sweeps for ending in self._judged(app, snapshot, roll))
 
     def ahead(self, snapshot: Snapshot, roll: AppRegistry) -> frozenset[int]:

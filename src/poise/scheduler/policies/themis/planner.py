@@ -165,7 +165,7 @@ class Themis:
         ahead = Halving(self.halving).ahead(snapshot, market.roll) if market.roll.sweeps else frozenset()
         sale = Sale(self.rules(), snapshot, market.roll, market.auctions, ahead)
         for row, estate in market.estates.items():
-            if estate.until > snapshot.now and row not in snapshot.floor.holdings:
+            if estate.until > snapshot.now and row not in snapshot.placement.holdings:
                 sale.inherit(estate.app, estate.site, estate.until)
         is_enough = sale.hand_out()
         if is_enough and not sale.until:  # leases that begin with runs: nothing to note
@@ -204,7 +204,7 @@ class Themis:
             return market
         ends = dict(zip(snapshot.active, market.leases.ends(snapshot).tolist(), strict=True))
         full = market.leases.end_of_one(snapshot)
-        columns, holdings = snapshot.columns, snapshot.floor.holdings
+        columns, holdings = snapshot.columns, snapshot.placement.holdings
         estates = {}
         for row in snapshot.active:
             if columns.apps[row] is not None and row not in stops and (row in sites or row in holdings):
