@@ -31,9 +31,7 @@ from poise.service.server.commands import (
     SubmitJobs,
     Verb,
     Wish,
-    check_same,
     grant,
-    holder,
     refuse,
 )
 from poise.service.server.dependencies import Dependencies
@@ -41,7 +39,7 @@ from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_state import BatchFacts, ServiceState
-from poise.service.server.storage.store import Store
+from poise.service.server.storage.store import Store, check_same, holder
 from poise.service.wire import views
 from poise.service.wire.request import JobRequest, notes_on
 

@@ -1,16 +1,12 @@
 """What people want of the engine: each wish with the future that its answer is given by."""
 
-import json
-import sqlite3
-from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
-from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.request import Submission
 from poise.service.wire.views import Account, Done, SubmittedView, Withdrawn
 
 
@@ -110,50 +106,3 @@ def refuse(wish: Wish, error: BaseException) -> None:
     """Say that it will not be done, unless whoever asked has gone away."""
     with suppress(InvalidStateError):
         wish.reply.set_exception(error)
-
-
-# Submissions that were taken, by their keys: what is sent twice under one key is taken once.
-
-AT_ONCE = 128
-"""Jobs that one statement asks for."""
-
-
-class Submissions:
-    """What was submitted, over one connection to the store."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def taken(self, by: Account, submission: Submission) -> tuple[str, ...] | None:
-        """Ids of its jobs, if it was taken before; RefusedError if its key was that of another submission."""
-        if submission.key is None:
-            return None
-        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
-        row = self._db.execute(query, (submission.key, holder(by))).fetchone()
-        if row is None:
-            return None
-        jobs = tuple(json.loads(row[0]))
-        kept = self.requests(jobs)
-        check_same(submission, tuple(JobRequest.model_validate_json(kept[job]) for job in jobs))
-        return jobs
-
-    def requests(self, jobs: Sequence[str]) -> dict[str, str]:
-        """What was submitted, as JSON, by job."""
-        found: dict[str, str] = {}
-        for first in range(0, len(jobs), AT_ONCE):
-            some = jobs[first : first + AT_ONCE]
-            query = f"SELECT id, request FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
-            found.update(self._db.execute(query, some).fetchall())
-        return found
-
-
-def holder(by: Account) -> str:
-    """Whose a key is: a token's name may be given to another tenant later, who is not to find the jobs of this one."""
-    return f"{by.name}@{by.tenant}"
-
-
-def check_same(submission: Submission, before: tuple[JobRequest, ...]) -> None:
-    """Raise RefusedError if other jobs were taken under the key of a submission."""
-    if submission.jobs != before:
-        text = f"key {submission.key!r}: other jobs were submitted under it; a new submission needs a new key"
-        raise RequestRefusedError(RefusalCode.CONFLICT, text)

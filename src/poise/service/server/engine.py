@@ -33,10 +33,9 @@ from poise.service.server.commands import (
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.dispatch import carry_out, held_runs, told_late
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
-from poise.service.server.recovery import is_as_asked, opened, renewed, restored
+from poise.service.server.recovery import is_as_asked, opened, renewed, restored, told_aside
 from poise.service.server.service_state import CommittedReply, RunOrders, ServiceState
 from poise.service.server.storage.damaged_jobs import set_aside as kept_aside
-from poise.service.server.storage.damaged_jobs import told as told_aside
 from poise.service.server.storage.store import Changes, DamageError, StorageError
 
 MOST_AT_ONCE = 512

@@ -9,15 +9,15 @@ from poise.engine.journal import Header, read_entry, read_header
 from poise.engine.replay import replay
 from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
 from poise.scheduler.model.errors import JournalError
-from poise.scheduler.model.event import Belated, Carried, Submitted, Woke
+from poise.scheduler.model.event import Belated, Cancelled, Carried, Submitted, Woke
 from poise.service.backends.api import DesiredState, RunNotice
 from poise.service.server.commands import WHOLE, SetPolicy, SetWeight, policy_note, weight_note
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.service.server.service_state import BatchFacts, CommittedReply, ServiceState, TenantTotals
-from poise.service.server.storage.damaged_jobs import DamagedRowError
+from poise.service.server.storage.damaged_jobs import DamagedJobs, DamagedRowError
 from poise.service.server.storage.damaged_jobs import read as read_row
-from poise.service.server.storage.store import Store
+from poise.service.server.storage.store import ASIDE, Changes, Store
 from poise.service.wire.views import Actor
 
 _NOBODY_LOOKS = nullcontext()
@@ -200,3 +200,21 @@ def _carried_over(
     answer = situation.begin(now, facts, lock)
     answer.orders.leaves += leaves
     return situation, answer
+
+
+def told_aside(situation: ServiceState, asides: list[DamagedJobs], now: float) -> tuple[CommittedReply, Changes]:
+    """Tell the core that these jobs are not there any more, and keep them as what they are now. Nothing is decided yet."""
+    facts = BatchFacts()
+    facts.add(Belated())
+    for each in asides:
+        name = each.row.id
+        situation.records[name] = each.record
+        situation.usage.enter(each.record)  # it leaves when this is kept, as all that ends does
+        facts.add(Cancelled(name), **{ASIDE: True})
+        facts.touched.add(name)
+        facts.reweighed[name] = each.row.job
+    facts.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: {each.row.id: each.record.cause for each in asides}}
+    answer = situation.ask(now, facts)
+    changes = situation.changes(answer)
+    changes.aside = [each.row for each in asides]
+    return answer, changes

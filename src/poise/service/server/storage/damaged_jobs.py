@@ -10,15 +10,12 @@ from dataclasses import dataclass
 
 from poise.engine.journal import job_line, read_job
 from poise.scheduler.model.errors import JournalError
-from poise.scheduler.model.event import Belated, Cancelled
 from poise.scheduler.model.job import Job
-from poise.service.server.commands import WHOLE
 from poise.service.server.quotas import size_of
 from poise.service.server.records import JobRecord
-from poise.service.server.service_state import BatchFacts, CommittedReply, ServiceState
-from poise.service.server.storage.store import ASIDE, Changes, JobRowText
+from poise.service.server.storage.store import JobRowText
 from poise.service.wire.request import NAME, JobRequest
-from poise.service.wire.views import Actor, JobState
+from poise.service.wire.views import JobState
 
 UNKNOWN = JobRequest(command=("(damaged)",))
 """In the place of what was submitted, where that cannot be read any more."""
@@ -59,24 +56,6 @@ def set_aside(row: JobRowText, problem: str, now: float) -> DamagedJobs:
     return DamagedJobs(
         record, JobRowText(row.id, job.tenant, job.app, now, JobState.FAILED, job_line(job), text, record.text())
     )
-
-
-def told(situation: ServiceState, asides: list[DamagedJobs], now: float) -> tuple[CommittedReply, Changes]:
-    """Tell the core that these jobs are not there any more, and keep them as what they are now. Nothing is decided yet."""
-    facts = BatchFacts()
-    facts.add(Belated())
-    for each in asides:
-        name = each.row.id
-        situation.records[name] = each.record
-        situation.usage.enter(each.record)  # it leaves when this is kept, as all that ends does
-        facts.add(Cancelled(name), **{ASIDE: True})
-        facts.touched.add(name)
-        facts.reweighed[name] = each.row.job
-    facts.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: {each.row.id: each.record.cause for each in asides}}
-    answer = situation.ask(now, facts)
-    changes = situation.changes(answer)
-    changes.aside = [each.row for each in asides]
-    return answer, changes
 
 
 def _job(row: JobRowText) -> Job:

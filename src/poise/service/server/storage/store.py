@@ -4,6 +4,7 @@ Everything that a decision changes is committed at once, before any of it is car
 `schema.py` has the tables.
 """
 
+import json
 import os
 import sqlite3
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
-from poise.service.server.commands import Submissions
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.quotas import SLOT, Sent
 from poise.service.server.storage.mark import JournalMark, Reached
 from poise.service.server.storage.migrations import migrate, version_of
@@ -30,6 +31,8 @@ from poise.service.server.storage.schema import (
     sum_of,
 )
 from poise.service.server.storage.state_dir import open_private
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account
 
 # Room on the disk that is kept for what frees room: given up piece by piece when nothing else is left, and made again.
 #
@@ -577,3 +580,50 @@ def _each(db: sqlite3.Connection, statement: str, rows: Iterable[tuple[object, .
     while chunk := tuple(islice(left, ROWS_AT_ONCE)):
         row = f"({', '.join('?' * len(chunk[0]))})"
         db.execute(statement.format(", ".join([row] * len(chunk))), tuple(chain.from_iterable(chunk)))
+
+
+# Submissions that were taken, by their keys: what is sent twice under one key is taken once.
+
+REQUESTS_AT_ONCE = 128
+"""Jobs that one statement asks for."""
+
+
+class Submissions:
+    """What was submitted, over one connection to the store."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def taken(self, by: Account, submission: Submission) -> tuple[str, ...] | None:
+        """Ids of its jobs, if it was taken before; RefusedError if its key was that of another submission."""
+        if submission.key is None:
+            return None
+        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
+        row = self._db.execute(query, (submission.key, holder(by))).fetchone()
+        if row is None:
+            return None
+        jobs = tuple(json.loads(row[0]))
+        kept = self.requests(jobs)
+        check_same(submission, tuple(JobRequest.model_validate_json(kept[job]) for job in jobs))
+        return jobs
+
+    def requests(self, jobs: Sequence[str]) -> dict[str, str]:
+        """What was submitted, as JSON, by job."""
+        found: dict[str, str] = {}
+        for first in range(0, len(jobs), REQUESTS_AT_ONCE):
+            some = jobs[first : first + REQUESTS_AT_ONCE]
+            query = f"SELECT id, request FROM jobs WHERE id IN ({', '.join('?' * len(some))})"
+            found.update(self._db.execute(query, some).fetchall())
+        return found
+
+
+def holder(by: Account) -> str:
+    """Whose a key is: a token's name may be given to another tenant later, who is not to find the jobs of this one."""
+    return f"{by.name}@{by.tenant}"
+
+
+def check_same(submission: Submission, before: tuple[JobRequest, ...]) -> None:
+    """Raise RefusedError if other jobs were taken under the key of a submission."""
+    if submission.jobs != before:
+        text = f"key {submission.key!r}: other jobs were submitted under it; a new submission needs a new key"
+        raise RequestRefusedError(RefusalCode.CONFLICT, text)
