@@ -15,13 +15,13 @@ from poise.scheduler.model.cluster import parse_cluster
 from poise.service.backends.api import (
     DesiredState,
     LogPart,
+    OnEvent,
     RunBegan,
     RunEnded,
     RunEnding,
     RunNotice,
     RunOrder,
     RunProgressed,
-    Tell,
 )
 from poise.service.server.admission import Admission, core_of, known, live
 from poise.service.server.dependencies import Dependencies, ServiceClock
@@ -46,7 +46,7 @@ class CrashError(BaseException):
 class Machine:
     """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice.
 
-    leaving   runs that were asked to leave, where they take their time (`LingeringWorld`)
+    leaving   runs that were asked to leave, where they take their time (`LingeringBackend`)
     unaware   jobs whose runs report nothing of themselves
     waiting   runs that wait until those are gone who are on their GPUs, or the run of their job before them
     """
@@ -61,7 +61,7 @@ class Machine:
     steps: dict[str, float] = field(default_factory=dict)
     unaware: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
-    tell: Tell = lambda _news: None
+    tell: OnEvent = lambda _news: None
 
     @property
     def wall(self) -> float:
@@ -129,10 +129,10 @@ def gpus_of(order: RunOrder) -> set[tuple[str, int]]:
     return {(part.node, slot) for part in order.gpus for slot in part.slots}
 
 
-class PretendWorld:
-    """Implements `World`; whoever is asked to leave does so at once."""
+class FakeBackend:
+    """Implements `LiveBackend`; whoever is asked to leave does so at once."""
 
-    def __init__(self, machine: Machine, tell: Tell, crash: Callable[[], None]) -> None:
+    def __init__(self, machine: Machine, tell: OnEvent, crash: Callable[[], None]) -> None:
         self._machine = machine
         self._crash = crash
         machine.tell = tell
@@ -159,7 +159,7 @@ class PretendWorld:
         self._crash()
         self._machine.start(order)
 
-    def leave(self, job: str, epoch: int, notice: RunNotice) -> None:
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
         assert notice.text
         self._stop(job, epoch)
 
@@ -180,7 +180,7 @@ class PretendWorld:
         self._machine.tell = lambda _news: None
 
 
-class LingeringWorld(PretendWorld):
+class LingeringBackend(FakeBackend):
     """Whoever is asked to leave stays until the machine says that it ends; others wait for that."""
 
     def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
@@ -232,7 +232,7 @@ class Service:
     machine: Machine = field(default_factory=Machine)
     crash_at: int | None = None
     check: Callable[[JobRequest], None] = lambda _request: None
-    world: type[PretendWorld] = PretendWorld
+    backend: type[FakeBackend] = FakeBackend
     allowance: Allowance = field(default_factory=Allowance)
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class Service:
                 header=header,
                 scheduler_of=core_of,
                 intake_of=lambda each: Admission(each.cluster, self.check, each.policy),
-                world_of=lambda tell: self.world(machine, tell, self._tick),
+                backend_of=lambda tell: self.backend(machine, tell, self._tick),
                 log=Logbook(StringIO()),
                 metrics=Metrics(),
                 retries=self.settings.retries,

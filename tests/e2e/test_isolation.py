@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.backends import require
 from tests.e2e.service import WORKERS, Kind, Service, ended, until
 from tests.shell import COMMAND
-from tests.worlds import require
 
 from poise.service.backends.local.orders import Isolation
 from poise.service.client import Client

@@ -1,4 +1,4 @@
-"""What sweeps, worlds of real processes and trainings run in."""
+"""What sweeps, local back ends and trainings run in."""
 
 import os
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import LocalStage, require
+from tests.backends import LocalStage, require
 
 from poise.service.backends.local.orders import Isolation
 
@@ -35,7 +35,7 @@ def isolation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def stage(tmp_path: Path, isolation: Isolation) -> Iterator[LocalStage]:
-    """A world of processes, of which nothing is left afterwards."""
+    """A local back end, of which nothing is left afterwards."""
     made = LocalStage(tmp_path, isolation=isolation)
     yield made
     made.close()

@@ -9,9 +9,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.backends import PATIENCE, until
 from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
-from tests.worlds import PATIENCE, until
 
 from poise.scheduler.model.errors import JournalError
 from poise.service.server.storage.mark import MARK, JournalMark, Reached

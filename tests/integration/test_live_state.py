@@ -8,14 +8,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from tests.worlds import PATIENCE, until
+from tests.backends import PATIENCE, until
 
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import JournalError
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
-from poise.service.server.startup import Setup, WorldKind, open_engine
+from poise.service.server.startup import BackendKind, Setup, open_engine
 from poise.service.server.storage.schema import FILE
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, JobState, Role
@@ -40,7 +40,7 @@ class Served:
 
     def start(self) -> None:
         cluster, log = parse_cluster("v100:2"), Logbook(self.log)
-        setup = Setup(self.state, cluster, "fifo", "consolidate", Settings(round=1.0), WorldKind.LOCAL, log)
+        setup = Setup(self.state, cluster, "fifo", "consolidate", Settings(round=1.0), BackendKind.LOCAL, log)
         self.engine: LiveService = open_engine(setup)
         self.engine.start()
 

@@ -1,4 +1,4 @@
-"""What a world finds that begins after another one: as after a crash of the service."""
+"""What a back end finds that starts after another one: as after a crash of the service."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.worlds import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
+from tests.backends import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
 from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunProgressed
 from poise.service.backends.local.processes import MAIN, boot, start_of
@@ -23,13 +23,13 @@ def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
     assert again.at == before["began"]
     stage.wait(RunProgressed, "1", count=3)
     assert stage.said("1", "runner.json") == before
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     assert stage.wait(RunEnded, "1").codes == (75,)
 
 
 def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage: LocalStage) -> None:
     order = stage.begun("1", "import os, time\nwhile not os.path.exists('closed'): time.sleep(0.01)")
-    stage.world.close()
+    stage.backend.close()
     (stage.folder / "jobs" / "1" / "work" / "closed").touch()
     until(lambda: (stage.run_dir("1") / "exit.json").exists() and not stage.processes())
     written = stage.said("1", "exit.json")
@@ -74,12 +74,12 @@ def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: Loca
 def test_run_that_was_asked_to_leave_keeps_its_deadline(stage: LocalStage) -> None:
     order = stage.run("1", STUBBORN)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=500.0))
+    stage.backend.stop("1", 1, notice(deadline=500.0))
     until(lambda: stage.said("1", "lease.json")["ends"] is not None)
     lease = stage.said("1", "lease.json")
     stage.reopen((order, DesiredState.LEAVE))
     stage.wait(RunBegan, "1", count=2)
-    stage.world.leave("1", 1, notice(deadline=900.0))
+    stage.backend.stop("1", 1, notice(deadline=900.0))
     stage.run("2", "", 1)
     stage.wait(RunEnded, "2")
     assert stage.said("1", "lease.json") == lease
@@ -113,7 +113,7 @@ def test_launch_that_was_ordered_waits_for_what_is_to_leave(stage: LocalStage) -
 def test_run_whose_runner_was_killed_meanwhile_ended_when_it_last_gave_a_sign(stage: LocalStage) -> None:
     order = stage.begun("1")
     runner = stage.said("1", "runner.json")
-    stage.world.close()
+    stage.backend.close()
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["pid"]))
     os.utime(stage.run_dir("1") / "lock", (runner["began"], runner["began"]))
@@ -153,7 +153,7 @@ def test_records_that_make_no_sense_do_no_harm(stage: LocalStage, text: str) -> 
 
 
 def late_runner(folder: Path) -> int:
-    """A runner that comes to a run after its world has seen to it."""
+    """A runner that comes to a run after its back end has seen to it."""
     read, write = os.pipe()
     try:
         command = [sys.executable, "-I", "-S", MAIN, str(folder), str(write)]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.worlds import LocalStage, python, require
+from tests.backends import LocalStage, python, require
 
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.service.backends.api import RunEnded, RunEnding

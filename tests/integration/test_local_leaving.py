@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.worlds import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, number_inside, until
+from tests.backends import PATIENCE, QUICK, STUBBORN, TRAINS, WAITS, LocalStage, is_alive, notice, number_inside, until
 
 import poise
 from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunProgressed
@@ -19,10 +19,10 @@ from poise.service.backends.local.orders import LocalSettings
 def test_worker_that_saves_yields_and_goes_on_from_there(stage: LocalStage) -> None:
     stage.begun("1", TRAINS)
     stage.wait(RunProgressed, "1", count=2)
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, None, (75,))
-    assert [ended.steps] == stage.world.checkpoints("1")
+    assert [ended.steps] == stage.backend.checkpoints("1")
     stage.run("1", TRAINS, epoch=2)
     first = stage.wait(RunProgressed, "1", 2)
     assert ended.steps is not None
@@ -34,7 +34,7 @@ def test_lease_says_why_it_ends_and_when(stage: LocalStage) -> None:
     stage.begun("1", STUBBORN, preemption="checkpoint")
     lease = stage.run_dir("1") / "lease.json"
     before = json.loads(lease.read_text())
-    stage.world.leave("1", 1, notice(deadline=500.0))
+    stage.backend.stop("1", 1, notice(deadline=500.0))
     until(lambda: json.loads(lease.read_text())["ends"] is not None)
     after = json.loads(lease.read_text())
     assert (before["ends"], before["version"], before["job"], before["epoch"]) == (None, 1, "1", 1)
@@ -46,7 +46,7 @@ def test_worker_that_finishes_while_it_is_asked_to_leave_has_finished(stage: Loc
     text = TRAINS.replace("sys.exit(75)", "sys.exit(0)")
     stage.begun("1", text)
     stage.wait(RunProgressed, "1")
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (RunEnding.FINISHED, (0,))
 
@@ -68,10 +68,10 @@ except BaseException:
 def test_worker_that_has_saved_to_leave_has_yielded_whatever_its_script_makes_of_it(stage: LocalStage, code: int) -> None:
     stage.begun("1", (sys.executable, "-c", SWALLOWS.format(code=code)))
     stage.wait(RunProgressed, "1", count=2)
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, None, (code,))
-    assert [ended.steps] == stage.world.checkpoints("1")
+    assert [ended.steps] == stage.backend.checkpoints("1")
 
 
 def test_job_that_finishes_on_its_way_out_is_not_begun_again(stage: LocalStage) -> None:
@@ -79,7 +79,7 @@ def test_job_that_finishes_on_its_way_out_is_not_begun_again(stage: LocalStage) 
     text = TRAINS.replace("sys.exit(75)", "sys.exit(0)")
     stage.begun("1", text)
     stage.wait(RunProgressed, "1")
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     stage.run("1", text, epoch=2)
     ended = stage.wait(RunEnded, "1", 2)
     assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
@@ -101,11 +101,11 @@ QUITS_AT_TERM = (
 def test_exit_0_after_term_means_work_done_only_where_there_was_time_to_save(
     stage: LocalStage, preemption: str, how: RunEnding
 ) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(settings=replace(QUICK, term_seconds=PATIENCE))
     stage.run("1", QUITS_AT_TERM, preemption=preemption)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.05 if preemption == "checkpoint" else PATIENCE))
+    stage.backend.stop("1", 1, notice(deadline=0.05 if preemption == "checkpoint" else PATIENCE))
     assert stage.wait(RunEnded, "1").how is how
 
 
@@ -113,14 +113,14 @@ def test_exit_0_after_term_means_work_done_only_where_there_was_time_to_save(
 def test_worker_that_ignores_everything_is_killed(stage: LocalStage, preemption: str) -> None:
     stage.run("1", STUBBORN, preemption=preemption)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice(deadline=0.2))
+    stage.backend.stop("1", 1, notice(deadline=0.2))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.YIELDED, "KILL", (-9,))
 
 
 def test_script_that_knows_nothing_of_poise_is_ended_by_term(stage: LocalStage) -> None:
     stage.begun("1", WAITS, preemption="restart")
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes, ended.steps) == (RunEnding.YIELDED, "TERM", (-15,), None)
 
@@ -130,7 +130,7 @@ def test_worker_that_dies_while_it_saves_has_failed_and_goes_on_from_the_checkpo
     stage.wait(RunProgressed, "1")
     (stage.folder / "jobs" / "1" / "checkpoint" / "step-1").touch()
     (stage.folder / "jobs" / "1" / "checkpoint" / "step-2.part").touch()
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes, ended.steps) == (RunEnding.FAILED, "traceback-from-crash", (1,), 1.0)
 
@@ -151,8 +151,8 @@ def test_worker_that_leaves_unasked_has_yielded(stage: LocalStage) -> None:
 
 def test_kill_is_not_slowed_down_by_a_deadline(stage: LocalStage) -> None:
     stage.begun("1", WAITS)
-    stage.world.leave("1", 1, notice(deadline=5000.0))
-    stage.world.kill("1", 1, "cancelled by ann")
+    stage.backend.stop("1", 1, notice(deadline=5000.0))
+    stage.backend.kill("1", 1, "cancelled by ann")
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause) == (RunEnding.YIELDED, "TERM")
 
@@ -189,9 +189,9 @@ def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
     counts = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
     stage.run("1", "import signal, time; " + counts + "while True: time.sleep(1)", preemption="restart")
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     stage.says("1", "told")
-    stage.world.kill("1", 1, "cancelled")
+    stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").codes == (-9,)
     assert stage.text("1").count("told") == 1
 
@@ -237,18 +237,18 @@ def test_runner_that_is_killed_takes_everything_with_it_and_its_run_has_failed(s
 def test_runner_that_is_killed_while_its_run_leaves_has_yielded(stage: LocalStage) -> None:
     stage.run("1", STUBBORN)
     stage.says("1", "ready")
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     until(lambda: "preempted" in (stage.run_dir("1") / "lease.json").read_text())
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGKILL)
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_runner_that_does_not_do_its_work_is_killed(stage: LocalStage) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.2))
     stage.begun("1")
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGSTOP)
-    stage.world.leave("1", 1, notice(deadline=0.1))
+    stage.backend.stop("1", 1, notice(deadline=0.1))
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause) == (RunEnding.YIELDED, "KILL")
 
@@ -273,14 +273,14 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
 ) -> None:
     (tmp_path / "runner.py").write_text(WRITES_LATER.format(source=str(Path(poise.__file__).parents[1])))
     monkeypatch.setattr(processes, "MAIN", str(tmp_path / "runner.py"))
-    stage.world.close()
+    stage.backend.close()
     stage.open(settings=LocalSettings(term_seconds=0.1, guard_seconds=0.1))
     stage.begun("1", "")
     stage.begun("2", WAITS, 1)
     until(lambda: not is_alive(stage.said("1", "runner.json")["replicas"][0]["pid"]))
     os.kill(stage.said("2", "runner.json")["pid"], signal.SIGSTOP)
     for job in ("1", "2"):
-        stage.world.leave(job, 1, notice(deadline=0.1))
+        stage.backend.stop(job, 1, notice(deadline=0.1))
     assert stage.wait(RunEnded, "2").cause == "KILL"
     assert not stage.of(RunEnded, "1")
     (stage.run_dir("1") / "room").touch()
@@ -298,7 +298,7 @@ def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> No
 def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalStage) -> None:
     order = stage.begun("1")
     runner = stage.said("1", "runner.json")
-    stage.world.close()
+    stage.backend.close()
     os.kill(runner["pid"], signal.SIGKILL)
     until(lambda: not is_alive(runner["replicas"][0]["pid"]))
     stage.reopen((order, DesiredState.RUN))
@@ -317,18 +317,18 @@ def test_runs_of_long_ago_are_removed(stage: LocalStage) -> None:
 
 
 def test_log_of_a_chatty_replica_is_rotated_and_read_as_one(stage: LocalStage) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(settings=LocalSettings(QUICK.term_seconds, log_bytes=100_000, log_files=3))
     stage.run("1", "for number in range(60_000): print(f'{number:09}')")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     title = "--- run 1 on v100-0 [0] ---\n"
     end = len(title) + 600_000
-    kept = stage.world.log("1", 0, 0, 1 << 20)
+    kept = stage.backend.log("1", 0, 0, 1 << 20)
     assert kept.next == end
     assert 150_000 < len(kept.text) <= 300_000
     assert kept.offset == end - len(kept.text)
     middle = end - 150_000
-    part = stage.world.log("1", 0, middle, 100_000)
+    part = stage.backend.log("1", 0, middle, 100_000)
     want = "".join(f"{number:09}\n" for number in range(60_000))
     assert part.text.decode() == want[middle - len(title) :][:100_000]
     assert len(list((stage.folder / "jobs" / "1" / "log").iterdir())) == 3
@@ -347,8 +347,8 @@ def test_worker_of_the_reference_page_yields_and_goes_on(stage: LocalStage) -> N
     page = (Path(__file__).parents[2] / "docs" / "reference" / "lease-protocol.md").read_text(encoding="utf-8")
     text = page.partition("```python\n")[2].partition("```")[0]
     stage.begun("1", text)
-    stage.world.leave("1", 1, notice())
+    stage.backend.stop("1", 1, notice())
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.codes, [ended.steps]) == (RunEnding.YIELDED, (75,), stage.world.checkpoints("1"))
+    assert (ended.how, ended.codes, [ended.steps]) == (RunEnding.YIELDED, (75,), stage.backend.checkpoints("1"))
     stage.run("1", text.replace("200", str(int(ended.steps or 0) + 1)), epoch=2)
     assert stage.wait(RunEnded, "1", 2).how is RunEnding.FINISHED

@@ -1,4 +1,4 @@
-"""What a job does to the files of its run: its own run pays for that, its GPUs come free, and the world goes on."""
+"""What a job does to the files of its run: its own run pays for that, its GPUs come free, and the back end goes on."""
 
 import errno
 import json
@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.worlds import (
+from tests.backends import (
     PATIENCE,
     QUICK,
     WAITS,
@@ -48,9 +48,9 @@ def stage(tmp_path: Path, isolation: Isolation) -> Iterator[LocalStage]:
 
 
 def still_works(stage: LocalStage) -> None:
-    """The world does what it is asked for."""
+    """The back end still answers."""
     done = Event()
-    stage.world._clockwork.ask(done.set)
+    stage.backend._clockwork.ask(done.set)
     assert done.wait(PATIENCE)
 
 
@@ -66,7 +66,7 @@ def struck(stage: LocalStage, text: str, number: int = signal.SIGKILL) -> None:
     """A run that does that to its files, and whose runner gets a signal then: from here, as a job may not see its runner."""
     stage.run("1", HERE + text + LOSES_ITS_RUNNER)
     until((stage.run_dir("1").parents[1] / "work" / "struck").exists)
-    run = stage.world._runs.table.get(("1", 1))
+    run = stage.backend._runs.table.get(("1", 1))
     assert run is not None
     os.kill(run.pid, number)
 
@@ -149,7 +149,7 @@ def test_exit_is_not_believed_while_the_run_lives(stage: LocalStage) -> None:
     stage.reopen((order, DesiredState.RUN))
     stage.wait(RunBegan, "1", count=2)
     assert not stage.of(RunEnded, "1")
-    stage.world.kill("1", 1, "cancelled")
+    stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").codes == (-signal.SIGTERM,)
 
 
@@ -177,7 +177,7 @@ def test_ports_of_runs_that_go_on_are_not_given_away(stage: LocalStage) -> None:
     port = json.loads((stage.run_dir("1") / "order.json").read_text())["environment"]["MASTER_PORT"]
     stage.reopen((order, DesiredState.RUN))
     stage.wait(RunBegan, "1", count=2)
-    assert int(port) in stage.world._runs._ports
+    assert int(port) in stage.backend._runs._ports
 
 
 LINKS = {
@@ -234,7 +234,7 @@ def test_lock_that_somebody_else_has_frees_the_gpus_of_a_dead_runner(stage: Loca
     holds = "import fcntl, sys; lock = open(sys.argv[1]); fcntl.flock(lock, 2); print('held', flush=True);" + WAITS
     order = stage.begun("1")
     runner = json.loads((stage.run_dir("1") / "runner.json").read_text())["pid"]
-    stage.world.close()
+    stage.backend.close()
     os.kill(runner, signal.SIGKILL)
     until(lambda: not is_alive(runner))
     command = python(holds, str(stage.run_dir("1") / "lock"))
@@ -250,14 +250,14 @@ def test_lock_that_somebody_else_has_frees_the_gpus_of_a_dead_runner(stage: Loca
 
 
 def test_runner_that_was_stopped_is_killed_and_its_gpus_come_free(stage: LocalStage) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(replace(stage.settings, silent_seconds=2.0)).adopt([])
     struck(stage, "", signal.SIGSTOP)
     assert stage.wait(RunEnded, "1").cause == "node-lost"
 
 
 def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(replace(stage.settings, silent_seconds=2.0)).adopt([])
     stage.run("1", "import time; time.sleep(4)")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
@@ -268,7 +268,7 @@ def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> N
 
 def test_pipe_where_the_lease_is_written_does_not_stop_the_world(stage: LocalStage) -> None:
     meddled(stage, "1", "os.mkfifo(run + '/lease.json.part')")
-    stage.world.leave("1", 1, notice(0.1))
+    stage.backend.stop("1", 1, notice(0.1))
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
@@ -389,7 +389,7 @@ def test_fault_at_the_end_of_a_run_leaves_its_gpus_to_others(stage: LocalStage, 
     stage.begun("1")
     stage.run("2")
     monkeypatch.setattr(runs, "ended", ended)
-    stage.world.kill("1", 1, "cancelled")
+    stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
     stage.wait(RunBegan, "2")
 
@@ -398,7 +398,7 @@ def test_runner_that_cannot_be_watched_is_killed(stage: LocalStage, monkeypatch:
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOSPC, "too many watches")
 
-    monkeypatch.setattr(stage.world._clockwork, "watch", refuses)
+    monkeypatch.setattr(stage.backend._clockwork, "watch", refuses)
     stage.run("1", WAITS)
     assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     assert not stage.processes()

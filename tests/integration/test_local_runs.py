@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import WAITS, LocalStage, a_request, an_order, python, until
+from tests.backends import WAITS, LocalStage, a_request, an_order, python, until
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunPart
@@ -40,7 +40,7 @@ def shown(stage: LocalStage, job: str, replica: int = 0) -> dict[str, Any]:
 def test_replicas_are_numbered_as_torchrun_does_and_see_the_gpus_of_their_node(stage: LocalStage) -> None:
     parts = (RunPart("v100-0", "v100", (1, 3)), RunPart("k80-1", "k80", (2,)))
     request = a_request(SHOWS, gpus=3, replicas="gpu", micro_batches=6, checkpoint={"every": 30})
-    stage.world.launch(an_order("7", request, parts=parts, epoch=4))
+    stage.backend.launch(an_order("7", request, parts=parts, epoch=4))
     assert stage.wait(RunEnded, "7", 4).codes == (0, 0, 0)
     seen = [shown(stage, "7", rank)["env"] for rank in range(3)]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CUDA_VISIBLE_DEVICES", "POISE_GPU_TYPE")
@@ -70,16 +70,16 @@ def test_ranks_that_divide_a_step_know_how_fast_they_are(stage: LocalStage, repl
     parts = (RunPart("v100-0", "v100", (1, 3)), RunPart("k80-1", "k80", (2,)))
     request = a_request(SHOWS, gpus=3, replicas=replicas, micro_batches=6)
     order = replace(an_order("7", request, parts=parts), speeds={"v100": 8.0, "k80": 2.0})
-    stage.world.launch(order)
+    stage.backend.launch(order)
     stage.wait(RunEnded, "7")
     assert shown(stage, "7")["env"]["POISE_RANK_SPEEDS"] == speeds
 
 
 def test_ranks_that_are_alike_or_a_gang_hear_nothing_of_speeds(stage: LocalStage) -> None:
     alike = (RunPart("v100-0", "v100", (1, 3)),)
-    stage.world.launch(an_order("1", a_request(SHOWS, gpus=2, replicas="gpu", micro_batches=6), parts=alike))
+    stage.backend.launch(an_order("1", a_request(SHOWS, gpus=2, replicas="gpu", micro_batches=6), parts=alike))
     mixed = (RunPart("v100-0", "v100", (0,)), RunPart("k80-1", "k80", (2,)))
-    stage.world.launch(an_order("2", a_request(SHOWS, gpus=2, replicas="gpu"), parts=mixed))
+    stage.backend.launch(an_order("2", a_request(SHOWS, gpus=2, replicas="gpu"), parts=mixed))
     for job in ("1", "2"):
         stage.wait(RunEnded, job)
         assert "POISE_RANK_SPEEDS" not in shown(stage, job)["env"]
@@ -95,7 +95,7 @@ def test_scripts_of_slurms_know_the_id_of_their_job(stage: LocalStage) -> None:
 
 
 def test_real_gpus_go_by_the_names_of_their_devices(stage: LocalStage) -> None:
-    stage.world.close()
+    stage.backend.close()
     stage.open(devices={("v100-0", 1): "GPU-abc", ("v100-0", 3): "GPU-def"})
     stage.run("1", SHOWS, 1, 3)
     stage.wait(RunEnded, "1")
@@ -105,7 +105,7 @@ def test_real_gpus_go_by_the_names_of_their_devices(stage: LocalStage) -> None:
 def test_replica_sees_nothing_of_the_server_but_a_harmless_part_of_its_environment(stage: LocalStage) -> None:
     secrets = {"POISE_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "SSH_AUTH_SOCK": "/tmp/agent"}
     harmless = {"PATH": os.environ["PATH"], "HOME": "/home/ann", "LANG": "C.UTF-8", "LC_TIME": "de_DE.UTF-8", "TZ": "UTC"}
-    stage.world.close()
+    stage.backend.close()
     stage.open(environ={**secrets, **harmless})
     stage.run("1", SHOWS, env={"LR": "0.1", "TZ": "Asia/Tokyo", "RANK": "9"})
     stage.wait(RunEnded, "1")
@@ -157,9 +157,9 @@ def test_files_of_a_job_are_its_owners_alone(stage: LocalStage) -> None:
 @pytest.mark.parametrize("job", ["../1", "", ".", "..", "a/b", ".hidden", "a\n", "a" * 300])
 def test_id_that_is_no_name_is_refused(stage: LocalStage, job: str) -> None:
     with pytest.raises(RequestError, match="cannot name a directory"):
-        stage.world.launch(an_order(job, a_request()))
+        stage.backend.launch(an_order(job, a_request()))
     with pytest.raises(RequestError, match="cannot name a directory"):
-        stage.world.log(job, 0, 0, 10)
+        stage.backend.log(job, 0, 0, 10)
 
 
 # How a run fails
@@ -224,7 +224,7 @@ def test_longest_argument_and_variable_that_are_taken_can_be_handed_over(stage: 
         python("import os, sys; print(len(sys.argv[1]), len(os.environ['A']))", argument), env={"A": variable}
     )
     orders.checked(request)
-    stage.world.launch(an_order("1", request))
+    stage.backend.launch(an_order("1", request))
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert f"{len(argument)} {len(variable)}" in stage.text("1")
     with pytest.raises(RequestError, match="A has"):
@@ -248,9 +248,9 @@ def test_job_that_ran_for_as_long_as_it_may_fails_for_good(stage: LocalStage) ->
     stage.run("1", WAITS, max_duration=0.2)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "max-duration", (-15,))
-    stage.world.launch(an_order("2", a_request(WAITS, max_duration=60), ran=59.8))
+    stage.backend.launch(an_order("2", a_request(WAITS, max_duration=60), ran=59.8))
     assert stage.wait(RunEnded, "2").cause == "max-duration"
-    stage.world.launch(an_order("3", a_request(WAITS, max_duration=60), ran=60))
+    stage.backend.launch(an_order("3", a_request(WAITS, max_duration=60), ran=60))
     assert stage.wait(RunEnded, "3").cause == "max-duration"
     assert not stage.of(RunBegan, "3")
 
@@ -281,7 +281,7 @@ def test_setup_that_fails_fails_the_run_and_is_tried_again(stage: LocalStage) ->
 def test_setup_that_hangs_is_ended_with_its_lease(stage: LocalStage) -> None:
     stage.run("1", "", setup=python(f"print('hanging', flush=True)\n{WAITS}"))
     stage.says("1", "hanging")
-    stage.world.kill("1", 1, "cancelled")
+    stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
@@ -325,7 +325,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
     stage: LocalStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
-    spawn, unwatch = processes.spawn, stage.world._clockwork.unwatch
+    spawn, unwatch = processes.spawn, stage.backend._clockwork.unwatch
     spawned: list[Spawned] = []
     has_ended: list[bool] = []
 
@@ -342,7 +342,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
         unwatch(handle)
 
     monkeypatch.setattr(runs, "spawn", first_dies)
-    monkeypatch.setattr(stage.world._clockwork, "unwatch", noting)
+    monkeypatch.setattr(stage.backend._clockwork, "unwatch", noting)
     stage.run("1")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert has_ended == [True]

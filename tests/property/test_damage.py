@@ -23,7 +23,7 @@ from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import PoiseError
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
-from poise.service.server.startup import Setup, WorldKind, open_engine
+from poise.service.server.startup import BackendKind, Setup, open_engine
 from poise.service.server.storage.mark import MARK
 from poise.service.server.storage.replay import replay_store
 from poise.service.server.storage.schema import FILE
@@ -43,7 +43,8 @@ def submitted(engine: LiveService, **given: object) -> str:
 
 def started(state: Path) -> tuple[LiveService, str]:
     log = StringIO()
-    setup = Setup(state, parse_cluster("v100:4"), "fifo", "consolidate", Settings(round=60.0), WorldKind.NULL, Logbook(log))
+    cluster, settings = parse_cluster("v100:4"), Settings(round=60.0)
+    setup = Setup(state, cluster, "fifo", "consolidate", settings, BackendKind.NULL, Logbook(log))
     engine = open_engine(setup)
     engine.start()
     return engine, log.getvalue()

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.machine import ALICE, BOB, LingeringWorld, Service, a_request
+from tests.machine import ALICE, BOB, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing
 
 from poise.scheduler.core.settings import Cadence, Settings
@@ -32,7 +32,7 @@ class Life:
         settings = Settings(
             round=10.0, retries=2, cadence=self.draw.choice(list(Cadence)), minimum_run=self.draw.choice((0.0, 1.0))
         )
-        self.service = Service(directory, policies[0], "v100:8,k80:4", settings, world=LingeringWorld)
+        self.service = Service(directory, policies[0], "v100:8,k80:4", settings, backend=LingeringBackend)
         self.jobs: list[str] = []
 
     def go_on(self) -> None:
@@ -84,7 +84,7 @@ class Life:
         how = self.draw.choice((RunEnding.FAILED, RunEnding.FAILED, RunEnding.FINISHED, RunEnding.YIELDED))
         is_away = self.draw.random() < 0.3
         if is_away:
-            self.service.loop.world.close()
+            self.service.loop.backend.close()
         machine.end(job, how, cause=self.draw.choice(CAUSES) if how is RunEnding.FAILED else None, steps=1.0, code=1)
         if is_away:
             machine.now += self.draw.choice((1, 20, 100))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.machine import LingeringWorld, Service, a_request
+from tests.machine import LingeringBackend, Service, a_request
 
 from poise.service.backends.api import RunEnding
 
@@ -62,7 +62,7 @@ def test_a_run_is_attached_once_it_has_done_a_step_and_can_save(
 
 
 def test_a_job_that_was_asked_to_leave_and_kept_nothing_is_not_asked_again_before_it_saves(tmp_path: Path) -> None:
-    service = Service(tmp_path, world=LingeringWorld)
+    service = Service(tmp_path, backend=LingeringBackend)
     first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
     machine = service.machine
     service.pass_time(10)

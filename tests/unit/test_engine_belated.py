@@ -21,7 +21,7 @@ def service(tmp_path: Path) -> Service:
 def test_a_crash_between_late_news_and_the_decision_after_it_delays_nobody(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="fifo")
     first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
-    service.loop.world.close()
+    service.loop.backend.close()
     service.machine.end(first, RunEnding.FINISHED)
     service.machine.now += 100
     service.restart()
@@ -38,7 +38,7 @@ def test_a_run_that_ended_while_the_service_was_down_is_charged_until_it_ended(p
     service = Service(tmp_path, policy="fifo")
     first, second = service.submit(a_request(), a_request())
     service.pass_time(3)
-    service.loop.world.close()
+    service.loop.backend.close()
     service.machine.end(first, RunEnding.FINISHED)
     service.machine.now += 100
     service.policy = policy

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, LingeringWorld, Service, a_request
+from tests.machine import ALICE, BOB, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.engine.journal import read_entry
@@ -26,7 +26,7 @@ def service(tmp_path: Path) -> Service:
 @pytest.fixture
 def slow(tmp_path: Path) -> Service:
     """Runs take their time to leave."""
-    return Service(tmp_path, world=LingeringWorld)
+    return Service(tmp_path, backend=LingeringBackend)
 
 
 def two_that_restart(**more: object) -> tuple[JobRequest, JobRequest]:
@@ -172,7 +172,7 @@ def test_a_job_that_has_run_for_as_long_as_it_may_is_not_forgiven_by_its_exit_co
 
 
 def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
-    service = Service(tmp_path, cluster="v100:2", policy="fifo", world=LingeringWorld)
+    service = Service(tmp_path, cluster="v100:2", policy="fifo", backend=LingeringBackend)
     first, second, third = service.submit(a_request(), a_request(), a_request())
     service.wish(lambda engine: engine.hold(ALICE, first))
     assert service.engine.why(third).reason.text == "waits until those who had its GPUs have left"
@@ -242,7 +242,7 @@ def test_names_of_models_that_people_make_up_are_not_all_remembered(service: Ser
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Service, list[str]]:
-    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1", world=LingeringWorld)
+    service = Service(tmp_path, policy="max-min+packed", cluster="v100:1", backend=LingeringBackend)
     known = {"model": "ResNet-18", "batch_size": 128, "duration": 1e4}
     jobs = service.submit(a_request(**known), a_request(**known | {"model": "LM", "batch_size": 80}))
     for _ in range(5):

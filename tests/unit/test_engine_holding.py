@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, LingeringWorld, Service, a_request
+from tests.machine import ALICE, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.service.backends.api import RunEnding
@@ -13,7 +13,7 @@ from poise.service.wire.views import Done, Flag, JobState, NodeRow
 @pytest.fixture
 def slow(tmp_path: Path) -> Service:
     """Whoever is asked to leave takes their time."""
-    return Service(tmp_path, world=LingeringWorld, cluster="v100:2")
+    return Service(tmp_path, backend=LingeringBackend, cluster="v100:2")
 
 
 def unaware(service: Service, **given: str) -> str:

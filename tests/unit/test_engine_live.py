@@ -4,7 +4,7 @@ from operator import methodcaller
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
+from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_request
 
 from poise.engine.journal import read_entry, read_header
 from poise.engine.replay import replay
@@ -69,11 +69,11 @@ def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service
     """Between the wish that it leave and its leaving it does all its work."""
     first, _second = service.submit(a_request(gpus=2), a_request(gpus=2))
     machine = service.machine
-    stop = service.loop.world._stop  # type: ignore[attr-defined]
-    service.loop.world._stop = lambda job, _epoch: machine.end(job, RunEnding.FINISHED)  # type: ignore[attr-defined]
+    stop = service.loop.backend._stop  # type: ignore[attr-defined]
+    service.loop.backend._stop = lambda job, _epoch: machine.end(job, RunEnding.FINISHED)  # type: ignore[attr-defined]
     while (first not in machine.finished) and machine.now < 2_000:
         service.pass_time(10)
-    service.loop.world._stop = stop  # type: ignore[attr-defined]
+    service.loop.backend._stop = stop  # type: ignore[attr-defined]
     service.pass_time(50)
     assert states(service)[first] == "SUCCEEDED"
     assert machine.finished == [first]
@@ -86,10 +86,10 @@ def test_cancelling_ends_the_processes_and_gives_the_gpus_to_the_next(service: S
     assert states(service) == {first: "CANCELLED", second: "RUNNING"}
 
 
-@pytest.mark.parametrize("world", [PretendWorld, LingeringWorld])
-def test_a_wish_sent_twice_is_granted_twice_and_done_once(tmp_path: Path, world: type[PretendWorld]) -> None:
+@pytest.mark.parametrize("backend", [FakeBackend, LingeringBackend])
+def test_a_wish_sent_twice_is_granted_twice_and_done_once(tmp_path: Path, backend: type[FakeBackend]) -> None:
     """A client that gets no answer sends it again: before the engine has looked at it, or after it was done."""
-    service = Service(tmp_path, world=world)
+    service = Service(tmp_path, backend=backend)
     [job] = service.submit(a_request(preemption="never"))
     for verb in ("hold", "release", "cancel"):
         wishes = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
@@ -269,7 +269,7 @@ def test_a_smaller_cluster_after_a_restart_makes_those_leave_who_have_no_place_a
 def test_what_ended_while_the_service_was_away_is_charged_until_it_ended(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.pass_time(10)
-    service.loop.world.close()
+    service.loop.backend.close()
     service.machine.end(job, RunEnding.FINISHED)
     service.machine.now += 1_000
     service.restart()

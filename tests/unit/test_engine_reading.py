@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, PretendWorld, Service, a_request
+from tests.machine import ALICE, BOB, FakeBackend, Service, a_request
 from tests.machine_laws import paged
 
 from poise.service.backends.api import LogPart, RunEnding
@@ -242,7 +242,7 @@ def test_a_log_that_may_never_be_read_is_not_said_to_be_so_at_the_moment(
         raise OSError(number, os.strerror(number))
 
     [job] = service.submit(a_request())
-    monkeypatch.setattr(PretendWorld, "log", refuses)
+    monkeypatch.setattr(FakeBackend, "log", refuses)
     with pytest.raises(RequestRefusedError, match=text) as refused:
         service.engine.log(job, replica=0, offset=0, limit=10)
     assert refused.value.fault is fault
@@ -253,7 +253,7 @@ def test_the_log_of_a_replica_that_a_job_does_not_have_is_refused(
     service: Service, monkeypatch: pytest.MonkeyPatch, replicas: str, most: int
 ) -> None:
     [job, waiting] = service.submit(*[a_request(gpus=2, replicas=replicas)] * 2)
-    monkeypatch.setattr(PretendWorld, "log", lambda *_: LogPart(b"", 0, 0))
+    monkeypatch.setattr(FakeBackend, "log", lambda *_: LogPart(b"", 0, 0))
     assert service.engine.log(waiting, replica=1, offset=0, limit=10).text == ""
     for offset in (0, -10):
         for replica in range(most):
@@ -261,5 +261,5 @@ def test_the_log_of_a_replica_that_a_job_does_not_have_is_refused(
         wanted = f"^job {job} has {most} replicas?; the first is replica 0$"
         with pytest.raises(RequestRefusedError, match=wanted):
             service.engine.log(job, replica=most, offset=offset, limit=10)
-    monkeypatch.setattr(PretendWorld, "log", lambda *_: LogPart(b"", 7, 7))  # of a run that is not kept one by one any more
+    monkeypatch.setattr(FakeBackend, "log", lambda *_: LogPart(b"", 7, 7))  # of a run that is not kept one by one any more
     assert service.engine.log(job, replica=9, offset=7, limit=10).next == 7

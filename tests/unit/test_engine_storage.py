@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.machine import ALICE, PretendWorld, Service, a_request
+from tests.machine import ALICE, FakeBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
@@ -269,20 +269,20 @@ def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line
 def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Service) -> None:
     """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
     [job] = service.submit(a_request(gpus=2))
-    store, adopt = service.loop.store, service.world.adopt
+    store, adopt = service.loop.store, service.backend.adopt
     late = ChangeJobs(ALICE, job, Verb.HOLD)
     failing(service, 1)
 
-    def busy(self: PretendWorld, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
+    def busy(self: FakeBackend, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         service.loop._inbox.put(late)
         adopt(self, runs)
 
-    service.world.adopt = busy  # type: ignore[method-assign]
+    service.backend.adopt = busy  # type: ignore[method-assign]
     try:
         reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
         service.settle()
     finally:
-        service.world.adopt = adopt  # type: ignore[method-assign]
+        service.backend.adopt = adopt  # type: ignore[method-assign]
     assert isinstance(reply.exception(0), RequestRefusedError)
     assert late.reply.result(0).job == job
     assert store.last > 2

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, BOB, LingeringWorld, PretendWorld, Service, a_request
+from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_request
 
 from poise.scheduler.policies.catalogue import POLICIES
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
@@ -31,7 +31,7 @@ def end_untold(
     service.settle()
 
 
-class Unbegun(PretendWorld):
+class Unbegun(FakeBackend):
     """Runs are launched, and do not get as far as to begin."""
 
     def launch(self, order: RunOrder) -> None:
@@ -155,7 +155,7 @@ def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path)
 
 
 def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
-    service = Service(tmp_path, world=Unbegun)
+    service = Service(tmp_path, backend=Unbegun)
     [job] = service.submit(a_request(setup=("false",)))
     end_untold(service, job, RunEnding.FAILED, "no-signature", (None,))
     assert said_of(service, job, "failed") == [
@@ -165,7 +165,7 @@ def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Pat
 
 
 def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Path) -> None:
-    service = Service(tmp_path, world=Unbegun)
+    service = Service(tmp_path, backend=Unbegun)
     [job] = service.submit(a_request())
     end_untold(service, job, RunEnding.FAILED, "node-lost", (None,))
     assert said_of(service, job, "failed") == ["run 1 failed: killed; the next one starts its command again"]
@@ -178,7 +178,7 @@ def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Pa
 )
 def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: float | None, says: str) -> None:
     """The core counts a job that states its duration in seconds."""
-    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", backend=LingeringBackend)
     [long] = service.submit(a_request(duration=1_000.0))
     service.submit(a_request(duration=10.0))
     service.pass_time(20)
@@ -192,7 +192,7 @@ def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: flo
 
 
 def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Path) -> None:
-    service = Service(tmp_path, policy="srtf", cluster="v100:1", world=LingeringWorld)
+    service = Service(tmp_path, policy="srtf", cluster="v100:1", backend=LingeringBackend)
     [long] = service.submit(a_request(duration=1_000.0))
     [short] = service.submit(a_request(duration=10.0), by=BOB)
     service.pass_time(20)
@@ -210,7 +210,7 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
 
 
 def reasons(service: Service) -> dict[str, str | None]:
-    """Why runs are to end, as a world is told that takes them over."""
+    """Why runs are to end, as a back end is told that takes them over."""
     return {order.job: order.reason for order, _ in held_runs(service.loop.store, service.loop.situation)}
 
 
@@ -219,7 +219,7 @@ def reasons(service: Service) -> dict[str, str | None]:
 
 @pytest.mark.parametrize(("unaware", "says"), [(set(), "writes its checkpoint"), ({"1"}, "does not save by poise.worker")])
 def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unaware: set[str], says: str) -> None:
-    service = Service(tmp_path, cluster="v100:1", world=LingeringWorld)
+    service = Service(tmp_path, cluster="v100:1", backend=LingeringBackend)
     service.machine.unaware = unaware
     [job] = service.submit(a_request())
     service.engine.stop(ALICE, job)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.machine import ALICE, LingeringWorld, Service, a_request
+from tests.machine import ALICE, LingeringBackend, Service, a_request
 
 from poise.engine.journal import read_entry
 from poise.scheduler.core.settings import Cadence, Settings
@@ -21,7 +21,7 @@ ROUNDS = Settings(cadence=Cadence.ROUNDS, round=10.0, retries=2)
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     """There is always a GPU left, so that every arrival is planned for."""
-    return Service(tmp_path, policy="max-min", cluster="v100:3", settings=ROUNDS, world=LingeringWorld)
+    return Service(tmp_path, policy="max-min", cluster="v100:3", settings=ROUNDS, backend=LingeringBackend)
 
 
 def while_thinking(service: Service, deed: Callable[[], None]) -> None:

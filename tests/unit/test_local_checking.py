@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import a_request
+from tests.backends import a_request
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local import checked

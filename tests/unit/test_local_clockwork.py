@@ -3,7 +3,7 @@
 import os
 from threading import Event
 
-from tests.worlds import PATIENCE
+from tests.backends import PATIENCE
 
 from poise.service.backends.local.event_loop import EventLoop
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import python, until
+from tests.backends import python, until
 
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.service.backends.local import processes

@@ -131,7 +131,7 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.backends.local.isolation import Isolate
     from poise.service.server.logs import Level, Logbook, LogFormat
-    from poise.service.server.startup import AsRoot, Setup, WorldKind
+    from poise.service.server.startup import AsRoot, BackendKind, Setup
 
     if options["policy"] is not None:
         policy_named(options["policy"])
@@ -143,7 +143,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
         policy=options["policy"],
         placement=options["placement"],
         settings=_settings(options),
-        world=WorldKind(options["workers"]),
+        backend=BackendKind(options["workers"]),
         log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
         devices=devices,
         isolate=Isolate(options["isolate"]),

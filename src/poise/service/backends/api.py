@@ -121,7 +121,7 @@ class BackendFailed:
     problem: str
 
 
-News = RunBegan | RunProgressed | RunEnded
+RunEvent = RunBegan | RunProgressed | RunEnded
 
 
 class DesiredState(StrEnum):
@@ -155,7 +155,7 @@ class LiveBackend(Protocol):
     def launch(self, order: RunOrder) -> None:
         """Begin a run. If it cannot be begun, it is told as FAILED."""
 
-    def leave(self, job: str, epoch: int, notice: RunNotice) -> None:
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
         """End a run's lease: ask for a checkpoint, wait until the deadline, then TERM, then KILL. Told as RunEnded."""
 
     def kill(self, job: str, epoch: int, reason: str) -> None:
@@ -171,4 +171,4 @@ class LiveBackend(Protocol):
         """Let go of everything; processes go on."""
 
 
-Tell = Callable[[News | BackendFailed], None]
+OnEvent = Callable[[RunEvent | BackendFailed], None]

@@ -17,13 +17,13 @@ from time import (
 from poise.service.backends.api import (
     DesiredState,
     LogPart,
+    OnEvent,
     RunBegan,
     RunEnded,
     RunEnding,
     RunNotice,
     RunOrder,
     RunProgressed,
-    Tell,
 )
 from poise.service.wire.request import MOST_STEPS, JobRequest
 
@@ -40,7 +40,7 @@ class _NullRun:
 class NullBackend:
     """A World (poise.service.backends.api) in which nothing runs."""
 
-    def __init__(self, tell: Tell, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, tell: OnEvent, *, clock: Callable[[], float] = monotonic) -> None:
         self._tell = tell
         self._clock = clock
         self._runs: dict[str, _NullRun] = {}
@@ -73,7 +73,7 @@ class NullBackend:
                 heappush(self._ends, (end, order.job, order.epoch))
                 self._changed.notify()
 
-    def leave(self, job: str, epoch: int, notice: RunNotice) -> None:
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
         """It has left, with all its work."""
         with self._changed:
             run = self._taken(job, epoch)

@@ -20,7 +20,7 @@ from poise.scheduler.model.event import (
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import format_seconds
-from poise.service.backends.api import News, RunBegan, RunEnded, RunEnding, RunProgressed
+from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunEvent, RunProgressed
 from poise.service.server.admission import job_of
 from poise.service.server.commands import (
     AWAITED,
@@ -157,7 +157,7 @@ class Batch:
         self._told: set[str] = set()
         """Jobs whose hold, or release, the core is told of in this instant."""
 
-    def take(self, item: Wish | News) -> None:
+    def take(self, item: Wish | RunEvent) -> None:
         """One wish, or one piece of news."""
         match item:
             case SubmitJobs():

@@ -6,7 +6,7 @@ from time import monotonic, time  # noqa: TID251 - the one place where the servi
 
 from poise.engine.journal import Header
 from poise.scheduler.core.scheduler import Scheduler
-from poise.service.backends.api import LiveBackend, Tell
+from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.server.admission import Admission
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
@@ -47,7 +47,7 @@ class Dependencies:
     header: Header
     scheduler_of: Callable[[Header], Scheduler]
     intake_of: Callable[[Header], Admission]
-    world_of: Callable[[Tell], LiveBackend]
+    backend_of: Callable[[OnEvent], LiveBackend]
     log: Logbook
     metrics: Metrics
     retries: int

@@ -1,9 +1,9 @@
-"""Runs as the world has to know them, and what it is told to do."""
+"""Runs as the back end has to know them, and what it is told to do."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from poise.scheduler.model.errors import JournalError
-from poise.service.backends.api import DesiredState, LiveBackend, News, RunEnded, RunOrder
+from poise.service.backends.api import DesiredState, LiveBackend, RunEnded, RunEvent, RunOrder
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.records import JobRecord, RunRecord
 from poise.service.server.service_state import JOB_ENDED, RunOrders, ServiceState
@@ -17,21 +17,21 @@ def held_runs(store: Store, situation: ServiceState) -> list[tuple[RunOrder, Des
     return list(zip(_run_orders(store, situation, runs), (run.grip for _, run in runs), strict=True))
 
 
-def carry_out(orders: RunOrders, situation: ServiceState, parts: Dependencies, world: LiveBackend) -> None:
-    """Have the world do what is committed: who is to leave first, then who is to begin in their place."""
+def carry_out(orders: RunOrders, situation: ServiceState, parts: Dependencies, backend: LiveBackend) -> None:
+    """Have the back end do what is committed: who is to leave first, then who is to begin in their place."""
     for job, epoch, notice in orders.leaves:
         parts.metrics.preempted(notice.cause)
         parts.log.info("preempt", job=job, epoch=epoch, text=notice.text)
-        world.leave(job, epoch, notice)
+        backend.stop(job, epoch, notice)
     for job, epoch, reason in orders.kills:
-        world.kill(job, epoch, reason)
+        backend.kill(job, epoch, reason)
     runs = [(situation.records[job], run) for job, run in orders.launches]
     for (record, run), order in zip(runs, _run_orders(parts.store, situation, runs), strict=True):
         if record.launches == 1:
             parts.metrics.waited(record.waited)
         parts.metrics.launched()
         parts.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
-        world.launch(order)
+        backend.launch(order)
 
 
 def _run_orders(store: Store, situation: ServiceState, runs: Sequence[tuple[JobRecord, RunRecord]]) -> Iterator[RunOrder]:
@@ -71,7 +71,7 @@ def _speeds(situation: ServiceState, job: str) -> dict[str, float]:
 # News that comes late: of runs that ended while nobody looked.
 
 
-def told_late(news: Sequence[News], since: float) -> tuple[list[list[News]], list[News]]:
+def told_late(news: Sequence[RunEvent], since: float) -> tuple[list[list[RunEvent]], list[RunEvent]]:
     """Runs that ended before `since`, in the order of their ends, each with all that is told of it; and the rest."""
     late = sorted((each for each in news if isinstance(each, RunEnded) and each.at < since), key=lambda each: each.at)
     runs = {(each.job, each.epoch) for each in late}
@@ -80,8 +80,8 @@ def told_late(news: Sequence[News], since: float) -> tuple[list[list[News]], lis
     return whole, [each for each in news if (each.job, each.epoch) not in runs]
 
 
-def _by_run(news: Iterable[News]) -> dict[tuple[str, int], list[News]]:
-    found: dict[tuple[str, int], list[News]] = {}
+def _by_run(news: Iterable[RunEvent]) -> dict[tuple[str, int], list[RunEvent]]:
+    found: dict[tuple[str, int], list[RunEvent]] = {}
     for each in news:
         found.setdefault((each.job, each.epoch), []).append(each)
     return found

@@ -17,7 +17,7 @@ from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
 from poise.scheduler.model.errors import InvariantError, ReplayError, RequestError
 from poise.scheduler.model.event import Belated, Woke
-from poise.service.backends.api import BackendFailed, LiveBackend, News, RunBegan, RunEnded
+from poise.service.backends.api import BackendFailed, LiveBackend, RunBegan, RunEnded, RunEvent
 from poise.service.server.batch import CANCELLED_AT_ONCE, Batch
 from poise.service.server.commands import (
     AWAITED,
@@ -65,7 +65,7 @@ class _Step(NamedTuple):
     changes: Changes | None
 
 
-def _weight(item: Wish | News | BackendFailed) -> int:
+def _weight(item: Wish | RunEvent | BackendFailed) -> int:
     """Of what a commit may hold."""
     match item:
         case SubmitJobs():
@@ -84,7 +84,7 @@ class ServiceEngine:
         self.store = parts.store
         self.lock = threading.RLock()
         self.trouble: RequestRefusedError | None = RequestRefusedError(RefusalCode.NOT_READY, "the service is starting")
-        self._inbox: SimpleQueue[Wish | News | BackendFailed | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Wish | RunEvent | BackendFailed | None] = SimpleQueue()
         self._closing = threading.Event()
         self._over = threading.Event()
         self._started = threading.Event()
@@ -101,7 +101,7 @@ class ServiceEngine:
         self.began = self.clock.now()
         self._last = self.store.last_moment()
         self.situation: ServiceState
-        self.world: LiveBackend
+        self.backend: LiveBackend
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -147,12 +147,12 @@ class ServiceEngine:
             self._started.set()
             self._over.set()
             self._refuse(self._drained())
-            if hasattr(self, "world"):
-                self.world.close()
+            if hasattr(self, "backend"):
+                self.backend.close()
             self.store.close()
 
     def open(self) -> None:
-        """The situation as the journal has it; and the world, with every run that the journal does not know the end of."""
+        """Rebuild the state from the journal, and hand the back end each run whose end the journal does not know."""
         began = perf_counter()
         situation, answer = self._opened()
         self._deciding = perf_counter() - began
@@ -163,10 +163,10 @@ class ServiceEngine:
         self._look_at(situation)
         self._last = self.store.last_moment()
         self._set_aside()
-        self.world = self.parts.world_of(self._hear)
+        self.backend = self.parts.backend_of(self._hear)
         with self.store.legible():
             runs = held_runs(self.store, situation)
-        self.world.adopt(runs)
+        self.backend.adopt(runs)
         if answer is not None:
             self._carry_out(answer.orders)
         self._look_back()
@@ -198,15 +198,15 @@ class ServiceEngine:
         for each in asides:
             self.parts.log.error("job-damaged", job=each.row.id, tenant=each.row.tenant, problem=each.record.cause)
 
-    def _hear(self, news: News | BackendFailed) -> None:
-        """Take news from the world, dated as the service has it."""
+    def _hear(self, news: RunEvent | BackendFailed) -> None:
+        """Take news from the back end, dated as the service has it."""
         self._inbox.put(
             news if isinstance(news, BackendFailed) else replace(news, at=self.clock.moment(news.at, earliest=0.0))
         )
 
     def _look_back(self) -> None:
         """Tell the core what ended while nobody looked, before it decides anything; the rest is heard in its turn."""
-        heard: list[Wish | News | BackendFailed] = []
+        heard: list[Wish | RunEvent | BackendFailed] = []
         with suppress(Empty):
             while (item := self._inbox.get_nowait()) is not None:
                 heard.append(item)
@@ -214,7 +214,7 @@ class ServiceEngine:
             if isinstance(wish, Wish):
                 self._inbox.put(wish)
         self._check(heard)
-        for item in self._catch_up([each for each in heard if isinstance(each, News)], self.clock.now()):
+        for item in self._catch_up([each for each in heard if isinstance(each, RunEvent)], self.clock.now()):
             self._inbox.put(item)
 
     def _look_at(self, situation: ServiceState) -> None:
@@ -254,7 +254,7 @@ class ServiceEngine:
         wake = self.situation.wake
         return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
 
-    def _batch(self, timeout: float | None) -> Iterator[Wish | News | BackendFailed]:
+    def _batch(self, timeout: float | None) -> Iterator[Wish | RunEvent | BackendFailed]:
         """What has come in, or comes in time."""
         left = MOST_AT_ONCE
         with suppress(Empty):
@@ -276,7 +276,7 @@ class ServiceEngine:
             if self._full is not None:
                 self._get_by(batch)
                 return
-            news = self._catch_up([each for each in batch if isinstance(each, News)], began - LATE)
+            news = self._catch_up([each for each in batch if isinstance(each, RunEvent)], began - LATE)
             self._wake_up()
             if news or wishes:
                 self._handle([*news, *wishes], self.clock.now())  # what ended comes first
@@ -294,7 +294,7 @@ class ServiceEngine:
         self._busy = began, self.clock.now()
 
     @staticmethod
-    def _check(batch: "Iterable[Wish | News | BackendFailed]") -> None:
+    def _check(batch: "Iterable[Wish | RunEvent | BackendFailed]") -> None:
         for each in batch:
             if isinstance(each, BackendFailed):
                 raise InvariantError(f"the back end has stopped: {each.problem}")
@@ -305,7 +305,7 @@ class ServiceEngine:
         is_slow = self._deciding > SLOW_CHAPTER
         return is_slow or self.store.chapter_length > LONG_CHAPTER or rows - len(self.situation.records) > MANY_ENDED
 
-    def _catch_up(self, news: list[News], since: float) -> list[News]:
+    def _catch_up(self, news: list[RunEvent], since: float) -> list[RunEvent]:
         """Tell the core, as of when they ended, of runs that did so before `since`; what is left is of now."""
         late, rest = told_late(news, since)
         if not late:
@@ -328,7 +328,7 @@ class ServiceEngine:
             as_named = now - wake < LATE or began <= wake <= ended
             self._handle([], max(wake, self._last) if as_named else now, Woke())
 
-    def _handle(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> None:
+    def _handle(self, batch: Sequence[Wish | RunEvent], now: float, *first: Belated | Woke) -> None:
         """One instant. All of it is kept before any of it is done or answered, or none of it is."""
         step = self._take(batch, now, *first)
         self._finish([step])
@@ -337,7 +337,7 @@ class ServiceEngine:
         for wish in step.instant.chapters:
             self._renew(wish)
 
-    def _take(self, batch: Sequence[Wish | News], now: float, *first: Belated | Woke) -> "_Step":
+    def _take(self, batch: Sequence[Wish | RunEvent], now: float, *first: Belated | Woke) -> "_Step":
         """Ask the core; nothing is kept yet."""
         instant = Batch(self.situation, self.store, self.parts, self._losses, now)
         with self.lock:
@@ -416,7 +416,7 @@ class ServiceEngine:
                 self._inbox.put(wish)
         return True
 
-    def _get_by(self, batch: "Sequence[Wish | News | BackendFailed]") -> None:
+    def _get_by(self, batch: "Sequence[Wish | RunEvent | BackendFailed]") -> None:
         """Take note of what ended and of what frees room, as of now; decide nothing. Look whether there is room again."""
         wishes = [each for each in batch if isinstance(each, Wish)]
         self._refuse(wish for wish in wishes if not frees_room(wish))
@@ -443,7 +443,7 @@ class ServiceEngine:
     def _is_open_again(self) -> bool:
         try:
             self.store.look()
-            self.world.close()
+            self.backend.close()
             self.open()
         except StorageError:
             return False
@@ -454,7 +454,7 @@ class ServiceEngine:
             refuse(wish, self.trouble or RequestRefusedError(RefusalCode.NOT_READY, STOPPING))
 
     def _drained(self) -> list[Wish]:
-        """Wishes that have come in meanwhile; news is found again in the world itself."""
+        """Wishes that have come in meanwhile; news is found again in the back end itself."""
         wishes: list[Wish] = []
         with suppress(Empty):
             while True:
@@ -464,8 +464,8 @@ class ServiceEngine:
         return wishes
 
     def _carry_out(self, orders: RunOrders) -> None:
-        """Have the world do what is committed."""
-        carry_out(orders, self.situation, self.parts, self.world)
+        """Have the back end do what is committed."""
+        carry_out(orders, self.situation, self.parts, self.backend)
 
     def _renew(self, wish: SetWeight | SetPolicy | None, header: Header | None = None) -> None:
         """Go on in a new chapter, with what is wished for, or as another header has it."""

@@ -28,7 +28,7 @@ RESIZING = ("optimus", "themis")
 
 
 def reason_of(situation: ServiceState, record: JobRecord, now: float) -> views.ReasonView:
-    """The dominant reason of a job that has not ended; the world knows more of runs than the core does."""
+    """The dominant reason of a job that has not ended; the back end knows more of runs than the core does."""
     if (stranded := situation.stranded.get(record.job.id)) is not None:
         return views.ReasonView(code=Code.REJECTED.value, text=f"cannot run on the cluster as it is now: {stranded}")
     found = situation.scheduler.explain(record.job.id)

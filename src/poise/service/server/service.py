@@ -187,7 +187,7 @@ class LiveService:
         record, request = self._record(job)
         ended = record.finished is not None and not record.open_runs()
         try:
-            found = self._loop.world.log(job, replica, offset, limit)
+            found = self._loop.backend.log(job, replica, offset, limit)
         except PermissionError as error:  # that does not pass by itself
             raise RequestRefusedError(
                 RefusalCode.UNKNOWN, f"job {job} has no log that the service may read: {error}"

@@ -2,7 +2,7 @@
 
 `ServiceState` takes the facts of an instant, asks the core, carries facts and wishes into the records, and says what is
 to be
-committed and what the world is then to be told. It does no input or output.
+committed and what the back end is then to be told. It does no input or output.
 """
 
 import json
@@ -81,7 +81,7 @@ class TenantTotals:
 
 @dataclass
 class RunOrders:
-    """What the world is to be told once the commit is done."""
+    """What the back end is to be told once the commit is done."""
 
     launches: list[tuple[str, RunRecord]] = field(default_factory=list)
     leaves: list[tuple[str, int, RunNotice]] = field(default_factory=list)
@@ -113,7 +113,7 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True)
 class CommittedReply:
-    """What came of an instant: all that has to be kept, and what the world is then to be told.
+    """What came of an instant: all that has to be kept, and what the back end is then to be told.
 
     actions   wishes of the core; None: it was not asked
     """
@@ -248,7 +248,7 @@ class ServiceState:
         return None if row is None else state.columns.ids[row]
 
     def parts(self, run: RunRecord) -> tuple[RunPart, ...]:
-        """A run's GPUs as the world names them."""
+        """A run's GPUs as the back end names them."""
         there = self._nodes
         return tuple(
             RunPart(name, there[name][1].gpu_type if name in there else run.gpu_type, slots)

@@ -15,7 +15,7 @@ from poise.engine.journal import Header, read_header
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
-from poise.service.backends.api import LiveBackend, Tell
+from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
 from poise.service.backends.local.orders import Isolation, LocalSettings, checked
@@ -62,7 +62,7 @@ class AsRoot(StrEnum):
     WARNED = "warned"
 
 
-class WorldKind(StrEnum):
+class BackendKind(StrEnum):
     """What runs the jobs: processes of this machine, or nothing at all (for measurements of the service itself)."""
 
     LOCAL = "local"
@@ -86,7 +86,7 @@ class Setup:
     policy: str | None
     placement: str
     settings: Settings
-    world: WorldKind
+    backend: BackendKind
     log: Logbook
     metrics: Metrics = field(default_factory=Metrics)
     devices: Mapping[tuple[str, int], str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Setup:
     as_root: AsRoot = AsRoot.WARNED
 
 
-# How a live service is put together: the core, the store, the world and the engine.
+# How a live service is put together: the core, the store, the back end and the engine.
 
 AS_ROOT = (
     "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
@@ -113,10 +113,10 @@ def open_engine(setup: Setup) -> LiveService:
     cluster = known(setup.cluster)
     isolation = _isolated(setup)
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)
-    check = partial(checked, hidden=hidden) if setup.world is WorldKind.LOCAL else _anything
+    check = partial(checked, hidden=hidden) if setup.backend is BackendKind.LOCAL else _anything
 
-    def world_of(tell: Tell) -> LiveBackend:
-        if setup.world is WorldKind.NULL:
+    def backend_of(tell: OnEvent) -> LiveBackend:
+        if setup.backend is BackendKind.NULL:
             return NullBackend(tell)
         settings = LocalSettings(isolation=isolation.level)
         return LocalBackend(cluster, setup.state, tell, devices=setup.devices, settings=settings)
@@ -141,7 +141,7 @@ def open_engine(setup: Setup) -> LiveService:
         header=header,
         scheduler_of=core_of,
         intake_of=lambda each: Admission(each.cluster, check, each.policy),
-        world_of=world_of,
+        backend_of=backend_of,
         log=setup.log,
         metrics=setup.metrics,
         retries=setup.settings.retries,
@@ -156,7 +156,7 @@ def open_engine(setup: Setup) -> LiveService:
 
 def _isolated(setup: Setup) -> IsolationLevel:
     """What jobs are kept from; said in the log, with a warning where it is less than was wanted."""
-    if setup.world is not WorldKind.LOCAL:
+    if setup.backend is not BackendKind.LOCAL:
         return IsolationLevel(Isolation.NONE, None)
     found = isolated(setup.isolate, setup.state)
     say = setup.log.info if found.problem is None else setup.log.warning
@@ -167,10 +167,10 @@ def _isolated(setup: Setup) -> IsolationLevel:
 def _warnings(setup: Setup, isolation: IsolationLevel) -> tuple[str, ...]:
     """What whoever runs the service should know of how it was started."""
     said = []
-    if setup.world is WorldKind.LOCAL and os.geteuid() == 0 and setup.as_root is AsRoot.WARNED:
+    if setup.backend is BackendKind.LOCAL and os.geteuid() == 0 and setup.as_root is AsRoot.WARNED:
         setup.log.warning("running-as-root", text=AS_ROOT)
         said.append(AS_ROOT)
-    if setup.world is WorldKind.LOCAL and setup.isolate is not Isolate.OFF and isolation.problem is not None:
+    if setup.backend is BackendKind.LOCAL and setup.isolate is not Isolate.OFF and isolation.problem is not None:
         said.append(isolation.text)
     return tuple(said)
 

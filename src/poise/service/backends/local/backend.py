@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from poise.scheduler.model.cluster import Cluster
-from poise.service.backends.api import BackendFailed, DesiredState, LogPart, RunNotice, RunOrder, Tell
+from poise.service.backends.api import BackendFailed, DesiredState, LogPart, OnEvent, RunNotice, RunOrder
 from poise.service.backends.local.event_loop import EventLoop
 from poise.service.backends.local.gpus import devices_of, numbered
 from poise.service.backends.local.logs import read_log
@@ -29,7 +29,7 @@ class LocalBackend:
         self,
         cluster: Cluster,
         state_dir: Path,
-        tell: Tell,
+        tell: OnEvent,
         *,
         devices: Devices | None = None,
         settings: LocalSettings = STANDARD,
@@ -57,7 +57,7 @@ class LocalBackend:
         token(order.job)
         self._clockwork.ask(lambda: self._runs.launch(order))
 
-    def leave(self, job: str, epoch: int, notice: RunNotice) -> None:
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
         """Ask a run for a checkpoint and its GPUs."""
         self._clockwork.ask(lambda: self._runs.leave((job, epoch), notice))
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Concatenate, ParamSpec
 
-from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunNotice, RunOrder, Tell
+from poise.service.backends.api import DesiredState, OnEvent, RunBegan, RunEnded, RunEnding, RunNotice, RunOrder
 from poise.service.backends.local.event_loop import EventLoop
 from poise.service.backends.local.lease_files import (
     EXIT,
@@ -194,7 +194,7 @@ class Runs:
     def __init__(
         self,
         folders: StateDir,
-        tell: Tell,
+        tell: OnEvent,
         clockwork: EventLoop,
         settings: LocalSettings,
         base: Mapping[str, str],

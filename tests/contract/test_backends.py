@@ -1,11 +1,11 @@
-"""What holds in every live world: one suite over all of them."""
+"""The contract of `LiveBackend`: one suite over all back ends."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worlds import LocalStage, Stage, a_request, an_order, notice, python, require
+from tests.backends import LocalStage, Stage, a_request, an_order, notice, python, require
 
 from poise.service.backends.api import (
     DesiredState,
@@ -25,7 +25,7 @@ SHORT = 0.05
 
 
 class Scene(Stage):
-    """A world of either kind."""
+    """A back end of either kind."""
 
     def order(self, job: str, seconds: float, *, epoch: int = 1, **more: Any) -> RunOrder:
         """A run of that many seconds, on a GPU of its own."""
@@ -38,15 +38,15 @@ class Scene(Stage):
 class NullScene(Scene):
     def __init__(self) -> None:
         super().__init__()
-        self.world: LiveBackend = NullBackend(self.tell)
+        self.backend: LiveBackend = NullBackend(self.tell)
 
     def reopen(self, *runs: tuple[RunOrder, DesiredState]) -> None:
-        self.world.close()
-        self.world = NullBackend(self.tell)
-        self.world.adopt(runs)
+        self.backend.close()
+        self.backend = NullBackend(self.tell)
+        self.backend.adopt(runs)
 
     def close(self) -> None:
-        self.world.close()
+        self.backend.close()
 
 
 class LocalScene(LocalStage, Scene):
@@ -65,48 +65,48 @@ def scene(
 
 
 def test_run_begins_and_finishes(scene: LocalScene | NullScene) -> None:
-    scene.world.launch(scene.order("1", SHORT))
+    scene.backend.launch(scene.order("1", SHORT))
     ended = scene.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.FINISHED, None, (0,))
     assert scene.wait(RunBegan, "1").at <= ended.at
 
 
 def test_run_that_is_asked_to_leave_yields_once(scene: LocalScene | NullScene) -> None:
-    scene.world.launch(scene.order("1", LONG, preemption="restart"))
+    scene.backend.launch(scene.order("1", LONG, preemption="restart"))
     scene.wait(RunBegan, "1")
-    scene.world.leave("1", 1, notice())
-    scene.world.leave("1", 1, notice())
+    scene.backend.stop("1", 1, notice())
+    scene.backend.stop("1", 1, notice())
     assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
-    scene.world.leave("1", 1, notice())
-    scene.world.launch(scene.order("2", SHORT))
+    scene.backend.stop("1", 1, notice())
+    scene.backend.launch(scene.order("2", SHORT))
     scene.wait(RunEnded, "2")
     assert len(scene.of(RunEnded, "1")) == 1
 
 
 def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | NullScene) -> None:
     order = scene.order("1", SHORT)
-    scene.world.launch(order)
-    scene.world.launch(order)
+    scene.backend.launch(order)
+    scene.backend.launch(order)
     scene.wait(RunEnded, "1")
-    scene.world.launch(scene.order("2", SHORT))
+    scene.backend.launch(scene.order("2", SHORT))
     scene.wait(RunEnded, "2")
     assert len(scene.of(RunBegan, "1")) == len(scene.of(RunEnded, "1")) == 1
 
 
 def test_run_whose_job_is_not_wanted_yields(scene: LocalScene | NullScene) -> None:
-    scene.world.launch(scene.order("1", LONG))
+    scene.backend.launch(scene.order("1", LONG))
     scene.wait(RunBegan, "1")
-    scene.world.kill("1", 1, "cancelled by ann")
-    scene.world.kill("1", 1, "cancelled by ann")
+    scene.backend.kill("1", 1, "cancelled by ann")
+    scene.backend.kill("1", 1, "cancelled by ann")
     assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
 def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
-    scene.world.launch(scene.order("1", LONG, preemption="restart"))
+    scene.backend.launch(scene.order("1", LONG, preemption="restart"))
     scene.wait(RunBegan, "1")
-    scene.world.leave("1", 1, notice())
+    scene.backend.stop("1", 1, notice())
     scene.wait(RunEnded, "1")
-    scene.world.launch(scene.order("1", SHORT, epoch=2))
+    scene.backend.launch(scene.order("1", SHORT, epoch=2))
     assert scene.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
@@ -126,18 +126,18 @@ def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LocalScene
 
 
 def test_orders_for_runs_that_nobody_knows_are_ignored(scene: LocalScene | NullScene) -> None:
-    scene.world.leave("9", 4, notice())
-    scene.world.kill("9", 4, "no reason")
-    scene.world.launch(scene.order("1", SHORT))
+    scene.backend.stop("9", 4, notice())
+    scene.backend.kill("9", 4, "no reason")
+    scene.backend.launch(scene.order("1", SHORT))
     scene.wait(RunEnded, "1")
     assert {news.job for news in scene.news} == {"1"}
 
 
-def test_closed_world_tells_nothing_more(scene: LocalScene | NullScene) -> None:
-    scene.world.launch(scene.order("1", LONG))
+def test_closed_back_end_reports_nothing_more(scene: LocalScene | NullScene) -> None:
+    scene.backend.launch(scene.order("1", LONG))
     scene.wait(RunBegan, "1")
-    scene.world.close()
-    scene.world.close()
+    scene.backend.close()
+    scene.backend.close()
     assert not scene.of(RunEnded, "1")
 
 
@@ -153,54 +153,54 @@ class Clock:
 
 def test_null_run_keeps_its_work_over_preemptions() -> None:
     stage, clock = Stage(), Clock()
-    world = NullBackend(stage.tell, clock=clock)
+    backend = NullBackend(stage.tell, clock=clock)
     request = a_request("", duration=10.0)
-    world.launch(an_order("1", request))
+    backend.launch(an_order("1", request))
     clock.now = 4.0
-    world.leave("1", 1, notice())
+    backend.stop("1", 1, notice())
     assert stage.wait(RunEnded, "1").steps == 4.0
-    world.launch(an_order("1", request, epoch=2))
+    backend.launch(an_order("1", request, epoch=2))
     clock.now = 9.0
-    world.leave("1", 2, notice())
+    backend.stop("1", 2, notice())
     assert stage.wait(RunEnded, "1", 2).steps == 9.0
-    world.launch(an_order("1", request, epoch=3))
+    backend.launch(an_order("1", request, epoch=3))
     clock.now = 10.0
-    world.launch(an_order("2", a_request("", duration=1.0)))  # so that it looks at the clock
+    backend.launch(an_order("2", a_request("", duration=1.0)))  # so that it looks at the clock
     assert stage.wait(RunEnded, "1", 3).steps == 10.0
-    world.close()
+    backend.close()
 
 
 def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None:
     stage, clock = Stage(), Clock()
-    world = NullBackend(stage.tell, clock=clock)
-    world.launch(an_order("1", a_request("", duration=10.0, steps=500)))
+    backend = NullBackend(stage.tell, clock=clock)
+    backend.launch(an_order("1", a_request("", duration=10.0, steps=500)))
     clock.now = 4.0
-    world.leave("1", 1, notice())
+    backend.stop("1", 1, notice())
     assert stage.wait(RunEnded, "1").steps == 200.0
-    world.close()
+    backend.close()
 
 
 @pytest.mark.parametrize(("duration", "steps"), [(1e-320, 1), (5e-324, 1e15), (1e-9, 1e15)])
 def test_null_run_that_takes_next_to_no_time_is_told_in_numbers(duration: float, steps: float) -> None:
     stage = Stage()
-    world = NullBackend(stage.tell)
-    world.launch(an_order("1", a_request("", duration=duration, steps=steps)))
+    backend = NullBackend(stage.tell)
+    backend.launch(an_order("1", a_request("", duration=duration, steps=steps)))
     report, ended = stage.wait(RunProgressed, "1"), stage.wait(RunEnded, "1")
     assert (report.steps, report.throughput) == (0.0, MOST_STEPS)
     assert (ended.how, ended.steps) == (RunEnding.FINISHED, steps)
-    world.close()
+    backend.close()
 
 
 def test_null_run_of_unknown_length_goes_on_until_it_is_asked_to_leave() -> None:
     stage, clock = Stage(), Clock()
-    world = NullBackend(stage.tell, clock=clock)
-    world.launch(an_order("1", a_request("")))
+    backend = NullBackend(stage.tell, clock=clock)
+    backend.launch(an_order("1", a_request("")))
     clock.now = 1e9
-    world.launch(an_order("2", a_request("", duration=1e-9)))
+    backend.launch(an_order("2", a_request("", duration=1e-9)))
     clock.now = 2e9
-    world.launch(an_order("3", a_request("", duration=1e-9)))
+    backend.launch(an_order("3", a_request("", duration=1e-9)))
     stage.wait(RunEnded, "2")
     assert not stage.of(RunEnded, "1")
-    world.kill("1", 1, "enough")
+    backend.kill("1", 1, "enough")
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
-    world.close()
+    backend.close()

@@ -1,4 +1,4 @@
-"""Live worlds under test: what they tell is collected, and nothing that they start is left behind."""
+"""Live back ends under test: events are collected, and nothing that they start is left behind."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from poise.scheduler.model.cluster import parse_cluster
 from poise.service.backends.api import (
     BackendFailed,
     DesiredState,
-    News,
     RunBegan,
     RunEnded,
+    RunEvent,
     RunNotice,
     RunOrder,
     RunPart,
@@ -92,13 +92,13 @@ while True:
 
 
 class Stage:
-    """News of a world, in the order in which it came."""
+    """Events of a back end, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.news: list[News] = []
+        self.news: list[RunEvent] = []
         self._arrived = Condition()
 
-    def tell(self, news: News | BackendFailed) -> None:
+    def tell(self, news: RunEvent | BackendFailed) -> None:
         assert not isinstance(news, BackendFailed), news.problem
         with self._arrived:
             self.news.append(news)
@@ -116,28 +116,28 @@ class Stage:
 
 
 class LocalStage(Stage):
-    """A world of processes in a directory, which may be closed and opened again."""
+    """A local back end in a directory, which may be closed and opened again."""
 
     def __init__(self, folder: Path, settings: LocalSettings = QUICK, isolation: Isolation = Isolation.NONE) -> None:
         super().__init__()
         self.folder = folder / "state"
         self.settings = replace(settings, isolation=isolation)
-        self.world = self.open()
-        self.world.adopt([])
+        self.backend = self.open()
+        self.backend.adopt([])
 
     def open(self, settings: LocalSettings | None = None, **more: Any) -> LocalBackend:
         chosen = settings or self.settings
-        self.world = LocalBackend(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=chosen, **more)
-        return self.world
+        self.backend = LocalBackend(parse_cluster("v100:4,k80:8"), self.folder, self.tell, settings=chosen, **more)
+        return self.backend
 
     def reopen(self, *runs: tuple[RunOrder, DesiredState]) -> None:
-        """As after a crash of the service: a new world that is told what the journal knows."""
-        self.world.close()
+        """As after a crash of the service: a new back end that is told what the journal knows."""
+        self.backend.close()
         self.open().adopt(runs)
 
     def run(self, job: str, command: tuple[str, ...] | str = "", *slots: int, epoch: int = 1, **more: Any) -> RunOrder:
         order = an_order(job, a_request(command, **more), *slots, epoch=epoch)
-        self.world.launch(order)
+        self.backend.launch(order)
         return order
 
     def begun(self, job: str, command: tuple[str, ...] | str = WAITS, *slots: int, epoch: int = 1, **more: Any) -> RunOrder:
@@ -155,13 +155,13 @@ class LocalStage(Stage):
         return found
 
     def text(self, job: str, replica: int = 0) -> str:
-        return self.world.log(job, replica, 0, 1 << 20).text.decode()
+        return self.backend.log(job, replica, 0, 1 << 20).text.decode()
 
     def says(self, job: str, text: str, replica: int = 0) -> None:
         until(lambda: text in self.text(job, replica))
 
     def processes(self) -> list[int]:
-        """Everything that carries a mark of this world."""
+        """Everything that carries a mark of this back end."""
         mark = b"POISE_RUN_DIR=" + os.fsencode(self.folder)
         return [pid for pid in _pids() if any(each.startswith(mark) for each in _environ(pid))]
 
@@ -172,11 +172,11 @@ class LocalStage(Stage):
 
     def close(self) -> None:
         """End what runs; afterwards nothing must be left."""
-        self.world.close()
-        self.open().adopt([])  # a world that knows of nothing ends everything
+        self.backend.close()
+        self.open().adopt([])  # a back end that knows of nothing ends everything
         until(lambda: not self.processes())
-        until(lambda: not self.world._runs.table._runs)
-        self.world.close()
+        until(lambda: not self.backend._runs.table._runs)
+        self.backend.close()
 
 
 def until(condition: Any) -> None:
