@@ -129,8 +129,8 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from poise.cli.sweep import Start, opened
-state = opened(Path(sys.argv[1]), sys.argv[2], Start.RESUME)
+from poise.cli.sweep import CellStart, opened
+state = opened(Path(sys.argv[1]), sys.argv[2], CellStart.RESUME)
 print("held", flush=True)
 sys.stdin.read()
 """
