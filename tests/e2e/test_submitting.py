@@ -207,4 +207,4 @@ def test_a_user_without_a_home_or_a_name_gets_a_line(tmp_path: Path) -> None:
         )
     state = {"POISE_STATE": str(tmp_path / "state")}
     assert run("queue", **state).stderr.startswith("poise: no server is known")
-    assert run("submit", "--cwd", "~", "--dry-run", "--", "true").stderr == "poise: --cwd: nobody's home is known as '~'\n"
+    assert run("submit", "--cwd", "~", "--dry-run", "--", "true").stderr == "poise: --cwd: there is no home folder '~'\n"

@@ -190,7 +190,7 @@ def test_a_job_file_may_come_on_standard_input(api: Api) -> None:
         (["--preemption", "no", "--", "x"], "Invalid value for '--preemption': 'no' is not one of 'checkpoint', 'restart', "
                                             "'never'. (see poise submit --help)"),
         (["--", ""], "command: the program has no name"),
-        (["--cwd", "~nobody-of-this-name", "--", "x"], "--cwd: nobody's home is known as '~nobody-of-this-name'"),
+        (["--cwd", "~nobody-of-this-name", "--", "x"], "--cwd: there is no home folder '~nobody-of-this-name'"),
         (["--sweep", "A=", "--", "x"], "--sweep: A has no values; e.g. LR: [0.1, 0.01]"),
         (["-g", "2", "python", "x.py", "--xyzzy", "1"], "No such option '--xyzzy'. A command goes after --: poise submit -- "
                                                         "python train.py (see poise submit --help)"),

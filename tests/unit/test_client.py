@@ -179,7 +179,7 @@ def wrong_calls(client: Client) -> Iterator[tuple[Callable[[], object], str]]:
     )
     yield lambda: client.submit(command=["x"], gpus=0), "gpus: expected at least 1, got 0"
     yield lambda: client.submit(JobRequest(command=("x",)), gpus=2), "give a Request, or the fields of one"
-    yield lambda: client.submit(command=["x"], cwd="~nobody-at-all"), "cwd: nobody's home is known as '~nobody-at-all'"
+    yield lambda: client.submit(command=["x"], cwd="~nobody-at-all"), "cwd: there is no home folder '~nobody-at-all'"
     yield lambda: client.submit(command=["x"], cwd=3), "cwd: expected text, got 3"
     yield (
         lambda: client.submit("job.yaml"),  # type: ignore[arg-type]

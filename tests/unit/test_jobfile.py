@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.wire.jobfile import KEYS, read_job_file
-from poise.service.wire.jobfile_syntax import MOST_BYTES, MOST_VALUES
+from poise.service.wire.jobfile import KEYS, MOST_BYTES, MOST_VALUES, read_job_file
 from poise.service.wire.request import MOST_JOBS, JobRequest, PreemptionMode, Replicas
 
 WHOLE = """\
@@ -153,7 +152,7 @@ def test_a_sweep_is_every_combination_and_the_last_variable_changes_fastest() ->
         ("run: x\npriority: 1.5", "job:2: priority: expected a whole number, got '1.5'"),
         ("run: x\nhold: maybe", "job:2: hold: expected true or false, got 'maybe'"),
         ("run: x\nname: [a]", "job:2: name: expected a single value, got a list"),
-        ("run: x\ncwd: ~nobody-of-this-name", "job:2: cwd: nobody's home is known as '~nobody-of-this-name'"),
+        ("run: x\ncwd: ~nobody-of-this-name", "job:2: cwd: there is no home folder '~nobody-of-this-name'"),
         ("- run: x", "job:1: expected keys such as `run` and `gpus`; that is no job file"),
         ("", "job: is empty; expected keys such as `run` and `gpus`"),
         ("run: [x", "job:1: not YAML: expected ',' or ']', but got '<stream end>'"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.service.wire.jobfile_syntax import fill, literal_words, parse_words
+from poise.service.wire.draft import fill, literal_words, parse_words
 
 
 def words(text: str, **env: str) -> tuple[str, ...]:

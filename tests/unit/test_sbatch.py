@@ -7,7 +7,7 @@ import pytest
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.wire.request import MOST_JOBS, JobRequest, PreemptionMode
-from poise.service.wire.sbatch import options, read_sbatch, settled
+from poise.service.wire.sbatch import completed, options, read_sbatch
 
 HEAD = "#!/bin/bash\n"
 
@@ -149,15 +149,15 @@ def test_what_a_script_will_miss_is_noted(tmp_path: Path) -> None:
     body = "# srun is not run\nsrun python x.py ${SLURM_JOB_ID} $SLURM_NTASKS\n"
     assert notes(tmp_path, body=body) == [
         "it uses SLURM_NTASKS, which is not set here",
-        "it runs srun; Poise starts the replicas itself (`replicas: gpu` for one a GPU)",
+        "it runs srun; Poise starts the replicas itself (`replicas: gpu` for one per GPU)",
     ]
 
 
 def test_a_script_that_asks_for_no_gpu_is_told_what_it_gets_once_options_are_known(tmp_path: Path) -> None:
     path = script(tmp_path)
     read = read_sbatch(path, (), {})
-    assert settled(read).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
-    assert settled(read.overlaid({"gpus": 2}, {})).notes == ()
+    assert completed(read).notes == (f"{path}: it asks for no GPU; it gets 1, the least there is",)
+    assert completed(read.overridden({"gpus": 2}, {})).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
 from poise.scheduler.throughput.estimation import estimated, parse_profile
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import Throughputs, read_throughputs, shipped
-from poise.service.wire.jobfile_syntax import unfit
+from poise.service.wire.jobfile import unreadable
 
 # What users hand in besides traces: clusters as text or as files.
 
@@ -87,7 +87,7 @@ def _document(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     except RecursionError:
         raise ClusterError(f"{path}: nested too deeply; that is no cluster") from None
     except yaml.reader.ReaderError as error:
-        raise ClusterError(f"{path}: {unfit(error)}") from None
+        raise ClusterError(f"{path}: {unreadable(error)}") from None
     except (ValueError, yaml.YAMLError) as error:  # a date that is none is a ValueError
         raise ClusterError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -22,10 +22,10 @@ from poise.service.client import Client, WaitTimeoutError
 from poise.service.client.client import new_key
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import placed
-from poise.service.wire.jobfile import JobDraft, Variant, array_of, read_draft, read_text, sweep_of
-from poise.service.wire.jobfile_syntax import MOST_BYTES, literal_words, parse_folder, parse_gang, syntax_refusal
+from poise.service.wire.draft import JobDraft, Variant, array_of, literal_words, parse_folder, sweep_of
+from poise.service.wire.jobfile import MOST_BYTES, parse_gang, read_draft, read_text
 from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Replicas, notes_on, plain
-from poise.service.wire.sbatch import JOB_NAME, read_sbatch, settled
+from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
 from poise.service.wire.views import JobRow, JobState
 
 # Files of variables, a line NAME=VALUE each, as many tools write them (`.env`).
@@ -61,14 +61,14 @@ def read_env_file(path: Path) -> dict[str, str]:
 def _variable(text: str, where: Where) -> tuple[str, str]:
     match = _LINE.fullmatch(text)
     if match is None:
-        raise syntax_refusal(where, f"expected NAME=VALUE, got {text[:_SHOWN]!r}")
+        raise RequestError(f"{where}: expected NAME=VALUE, got {text[:_SHOWN]!r}")
     name = match["name"]
     if not re.fullmatch(VARIABLE, name):
-        raise syntax_refusal(where, f"expected a name of letters, digits and `_` before =, got {name[:_SHOWN]!r}")
+        raise RequestError(f"{where}: expected a name of letters, digits and `_` before =, got {name[:_SHOWN]!r}")
     if name.startswith("POISE_"):
-        raise syntax_refusal(where, f"{name}: names that begin with POISE_ are Poise's own")
+        raise RequestError(f"{where}: {name}: names that begin with POISE_ are Poise's own")
     if "\x00" in text:
-        raise syntax_refusal(where, f"{name}: a character in it cannot be passed on")
+        raise RequestError(f"{where}: {name}: a character in it cannot be passed on")
     return name, _value(name, match["value"], where)
 
 
@@ -78,8 +78,8 @@ def _value(name: str, text: str, where: Where) -> str:
     quoted = _QUOTED.fullmatch(text)
     if quoted is None:
         problem = "the quote is not closed in this line" if text.count(text[0]) < 2 else "something follows the quoted value"
-        raise syntax_refusal(
-            where, f'{name}: {problem}; a value is one line, and \\" stands for a quote inside double quotes'
+        raise RequestError(
+            f'{where}: {name}: {problem}; a value is one line, and \\" stands for a quote inside double quotes'
         )
     if quoted["raw"] is not None:
         return quoted["raw"]
@@ -155,10 +155,10 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def draft(file: str | None, command: Sequence[str], options: dict[str, Any]) -> JobDraft:
     """What a file or a command says, with the options laid over it."""
     written = _written(file, tuple(command))
-    overlaid = written.overlaid(_fields(options), _variables(options["env_file"], options["env"], os.environ))
+    overlaid = written.overridden(_fields(options), _variables(options["env_file"], options["env"], os.environ))
     variants = _variants(options)
     found = replace(overlaid, variants=variants) if variants else overlaid
-    return settled(found) if JOB_NAME in written.env else found
+    return completed(found) if JOB_NAME in written.env else found
 
 
 def _written(file: str | None, command: tuple[str, ...]) -> JobDraft:
@@ -204,7 +204,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
             fields.setdefault(name, {})[part] = options[option]
     if options["gpus"] is not None:
         try:
-            fields |= parse_gang(options["gpus"]).fields()
+            fields |= parse_gang(options["gpus"])
         except ValueError as error:
             raise RequestError(f"--gpus: {error}") from None
     if options["types"]:
@@ -221,7 +221,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 
 def _folder(option: str, text: str) -> str:
     try:
-        return parse_folder(text, Path())
+        return parse_folder(text)
     except ValueError as error:
         raise RequestError(f"--{option}: {error}") from None
 

@@ -26,7 +26,7 @@ from poise.service.client.connection import Again, Connection
 from poise.service.client.errors import NOT_FOUND, ServerRefusedError
 from poise.service.client.streams import growing_events, growing_log, last_lines, log_parts
 from poise.service.client.submission import made, no_request, placed, request_of, variants_of
-from poise.service.wire.jobfile import draft_of
+from poise.service.wire.draft import JobDraft
 from poise.service.wire.request import MOST_JOBS, NAME, JobRequest, Submission
 from poise.service.wire.views import (
     Account,
@@ -201,7 +201,7 @@ class Client:
             raise no_request(request)
         variants = variants_of(params)
         key = new_key()
-        return self.submit_all(replace(draft_of(request), variants=variants).requests(key), key=key)
+        return self.submit_all(replace(JobDraft.of(request), variants=variants).requests(key), key=key)
 
     def job(self, job: str) -> JobHandle:
         """A job by its id, or by its name if no other is called so. Nothing is asked yet."""

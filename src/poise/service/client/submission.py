@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.orders import has_python, holds_python, programs
-from poise.service.wire.jobfile import Variant, complaint, sweep_of
-from poise.service.wire.jobfile_syntax import here, parse_folder
-from poise.service.wire.request import JobRequest, Wire
+from poise.service.wire.draft import Variant, current_folder, parse_folder, sweep_of
+from poise.service.wire.request import JobRequest, Wire, first_problem
 
 # The virtual environment that a job is submitted from: the job runs in it, not in the Python of the service.
 #
@@ -72,7 +71,7 @@ def placed(request: JobRequest) -> JobRequest:
     That is the folder, programs that are named relative to it, and the virtual environment; a request that says whether it
     has one (None: it has none) has just that.
     """
-    cwd = request.cwd or str(here())
+    cwd = request.cwd or str(current_folder())
     is_said = "venv" in request.model_fields_set or any(name in request.env for name in ACTIVE)
     changed = {
         "cwd": cwd,
@@ -144,7 +143,7 @@ def _rooted(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("cwd", "venv"):
         if isinstance(fields.get(name), str | Path):
             try:
-                found[name] = parse_folder(str(fields[name]), Path())
+                found[name] = parse_folder(str(fields[name]))
             except ValueError as error:
                 raise RequestError(f"{name}: {error}") from None
     return found
@@ -155,5 +154,5 @@ def made(kind: type[Sent], **fields: Any) -> Sent:  # noqa: ANN401 - whatever it
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        name, problem = complaint(error)
+        name, problem = first_problem(error)
         raise RequestError(f"{name}: {problem}" if name else problem) from None

@@ -5,287 +5,43 @@
     run: python train.py --lr ${LR}
     sweep: {LR: [0.1, 0.01]}
 
-Unknown and repeated keys are errors that name the line.
+PyYAML parses the text into nodes, `_YamlReader` turns these into dicts, lists and texts and notes the line of each key, and
+`_JobFile` reads the keys. Values stay as their author wrote them until the parser of their key reads them: YAML's own idea
+of `1_000` or `no` would change what a script is given. What a value may be beyond its form is checked by JobRequest.
+
+Unknown and repeated keys are errors that name the line. No object is built from a tag, and size, depth and the number of
+values are bounded, those that aliases repeat included: a file of a few lines cannot become a document of a billion values.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from math import prod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeAlias, TypeVar
 
-from pydantic import ValidationError
+import yaml
 
 from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
-from poise.service.wire.jobfile_syntax import (
-    MOST_BYTES,
-    Items,
-    Keys,
-    Scalar,
-    Tree,
+from poise.scheduler.model.units import parse_seconds
+from poise.service.wire.draft import (
+    DraftSource,
+    JobDraft,
+    Variant,
     Word,
-    check_keys,
-    fill,
-    folder,
-    gang,
-    is_none,
-    items,
-    keys,
+    array_of,
     literal_words,
-    number,
-    parse_tree,
+    parse_folder,
     parse_words,
-    scalar,
-    seconds,
-    size,
-    syntax_refusal,
-    text,
-    truth,
-    whole,
-    whole_seconds,
+    sweep_of,
 )
-from poise.service.wire.request import MOST_JOBS, Checkpoint, JobRequest, Limits, RetrySpec, Wire
+from poise.service.wire.request import MOST_GPUS, JobRequest
 
-# What is wrong with a request, in a line for people: the field, what was expected there, and what was given.
+MOST_BYTES = 256 << 10
+MOST_VALUES = 20_000
+MOST_DEPTH = 8
 
-_NAMES = {"name", "tenant", "app", "gpu_types"}
-_A_NAME = "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"
-_SPOKEN_PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits}
-_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
-_SHOWN = 60
-
-
-def complaint(error: ValidationError) -> tuple[str | None, str]:
-    """The first thing that is wrong: its field, if it is one field's fault, and the line.
-
-    A name that is not known comes before everything else: what is missing may have been meant by it.
-    """
-    wrong = error.errors(include_url=False)
-    first = next((each for each in wrong if each["type"] == "extra_forbidden"), wrong[0])
-    path = [str(part) for part in first["loc"]]
-    if first["type"] == "value_error":
-        name, colon, text = first["msg"].removeprefix("Value error, ").partition(": ")
-        return (name, text) if colon else (None, name)
-    if first["type"] == "extra_forbidden":
-        known = _SPOKEN_PARTS[path[0]].model_fields if path[0] in _SPOKEN_PARTS else JobRequest.model_fields
-        return ".".join(path[:-1]) or None, str(UnknownNameError("field", path[-1], known))
-    inner = [part for part in path[1:] if not part.isdigit()] if path[0] != "env" else []
-    return ".".join([path[0], *inner]), _expectation(first, path)
-
-
-def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - what pydantic tells of an error
-    kind, context, got = first["type"], first.get("ctx", {}), _shown(first["input"])
-    bound = next((f"{words} {context[name]:,.15g}" for name, words in _BOUNDS if name in context), None)
-    if kind == "missing":
-        return "is missing"
-    if path[-1] == "[key]":
-        return f"expected names of letters, digits and `_`, got {got}"
-    if kind.startswith("string_"):
-        return _text(kind, path[0], got)
-    if bound is not None:
-        return f"expected {bound}, got {got}"
-    if "max_length" in context:
-        return f"expected at most {context['max_length']:,} of them"
-    if kind == "too_short":
-        return f"expected at least {context['min_length']:,} of them, got {context['actual_length']:,}"
-    wanted = {"tuple_type": "a list", "enum": context.get("expected"), "dict_type": "names with values"}.get(kind)
-    return f"expected {wanted}, got {got}" if wanted else f"{first['msg'].replace('Input should be', 'expected')}, got {got}"
-
-
-def _text(kind: str, field: str, got: str) -> str:
-    if field in _NAMES:
-        return f"expected {_A_NAME}, got {got}"
-    if field == "key":
-        return f"expected 8 to 64 letters, digits, `_` and `-`, got {got}"
-    if kind == "string_pattern_mismatch":
-        return (
-            f"expected an absolute path, got {got}" if field in ("cwd", "venv") else "a character in it cannot be passed on"
-        )
-    if kind in ("string_too_long", "string_too_short"):
-        return f"expected a text that is neither empty nor too long, got {got}"
-    return f"expected text, got {got}"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict | list | tuple):
-        return "several values"
-    text = repr(value[: _SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
-
-
-# A job as it was written down, before it is a request: options may still be laid over it, and it may become many.
-#
-# `JobDraft.requests` is the one way from words to requests, for job files, `#SBATCH` scripts, command lines and Python
-# alike.
-
-ARRAY_INDEX, ARRAY_COUNT = "ARRAY_INDEX", "ARRAY_COUNT"
-LONGEST_NAME = 64
-KEY_SHOWN = 4
-"""Characters of a submission's key in the name of an app."""
-KEY_OF = {"command": "run", "min_gpus": "gpus", "max_gpus": "gpus", "gpu_types": "gpus"}
-"""Fields of a request that go by another word in a job file."""
-
-Variant = Mapping[str, str]
-"""What one job of many has in its environment besides what all have."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobFileSource:
-    """Where a draft was written down, and the lines of its keys, so that errors can be found again."""
-
-    file: str | None = None
-    lines: Mapping[str, int] = field(default_factory=dict)
-
-    def error(self, key: str | None, problem: str) -> RequestError:
-        """What is wrong with a key."""
-        if self.file is None:
-            return RequestError(f"{key}: {problem}" if key else problem)
-        return RequestError(f"{Where(self.file, self.lines.get(key or ''), key)}: {problem}")
-
-
-@dataclass(frozen=True, slots=True)
-class JobDraft:
-    """A job, or a family of jobs that differ in their environments.
-
-    fields     of a Request, as far as they were given; all but `command`, `setup` and `env`
-    variants   one for each job of an array or a sweep; empty: a single job
-    notes      what its author should know: options that mean nothing here
-    """
-
-    command: tuple[Word, ...] = ()
-    setup: tuple[Word, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    variants: tuple[Variant, ...] = ()
-    source: JobFileSource = JobFileSource()
-    notes: tuple[str, ...] = ()
-
-    def overlaid(self, fields: Mapping[str, Any], env: Mapping[str, str]) -> Self:
-        """The same with these fields and variables instead; of fields that have parts, the parts that are given."""
-        merged = {
-            name: {**self.fields.get(name, {}), **value} if isinstance(value, dict) else value
-            for name, value in fields.items()
-        }
-        lines = {
-            key: line for key, line in self.source.lines.items() if key not in {KEY_OF.get(each, each) for each in fields}
-        }
-        return replace(
-            self,
-            fields={**self.fields, **merged},
-            env={**self.env, **env},
-            source=replace(self.source, lines=lines),
-        )
-
-    def requests(self, key: str = "") -> tuple[JobRequest, ...]:
-        """One request, or one for each variant; RequestError says what is wrong, and where.
-
-        key   of the submission: it tells apps apart whose owner gave them no name, though they are of one script
-        """
-        if not self.command:
-            raise self.source.error("run", "is missing; it says what to run, e.g. `run: python train.py`")
-        if not self.variants:
-            return (self._request(self.env, self.fields),)
-        return tuple(self._of_variant(place, variant, key) for place, variant in enumerate(self.variants))
-
-    def _of_variant(self, place: int, variant: Variant, key: str) -> JobRequest:
-        twice = next((name for name in variant if name in self.env), None)
-        if twice is not None:
-            raise self.source.error("env", f"{twice} is set for each job of the array or sweep; leave it out here")
-        env = {**self.env, **variant}
-        name = self.fields.get("name")
-        fields = {**self.fields, "app": self.fields.get("app") or name or self._own_app(env, key)}
-        if isinstance(name, str):
-            suffix = f"-{variant.get(ARRAY_INDEX, place)}"
-            fields["name"] = name[: LONGEST_NAME - len(suffix)] + suffix
-        return self._request(env, fields)
-
-    def _own_app(self, env: Mapping[str, str], key: str) -> str:
-        """What an app is called whose owner gave it no name: as its script or program, and by the submission."""
-        words = fill(self.command, env)
-        script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-        suffix = f"-{key[:KEY_SHOWN]}" if key else ""
-        return clean_name(re.sub(r"\.(py|sh)$", "", script.rsplit("/", 1)[-1]))[: LONGEST_NAME - len(suffix)] + suffix
-
-    def _request(self, env: Mapping[str, str], fields: Mapping[str, Any]) -> JobRequest:
-        given = {**fields, "env": dict(env), "command": self._filled("run", self.command, env)}
-        given["setup"] = self._filled("setup", self.setup, env)
-        try:
-            return JobRequest.model_validate(given)
-        except ValidationError as error:
-            name, problem = complaint(error)
-            raise self.source.error(KEY_OF.get(name or "", name) if self.source.file else name, problem) from None
-
-    def _filled(self, key: str, words: Sequence[Word], env: Mapping[str, str]) -> tuple[str, ...]:
-        try:
-            return fill(words, env)
-        except ValueError as error:
-            raise self.source.error(key, str(error)) from None
-
-
-def draft_of(request: JobRequest) -> JobDraft:
-    """A request as a draft, so that it can become many."""
-    fields = {name: getattr(request, name) for name in request.model_fields_set - {"command", "setup", "env"}}
-    return JobDraft(literal_words(request.command), literal_words(request.setup), request.env, fields)
-
-
-def clean_name(text: str) -> str:
-    """A name that is allowed, as near as can be."""
-    return re.sub(r"^[^A-Za-z0-9]+", "", re.sub(r"[^A-Za-z0-9._-]", "-", text))[:LONGEST_NAME] or "job"
-
-
-def array_of(count: int) -> tuple[Variant, ...]:
-    """An array of so many jobs: each knows its index, from 0, and how many there are. ValueError: none, or too many."""
-    if count < 1:
-        raise ValueError(f"expected at least 1 job, got {count}")
-    _check_count(count)
-    return tuple({ARRAY_INDEX: str(index), ARRAY_COUNT: str(count)} for index in range(count))
-
-
-def sweep_of(values: Mapping[str, Sequence[str]]) -> tuple[Variant, ...]:
-    """Every combination of values; the last variable changes fastest. ValueError: none, or too many."""
-    empty = next((name for name, each in values.items() if not each), None)
-    if empty is not None or not values:
-        raise ValueError(f"{f'{empty} has no values' if empty else 'nothing to vary'}; e.g. LR: [0.1, 0.01]")
-    _check_count(prod(len(each) for each in values.values()))
-    return tuple(dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
-
-
-def _check_count(jobs: int) -> None:
-    if jobs > MOST_JOBS:
-        raise ValueError(f"{jobs:,} jobs are more than the {MOST_JOBS:,} that one submission may have; divide them")
-
-
-Reader = Callable[[Tree, Where], Any]
-
-_SIMPLE: dict[str, Reader] = {
-    "name": text,
-    "tenant": text,
-    "app": text,
-    "model": text,
-    "batch_size": whole,
-    "micro_batches": whole,
-    "steps": number,
-    "duration": seconds,
-    "weight": number,
-    "priority": whole,
-    "preemption": text,
-    "replicas": text,
-    "max_duration": seconds,
-    "hold": truth,
-}
-_PARTS: dict[str, dict[str, Reader]] = {
-    "checkpoint": {"every": seconds, "deadline": seconds},
-    "retry": {
-        "on_errors": whole,
-        "exit_codes": lambda tree, where: tuple(whole(each, where) for each in items(tree, where)),
-    },
-    "limits": {"memory": size, "cpu_seconds": whole_seconds, "open_files": whole, "processes": whole},
-}
-_GPU_KEYS = ("count", "any_of", "in_order", "memory")
-KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_SIMPLE, *_PARTS)
-"""Every key that a job file may have."""
+Plain: TypeAlias = "str | list[Plain] | dict[str, Plain] | None"
+"""A YAML value: the text that was written, without quotes; None: the key has no value."""
+Parsed = TypeVar("Parsed")
 
 
 def read_job_file(source: Path | str) -> tuple[JobRequest, ...]:
@@ -294,121 +50,309 @@ def read_job_file(source: Path | str) -> tuple[JobRequest, ...]:
 
 
 def read_draft(source: Path | str) -> JobDraft:
-    """What a job file says, before options are laid over it. A relative `cwd` begins at the file's folder."""
+    """The draft that a job file describes. A relative `cwd` or `venv` is relative to the file's folder."""
     if isinstance(source, str):
-        return _draft(parse_tree(source, "job"), "job", Path())
-    return _draft(parse_tree(read_text(source), str(source)), str(source), source.parent)
+        text, file, base = source, "job", Path()
+    else:
+        text, file, base = read_text(source), str(source), source.parent
+    root = _composed(text, file)
+    reader = _YamlReader(file)
+    document = reader.value(root)
+    if not isinstance(document, dict):
+        at = Where(file, root.start_mark.line + 1)
+        raise RequestError(f"{at}: expected keys such as `run` and `gpus`; that is no job file")
+    return _JobFile(DraftSource(file, reader.lines), base).draft(document)
 
 
 def read_text(path: Path, kind: str = "job file") -> str:
-    """The text of a file that a person wrote, bounded; `kind` is what one that is too large is not."""
+    """The text of a file that a person wrote, of bounded size; `kind` says in the error what a larger one cannot be."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise RequestError(f"{path}: larger than {MOST_BYTES >> 10} KiB; that is no {kind}")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
-    if len(content) > MOST_BYTES:
-        raise RequestError(f"{path}: larger than {MOST_BYTES >> 10} KiB; that is no {kind}")
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise RequestError(f"{path}: not UTF-8 text") from None
 
 
-def _draft(tree: Tree, file: str, base: Path) -> JobDraft:
-    if not isinstance(tree, Keys):
-        raise syntax_refusal(Where(file, tree.line), "expected keys such as `run` and `gpus`; that is no job file")
-    check_keys(tree, KEYS, Where(file))
-    places = {key: Where(file, line, key) for key, line in tree.lines.items()}
-    fields: dict[str, Any] = {}
-    for key, value in tree.entries.items():
-        if key in _SIMPLE:
-            fields[key] = _SIMPLE[key](value, places[key])
-        elif key in _PARTS:
-            fields[key] = _parts(value, places[key], _PARTS[key])
-        elif key == "gpus":
-            fields |= _gpus(value, places[key])
-        elif key == "cwd":
-            fields[key] = folder(value, places[key], base)
-        elif key == "venv":
-            fields[key] = None if is_none(value) else folder(value, places[key], base)
-    commands = {key: _command(tree.entries[key], places[key]) for key in ("run", "setup") if key in tree.entries}
-    env = _env(tree.entries["env"], places["env"]) if "env" in tree.entries else {}
-    source = JobFileSource(file, {**tree.lines, **_inner_lines(tree)})
-    return JobDraft(commands.get("run", ()), commands.get("setup", ()), env, fields, _variants(tree, file), source)
+# Values
+
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B)?")
+_COUNT = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
+_NONE = ("none", "no", "false", "off")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-def _inner_lines(tree: Keys) -> dict[str, int]:
-    """The lines of keys in keys, by both names."""
-    found = {key: value for key, value in tree.entries.items() if isinstance(value, Keys)}
-    return {f"{key}.{inner}": line for key, value in found.items() for inner, line in value.lines.items()}
+def parse_gang(text: str) -> dict[str, int | None]:
+    """The fields `gpus`, `min_gpus` and `max_gpus` of a request from `4`, or `1..4` for an elastic job, or ValueError."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a number of GPUs such as 4, or 1..4 for an elastic job, got {text!r}")
+    least = parse_gpu_count(match[1], text)
+    if match[2] is None:
+        return {"gpus": least, "min_gpus": None, "max_gpus": None}
+    most = parse_gpu_count(match[2], text)
+    if not 1 <= least <= most:
+        raise ValueError(f"expected the lower number first and at least 1, got {text!r}")
+    return {"gpus": most, "min_gpus": least, "max_gpus": most}
 
 
-def _parts(tree: Tree, where: Where, readers: dict[str, Reader]) -> dict[str, Any]:
-    """A key that has keys of its own."""
-    found = keys(tree, where)
-    check_keys(found, readers, where)
-    return {key: readers[key](value, _inner(where, found, key)) for key, value in found.entries.items()}
+def parse_gpu_count(digits: str, text: str) -> int:
+    """A number of GPUs that a job may have; ValueError shows `text`. Python refuses to parse very many digits."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > len(str(MOST_GPUS)) or int(digits) > MOST_GPUS:
+        raise ValueError(f"expected at most {MOST_GPUS:,} GPUs, got {text[:40]!r}")
+    return int(digits)
 
 
-def _inner(where: Where, found: Keys, key: str) -> Where:
-    return Where(where.file, found.lines[key], f"{where.field}.{key}")
+def parse_bytes(text: str) -> int:
+    """Bytes from `8GB` (8·10⁹), `8GiB` (8·2³⁰) or a plain number; raises ValueError on anything else."""
+    match = _BYTES.fullmatch(text)
+    if match is None or len(text) > 40:
+        raise ValueError(f"expected a size such as 8GB or 512MiB, got {text[:40]!r}")
+    unit = (match[2] or "B").upper()
+    return round(float(match[1]) * (1024.0 if "I" in unit else 1000.0) ** "BKMGT".index(unit[0]))
 
 
-def _gpus(tree: Tree, where: Where) -> dict[str, Any]:
-    """`4`, `1..4`, or keys: how many, and of which types."""
-    if isinstance(tree, Scalar):
-        return gang(tree, where).fields()
-    found = keys(tree, where)
-    check_keys(found, _GPU_KEYS, where)
-    for key in ("in_order", "memory"):
-        if key in found.entries:
-            raise syntax_refusal(_inner(where, found, key), "is not supported yet; name the types with any_of")
-    fields: dict[str, Any] = {}
-    if "count" in found.entries:
-        fields |= gang(found.entries["count"], _inner(where, found, "count")).fields()
-    if "any_of" in found.entries:
-        place = _inner(where, found, "any_of")
-        fields["gpu_types"] = tuple(text(each, place) for each in items(found.entries["any_of"], place))
-        if not fields["gpu_types"]:
-            raise syntax_refusal(place, "expected at least one GPU type; leave it out for any")
-    return fields
+def _parse_whole(text: str) -> int:
+    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        raise ValueError(f"expected a whole number, got {text[:40]!r}")
+    return int(text)
 
 
-def _command(tree: Tree, where: Where) -> tuple[Word, ...]:
-    """A line that is split into words, or a list of them."""
-    if isinstance(tree, Items):
-        return literal_words(text(each, Where(where.file, each.line, where.field)) for each in tree.items)
+def _parse_number(text: str) -> float:
     try:
-        return parse_words(scalar(tree, where).text)
-    except ValueError as error:
-        raise syntax_refusal(where, str(error)) from None
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, got {text[:40]!r}") from None
 
 
-def _env(tree: Tree, where: Where) -> dict[str, str]:
-    found = keys(tree, where)
-    return {name: text(value, _inner(where, found, name)) for name, value in found.entries.items()}
+def _parse_truth(text: str) -> bool:
+    if text.lower() not in _TRUTHS:
+        raise ValueError(f"expected true or false, got {text[:40]!r}")
+    return _TRUTHS[text.lower()]
 
 
-def _variants(tree: Keys, file: str) -> tuple[Variant, ...]:
-    """The jobs of an array or a sweep."""
-    key = next((each for each in ("array", "sweep") if each in tree.entries), None)
-    if key is None:
-        return ()
-    where, value = Where(file, tree.lines[key], key), tree.entries[key]
-    if {"array", "sweep"} <= tree.entries.keys():
-        raise syntax_refusal(
-            where, "a job is an array or a sweep, not both; give the index as one more variable of the sweep"
-        )
+# Keys
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "name": str,
+    "tenant": str,
+    "app": str,
+    "model": str,
+    "batch_size": _parse_whole,
+    "micro_batches": _parse_whole,
+    "steps": _parse_number,
+    "duration": parse_seconds,
+    "weight": _parse_number,
+    "priority": _parse_whole,
+    "preemption": str,
+    "replicas": str,
+    "max_duration": parse_seconds,
+    "hold": _parse_truth,
+}
+_PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
+    "checkpoint": {"every": parse_seconds, "deadline": parse_seconds},
+    "retry": {"on_errors": _parse_whole, "exit_codes": _parse_whole},
+    "limits": {
+        "memory": parse_bytes,
+        "cpu_seconds": lambda text: round(parse_seconds(text)),
+        "open_files": _parse_whole,
+        "processes": _parse_whole,
+    },
+}
+_GPU_KEYS = ("count", "any_of", "in_order", "memory")
+KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_PARSERS, *_PARTS)
+"""Every key that a job file may have."""
+
+
+class _JobFile:
+    """Reads the keys of one file. Errors name the key by its path: `checkpoint.every`."""
+
+    def __init__(self, source: DraftSource, base: Path) -> None:
+        self._source = source
+        self._base = base
+
+    def draft(self, document: dict[str, Plain]) -> JobDraft:
+        """The draft of the whole file."""
+        self._check_keys(document, KEYS, None)
+        fields: dict[str, Any] = {}
+        for key, value in document.items():
+            if key in _PARSERS:
+                fields[key] = self._parsed(key, value, _PARSERS[key])
+            elif key in _PARTS:
+                fields[key] = self._part(key, value)
+            elif key == "gpus":
+                fields |= self._gpus(value)
+            elif key == "venv" and isinstance(value, str) and value.lower() in _NONE:
+                fields[key] = None
+            elif key in ("cwd", "venv"):
+                fields[key] = self._parsed(key, value, lambda text: parse_folder(text, self._base))
+        run, setup = (self._command(key, document[key]) if key in document else () for key in ("run", "setup"))
+        env = self._keys("env", document["env"]) if "env" in document else {}
+        variables = {name: self._parsed(f"env.{name}", value, str) for name, value in env.items()}
+        return JobDraft(run, setup, variables, fields, self._variants(document), self._source)
+
+    def _part(self, key: str, value: Plain) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, each in self._keys(key, value, _PARTS[key]).items():
+            path, parse = f"{key}.{name}", _PARTS[key][name]
+            is_list = path == "retry.exit_codes"
+            found[name] = self._items(path, each, parse) if is_list else self._parsed(path, each, parse)
+        return found
+
+    def _gpus(self, value: Plain) -> dict[str, Any]:
+        """`4`, `1..4`, or keys: how many, and of which types."""
+        if not isinstance(value, dict | list):
+            return self._parsed("gpus", value, parse_gang)
+        found = self._keys("gpus", value, _GPU_KEYS)
+        for key in ("in_order", "memory"):
+            if key in found:
+                raise self._source.error(f"gpus.{key}", "is not supported yet; name the types with any_of")
+        fields: dict[str, Any] = self._parsed("gpus.count", found["count"], parse_gang) if "count" in found else {}
+        if "any_of" in found:
+            fields["gpu_types"] = self._items("gpus.any_of", found["any_of"], str)
+            if not fields["gpu_types"]:
+                raise self._source.error("gpus.any_of", "expected at least one GPU type; leave it out for any")
+        return fields
+
+    def _command(self, key: str, value: Plain) -> tuple[Word, ...]:
+        """A line that is split into words, or a list of them."""
+        if isinstance(value, list):
+            return literal_words(self._items(key, value, str))
+        return self._parsed(key, value, parse_words)
+
+    def _variants(self, document: Mapping[str, Plain]) -> tuple[Variant, ...]:
+        """The jobs of an array or a sweep."""
+        if {"array", "sweep"} <= document.keys():
+            problem = "a job is an array or a sweep, not both; give the index as one more variable of the sweep"
+            raise self._source.error("array", problem)
+        if "array" in document:
+            return self._parsed("array", document["array"], lambda text: array_of(_parse_whole(text)))
+        if "sweep" not in document:
+            return ()
+        found = self._keys("sweep", document["sweep"])
+        try:
+            return sweep_of({name: self._items(f"sweep.{name}", each, str) for name, each in found.items()})
+        except ValueError as error:
+            raise self._source.error("sweep", str(error)) from None
+
+    def _parsed(self, key: str, value: Plain, parse: Callable[[str], Parsed], line: int | None = None) -> Parsed:
+        """A single value, which must be there."""
+        if isinstance(value, list | dict):
+            got = "a list" if isinstance(value, list) else "keys"
+            raise self._source.error(key, f"expected a single value, got {got}", line)
+        if value is None:
+            raise self._source.error(key, "has no value; give one, or leave the key out", line)
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise self._source.error(key, str(error), line) from None
+
+    def _items(self, key: str, value: Plain, parse: Callable[[str], Parsed]) -> tuple[Parsed, ...]:
+        """A list, or the single value that stands for a list of one."""
+        if isinstance(value, dict):
+            raise self._source.error(key, "expected a list, got keys")
+        if not isinstance(value, list):
+            return (self._parsed(key, value, parse),)
+        lines = (self._source.lines.get(f"{key}.{place}") for place in range(len(value)))
+        return tuple(self._parsed(key, each, parse, line) for each, line in zip(value, lines, strict=True))
+
+    def _keys(self, key: str, value: Plain, known: Iterable[str] | None = None) -> dict[str, Plain]:
+        """A mapping; `known` are the keys that it may have, None: any."""
+        if not isinstance(value, dict):
+            got = "a list" if isinstance(value, list) else f"a single value, {self._parsed(key, value, str)[:40]!r}"
+            raise self._source.error(key, f"expected keys with values, got {got}")
+        if known is not None:
+            self._check_keys(value, known, key)
+        return value
+
+    def _check_keys(self, found: Iterable[str], known: Iterable[str], path: str | None) -> None:
+        for key in found:
+            if key not in known:
+                line = self._source.lines[f"{path}.{key}" if path else key]
+                raise self._source.error(path, str(UnknownNameError("key", key, known)), line)
+
+
+# YAML
+
+_TAG = "tag:yaml.org,2002:"
+_SCALAR_TAGS = {_TAG + kind for kind in ("str", "int", "float", "bool", "null", "timestamp", "value")}
+_COLLECTION_TAGS = {_TAG + "seq", _TAG + "map"}
+
+
+def _composed(text: str, file: str) -> Any:  # noqa: ANN401 - PyYAML has no types
+    """The root node of the one document that this text is."""
+    line = None
     try:
-        return array_of(whole(value, where)) if key == "array" else sweep_of(_values(value, where))
-    except ValueError as error:
-        raise syntax_refusal(where, str(error)) from None
+        if len(text) > MOST_BYTES:
+            problem = f"larger than {MOST_BYTES >> 10} KiB; that is no job file"
+        elif (node := yaml.compose(text, yaml.SafeLoader)) is not None:
+            return node
+        else:
+            problem = "is empty; expected keys such as `run` and `gpus`"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = None if mark is None else mark.line + 1
+        said = error.problem or ""
+        whole = f"{error.context or ''} {said}" if said.startswith("but ") or not said else said
+        problem = f"not YAML: {whole.strip()}"
+    except yaml.reader.ReaderError as error:
+        problem = unreadable(error)
+    except yaml.YAMLError as error:
+        problem = f"not YAML: {' '.join(str(error).split())}"
+    except RecursionError:
+        problem = "nested too deeply; that is no job file"
+    raise RequestError(f"{Where(file, line)}: {problem}")
 
 
-def _values(tree: Tree, where: Where) -> dict[str, tuple[str, ...]]:
-    found = keys(tree, where)
-    return {
-        name: tuple(text(each, _inner(where, found, name)) for each in items(value, _inner(where, found, name)))
-        for name, value in found.entries.items()
-    }
+def unreadable(error: yaml.reader.ReaderError) -> str:
+    """The message about a character that YAML does not allow."""
+    code = error.character if isinstance(error.character, int) else 0
+    if 0xD800 <= code <= 0xDFFF:  # bytes of standard input that are not UTF-8 arrive as surrogates
+        return "not UTF-8 text"
+    return f"not YAML: it holds the control character U+{code:04X}; take it out"
+
+
+class _YamlReader:
+    """Turns the nodes of a document into plain values, and notes the line of each key and item by its path."""
+
+    def __init__(self, file: str) -> None:
+        self.lines: dict[str, int] = {}
+        self._file = file
+        self._left = MOST_VALUES
+
+    def value(self, node: yaml.Node, path: str = "", depth: int = 0) -> Plain:
+        """A node and all that is below it."""
+        self._left -= 1
+        if self._left < 0:
+            raise self._error(node, f"more than {MOST_VALUES:,} values, aliases counted; that is no job file")
+        if depth > MOST_DEPTH:
+            raise self._error(node, "nested too deeply; that is no job file")
+        if node.tag not in (_SCALAR_TAGS if isinstance(node, yaml.ScalarNode) else _COLLECTION_TAGS):
+            raise self._error(node, f"the tag {node.tag!r} has no meaning here")
+        if isinstance(node, yaml.ScalarNode):
+            return None if node.tag == _TAG + "null" else node.value
+        if isinstance(node, yaml.MappingNode):
+            return self._keys(node, path, depth)
+        paths = [f"{path}.{place}" for place in range(len(node.value))]
+        self.lines |= {each: item.start_mark.line + 1 for each, item in zip(paths, node.value, strict=True)}
+        return [self.value(item, each, depth + 1) for each, item in zip(paths, node.value, strict=True)]
+
+    def _keys(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Plain]:
+        found: dict[str, Plain] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, "a key must be a word")
+            below = f"{path}.{key.value}" if path else key.value
+            if key.value in found:
+                raise self._error(key, f"the key {key.value!r} stands in line {self.lines[below]} already")
+            self.lines[below] = key.start_mark.line + 1
+            found[key.value] = self.value(value, below, depth + 1)
+        return found
+
+    def _error(self, node: yaml.Node, problem: str) -> RequestError:
+        return RequestError(f"{Where(self._file, node.start_mark.line + 1)}: {problem}")

@@ -1,11 +1,19 @@
 """A job as it is submitted to a live Poise: what to run, on how many GPUs, and what may be done to it.
 
-Every field is bounded: a request that passes here can be kept, shown and run without further checks of its shape. What
-depends on the cluster or on the machine (a GPU type that is not there, a program that does not exist) is checked where it
-is known, at submission.
+From the words that a user types to the core's `Job` there are three types:
+
+    JobDraft     (draft.py)  a job file, an `#SBATCH` script or options, as far as they were given; may stand for many jobs
+    JobRequest   (here)      one job, complete and checked: what is sent, stored and shown again
+    Submission   (here)      requests that are accepted together, with the key that makes sending them twice harmless
+
+The server's admission turns each request into a `Job` (`scheduler/model/job.py`): what the core needs of it to decide.
+
+Every field of a request is bounded, so one that passes here can be stored, shown and run without further checks of its
+form. What depends on the cluster or on the machine (a GPU type that is absent, a program that does not exist) is checked by
+the server at submission.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -16,10 +24,13 @@ from pydantic import (
     FailFast,
     Field,
     StringConstraints,
+    ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
+
+from poise.scheduler.model.errors import UnknownNameError
 
 MOST_ARGUMENTS = 1_000
 MOST_COMMAND = 64 << 10
@@ -35,13 +46,13 @@ MOST_JOBS = 1_000
 """Jobs of one submission."""
 
 FAST = FailFast()
-"""Of a list: the first item that is wrong is the last one looked at. To describe a megabyte of them would take seconds."""
+"""Stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds."""
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
 
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$", max_length=64)]
-"""Of a job, an app, a tenant, a GPU type, a model, a token: nothing that needs quoting anywhere."""
+"""The name of a job, app, tenant, GPU type, model or token; it needs quoting nowhere."""
 Argument = Annotated[str, StringConstraints(max_length=MOST_COMMAND, pattern=r"^[^\x00]*$")]
 Variable = Annotated[str, StringConstraints(pattern=f"^{VARIABLE}$")]
 Path = Annotated[str, StringConstraints(max_length=MOST_PATH, pattern=r"^/[^\x00]*$")]
@@ -49,11 +60,11 @@ Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 
 class PreemptionMode(StrEnum):
-    """What may be done to a run before its job has ended.
+    """How a run may be stopped before its job has ended.
 
-    CHECKPOINT   it is asked for a checkpoint at the end of its lease and goes on from there (scripts that use poise.worker);
-                 a run that has not said that it can (any other script) keeps its GPUs until it does
-    RESTART      it gets TERM at the end of its lease, and is started again: it finds its own checkpoints, or begins anew
+    CHECKPOINT   ask for a checkpoint at the end of its lease, and resume from it (scripts that use poise.worker); a run that
+                 has not said that it can save, as any other script, keeps its GPUs until it does
+    RESTART      send TERM at the end of its lease, and start it again; it finds its own checkpoints, or starts over
     NEVER        it keeps its GPUs until it ends
     """
 
@@ -63,34 +74,42 @@ class PreemptionMode(StrEnum):
 
 
 class Replicas(StrEnum):
-    """How many processes a run has: one a node that sees all GPUs it has there, or one a GPU (as torchrun does)."""
+    """Processes of a run: one per node, which sees all GPUs of the run there, or one per GPU (as torchrun does)."""
 
     NODE = "node"
     GPU = "gpu"
 
 
 class Wire(BaseModel):
-    """What crosses the boundary: frozen, and nothing in it that is not known."""
+    """Base of all types that cross a process boundary as JSON: frozen; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Checkpoint(Wire):
-    """every: seconds between checkpoints that nobody asked for (None: only when asked); deadline: seconds to write one."""
+    """When a run saves its state, in seconds.
+
+    every      time between periodic checkpoints; None: only when asked to
+    deadline   time allowed for writing one
+    """
 
     every: Seconds | None = None
     deadline: Annotated[float, Field(gt=0, le=86_400)] = 60.0
 
 
 class RetrySpec(Wire):
-    """on_errors: failed runs that are forgiven (None: as the service is set up); exit_codes: those that always are."""
+    """Which failed runs are tried again.
+
+    on_errors    how many; None: as the service is configured
+    exit_codes   runs that end with one of these are always tried again
+    """
 
     on_errors: Annotated[int, Field(ge=0, le=1_000)] | None = None
     exit_codes: Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], FAST, Field(max_length=64)] = ()
 
 
 class Limits(Wire):
-    """Of each replica: bytes of address space, seconds of CPU time, open files, processes of the user. None: no limit."""
+    """Limits of each replica: bytes of address space, seconds of CPU time, open files, processes of its user. None: none."""
 
     memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
     cpu_seconds: Annotated[int, Field(ge=1, le=1 << 40)] | None = None
@@ -98,8 +117,8 @@ class Limits(Wire):
     processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
 
-def _few(given: Any) -> Any:  # noqa: ANN401 - whatever was sent
-    """Variables are counted before any of them is looked at: to describe a megabyte of mistakes would take seconds."""
+def _check_count(given: Any) -> Any:  # noqa: ANN401 - whatever was sent
+    """Count the variables before validating any: describing a megabyte of mistakes would take seconds."""
     if isinstance(given, dict) and len(given) > MOST_VARIABLES:
         counts = {"field_type": "Dictionary", "max_length": MOST_VARIABLES, "actual_length": len(given)}
         raise PydanticKnownError("too_long", counts)
@@ -111,13 +130,13 @@ class JobRequest(Wire):
 
     command        program and arguments; no shell ever sees it
     setup          a command that is run once, before the first run
-    gpus           the gang; `min_gpus` and `max_gpus` make the job elastic
-    gpu_types      any of these; empty: any that there are
-    cwd            working directory, absolute
+    gpus           size of the gang; `min_gpus` and `max_gpus` make the job elastic
+    gpu_types      acceptable types; empty: any
+    cwd            working directory, absolute; the client fills it in
     venv           virtual environment, of venv or conda, absolute; its programs come first in PATH. None: none
-    steps          how long it is, if its owner knows; or `duration`: seconds on the reference GPU type
+    steps          length of the job, if its owner knows; or `duration`: seconds on the reference GPU type
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
-    micro_batches  tasks that a step divides into: any mix of GPUs will do then
+    micro_batches  tasks that a step divides into; such a job runs on any mix of GPUs
     max_duration   seconds of running after which it is stopped for good
     """
 
@@ -131,7 +150,7 @@ class JobRequest(Wire):
     max_gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = None
     gpu_types: Annotated[tuple[Name, ...], FAST, Field(max_length=64)] = ()
     replicas: Replicas = Replicas.NODE
-    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_few)] = {}
+    env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_check_count)] = {}
     cwd: Path | None = None
     venv: Path | None = None
     steps: Annotated[float, Field(gt=0, le=MOST_STEPS)] | None = None
@@ -171,22 +190,81 @@ class JobRequest(Wire):
 
 
 class Submission(Wire):
-    """Jobs that are taken all together or not at all.
+    """Jobs that are accepted all together or not at all.
 
-    key   made by the client: the same submission sent twice (after a lost connection) is taken once
+    key   chosen by the client: a submission that is sent twice (after a lost connection) is accepted once
     """
 
     jobs: Annotated[tuple[JobRequest, ...], FAST, Field(min_length=1, max_length=MOST_JOBS)]
     key: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")] | None = None
 
 
-# What is taken and comes to nothing: said at submission, so that its owner does not count on it.
+# What is wrong with a request, in one line for people: the field, what was expected there, and what was given.
+
+_NAMES = {"name", "tenant", "app", "gpu_types"}
+_PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits}
+_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+_SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+_UNPRINTABLE = "a character in it cannot be passed on"
+
+
+def first_problem(error: ValidationError) -> tuple[str | None, str]:
+    """The first thing that is wrong: its field, if one field is at fault, and the message.
+
+    An unknown name comes before everything else: a field that is missing may have been meant by it.
+    """
+    wrong = error.errors(include_url=False)
+    first = next((each for each in wrong if each["type"] == "extra_forbidden"), wrong[0])
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "value_error":  # raised by our own validators, as `FIELD: PROBLEM`
+        name, colon, text = first["msg"].removeprefix("Value error, ").partition(": ")
+        return (name, text) if colon else (None, name)
+    if first["type"] == "extra_forbidden":
+        known = _PARTS[path[0]].model_fields if path[0] in _PARTS else JobRequest.model_fields
+        return ".".join(path[:-1]) or None, str(UnknownNameError("field", path[-1], known))
+    inner = [part for part in path[1:] if not part.isdigit()] if path[0] != "env" else []
+    return ".".join([path[0], *inner]), _expectation(first, path)
+
+
+def _expectation(first: Any, path: Sequence[str]) -> str:  # noqa: ANN401 - pydantic's description of an error
+    kind, context, value = first["type"], first.get("ctx", {}), first["input"]
+    if kind == "missing":
+        return "is missing"
+    if kind == "too_long":
+        return f"expected at most {context['max_length']:,} of them"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']:,} of them, got {context['actual_length']:,}"
+    if path[-1] == "[key]":
+        wanted = "names of letters, digits and `_`"
+    elif kind.startswith("string_"):
+        wanted = _expected_text(kind, path[0])
+    else:
+        named = {"tuple_type": "a list", "enum": context.get("expected"), "dict_type": "names with values"}
+        bounds = (f"{words} {context[name]:,.15g}" for name, words in _BOUNDS if name in context)
+        wanted = next(bounds, None) or named.get(kind) or ""
+    if wanted == _UNPRINTABLE:
+        return wanted
+    got = "several values" if isinstance(value, dict | list | tuple) else repr(value)
+    got = got if len(got) <= _SHOWN else got[: _SHOWN - 1] + "…"
+    return f"expected {wanted}, got {got}" if wanted else f"{first['msg'].replace('Input should be', 'expected')}, got {got}"
+
+
+def _expected_text(kind: str, field: str) -> str:
+    if field in _NAMES:
+        return "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"
+    if field == "key":
+        return "8 to 64 letters, digits, `_` and `-`"
+    if kind == "string_pattern_mismatch":
+        return "an absolute path" if field in ("cwd", "venv") else _UNPRINTABLE
+    return "a text that is neither empty nor too long" if kind in ("string_too_long", "string_too_short") else "text"
+
 
 NO_PRIORITIES = "no policy of this version looks at priorities"
 
 
 def notes_on(requests: Iterable[JobRequest]) -> tuple[str, ...]:
-    """A line for people for each thing that jobs ask for and do not get."""
+    """One line for each thing that jobs ask for and that has no effect, so that their owner does not count on it."""
     asked = sorted({each.priority for each in requests if each.priority})
     if not asked:
         return ()
@@ -194,13 +272,11 @@ def notes_on(requests: Iterable[JobRequest]) -> tuple[str, ...]:
     return (f"priority {shown} has no effect: {NO_PRIORITIES}; --weight counts under policies that share",)
 
 
-# Text from elsewhere on a terminal: no letter of it is a command to the terminal.
-
-
 def plain(text: str) -> str:
-    """The text with everything that is not to be seen (escape codes, line ends, changes of direction) written out."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else _written(each) for each in text)
+    """Escape everything that cannot be seen (escape codes, line ends, changes of direction).
 
-
-def _written(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
+    Text of other people goes to terminals: no character of it may command the terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

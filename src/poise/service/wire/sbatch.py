@@ -1,7 +1,8 @@
-"""Scripts written for Slurm: what their `#SBATCH` lines say, as far as it means something here.
+"""Scripts written for Slurm: what their `#SBATCH` lines mean here.
 
-The script itself is not changed and not copied: the interpreter of its first line is given its path. Options without a
-meaning here are left out with a note; those whose absence would do harm are errors.
+The script itself is neither changed nor copied: the interpreter of its first line is given its path. Options without a
+meaning here are ignored with a note; those whose absence would do harm are errors. `read_sbatch` is the way in; `_Header`
+holds the options of one script and translates them, one method per field of the draft.
 """
 
 import re
@@ -12,12 +13,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import RequestError, Where
-from poise.service.wire.jobfile import ARRAY_COUNT, ARRAY_INDEX, JobDraft, JobFileSource, Variant, clean_name, read_text
-from poise.service.wire.jobfile_syntax import absolute, here, is_too_many, literal_words, parse_folder, syntax_refusal
-from poise.service.wire.request import MOST_GPUS, MOST_JOBS
+from poise.service.wire.draft import (
+    ARRAY_COUNT,
+    ARRAY_INDEX,
+    DraftSource,
+    JobDraft,
+    Variant,
+    clean_name,
+    current_folder,
+    literal_words,
+    parse_folder,
+)
+from poise.service.wire.jobfile import parse_gpu_count, read_text
+from poise.service.wire.request import MOST_JOBS
 
 JOB_NAME = "SLURM_JOB_NAME"
-"""The variable that all scripts have here, and nobody else."""
+"""The variable that every job of a script has here, and no other job."""
 _LONG = {
     "J": "job-name", "G": "gpus", "N": "nodes", "t": "time", "a": "array", "o": "output", "e": "error", "D": "chdir",
     "A": "account", "d": "dependency", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "q": "qos", "H": "hold",
@@ -30,7 +41,7 @@ _ALONE = {
     "requeue", "no-requeue", "hold", "exclusive", "overcommit", "oversubscribe", "contiguous", "quiet", "verbose", "wait",
     "test-only", "spread-job", "use-min-nodes", "no-kill", "parsable", "reboot", "ignore-pbs",
 }  # fmt: skip
-"""Options that are not followed by a value."""
+"""Options without a value."""
 _READ = {
     "job-name", "gres", "gpus", "gpus-per-node", "gpus-per-task", "nodes", "ntasks", "time", "array", "chdir", "account",
     "export", "requeue", "no-requeue", "hold",
@@ -59,11 +70,10 @@ _SRUN = re.compile(r"(?m)^[^#\n]*\b(srun|scontrol)\b")
 _GPUS = re.compile(r"(?:([A-Za-z][\w.-]*):)?([0-9]+)")
 _PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
 
 class Option(NamedTuple):
-    """An option of a `#SBATCH` line, by its long name. `value` is empty where it has none."""
+    """An option of a `#SBATCH` line, by its long name. `value` is empty if it has none."""
 
     name: str
     value: str
@@ -76,34 +86,35 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     found = list(options(script, str(path)))
     for each in found:
         if each.name in _HARMFUL:
-            raise syntax_refusal(Where(str(path), each.line, f"--{each.name}"), _HARMFUL[each.name])
-    said = {each.name: each for each in found}  # of an option that is there twice, Slurm takes the last
-    reading = _Reading(str(path), said)
-    name = clean_name(reading.value("job-name") or path.name)
-    fields = {"name": name, **reading.gpus(), **reading.fields()}
-    env = {**reading.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(here())}
-    command = (*_interpreter(script, path), str(absolute(path)), *arguments)
+            raise RequestError(f"{Where(str(path), each.line, f'--{each.name}')}: {_HARMFUL[each.name]}")
+    first = script.split("\n", 1)[0].strip()
+    if not first.startswith("#!") or not first[2:].strip():
+        raise RequestError(f"{Where(str(path), 1)}: a script begins with its interpreter, e.g. #!/bin/bash")
+    # As the kernel reads the first line: a program, and all the rest as one argument.
+    command = (*first[2:].strip().split(None, 1), str(current_folder() / path), *arguments)
+    header = _Header(str(path), {each.name: each for each in found})  # of a repeated option, Slurm takes the last
+    name = clean_name(header.value("job-name") or path.name)
     return JobDraft(
         literal_words(command),
-        env=env,
-        fields=fields,
-        variants=reading.variants(),
-        source=JobFileSource(str(path), {}),
-        notes=tuple(f"{path}: {each}" for each in reading.notes(script)),
+        env={**header.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(current_folder())},
+        fields={"name": name, **header.gpus(), **header.fields()},
+        variants=header.variants(),
+        source=DraftSource(str(path)),
+        notes=tuple(f"{path}: {each}" for each in header.notes(script)),
     )
 
 
-def settled(draft: JobDraft) -> JobDraft:
-    """The draft of a script once options have been laid over it.
+def completed(draft: JobDraft) -> JobDraft:
+    """The draft of a script after options have overridden it.
 
-    An array that they ask for has Slurm's variables too, and if nobody asks for GPUs it is noted what the job gets.
+    An array that they ask for gets Slurm's variables too, and if neither asks for GPUs a note says what the job gets.
     """
-    told = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
-    return replace(draft, variants=_named_by_slurm(draft.variants), notes=(*draft.notes, *told))
+    note = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
+    return replace(draft, variants=_with_slurm_names(draft.variants), notes=(*draft.notes, *note))
 
 
-def _named_by_slurm(variants: Iterable[Variant]) -> tuple[Variant, ...]:
-    """The jobs of an array, with what they know of it under Slurm's names as well; those of a sweep are as they were."""
+def _with_slurm_names(variants: Iterable[Variant]) -> tuple[Variant, ...]:
+    """The jobs of an array with their variables under Slurm's names as well; the jobs of a sweep are unchanged."""
     known = tuple(variants)
     indices = [int(each[ARRAY_INDEX]) for each in known if ARRAY_INDEX in each]
     if not indices:
@@ -123,170 +134,97 @@ def options(script: str, file: str) -> Iterator[Option]:
             try:
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError as error:
-                raise syntax_refusal(Where(file, number), f"#SBATCH: {str(error).lower()}") from None
-            yield from _options(words, file, number)
+                raise RequestError(f"{Where(file, number)}: #SBATCH: {str(error).lower()}") from None
+            while words:
+                word = words.pop(0)
+                if word.startswith("--"):
+                    name, equals, value = word[2:].partition("=")
+                    name = _SAME.get(name, name)
+                elif len(word) > 1 and word[0] == "-" and word[1] in _LONG:
+                    name, value = _LONG[word[1]], word[2:].removeprefix("=")
+                    equals = value
+                else:
+                    raise RequestError(f"{Where(file, number)}: #SBATCH: expected an option, got {word[:40]!r}")
+                if not equals and name not in _ALONE and words and not words[0].startswith("-"):
+                    value = words.pop(0)
+                yield Option(name, value, number)
         elif line.strip() and not line.startswith("#"):
             return
 
 
-def _options(words: list[str], file: str, number: int) -> Iterator[Option]:
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = _SAME.get(name, name)
-        elif len(word) > 1 and word[0] == "-" and word[1] in _LONG:
-            name, value = _LONG[word[1]], word[2:].removeprefix("=")
-            equals = value
-        else:
-            raise syntax_refusal(Where(file, number), f"#SBATCH: expected an option, got {word[:40]!r}")
-        if not equals and name not in _ALONE and left and not left[0].startswith("-"):
-            value = left.pop(0)
-        yield Option(name, value, number)
-
-
-def _interpreter(script: str, path: Path) -> tuple[str, ...]:
-    """As the kernel reads the first line: a program, and all the rest as one argument."""
-    first = script.split("\n", 1)[0].strip()
-    if not first.startswith("#!") or not first[2:].strip():
-        raise syntax_refusal(Where(str(path), 1), "a script begins with its interpreter, e.g. #!/bin/bash")
-    return tuple(first[2:].strip().split(None, 1))
-
-
-class _Reading:
+class _Header:
     """The options of one script, by name."""
 
-    def __init__(self, file: str, said: Mapping[str, Option]) -> None:
+    def __init__(self, file: str, options: Mapping[str, Option]) -> None:
         self._file = file
-        self._said = said
+        self._options = options
 
     def value(self, name: str) -> str | None:
         """The value of an option, if it is there and has one."""
-        found = self._said.get(name)
+        found = self._options.get(name)
         return None if found is None or not found.value else found.value
 
     def error(self, name: str, problem: str) -> RequestError:
-        """What is wrong with an option."""
-        return syntax_refusal(Where(self._file, self._said[name].line, f"--{name}"), problem)
+        """The error that an option is wrong."""
+        return RequestError(f"{Where(self._file, self._options[name].line, f'--{name}')}: {problem}")
 
     def fields(self) -> dict[str, Any]:
-        """What needs no second look: time, folder, tenant, preemption, hold."""
-        # A script that says nothing to Slurm is a job like any other.
-        fields: dict[str, Any] = {"preemption": "restart" if self._is_requeued() else "never"} if self._said else {}
-        if self.value("time") and (seconds := self._time()):
+        """Preemption, time limit, folder, tenant and hold."""
+        asked, refused = self._options.get("requeue"), self._options.get("no-requeue")
+        may_requeue = asked is not None and (refused is None or asked.line > refused.line)  # the later one counts
+        # A script without options for Slurm is a job like any other.
+        fields: dict[str, Any] = {"preemption": "restart" if may_requeue else "never"} if self._options else {}
+        if seconds := self._time_limit():
             fields["max_duration"] = seconds
         if folder := self.value("chdir"):
-            fields["cwd"] = self._folder(folder)
+            try:
+                fields["cwd"] = parse_folder(folder)
+            except ValueError as error:
+                raise self.error("chdir", str(error)) from None
         if tenant := self.value("account"):
             fields["tenant"] = tenant
-        if "hold" in self._said:
+        if "hold" in self._options:
             fields["hold"] = True
         return fields
 
     def gpus(self) -> dict[str, Any]:
-        """GPUs of all nodes together, and their type; empty where none are asked for."""
-        name = self._asking()
-        if name is None:
+        """GPUs of all nodes together, and their type; empty if the script asks for none."""
+        name = self._gpu_option()
+        text = "" if name is None else self.value(name) or ""
+        if name == "gres":  # of generic resources, the GPUs: `gpu:v100:2` is `v100:2`, `gpu` is one
+            parts = [part.partition(":")[2] or "1" for part in text.split(",") if part.partition(":")[0] == "gpu"]
+            text = ",".join(part if re.search(r"(^|:)\d+$", part) else f"{part}:1" for part in parts)
+        if name is None or not text:
             return {}
-        text = self.value(name) or ""
-        if name == "gres":
-            text = self._of_gres(text)
-            if not text:
-                return {}
         match = _GPUS.fullmatch(text)
         if match is None:
             raise self.error(name, f"expected GPUs such as 2 or v100:2, got {text[:40]!r}; mixed types are not supported")
-        if is_too_many(match[2]):
-            raise self.error(name, f"expected at most {MOST_GPUS:,} GPUs, got {text[:40]!r}")
-        times = {"gpus": 1, "gpus-per-task": self._tasks()}.get(name, self._count("nodes"))
-        return {"gpus": int(match[2]) * times, **({"gpu_types": (match[1],)} if match[1] else {})}
+        try:
+            count = parse_gpu_count(match[2], text)
+        except ValueError as error:
+            raise self.error(name, str(error)) from None
+        tasks = self._count("nodes") * self._count("ntasks-per-node") if self._counts_by_node() else self._count("ntasks")
+        times = {"gpus": 1, "gpus-per-task": tasks}.get(name, self._count("nodes"))
+        return {"gpus": count * times, **({"gpu_types": (match[1],)} if match[1] else {})}
 
     def exported(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables that `--export` names; those that are not set are left out, as Slurm does."""
+        """The variables that `--export` names; unset ones are left out, as Slurm does."""
         env: dict[str, str] = {}
         for part in (self.value("export") or "NONE").split(","):
             name, equals, value = part.strip().partition("=")
             if not equals and name in ("ALL", "NONE", "NIL"):
                 continue
-            if not _VARIABLE.fullmatch(name):
+            if not re.fullmatch(r"[A-Za-z_]\w*", name):
                 raise self.error("export", f"expected NAME or NAME=VALUE, got {part[:40]!r}")
             if equals or name in environ:
                 env[name] = value if equals else environ[name]
         return env
 
     def variants(self) -> tuple[Variant, ...]:
-        """The jobs of an array, each with its index under Slurm's name and under ours."""
+        """The jobs of an array (`0-9`, `1,3,5`, `0-15:4`, in order and each once), with Slurm's variables and ours."""
         text = self.value("array")
         if text is None:
             return ()
-        indices = self._indices(text)
-        return _named_by_slurm({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(indices))} for each in indices)
-
-    def notes(self, script: str) -> Iterator[str]:
-        """What was left out, and what the script will miss."""
-        for each in self._said.values():
-            if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
-                told = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
-                yield f"--{each.name} is ignored" + (f": {told}" if told else "")
-        if "ALL" in (self.value("export") or "").split(","):
-            yield "--export=ALL is ignored: name the variables that the job needs"
-        if self._count("nodes") > 1:
-            yield "--nodes: the GPUs of all nodes are asked for together, on as few nodes as can be"
-        for name in sorted(set(_USED.findall(script)) - _KNOWN_VARIABLES):
-            yield f"it uses {name}, which is not set here"
-        for name in sorted(set(_SRUN.findall(script))):
-            yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one a GPU)"
-
-    def _asking(self) -> str | None:
-        """The option that says how many GPUs; of several, the one that says it most directly."""
-        return next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
-
-    def _tasks(self) -> int:
-        """As many as are asked for; otherwise those of all nodes."""
-        return self._count("nodes") * self._count("ntasks-per-node") if self._counts_by_node() else self._count("ntasks")
-
-    def _counts_by_node(self) -> bool:
-        return self._asking() == "gpus-per-task" and self.value("ntasks") is None
-
-    def _folder(self, text: str) -> str:
-        try:
-            return parse_folder(text, Path())
-        except ValueError as error:
-            raise self.error("chdir", str(error)) from None
-
-    def _is_requeued(self) -> bool:
-        """The later of the two counts."""
-        asked, refused = self._said.get("requeue"), self._said.get("no-requeue")
-        return asked is not None and (refused is None or asked.line > refused.line)
-
-    def _of_gres(self, text: str) -> str:
-        """The GPUs among generic resources: `gpu:v100:2` is `v100:2`, `gpu` is one."""
-        parts = [part.partition(":")[2] or "1" for part in text.split(",") if part.partition(":")[0] == "gpu"]
-        return ",".join(part if re.search(r"(^|:)\d+$", part) else f"{part}:1" for part in parts)
-
-    def _count(self, name: str) -> int:
-        text = self.value(name) or "1"
-        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
-            raise self.error(name, f"expected one whole number, got {text[:40]!r}")
-        return int(text)
-
-    def _time(self) -> float:
-        """Seconds; 0 for no limit."""
-        text = self.value("time") or ""
-        if text.upper() in ("UNLIMITED", "INFINITE"):
-            return 0.0
-        match = _TIME.fullmatch(text)
-        if match is None:
-            raise self.error("time", f"expected MINUTES, MIN:SEC, H:MIN:SEC or DAYS-H[:MIN[:SEC]], got {text[:40]!r}")
-        days, *rest = (int(each) if each else 0 for each in match.groups())
-        if match[1] is None and match[4] is None:  # without days and hours, minutes come first
-            rest = [0, *rest[:2]]
-        hours, minutes, seconds = rest
-        return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
-
-    def _indices(self, text: str) -> list[int]:
-        """`0-9`, `1,3,5`, `0-15:4`, in order and each once."""
         if "%" in text:
             raise self.error("array", "a cap on how many run at once (%) is not supported yet; leave it out")
         found: set[int] = set()
@@ -298,4 +236,47 @@ class _Reading:
             if len(indices) + len(found) > MOST_JOBS:
                 raise self.error("array", f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
             found.update(indices)
-        return sorted(found)
+        return _with_slurm_names({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(found))} for each in sorted(found))
+
+    def notes(self, script: str) -> Iterator[str]:
+        """What was ignored, and what the script will miss."""
+        for each in self._options.values():
+            if each.name not in _READ and not (each.name == "ntasks-per-node" and self._counts_by_node()):
+                why = _NOTES.get("mem" if each.name.startswith("mem-per") else each.name)
+                yield f"--{each.name} is ignored" + (f": {why}" if why else "")
+        if "ALL" in (self.value("export") or "").split(","):
+            yield "--export=ALL is ignored: name the variables that the job needs"
+        if self._count("nodes") > 1:
+            yield "--nodes: the GPUs of all nodes are asked for together, on as few nodes as can be"
+        for name in sorted(set(_USED.findall(script)) - _KNOWN_VARIABLES):
+            yield f"it uses {name}, which is not set here"
+        for name in sorted(set(_SRUN.findall(script))):
+            yield f"it runs {name}; Poise starts the replicas itself (`replicas: gpu` for one per GPU)"
+
+    def _gpu_option(self) -> str | None:
+        """The option that says how many GPUs; of several, the most direct one."""
+        return next((each for each in ("gpus", "gpus-per-node", "gres", "gpus-per-task") if self.value(each)), None)
+
+    def _counts_by_node(self) -> bool:
+        """Whether `--ntasks-per-node` counts: `--ntasks`, if given, wins over it."""
+        return self._gpu_option() == "gpus-per-task" and self.value("ntasks") is None
+
+    def _count(self, name: str) -> int:
+        text = self.value(name) or "1"
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+            raise self.error(name, f"expected one whole number, got {text[:40]!r}")
+        return int(text)
+
+    def _time_limit(self) -> float:
+        """Seconds; 0 for no limit."""
+        text = self.value("time") or "UNLIMITED"
+        if text.upper() in ("UNLIMITED", "INFINITE"):
+            return 0.0
+        match = _TIME.fullmatch(text)
+        if match is None:
+            raise self.error("time", f"expected MINUTES, MIN:SEC, H:MIN:SEC or DAYS-H[:MIN[:SEC]], got {text[:40]!r}")
+        days, *rest = (int(each) if each else 0 for each in match.groups())
+        if match[1] is None and match[4] is None:  # without days and hours, minutes come first
+            rest = [0, *rest[:2]]
+        hours, minutes, seconds = rest
+        return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
