@@ -95,7 +95,7 @@ def test_tasks_ready_are_all_of_them_but_for_those_of_the_round_under_way(world:
         for row in rows_that_divide(state):
             is_tasked = state.protected.get(row) == inf
             assert (columns.ready[row] < columns.tasks[row]) == is_tasked
-        assert state.dividing == sum(columns.tasks[row] > 0 for row in (*state.active, *state.away))
+        assert state.divisible == sum(columns.tasks[row] > 0 for row in (*state.active, *state.suspended))
 
     world.played(check)
 

@@ -159,7 +159,7 @@ def test_waiting_by_cause_sums_to_the_time_waited(world: World) -> None:
 def test_only_claims_that_insist_on_few_nodes_wait_for_fragmentation(world: World) -> None:
     story = world.played()
     state = story.scheduler.state
-    if state.insistence or world.policy.startswith("whim"):
+    if state.delay_scheduling or world.policy.startswith("whim"):
         return
     for _, launch in story.actions(Launch):
         if state.shape_of[state.rows[launch.job]].locality is Locality.CLUSTER or world.placement == "count":

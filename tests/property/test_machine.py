@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.strategies import CAUSES, clusters, fitted, placements, policies, settings
 from tests.whims import WHIMS, whim
 
-from poise.engine.assembly import with_rounds
+from poise.lab.experiment import planned
 from poise.scheduler.core.rank_driver import RankDriver
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.scheduler import Scheduler
@@ -151,7 +151,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.nodes = len(cluster.nodes)
         self.settings = fitted(how, cluster)
         answer = whim(policy) if policy in WHIMS else policy_named(policy)
-        self.scheduler = Scheduler(cluster, with_rounds(answer, how), placement_named(placement), self.settings)
+        self.scheduler = Scheduler(cluster, planned(answer, how), placement_named(placement), self.settings)
 
     def tell(self, *facts: Event) -> None:
         for fact in facts:
@@ -291,13 +291,13 @@ class HostileWorld(RuleBasedStateMachine):
 def audit(scheduler: Scheduler, book: Book) -> None:
     """The whole state of the core, looked at from outside."""
     state = scheduler.state
-    running = {state.columns.ids[row] for row in (*state.active, *state.away) if state.running(row)}
-    assert not set(state.active).intersection(state.away)
+    running = {state.columns.ids[row] for row in (*state.active, *state.suspended) if state.running(row)}
+    assert not set(state.active).intersection(state.suspended)
     assert list(state.active) == sorted(state.active)
     assert running == set(book.running)
     for name, row in state.rows.items():
         status = Status(state.columns.status[row])
-        assert (row in state.active or row in state.away) == (not status.is_final)
+        assert (row in state.active or row in state.suspended) == (not status.is_final)
         code = scheduler.explain(name).code
         assert (code in WAITING) == (status is Status.WAITING)
         assert (code is Code.RUNNING) == (status is Status.RUNNING)
@@ -321,17 +321,17 @@ def audit_gpus(scheduler: Scheduler, book: Book) -> None:
             assert count <= most
             assert state.columns.ready[row] == book.left[name]
         else:
-            assert count == 1 if row in state.away else state.columns.least[row] <= count <= most
+            assert count == 1 if row in state.suspended else state.columns.least[row] <= count <= most
             assert state.columns.ready[row] == state.columns.tasks[row] == book.tasks[name]
-        assert (row in state.away) == state.pool.tries(row) == any(kept[node] & mask for node, mask in gpus)
-        assert (row in state.away) != (row in state.placement_view.holdings), "policies do not see jobs on trial"
+        assert (row in state.suspended) == state.pool.tries(row) == any(kept[node] & mask for node, mask in gpus)
+        assert (row in state.suspended) != (row in state.placement_view.holdings), "policies do not see jobs on trial"
         kinds = {state.topology.type_of[slots.node] for slots in gpus}
         tasks = state.estimate(row).tasks
         assert len(kinds) == 1 if tasks is None else kinds.issubset(tasks.types)
         for node, mask in gpus:
             assert not held[node] & mask
             held[node] |= mask
-    assert state.dividing == sum(state.columns.tasks[row] > 0 for row in (*state.active, *state.away))
+    assert state.divisible == sum(state.columns.tasks[row] > 0 for row in (*state.active, *state.suspended))
     for node, full in enumerate(state.topology.full):
         assert state.free.alive[node] == (node not in book.lost)
         assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node] & ~kept[node])
@@ -351,11 +351,11 @@ def audit_waiting(scheduler: Scheduler) -> None:
 
 def audit_order(scheduler: Scheduler) -> None:
     """The lanes hold just the active jobs, and in order, but for runs whose rank cannot matter yet."""
-    answering: Any = scheduler._answering
+    answering: Any = scheduler._driver
     if not isinstance(answering, RankDriver):
         return
     state = scheduler.state
-    lanes: Any = answering._lanes
+    lanes: Any = answering._index
     ranks = answering._order.preemption is PreemptionRule.BY_RANK
     assert not answering._unranked or not answering._contended
     assert all(state.running(row) for row in answering._unranked)

@@ -95,7 +95,7 @@ def test_of_jobs_that_share_gpus_work_left_is_what_the_integral_of_the_speed_lea
         for row, left in zip(snapshot.active, snapshot.steps_left.tolist(), strict=True):
             if not state.running(row):
                 continue
-            run, worked_from = (row, columns.epoch[row]), columns.started[row] + state._overhead(row)
+            run, worked_from = (row, columns.epoch[row]), columns.started[row] + scheduler.lifecycle._overhead(row)
             counted, worked, rate = added.get(run, (0.0, 0.0, 0.0))
             since = last[0] if run in added else entry.now
             counted += rate * (entry.now - since)

@@ -98,7 +98,7 @@ def test_whatever_ends_a_round_gives_all_gpus_back_and_makes_all_tasks_ready(fac
     assert not state.ledger.holdings
     assert (state.columns.ready[0], state.columns.gpus[0], state.columns.rate[0]) == (4, 0, 0.0)
     assert not state.protected
-    assert state.dividing == (not isinstance(fact, Cancelled))
+    assert state.divisible == (not isinstance(fact, Cancelled))
 
 
 def test_news_of_an_earlier_round_changes_nothing() -> None:

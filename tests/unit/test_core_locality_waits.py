@@ -6,8 +6,8 @@ import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 
 from poise.lab.traces.schema import TraceJob
-from poise.scheduler.core.delay_scheduling import DelayScheduling
 from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.settings import DelayScheduling
 from poise.scheduler.model.action import Launch, Waited
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.speed import Locality
@@ -110,4 +110,4 @@ def test_a_gang_that_no_node_holds_waits_for_no_node() -> None:
 def test_insistence_relaxes_at_its_moments_and_never_tightens() -> None:
     insistence = DelayScheduling(10.0, 30.0)
     assert [insistence.at(5.0, now) for now in (5.0, 14.9, 15.0, 34.9, 35.0)] == [PACKED, PACKED, RACK, RACK, CLUSTER]
-    assert insistence.moments(5.0) == [15.0, 35.0]
+    assert insistence.relaxations(5.0) == [15.0, 35.0]

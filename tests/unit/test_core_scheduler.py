@@ -242,7 +242,7 @@ def test_the_order_of_a_plan_is_the_order_of_preemption() -> None:
 
 def test_a_planner_that_never_comes_to_an_end_is_a_bug() -> None:
     scheduler = a_scheduler(picky({0: (0,)}, wake=0.0))
-    with pytest.raises(InvariantError, match="policy 'picky' asked for more than 4 plans at one moment"):
+    with pytest.raises(InvariantError, match="policy 'picky' asked for more than 4 plans at one time"):
         scheduler.handle(0, arrival("a"))
 
 

@@ -155,7 +155,7 @@ def test_a_job_may_be_cancelled_on_trial_and_before(job: str, when: float) -> No
     scheduler.handle(when, [Cancelled(job)])
     scheduler.handle(when + 60, [Woke()])
     assert scheduler.explain(job).code is Code.CANCELLED
-    assert not scheduler.state.away or job == "a"
+    assert not scheduler.state.suspended or job == "a"
 
 
 def test_service_on_trial_does_not_count() -> None:

@@ -1,8 +1,8 @@
-"""Claims of one shape, and how long such claims have waited for which cause.
+"""What waiting claims ask for, and how long jobs have waited for which cause.
 
-Whether a waiting claim fits depends on its shape alone (gang, types, locality), not on the job. So the causes of waiting
-(Philly §3.1) are clocked once a shape, and a job's waiting time by cause is the difference of two readings: the cost of
-the whole account is a few shapes a decision, however long the queue.
+Whether a waiting claim fits depends on its shape alone (gang, GPU types, locality), not on the job. So the causes of waiting
+(docs/algorithms/philly.md) are clocked once per shape, and a job's waiting time by cause is the difference of two readings
+of its shape's clock. The whole account costs a few shapes per decision, however long the queue is.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from poise.scheduler.placement.strategies import Placement
 
 
 class WaitCause(IntEnum):
-    """Why a claim of some shape is not served; the order of `Waited`."""
+    """Why a claim of some shape is not served. The values are the order of the fields of `Waited`."""
 
     ORDER = 0
     FRAGMENTATION = 1
@@ -28,10 +28,12 @@ NO_WAIT = Waited(0.0, 0.0, 0.0)
 
 
 class ClaimShape:
-    """Gang, GPU types by preference, and locality: what decides whether a claim fits. `waiting` counts such jobs.
+    """Gang, GPU types by preference, and locality: what decides whether a claim fits.
 
-    tasks  what rounds divide into, if they do: then a claim fits as soon as any of the GPUs is free
-    held   the twin for such jobs that are held back for their tenant's share, whatever is free; its own twin is itself
+    waiting  number of jobs that wait with this shape
+    tasks    the micro-batches of a step, if steps divide: then a claim fits as soon as any usable GPU is free
+    held     the twin of this shape for jobs that are held back for their tenant's share, whatever is free; a twin's twin
+             is itself; None until the first such job
     """
 
     __slots__ = ("_clock", "_since", "cause", "gang", "held", "index", "locality", "tasks", "types", "waiting")
@@ -51,7 +53,7 @@ class ClaimShape:
         self._clock = [0.0, 0.0, 0.0]
 
     def classify(self, free: FreeGpus, placement: Placement) -> WaitCause:
-        """Why a claim of this shape that still waits does wait."""
+        """Say why a claim of this shape waits, given what is free now."""
         if self.is_held:
             return WaitCause.ORDER
         gang, idle = self.gang if self.tasks is None else 1, free.idle
@@ -60,41 +62,127 @@ class ClaimShape:
                 break
         else:
             return WaitCause.CAPACITY
-        if self.locality is Locality.CLUSTER or self._fits(free, placement):
+        if self.locality is Locality.CLUSTER or any(
+            placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types
+        ):
             return WaitCause.ORDER
         return WaitCause.FRAGMENTATION
 
-    def _fits(self, free: FreeGpus, placement: Placement) -> bool:
-        return any(placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types)
-
     def is_for(self, holding: Holding, type_of: Sequence[int]) -> bool:
-        """These GPUs are of one type, and such a claim may be given it."""
-        kind = type_of[holding[0].node]
-        return kind in self.types and (len(holding) == 1 or all(type_of[slots.node] == kind for slots in holding))
+        """Say whether these GPUs are of one type that such a claim may be given."""
+        gpu_type = type_of[holding[0].node]
+        return gpu_type in self.types and (len(holding) == 1 or all(type_of[slots.node] == gpu_type for slots in holding))
 
     @property
     def is_held(self) -> bool:
-        """Such claims are held back for their tenant's share."""
+        """Whether claims of this shape are held back for their tenant's share."""
         return self.held is self
 
     def because(self, cause: WaitCause, now: float) -> None:
-        """From now on claims of this shape wait for this cause."""
+        """Charge waiting from now on to this cause."""
         self._clock[self.cause] += now - self._since
         self._since = now
         self.cause = cause
 
     def reading(self, now: float) -> Waited:
-        """Seconds by cause since the beginning."""
+        """Seconds by cause since the clock began."""
         clock = list(self._clock)
         clock[self.cause] += now - self._since
         return Waited(*clock)
 
 
 def less(later: Waited, earlier: Waited) -> Waited:
-    """What was waited between two readings, by cause."""
+    """Waiting between two readings, by cause."""
     return Waited(*(late - early for late, early in zip(later, earlier, strict=True)))
 
 
 def added(one: Waited, other: Waited) -> Waited:
     """Two waits one after the other, by cause."""
     return Waited(*(mine + others for mine, others in zip(one, other, strict=True)))
+
+
+class WaitClocks:
+    """Which jobs wait with which shape, and since which reading of its clock.
+
+    shape_of   shape of each job's claim, by row; of a running job, the one that it waited with last
+    waiting    shapes that some job waits with, by index; a decision looks at these and at nothing else that waits
+    """
+
+    def __init__(self) -> None:
+        self.shape_of: list[ClaimShape] = []
+        self.waiting: dict[int, ClaimShape] = {}
+        self._began: dict[int, Waited] = {}
+        """Reading of the shape's clock when the job began to wait with this shape."""
+        self._before: dict[int, Waited] = {}
+        """What the job waited before that: with other shapes, or while it was suspended."""
+        self._new: list[int] = []
+
+    def begin(self, row: int, shape: ClaimShape) -> None:
+        """Clock the job's waiting from the end of this instant on.
+
+        The clock is read by `read_new`, not here: the decision of this instant may still change what shapes wait for.
+        """
+        self.shape_of[row] = shape
+        shape.waiting += 1
+        self.waiting[shape.index] = shape
+        self._new.append(row)
+
+    def new(self) -> list[int]:
+        """Rows that began to wait in this instant; some may have stopped waiting since."""
+        return self._new
+
+    def read_new(self, rows: list[int], now: float) -> None:
+        """At the end of an instant, note the clocks of the jobs that began to wait in it and still do."""
+        for row in rows:
+            self._began[row] = self.shape_of[row].reading(now)
+        self._new.clear()
+
+    def change(self, row: int, shape: ClaimShape, now: float) -> None:
+        """Let a waiting job wait with another shape; what it waited so far is kept."""
+        before = self.shape_of[row]
+        if shape is before:
+            return
+        began = self._began.pop(row, None)
+        if began is not None:
+            past = self._before.get(row, NO_WAIT)
+            self._before[row] = added(past, less(before.reading(now), began))
+            self._began[row] = shape.reading(now)
+        self._leave(before)
+        self.shape_of[row] = shape
+        shape.waiting += 1
+        self.waiting[shape.index] = shape
+
+    def end(self, row: int, now: float, since: float) -> Waited:
+        """Stop the clock of a job that waits since `since`; return how long it waited, by cause."""
+        shape = self.shape_of[row]
+        self._leave(shape)
+        began = self._began.pop(row, None) if self._began else None
+        before = self._before.pop(row, None) if self._before else None
+        if since == now:
+            return NO_WAIT
+        waited = NO_WAIT if began is None else less(shape.reading(now), began)  # None: it began in this instant
+        return waited if before is None else added(before, waited)
+
+    def keep(self, row: int, waited: Waited) -> None:
+        """Keep what a job waited until it was suspended, for when it waits again."""
+        self._before[row] = waited
+
+    def add_suspension(self, row: int, seconds: float) -> None:
+        """Count a suspension as waiting for the order: the job was not allowed to compete."""
+        self._before[row] = added(self._before.get(row, NO_WAIT), Waited(seconds, 0.0, 0.0))
+
+    def forget(self, row: int) -> None:
+        """Drop what is kept for a job that has ended."""
+        self._before.pop(row, None)
+
+    def classify(self, free: FreeGpus, placement: Placement, now: float) -> None:
+        """After a decision, say for each shape that still waits why it does."""
+        for shape in self.waiting.values():
+            cause = shape.classify(free, placement)
+            if cause is not shape.cause:
+                shape.because(cause, now)
+
+    def _leave(self, shape: ClaimShape) -> None:
+        shape.waiting -= 1
+        if not shape.waiting:
+            del self.waiting[shape.index]

@@ -400,28 +400,28 @@ Clearing = Callable[[DecisionDraft, int, ClaimShape], bool]
 """Makes place for a claim by moving others; says whether it could."""
 
 
-def grant(candidates: ClaimSource, desk: DecisionDraft, holdings: Holdings, clear: Clearing | None = None) -> bool:
+def grant(candidates: ClaimSource, draft: DecisionDraft, holdings: Holdings, clear: Clearing | None = None) -> bool:
     """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
     preempting = candidates.preemption is PreemptionRule.BY_RANK
     needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
     while (claim := candidates.next()) is not None:
         row, shape = claim
-        if needs_idle and not any(desk.idle):
+        if needs_idle and not any(draft.idle):
             break  # nothing is left to give, and nobody can be made to give
         if (
-            desk.seat(row, shape)
-            or (preempting and desk.make_room(row, shape, candidates, holdings))
-            or (clear is not None and clear(desk, row, shape))
+            draft.seat(row, shape)
+            or (preempting and draft.make_room(row, shape, candidates, holdings))
+            or (clear is not None and clear(draft, row, shape))
         ):
             candidates.served(row)
         elif candidates.unfitting is Unfitting.BLOCKS:
-            desk.keep_in_place()
+            draft.keep_in_place()
             return True
-    desk.keep_in_place()
+    draft.keep_in_place()
     return False
 
 
-# The two sources of claims: lanes that are kept in order, and a plan that a planner wrote down.
+# The two sources of claims: index that are kept in order, and a plan that a planner wrote down.
 
 
 class RankedClaims:
@@ -432,12 +432,12 @@ class RankedClaims:
     """
 
     __slots__ = (
-        "_catch_up", "_lanes", "_left_out", "_now", "_open", "_shape", "current", "lost", "preemption", "unfitting",
+        "_catch_up", "_index", "_left_out", "_now", "_open", "_shape", "current", "lost", "preemption", "unfitting",
     )  # fmt: skip
 
     def __init__(
         self,
-        lanes: RankIndex,
+        index: RankIndex,
         shapes: Iterable[ClaimShape],
         unfitting: Unfitting,
         preemption: PreemptionRule,
@@ -447,13 +447,13 @@ class RankedClaims:
         self.unfitting = unfitting
         self.preemption = preemption
         self.lost: dict[int, Key] = {}
-        self._lanes = lanes
+        self._index = index
         self._now = now
         self._catch_up = catch_up
         self._left_out: Iterable[ClaimShape] = ()
         self.current: Key
         self._shape: ClaimShape
-        head = lanes.head
+        head = index.head
         self._open = [(key, shape) for shape in shapes if (key := head(shape))]
         heapify(self._open)
 
@@ -473,22 +473,22 @@ class RankedClaims:
         """A waiting job leaves its heap, and the next of its shape may come; a victim has no heap to leave."""
         if row in self.lost:
             return
-        self._lanes.stop_waiting(row)
-        if key := self._lanes.head(self._shape):
+        self._index.stop_waiting(row)
+        if key := self._index.head(self._shape):
             heappush(self._open, (key, self._shape))
 
     def behind(self, _row: int) -> Iterator[int]:
         """Running jobs behind the current claim, last first; their ranks are brought up to date first."""
         self._catch_up(self._now)
-        return self._lanes.running_behind(self.current, self._now)
+        return self._index.running_behind(self.current, self._now)
 
     def returned(self, row: int) -> None:
         """A victim competes from the place it had."""
-        key = self.lost[row] = self._lanes.running_key(row, self._now)
-        self._lanes.stop_running(row)
-        heappush(self._open, (key, self._lanes.shape_of[row]))
+        key = self.lost[row] = self._index.running_key(row, self._now)
+        self._index.stop_running(row)
+        heappush(self._open, (key, self._index.shape_of[row]))
         for shape in self._left_out:
-            if head := self._lanes.head(shape):
+            if head := self._index.head(shape):
                 heappush(self._open, (head, shape))
         self._left_out = ()
 

@@ -26,52 +26,52 @@ class DefragmentingDraft(NamedTuple):
     row: int
 
 
-def clearing_of(state: SchedulerState, settings: Settings) -> Clearing | None:
+def defragmenter(state: SchedulerState, settings: Settings) -> Clearing | None:
     """How place is made for gangs that want to be close together, if it is: by jobs that have been in place for a while."""
     rest = settings.defragment
 
-    def may_move(desk: DecisionDraft, row: int) -> bool:
+    def may_move(draft: DecisionDraft, row: int) -> bool:
         until = state.columns.started[row] + rest
-        if until > desk.now:
-            desk.protected_until = min(desk.protected_until, until)  # then the claim is to be looked at again
-        return until <= desk.now and desk.may_preempt(row)
+        if until > draft.now:
+            draft.protected_until = min(draft.protected_until, until)  # then the claim is to be looked at again
+        return until <= draft.now and draft.may_preempt(row)
 
-    return (lambda desk, row, shape: clear(desk, row, shape, state, partial(may_move, desk))) if rest else None
+    return (lambda draft, row, shape: clear(draft, row, shape, state, partial(may_move, draft))) if rest else None
 
 
-def clear(desk: DecisionDraft, row: int, shape: ClaimShape, state: SchedulerState, movable: Movable) -> bool:
+def clear(draft: DecisionDraft, row: int, shape: ClaimShape, state: SchedulerState, movable: Movable) -> bool:
     """Give the claim GPUs close together by moving smaller jobs; says whether that could be done."""
-    if shape.locality is Locality.CLUSTER or row in desk.sites:
+    if shape.locality is Locality.CLUSTER or row in draft.sites:
         return False
-    types = [gpu_type for gpu_type in shape.types if desk.idle[gpu_type] >= shape.gang]
-    movers = _movers(desk, shape.gang, state, movable) if types else {}
+    types = [gpu_type for gpu_type in shape.types if draft.idle[gpu_type] >= shape.gang]
+    movers = _movers(draft, shape.gang, state, movable) if types else {}
     for gpu_type in types:
-        for nodes in _choices(desk, shape, gpu_type, movers):
-            if _try(desk, row, shape, state, _victims(desk, shape.gang, nodes, movers), nodes):
+        for nodes in _choices(draft, shape, gpu_type, movers):
+            if _try(draft, row, shape, state, _victims(draft, shape.gang, nodes, movers), nodes):
                 return True
     return False
 
 
-def _movers(desk: DecisionDraft, gang: int, state: SchedulerState, movable: Movable) -> dict[int, list[DefragmentingDraft]]:
+def _movers(draft: DecisionDraft, gang: int, state: SchedulerState, movable: Movable) -> dict[int, list[DefragmentingDraft]]:
     """By node: smaller jobs that are wholly there, share with nobody and are as the decision found them."""
     movers: dict[int, list[DefragmentingDraft]] = {}
     for row, holding in state.ledger.holdings.items():
         gpus = state.columns.gpus[row]
-        fixed = row in desk.before or row in state.ledger.partner
+        fixed = row in draft.before or row in state.ledger.partner
         if len(holding) == 1 and gpus < gang and not fixed and movable(row):
             movers.setdefault(holding[0].node, []).append(DefragmentingDraft(gpus, row))
     return movers
 
 
 def _choices(
-    desk: DecisionDraft, shape: ClaimShape, gpu_type: int, movers: dict[int, list[DefragmentingDraft]]
+    draft: DecisionDraft, shape: ClaimShape, gpu_type: int, movers: dict[int, list[DefragmentingDraft]]
 ) -> Iterator[list[int]]:
     """For each rack the nodes that would hold the gang once cleared, those with most room first."""
-    topology = desk.free.topology
+    topology = draft.free.topology
     most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
     for rack in topology.racks:
         here = [node for node, kind in enumerate(topology.type_of) if kind == gpu_type and rack >> node & 1]
-        free = {node: desk.free.masks[node].bit_count() for node in here}
+        free = {node: draft.free.masks[node].bit_count() for node in here}
         cleared = {node: free[node] + sum(mover.gpus for mover in movers.get(node, ())) for node in here}
         for room in (free, cleared):  # few moves, else any that will do
             nodes = sorted(here, key=room.__getitem__, reverse=True)[:most]
@@ -81,10 +81,10 @@ def _choices(
 
 
 def _victims(
-    desk: DecisionDraft, gang: int, nodes: list[int], movers: dict[int, list[DefragmentingDraft]]
+    draft: DecisionDraft, gang: int, nodes: list[int], movers: dict[int, list[DefragmentingDraft]]
 ) -> list[DefragmentingDraft]:
     """Jobs on these nodes that have to go, the fewest GPUs that will do."""
-    need = gang - sum(desk.free.masks[node].bit_count() for node in nodes)
+    need = gang - sum(draft.free.masks[node].bit_count() for node in nodes)
     here = sorted((mover for node in nodes for mover in movers.get(node, ())), reverse=True)
     victims = []
     for place, mover in enumerate(here):
@@ -96,7 +96,7 @@ def _victims(
 
 
 def _try(
-    desk: DecisionDraft,
+    draft: DecisionDraft,
     row: int,
     shape: ClaimShape,
     state: SchedulerState,
@@ -108,11 +108,11 @@ def _try(
         return False
     shapes = {mover.row: _shape(state, mover) for mover in victims}
     for mover in victims:
-        desk.evict(mover.row, state.of(mover.row))
-    desk.sites[row] = _site(desk, shape.gang, nodes)
-    if desk.seat(row, shape) and all(desk.seat(mover.row, shapes[mover.row]) for mover in victims):
+        draft.evict(mover.row, state.of(mover.row))
+    draft.sites[row] = _site(draft, shape.gang, nodes)
+    if draft.seat(row, shape) and all(draft.seat(mover.row, shapes[mover.row]) for mover in victims):
         return True
-    desk.retract(row, shapes)
+    draft.retract(row, shapes)
     return False
 
 
@@ -121,10 +121,10 @@ def _shape(state: SchedulerState, mover: DefragmentingDraft) -> ClaimShape:
     return state.shape(mover.row, Locality.PACKED, (state.type_of(mover.row),), mover.gpus)
 
 
-def _site(desk: DecisionDraft, gang: int, nodes: list[int]) -> Site:
+def _site(draft: DecisionDraft, gang: int, nodes: list[int]) -> Site:
     parts = []
-    for node in sorted(nodes, key=lambda node: -desk.free.masks[node].bit_count()):
-        gpus = min(gang, desk.free.masks[node].bit_count())
+    for node in sorted(nodes, key=lambda node: -draft.free.masks[node].bit_count()):
+        gpus = min(gang, draft.free.masks[node].bit_count())
         if gpus:
             parts.append(NodeGpus(node, gpus))
             gang -= gpus

@@ -1,23 +1,45 @@
-"""How long waiting jobs insist on being close together (Philly's first guideline: locality first, relaxed by waiting)."""
+"""Delay scheduling: waiting jobs require locality at first and relax with time (Philly's first guideline)."""
 
-from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
 
-from poise.scheduler.model.speed import Locality
+from poise.scheduler.core.policy_driver import PolicyDriver
+from poise.scheduler.core.settings import DelayScheduling
+from poise.scheduler.core.state import SchedulerState
 
 
-@dataclass(frozen=True, slots=True)
-class DelayScheduling:
-    """Seconds of waiting for which a job insists on as few nodes as possible, and on one rack; 0: not at all."""
+class LocalityWaits:
+    """Keeps the times at which waiting jobs require less locality."""
 
-    packed: float
-    rack: float
+    def __init__(self, delays: DelayScheduling, state: SchedulerState, driver: PolicyDriver) -> None:
+        self._delays = delays
+        self._state = state
+        self._driver = driver
+        self._relaxations: list[tuple[float, int]] = []
 
-    def at(self, since: float, now: float) -> Locality:
-        """What a job insists on now that waits since some moment; less, and no later, from each of its `moments` on."""
-        if now < since + self.packed:
-            return Locality.PACKED
-        return Locality.RACK if now < since + self.rack else Locality.CLUSTER
+    def relax(self, now: float) -> bool:
+        """Let jobs that have waited long enough wait with a wider shape; say whether any does."""
+        state, any_relaxed = self._state, False
+        while self._relaxations and self._relaxations[0][0] <= now:
+            _, row = heappop(self._relaxations)
+            if not state.waits(row):
+                continue
+            before, shape = state.shape_of[row], state.default_shape(row, now)
+            state.clocks.change(row, state.held_back(shape) if before.is_held else shape, now)
+            if state.shape_of[row] is not before:
+                self._driver.reshaped(row, now)
+                any_relaxed = True
+        return any_relaxed
 
-    def moments(self, since: float) -> list[float]:
-        """When a job that waits since some moment insists on less."""
-        return [since + each for each in (self.packed, self.rack) if each > 0]
+    def note(self, now: float) -> None:
+        """At the end of an instant, note when the jobs that began to wait in it will require less."""
+        for row in self._state.new_waits():
+            for relaxation in self._delays.relaxations(self._state.columns.waiting_since[row]):
+                if relaxation > now:
+                    heappush(self._relaxations, (relaxation, row))
+
+    def next_change(self) -> float:
+        """When the next waiting job will require less."""
+        while self._relaxations and not self._state.waits(self._relaxations[0][1]):
+            heappop(self._relaxations)
+        return self._relaxations[0][0] if self._relaxations else inf

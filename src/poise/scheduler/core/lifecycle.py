@@ -1,347 +1,589 @@
-"""A decision that was taken at the desk, carried into the tables and said as wishes."""
+"""The life cycle of a job in the core: one method per transition.
 
+    phase        meaning                                                        policy sees it   holds GPUs
+    WAITING      competes for GPUs                                              yes              no
+    RUNNING      holds GPUs                                                     yes              yes
+    SUSPENDED    held by its owner, backing off, or waiting for a trial         no               no
+    ON_TRIAL     runs for a short while on one GPU of the validation pool       no               one of the pool
+    ENDED        finished, failed, cancelled or rejected                        no               no
+
+`TRANSITIONS` lists every edge; ARCHITECTURE.md draws it, and a test compares the drawing with the table. Each transition
+changes columns, ledger, free GPUs, waiting clocks and the policy's driver together, so that between two transitions
+
+- a row is in `active` exactly if it is WAITING or RUNNING, and in `suspended` exactly if it is SUSPENDED or ON_TRIAL;
+- the ledger has a holding for a row exactly if its status is RUNNING;
+- a waiting clock runs for a row exactly if it is WAITING;
+- the driver has been told of every change to an active job.
+
+Who gives GPUs back? A `DecisionDraft` moves GPUs in `free` while it is made, so whatever `apply` stops or starts finds
+`free` as it is to be. All other transitions happen outside a decision and give back to `free` what the run held.
+A job that shared its GPUs gives nothing back: they stay with the other job.
+
+Transitions append what the back end has to do to `actions`, in order; the scheduler takes them from there.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 
 from poise.scheduler.core.claim_shapes import NO_WAIT
 from poise.scheduler.core.decision import DecisionDraft
-from poise.scheduler.core.rank_driver import PolicyDriver
+from poise.scheduler.core.policy_driver import PolicyDriver
 from poise.scheduler.core.settings import Settings
+from poise.scheduler.core.speed_profiles import NO_PROFILE, SpeedProfile
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preempt, PreemptionCause, Waited
+from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preempt, PreemptionCause, Reject, Waited
 from poise.scheduler.model.cluster import Holding, gpu_count
 from poise.scheduler.model.errors import InvariantError
-from poise.scheduler.model.event import Carried
-from poise.scheduler.model.job import Status, Yields
-from poise.scheduler.model.micro_batches import Tasks
+from poise.scheduler.model.event import Carried, Submitted
+from poise.scheduler.model.job import Job, Status, Yields
+from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import counted
 
-# Jobs that a policy does not see for a while: on trial, waiting for a trial, backing off after a failure, or held.
-
 MOST_DOUBLINGS = 10
-"""Of the back-off of one job."""
+"""The back-off of a job doubles at most this often."""
 
 
-class Absence:
-    """Takes jobs out of the policy's sight and brings them back."""
+class Phase(StrEnum):
+    """Where a job is in its life cycle; derived from the tables, stored nowhere."""
 
-    def __init__(self, state: SchedulerState, answering: PolicyDriver, settings: Settings) -> None:
+    NEW = "NEW"
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    ON_TRIAL = "ON_TRIAL"
+    ENDED = "ENDED"
+
+
+NEW, WAITING, RUNNING, SUSPENDED, ON_TRIAL, ENDED = Phase
+UNENDED = frozenset({WAITING, RUNNING, SUSPENDED, ON_TRIAL})
+
+TRANSITIONS: dict[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
+    "arrive": (frozenset({NEW}), frozenset({WAITING, SUSPENDED, ENDED})),
+    "carry_over": (frozenset({NEW}), frozenset({WAITING, RUNNING, SUSPENDED, ENDED})),
+    "start": (frozenset({WAITING}), frozenset({RUNNING})),
+    "join": (frozenset({WAITING}), frozenset({RUNNING})),
+    "compute": (frozenset({WAITING, RUNNING}), frozenset({RUNNING})),
+    "computed": (frozenset({RUNNING}), frozenset({RUNNING})),
+    "preempt": (frozenset({RUNNING}), frozenset({WAITING})),
+    "interrupt": (frozenset({RUNNING}), frozenset({WAITING})),
+    "back_off": (frozenset({RUNNING}), frozenset({SUSPENDED})),
+    "hold": (UNENDED, frozenset({SUSPENDED})),
+    "release": (frozenset({SUSPENDED}), frozenset({WAITING})),
+    "resume": (frozenset({SUSPENDED}), frozenset({WAITING})),
+    "begin_trial": (frozenset({SUSPENDED}), frozenset({ON_TRIAL})),
+    "repeat_trial": (frozenset({ON_TRIAL}), frozenset({SUSPENDED})),
+    "pass_trial": (frozenset({ON_TRIAL}), frozenset({WAITING})),
+    "end": (UNENDED, frozenset({ENDED})),
+}
+"""Each transition with the phases that it may begin in and end in."""
+
+
+class Lifecycle:
+    """Carries out transitions on the state, and tells the policy's driver of those that it can see.
+
+    asks   the locality that the policy asks for a job, when it arrives
+    """
+
+    def __init__(
+        self, state: SchedulerState, driver: PolicyDriver, settings: Settings, asks: Callable[[JobView], Locality]
+    ) -> None:
         self._state = state
-        self._answering = answering
+        self._columns = state.columns
+        self._driver = driver
         self._settings = settings
-        self._returning: list[tuple[float, int]] = []
-        self._until: dict[int, float] = {}
-        """When a job that backs off comes back; whatever else stands in the list above is out of date."""
+        self._asks = asks
+        self._view = JobView(state.columns)
+        self.actions: list[Action] = []
+        self._backing_off: dict[int, float] = {}
+        """When a job that backs off comes back."""
+        self._returns: list[tuple[float, int]] = []
+        """A heap of the same. Entries that `_backing_off` does not confirm are out of date."""
 
-    def admit(self, row: int, now: float) -> bool:
-        """A job has arrived; says whether it is to be tried out first."""
-        state = self._state
-        if not state.pool.suits(state.columns.gang[row], state.shape_of[row].types):
-            return False
-        state.end_waiting(row, now)
-        state.leave(row, now)
-        state.pool.add(row, state.shape_of[row].types)
-        return True
+    def phase(self, row: int) -> Phase:
+        """Where the job is in its life cycle."""
+        status = self._columns.status[row]
+        is_suspended = row in self._state.suspended
+        if status == Status.WAITING:
+            return SUSPENDED if is_suspended else WAITING
+        if status == Status.RUNNING:
+            return ON_TRIAL if is_suspended else RUNNING
+        return ENDED
 
-    def back_off(self, row: int, now: float) -> None:
-        """A run has failed; the job is tried again later, twice as late each time."""
-        delay = self._settings.backoff * 2 ** min(self._state.columns.failures[row] - 1, MOST_DOUBLINGS)
-        self.back_off_until(row, now + delay, now)
+    def _require(self, transition: str, row: int) -> None:
+        phase, allowed = self.phase(row), TRANSITIONS[transition][0]
+        if phase not in allowed:
+            wanted = " or ".join(sorted(allowed))
+            raise InvariantError(f"job {self._columns.ids[row]!r} is {phase}; {transition} is for jobs that are {wanted}")
 
-    def back_off_until(self, row: int, moment: float, now: float) -> None:
-        """The job is not tried before that moment."""
-        self._take_out(row, now)
-        self._until[row] = moment
-        heappush(self._returning, (moment, row))
+    # Arrival
 
-    def until(self, row: int) -> float | None:
-        """The moment before which a job that backs off is not tried again; None: it does not back off."""
-        return self._until.get(row)
+    def arrive(self, event: Submitted, now: float) -> Phase:
+        """Take in a job: it competes, waits for a validation trial first, or is rejected if it can never run here."""
+        row = self._enter(event, now, now)
+        if row is None:
+            return ENDED
+        pool, shape = self._state.pool, self._state.shape_of[row]
+        if pool.slots and pool.suits(self._columns.gang[row], shape.types):
+            self._state.clocks.end(row, now, now)
+            self._suspend(row, now)
+            pool.add(row, shape.types)
+            return SUSPENDED
+        self._driver.arrived(row, now)
+        return WAITING
 
-    def hold(self, row: int, now: float) -> list[Action]:
-        """The owner wants the job not to run; it is preempted if it does."""
-        state, columns = self._state, self._state.columns
-        ran = state.running(row)
-        if row in state.away:
-            self.end(row, now)
-        else:
-            self._take_out(row, now)
-        state.on_hold.add(row)
-        if ran:
-            state.leaving.add(row, columns.epoch[row])
-        return [Preempt(columns.ids[row], columns.epoch[row], PreemptionCause.HELD, None)] if ran else []
+    def carry_over(self, event: Carried, now: float) -> Phase:
+        """Take in a job of an earlier journal: it stands where it stood, and runs where it ran if it can.
 
-    def release(self, row: int, now: float) -> None:
-        """The owner wants the job to run again."""
-        self._state.on_hold.discard(row)
-        self._state.come_back(row, now)
-        self._answering.arrived(row, now)
-
-    def try_again(self, row: int, now: float) -> None:
-        """A trial was cut short; the job is tried once more."""
-        state = self._state
-        state.end_trial(row, now)
-        state.pool.drop(row)
-        state.pool.add(row, state.shape_of[row].types)
-
-    def end(self, row: int, now: float) -> None:
-        """What a job is away for is over: it comes to its end, or is held."""
-        self._until.pop(row, None)
-        if self._state.pool.tries(row):
-            self._state.end_trial(row, now)
-        self._state.pool.drop(row)
-
-    def settle(self, now: float) -> tuple[list[Action], bool]:
-        """End trials and back-offs that are over, begin trials where the pool has room; says whether anybody came back."""
-        state, actions = self._state, list[Action]()
-        back = []
-        while self._returning and self._returning[0][0] <= now:
-            moment, row = heappop(self._returning)
-            if self._until.get(row) == moment:
-                del self._until[row]
-                back.append(row)
-        for row in state.pool.passed(now):
-            state.end_trial(row, now)
-            state.leaving.add(row, state.columns.epoch[row])
-            actions.append(Preempt(state.columns.ids[row], state.columns.epoch[row], PreemptionCause.VALIDATED, None))
-            back.append(row)
-        back += state.pool.waived(state.free.alive)
-        back = [row for row in back if row in state.away and row not in state.on_hold]
-        for row in back:
-            state.come_back(row, now)
-            self._answering.arrived(row, now)
-        for row, holding in state.pool.begin(now, state.free.alive):
-            waited = state.try_out(row, holding, now)
-            actions.append(Launch(state.columns.ids[row], state.columns.epoch[row], holding, waited))
-        return actions, bool(back)
-
-    def _take_out(self, row: int, now: float) -> None:
-        """The policy does not see the job any more; what it held is free."""
-        state = self._state
-        self._answering.catch_up(now)
-        waited = NO_WAIT
-        if state.running(row):
-            state.free.give(state.stop(row, now, Status.WAITING))
-        else:
-            waited = state.end_waiting(row, now)
-        state.leave(row, now, waited)
-        self._answering.ended(row, now)
-
-    def next_change(self) -> float:
-        """When somebody comes back."""
-        return min(self._returning[0][0] if self._returning else inf, self._state.pool.next_change())
-
-
-# Runs at the grain of tasks: a run is one round of training, and its GPUs come and go task by task (ALGORITHMS §5.1).
-
-
-def compute(state: SchedulerState, row: int, holding: Holding, now: float) -> Waited:
-    """Tasks of the job's current round begin on these GPUs, which `free` has given out; returns how long it waited.
-
-    With the first of them a run begins. It is not to be stopped before the round is over, for that would be in vain.
-    """
-    columns, waited = state.columns, NO_WAIT
-    if columns.status[row] == Status.WAITING:
-        waited = state.end_waiting(row, now)
-        place = state.survey.column(state.topology.main_type(holding), Locality.PACKED)
-        columns.start(row, now, place=place, gpus=0, rate=0.0, overhead=0.0)
-        state.protected[row] = inf
-    gpus = gpu_count(holding)
-    if state.protected.get(row) != inf or columns.ready[row] < gpus:
-        raise InvariantError(f"job in row {row} is to compute {counted(gpus, 'task')}, and has {columns.ready[row]} ready")
-    state.ledger.extend(row, holding, _tasks(state, row).types)
-    columns.ready[row] -= gpus
-    _change(state, row, gpus, now)
-    return waited
-
-
-def computed(state: SchedulerState, row: int, holding: Holding, now: float) -> None:
-    """Tasks are done, and their GPUs free again."""
-    state.ledger.reduce(row, holding)
-    state.free.give(holding)
-    _change(state, row, -gpu_count(holding), now)
-
-
-def _change(state: SchedulerState, row: int, more: int, now: float) -> None:
-    """The job computes on so many GPUs more; each of them does its task's part of a step."""
-    tasks = _tasks(state, row)
-    state.columns.gpus[row] += more
-    mix = state.topology.mix(state.ledger.holding(row))
-    tasks_a_second = sum(gpus / each for gpus, each in zip(mix, tasks.seconds, strict=True) if gpus)
-    state.columns.change_rate(row, now, tasks_a_second / tasks.count)
-
-
-def _tasks(state: SchedulerState, row: int) -> Tasks:
-    tasks = state.estimate(row).tasks
-    if tasks is None:
-        raise InvariantError(f"job in row {row} is to compute tasks, and its rounds do not divide")
-    return tasks
-
-
-class Enacting:
-    """Carries decisions out. `minimum_run`: seconds for which a job that has just started is not to be preempted."""
-
-    def __init__(self, state: SchedulerState, answering: PolicyDriver, minimum_run: float) -> None:
-        self._state = state
-        self._answering = answering
-        self._minimum_run = minimum_run
-
-    def carry_out(self, desk: DecisionDraft, actions: list[Action]) -> None:
-        """Preemptions first, the furthest back first; then launches in the order in which they were granted; then tasks."""
-        actions += desk.notes
-        for row, reason in desk.ends:
-            actions.append(self._cancel(row, reason, desk.now))
-        ended = {row for row, _ in desk.ends} if desk.ends else ()
-        for row, before in desk.before.items():
-            if row not in ended and before is not None and (desk.after[row] != before or row in desk.joins):
-                actions.append(self._preempt(row, desk))
-        for row, after in desk.after.items():
-            if after is not None and (after != desk.before[row] or row in desk.joins):
-                actions.append(self._launch(row, desk))
-        columns = self._state.columns
-        for row, gpus in desk.computes.items():
-            waited = compute(self._state, row, gpus, desk.now)
-            actions.append(Compute(columns.ids[row], columns.epoch[row], gpus, waited))
-
-    def _cancel(self, row: int, reason: str, now: float) -> Cancel:
-        """Its app gives the job up; the desk has given its GPUs to others already."""
-        state = self._state
-        state.reasons[row] = reason
-        if state.running(row):
-            state.stop(row, now, Status.CANCELLED)
-        else:
-            state.end_waiting(row, now)
-        state.end(row, Status.CANCELLED)
-        self._answering.ended(row, now)
-        return Cancel(state.columns.ids[row], reason)
-
-    def _preempt(self, row: int, desk: DecisionDraft) -> Preempt:
-        columns, after = self._state.columns, desk.after[row]
-        why = PreemptionCause.OUTRANKED if row in desk.beneficiary else PreemptionCause.UNPLANNED
-        if after is not None:
-            why = PreemptionCause.MOVED if gpu_count(after) == columns.gpus[row] else PreemptionCause.RESIZED
-        taken_for = None if after is not None else desk.beneficiary_of(row)
-        return self.stop(row, desk.now, why, None if taken_for is None else columns.ids[taken_for])
-
-    def stop(self, row: int, now: float, why: PreemptionCause, beneficiary: str | None) -> Preempt:
-        """A running job waits from now on; who calls has given its GPUs to others."""
-        state, columns = self._state, self._state.columns
-        state.stop(row, now, Status.WAITING)
-        state.begin_waiting(row, now)
-        state.leaving.add(row, columns.epoch[row])
-        self._answering.preempted(row, now)
-        return Preempt(columns.ids[row], columns.epoch[row], why, beneficiary)
-
-    def protect(self, row: int, since: float) -> None:
-        """A job that runs since then is not to be preempted for a while; or before it has attached; or at all."""
-        if row in self._state.yields:
-            self._state.protected[row] = inf
-        elif self._minimum_run:
-            self._state.protected[row] = since + self._minimum_run
-
-    def attached(self, row: int, since: float) -> float:
-        """The job's run is attached since then; returns the first moment at which it may be preempted."""
-        state = self._state
-        if state.yields.get(row) is Yields.ATTACHED:
-            state.protected[row] = since + self._minimum_run
-        return state.protected.get(row, since)
-
-    def _launch(self, row: int, desk: DecisionDraft) -> Launch:
-        state, columns, now = self._state, self._state.columns, desk.now
-        holding, beside = desk.after[row] or (), desk.joins.get(row)
-        waited = state.start(row, holding, now) if beside is None else state.join(row, beside, now)
-        self.protect(row, now)
-        self._answering.started(row, now)
-        return Launch(columns.ids[row], columns.epoch[row], holding, waited)
-
-
-# Jobs of an earlier journal: each stands where it stood, and runs where it ran.
-
-
-class Carrying:
-    """Takes such jobs in. Nobody has competed yet: what they hold is free, unless two of them hold the same.
-
-    Two that share their GPUs go on doing so if it is known how they do together, as it is where the policy lets jobs share,
-    and also if neither may be preempted. Otherwise the later one has to leave, or the other one if the later one may not.
-    """
-
-    def __init__(self, state: SchedulerState, answering: PolicyDriver, enacting: Enacting, absence: Absence) -> None:
-        self._state = state
-        self._answering = answering
-        self._enacting = enacting
-        self._absence = absence
-
-    def carry(self, event: Carried, row: int, now: float) -> list[Action]:
-        """The job has just been entered, as one that waits. Its run has to leave if it cannot go on where it is."""
-        state, columns = self._state, self._state.columns
+        Carried jobs arrive before any decision, so what they hold is free, unless two of them hold the same GPUs. Two that
+        share GPUs go on sharing if it is known how fast they are together, which it is where the policy shares GPUs, and
+        also if neither may be preempted. Otherwise the later one has to leave, or the earlier one if the later is pinned.
+        """
+        row = self._enter(event, event.since, now)
+        if row is None:
+            return ENDED
+        state, columns = self._state, self._columns
         columns.steps_done[row], columns.held[row], columns.failures[row] = event.done, event.received, event.failures
-        other = self._other(event, row)
-        beside = other if other is not None and self._may_share(event, row, other) else None
-        actions = self._make_way(event, other, now) if other is not None and beside is None else []
-        stays = beside is not None or self._goes_on(event, row)
-        leaves = bool(event.gpus) and not stays
-        if leaves:
+        types = {state.topology.type_of[slots.node] for slots in event.gpus}
+        can_use = bool(types) and types.issubset(state.shape_of[row].types)
+        beside = self._carried_beside(event, row, now) if can_use and not state.free.are_free(event.gpus) else None
+        stays = beside is not None or (can_use and state.free.are_free(event.gpus))
+        if event.gpus and not stays:
             columns.held[row] += now - event.since
             columns.waiting_since[row] = now
-            actions.append(Preempt(event.job.id, event.epoch, PreemptionCause.UNPLANNED, None))
+            self.actions.append(Preempt(event.job.id, event.epoch, PreemptionCause.UNPLANNED, None))
         columns.epoch[row] = event.epoch - stays
-        state.leaving.carry(row, event.epoch - stays)
-        self._answering.arrived(row, now)
+        state.stopping.carry(row, event.epoch - stays)
+        self._driver.arrived(row, now)
         if stays:
-            self._go_on(event, row, beside)
+            if beside is None:
+                state.free.take(event.gpus)
+                self._start(row, event.gpus, event.since)
+            else:
+                self._join(row, beside, event.since)
+            self._protect(row, event.since)
+            if event.attached is not None:
+                self.attached(row, event.attached)
+            self._driver.started(row, event.since)
         elif event.held:
-            self._absence.hold(row, now)
+            self.hold(row, now)
         elif event.until is not None:
-            self._absence.back_off_until(row, event.until, now)
-        return actions
+            self._back_off_until(row, event.until, now)
+        return self.phase(row)
 
-    def _goes_on(self, event: Carried, row: int) -> bool:
-        """The job holds GPUs, nobody else does, and it can use them."""
-        return self._can_use(event, row) and self._state.free.are_free(event.gpus)
-
-    def _can_use(self, event: Carried, row: int) -> bool:
-        state = self._state
-        types = {state.topology.type_of[slots.node] for slots in event.gpus}
-        return bool(types) and types.issubset(state.shape_of[row].types)
-
-    def _other(self, event: Carried, row: int) -> int | None:
-        """The job that was carried before, alone on the very GPUs that this one holds too; None if there is none."""
-        state = self._state
-        if not self._can_use(event, row) or state.free.are_free(event.gpus):
+    def _enter(self, event: Submitted | Carried, since: float, now: float) -> int | None:
+        """Append a row for a job that waits since then; None if the job was rejected."""
+        state, job = self._state, event.job
+        if job.id in state.rows:
+            raise InvariantError(f"job {job.id!r} was submitted twice")
+        profile = state.profile(event.kind, job)
+        if profile.impossible:
+            row = self._append(job, 0.0, NO_PROFILE, now)
+            self._columns.status[row] = Status.REJECTED
+            state.reasons[row] = profile.impossible
+            state.default_shapes.append(state.shape(row, Locality.CLUSTER))
+            state.shape_of.append(state.default_shapes[row])
+            self.actions.append(Reject(job.id, profile.impossible))
             return None
-        alone = (each for each, holding in state.ledger.holdings.items() if holding == event.gpus)
-        return next((each for each in alone if each not in state.ledger.partner), None)
+        row = self._append(job, event.steps, profile, since)
+        state.active[row] = None
+        if job.yields is not Yields.ANY_TIME:
+            state.yields[row] = job.yields
+        if profile.tasks is not None:
+            self._columns.divide(row, profile.tasks)
+            state.divisible += 1
+        self._view.row, self._view.now = row, since
+        state.asked[row] = self._asks(self._view)
+        state.default_shapes.append(state.shape(row, state.asked[row]))
+        state.shape_of.append(state.default_shapes[row])
+        self._begin_waiting(row, since)
+        return row
 
-    def _may_share(self, event: Carried, row: int, other: int) -> bool:
-        """Both may go on."""
-        kind, survey = self._state.columns.kind, self._state.survey
-        gpu_type = self._state.type_of(other)
-        rates = (survey.beside(kind[row], kind[other], gpu_type), survey.beside(kind[other], kind[row], gpu_type))
-        return min(rates) > 0 or (_is_pinned(event) and self._state.protected.get(other) == inf)
+    def _append(self, job: Job, steps: float, profile: SpeedProfile, now: float) -> int:
+        best, skew = (1.0, None) if profile is NO_PROFILE else (profile.best, profile.skew)
+        row = self._columns.append(job, steps, kind=profile.index, best=best, skew=skew, now=now)
+        self._state.rows[job.id] = row
+        self._state.profile_of.append(profile)
+        self._state.asked.append(Locality.CLUSTER)
+        return row
 
-    def _make_way(self, event: Carried, other: int, now: float) -> list[Action]:
-        """The other one leaves if this one may not be preempted."""
-        if not _is_pinned(event):
-            return []
-        self._answering.catch_up(now)
-        self._state.free.give(event.gpus)
-        return [self._enacting.stop(other, now, PreemptionCause.UNPLANNED, None)]
+    def _carried_beside(self, event: Carried, row: int, now: float) -> int | None:
+        """The job that a carried job shares its GPUs with; None if there is none, or one of the two had to leave."""
+        state, kind, workloads = self._state, self._columns.kind, self._state.workloads
+        holders = (each for each, holding in state.ledger.holdings.items() if holding == event.gpus)
+        other = next((each for each in holders if each not in state.ledger.partner), None)
+        if other is None:
+            return None
+        is_pinned = event.job.yields is Yields.NEVER or (event.job.yields is Yields.ATTACHED and event.attached is None)
+        gpu_type = state.type_of(other)
+        rates = workloads.beside(kind[row], kind[other], gpu_type), workloads.beside(kind[other], kind[row], gpu_type)
+        if min(rates) > 0 or (is_pinned and state.protected.get(other) == inf):
+            return other
+        if is_pinned:
+            self._driver.catch_up(now)
+            state.free.give(event.gpus)
+            self.preempt(other, now, PreemptionCause.UNPLANNED, None)
+        return None
 
-    def _go_on(self, event: Carried, row: int, beside: int | None) -> None:
-        """The run is there since before, alone or beside another one."""
-        state = self._state
-        if beside is None:
-            state.free.take(event.gpus)
-            state.start(row, event.gpus, event.since)
+    # Decisions
+
+    def apply(self, draft: DecisionDraft) -> None:
+        """Make a decision true. The draft has moved the GPUs in `free` already.
+
+        Preemptions come first, of the jobs furthest back first, then launches in the order in which they were granted, then
+        tasks: a back end that carries actions out one after the other never needs a GPU that it has not freed yet.
+        """
+        now, columns = draft.now, self._columns
+        self.actions += draft.notes
+        for row, reason in draft.ends:
+            self._state.reasons[row] = reason
+            if self._state.running(row):
+                self._close_run(row, now, Status.CANCELLED)
+            else:
+                self._state.clocks.end(row, now, columns.waiting_since[row])
+            self._forget(row, Status.CANCELLED)
+            self._driver.ended(row, now)
+            self.actions.append(Cancel(columns.ids[row], reason))
+        ended = {row for row, _ in draft.ends} if draft.ends else ()
+        for row, before in draft.before.items():
+            after = draft.after[row]
+            if row in ended or before is None or (after == before and row not in draft.joins):
+                continue
+            cause = PreemptionCause.OUTRANKED if row in draft.beneficiary else PreemptionCause.UNPLANNED
+            if after is not None:
+                cause = PreemptionCause.MOVED if gpu_count(after) == columns.gpus[row] else PreemptionCause.RESIZED
+            taken_for = None if after is not None else draft.beneficiary_of(row)
+            self.preempt(row, now, cause, None if taken_for is None else columns.ids[taken_for])
+        for row, after in draft.after.items():
+            if after is not None and (after != draft.before[row] or row in draft.joins):
+                if row in draft.joins:
+                    self.join(row, draft.joins[row], now)
+                else:
+                    self.start(row, after, now)
+        for row, gpus in draft.computes.items():
+            self.compute(row, gpus, now)
+
+    def start(self, row: int, holding: Holding, now: float) -> None:
+        """Launch a run on GPUs that the draft took from `free`."""
+        self._require("start", row)
+        waited = self._start(row, holding, now)
+        self._launched(row, holding, waited, now)
+
+    def join(self, row: int, other: int, now: float) -> None:
+        """Launch a run on the GPUs of another job, which goes on beside it."""
+        self._require("join", row)
+        waited = self._join(row, other, now)
+        self._launched(row, self._state.ledger.holding(row), waited, now)
+
+    def _launched(self, row: int, holding: Holding, waited: Waited, now: float) -> None:
+        self._protect(row, now)
+        self._driver.started(row, now)
+        self.actions.append(Launch(self._columns.ids[row], self._columns.epoch[row], holding, waited))
+
+    def preempt(self, row: int, now: float, cause: PreemptionCause, beneficiary: str | None) -> None:
+        """Stop a run with a checkpoint; the job waits again. The draft, or who calls, gave its GPUs to others."""
+        self._require("preempt", row)
+        self._close_run(row, now, Status.WAITING)
+        self._begin_waiting(row, now)
+        self._state.stopping.add(row, self._columns.epoch[row])
+        self._driver.preempted(row, now)
+        self.actions.append(Preempt(self._columns.ids[row], self._columns.epoch[row], cause, beneficiary))
+
+    def _start(self, row: int, holding: Holding, since: float) -> Waited:
+        """Open a run alone on these GPUs; return how long the job waited."""
+        state, columns = self._state, self._columns
+        profile, locality = state.profile_of[row], state.topology.locality(holding)
+        if profile.tasks is None:
+            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row])
+            gpu_type = state.topology.type_of[holding[0].node]
+            rate = profile.rates_with(gpus)[gpu_type][locality]
         else:
-            state.join(row, beside, event.since)
-        self._enacting.protect(row, event.since)
-        if event.attached is not None:
-            self._enacting.attached(row, event.attached)
-        self._answering.started(row, event.since)
+            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row], profile.types)
+            gpu_type = state.topology.main_type(holding)
+            rate = profile.rate_on(holding, state.topology)
+        waited = state.clocks.end(row, since, columns.waiting_since[row])
+        place = state.workloads.column(gpu_type, locality)
+        columns.start(row, since, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
+        return waited
 
+    def _join(self, row: int, other: int, since: float) -> Waited:
+        """Open a run beside another; return how long the job waited.
 
-def _is_pinned(event: Carried) -> bool:
-    """Its run may not be preempted, or not before it has attached."""
-    return event.job.yields is Yields.NEVER or (event.job.yields is Yields.ATTACHED and event.attached is None)
+        Of two carried runs the other one may be the younger: they share from the moment that both are there.
+        """
+        state, columns = self._state, self._columns
+        holding = state.ledger.join(row, other)
+        gpu_type = state.topology.type_of[holding[0].node]
+        gpus, place = columns.gpus[other], columns.place[other] - 1
+        waited = state.clocks.end(row, since, columns.waiting_since[row])
+        rate, both = self._rate_beside(row, other, gpu_type), max(since, columns.started[other])
+        first = state.profile_of[row].rate_on(holding, state.topology) if both > since else rate
+        columns.start(row, since, place=place, gpus=gpus, rate=first, overhead=self._overhead(row))
+        columns.change_rate(row, both, rate)
+        columns.change_rate(other, both, self._rate_beside(other, row, gpu_type))
+        return waited
+
+    def _rate_beside(self, row: int, other: int, gpu_type: int) -> float:
+        """Steps per second on shared GPUs; half the speed alone where nothing is known of the two jobs."""
+        kind = self._columns.kind
+        known = self._state.workloads.beside(kind[row], kind[other], gpu_type)
+        return known or 0.5 * self._state.profile_of[row].rate_on(self._state.ledger.holding(row), self._state.topology)
+
+    def _overhead(self, row: int) -> float:
+        """Believed seconds without progress at a start.
+
+        A job whose steps divide switches GPUs task by task; what that costs depends on where its model is, which only the
+        back end knows, and is small.
+        """
+        return 0.0 if self._columns.tasks[row] else self._settings.restart_overhead
+
+    def _close_run(self, row: int, now: float, status: Status) -> Holding:
+        """Close the run in ledger and columns; return the GPUs that no other job holds, which are not in `free` yet."""
+        state = self._state
+        other = state.ledger.partner.get(row)
+        holding = state.ledger.close(row)
+        if other is not None:  # it goes on alone, and the GPUs stay with it
+            alone = state.profile_of[other].rate_on(state.ledger.holding(other), state.topology)
+            self._columns.change_rate(other, now, alone)
+        state.protected.pop(row, None)
+        self._columns.stop(row, now, status)
+        return holding
+
+    # Protection from preemption
+
+    def _protect(self, row: int, since: float) -> None:
+        """Keep a run that began then from being preempted: for the minimum run time, until it attaches, or for good."""
+        if row in self._state.yields:
+            self._state.protected[row] = inf
+        elif self._settings.minimum_run:
+            self._state.protected[row] = since + self._settings.minimum_run
+
+    def attached(self, row: int, since: float) -> float:
+        """Note that a run can save its work since then; return the first time at which it may be preempted."""
+        if self._state.yields.get(row) is Yields.ATTACHED:
+            self._state.protected[row] = since + self._settings.minimum_run
+        return self._state.protected.get(row, since)
+
+    # Runs at task grain: one run is one step, and its GPUs come and go task by task (docs/algorithms/hare.md)
+
+    def compute(self, row: int, holding: Holding, now: float) -> None:
+        """Begin tasks of the job's current step on GPUs that the draft took from `free`.
+
+        The first of them opens a run. It must not be stopped before the step is complete: its work would be lost.
+        """
+        self._require("compute", row)
+        state, columns, waited = self._state, self._columns, NO_WAIT
+        if columns.status[row] == Status.WAITING:
+            waited = state.clocks.end(row, now, columns.waiting_since[row])
+            place = state.workloads.column(state.topology.main_type(holding), Locality.PACKED)
+            columns.start(row, now, place=place, gpus=0, rate=0.0, overhead=0.0)
+            state.protected[row] = inf
+        gpus = gpu_count(holding)
+        if state.protected.get(row) != inf or columns.ready[row] < gpus:
+            ready = columns.ready[row]
+            raise InvariantError(f"job in row {row} is to compute {counted(gpus, 'task')}, and has {ready} ready")
+        state.ledger.extend(row, holding, state.profile_of[row].types)
+        columns.ready[row] -= gpus
+        self._change_tasks(row, gpus, now)
+        self.actions.append(Compute(columns.ids[row], columns.epoch[row], holding, waited))
+
+    def computed(self, row: int, holding: Holding, now: float) -> None:
+        """Free the GPUs of tasks that are done; the run goes on."""
+        self._require("computed", row)
+        self._state.ledger.reduce(row, holding)
+        self._state.free.give(holding)
+        self._change_tasks(row, -gpu_count(holding), now)
+
+    def _change_tasks(self, row: int, more: int, now: float) -> None:
+        """Let the job compute on `more` GPUs; each of them does its task's part of a step."""
+        tasks = self._state.estimate(row).tasks
+        if tasks is None:
+            raise InvariantError(f"job in row {row} is to compute tasks, and its steps do not divide")
+        self._columns.gpus[row] += more
+        mix = self._state.topology.mix(self._state.ledger.holding(row))
+        tasks_per_second = sum(gpus / each for gpus, each in zip(mix, tasks.seconds, strict=True) if gpus)
+        self._columns.change_rate(row, now, tasks_per_second / tasks.count)
+
+    # What happens to runs outside decisions
+
+    def interrupt(self, row: int, now: float) -> None:
+        """Put a job back to waiting whose run died, lost its node, or completed a step at task grain."""
+        self._require("interrupt", row)
+        self._driver.catch_up(now)
+        self._state.free.give(self._close_run(row, now, Status.WAITING))
+        self._begin_waiting(row, now)
+        self._driver.interrupted(row, now)
+
+    def end(self, row: int, now: float, status: Status) -> None:
+        """Bring a job to its end, whatever phase it is in."""
+        self._require("end", row)
+        if row in self._state.suspended:
+            self._leave_suspension(row, now)
+            self._forget(row, status)
+            return
+        if self._state.running(row):
+            self._state.free.give(self._close_run(row, now, status))
+        else:
+            self._state.clocks.end(row, now, self._columns.waiting_since[row])
+        self._forget(row, status)
+        self._driver.ended(row, now)
+
+    def _forget(self, row: int, status: Status) -> None:
+        """Set the final status and drop what is only kept for jobs that have not ended."""
+        state = self._state
+        self._columns.status[row] = status
+        state.divisible -= self._columns.tasks[row] > 0
+        state.losses.pop(row, None)
+        state.clocks.forget(row)
+        state.stopping.forget(row)
+        state.yields.pop(row, None)
+        state.on_hold.discard(row)
+        state.active.pop(row, None)
+        state.suspended.pop(row, None)
+
+    # Suspension: jobs that the policy does not see for a while
+
+    def back_off(self, row: int, now: float) -> None:
+        """Suspend a job whose run failed of a cause that passes; each time for twice as long."""
+        self._require("back_off", row)
+        doublings = min(self._columns.failures[row] - 1, MOST_DOUBLINGS)
+        self._back_off_until(row, now + self._settings.backoff * 2**doublings, now)
+
+    def _back_off_until(self, row: int, until: float, now: float) -> None:
+        self._stop_competing(row, now)
+        self._backing_off[row] = until
+        heappush(self._returns, (until, row))
+
+    def backs_off_until(self, row: int) -> float | None:
+        """When a job that backs off competes again; None if it does not back off."""
+        return self._backing_off.get(row)
+
+    def hold(self, row: int, now: float) -> None:
+        """Suspend a job until its owner releases it; its run, if it has one, is told to stop."""
+        self._require("hold", row)
+        state, columns = self._state, self._columns
+        ran = state.running(row)
+        if row in state.suspended:
+            self._leave_suspension(row, now)
+        else:
+            self._stop_competing(row, now)
+        state.on_hold.add(row)
+        if ran:
+            state.stopping.add(row, columns.epoch[row])
+            self.actions.append(Preempt(columns.ids[row], columns.epoch[row], PreemptionCause.HELD, None))
+
+    def release(self, row: int, now: float) -> None:
+        """Let a held job compete again."""
+        self._require("release", row)
+        self._state.on_hold.discard(row)
+        self._compete(row, now)
+
+    def resume(self, row: int, now: float) -> None:
+        """Let a job compete whose back-off is over, or whose trial cannot take place."""
+        self._require("resume", row)
+        self._compete(row, now)
+
+    def begin_trial(self, row: int, holding: Holding, now: float) -> None:
+        """Launch a trial on a GPU of the validation pool.
+
+        It makes no progress that counts, unless the job can do with one GPU.
+        """
+        self._require("begin_trial", row)
+        state, columns = self._state, self._columns
+        state.ledger.lend(row, holding)
+        gpu_type = state.topology.type_of[holding[0].node]
+        place = state.workloads.column(gpu_type, Locality.PACKED)
+        rate = state.profile_of[row].rates_with(1)[gpu_type][Locality.PACKED] if columns.least[row] == 1 else 0.0
+        columns.start(row, now, place=place, gpus=1, rate=rate, overhead=self._overhead(row))
+        waited = Waited(now - state.suspended[row], 0.0, 0.0)
+        self.actions.append(Launch(columns.ids[row], columns.epoch[row], holding, waited))
+
+    def repeat_trial(self, row: int, now: float) -> None:
+        """Queue a job for another trial, after one that was cut short."""
+        self._require("repeat_trial", row)
+        self._close_trial(row, now)
+        self._state.pool.drop(row)
+        self._state.pool.add(row, self._state.shape_of[row].types)
+
+    def pass_trial(self, row: int, now: float) -> None:
+        """Stop a trial that lasted its time; the job competes for its gang. The pool has its GPU back already."""
+        self._require("pass_trial", row)
+        self._close_trial(row, now)
+        self._state.stopping.add(row, self._columns.epoch[row])
+        epoch = self._columns.epoch[row]
+        self.actions.append(Preempt(self._columns.ids[row], epoch, PreemptionCause.VALIDATED, None))
+        self._compete(row, now)
+
+    def end_suspensions(self, now: float) -> bool:
+        """Bring back the jobs whose back-off or trial is over, and begin trials; say whether any job competes again."""
+        pool, alive = self._state.pool, self._state.free.alive
+        back = []
+        while self._returns and self._returns[0][0] <= now:
+            until, row = heappop(self._returns)
+            if self._backing_off.get(row) == until:
+                del self._backing_off[row]
+                back.append(row)
+        passed = pool.passed(now)
+        back += passed
+        back += pool.waived(alive)
+        for row in back:
+            if row in passed:
+                self.pass_trial(row, now)
+            else:
+                self.resume(row, now)
+        for row, holding in pool.begin(now, alive):
+            self.begin_trial(row, holding, now)
+        return bool(back)
+
+    def next_return(self) -> float:
+        """When the next back-off or trial ends."""
+        return min(self._returns[0][0] if self._returns else inf, self._state.pool.next_change())
+
+    def _stop_competing(self, row: int, now: float) -> None:
+        """Take a job out of the policy's sight and give back what it held."""
+        self._driver.catch_up(now)
+        waited = NO_WAIT
+        if self._state.running(row):
+            self._state.free.give(self._close_run(row, now, Status.WAITING))
+        else:
+            waited = self._state.clocks.end(row, now, self._columns.waiting_since[row])
+        self._suspend(row, now, waited)
+        self._driver.ended(row, now)
+
+    def _suspend(self, row: int, now: float, waited: Waited = NO_WAIT) -> None:
+        self._state.suspended[row] = now
+        self._state.active.pop(row, None)
+        if waited is not NO_WAIT:
+            self._state.clocks.keep(row, waited)
+
+    def _compete(self, row: int, now: float) -> None:
+        """End a suspension: the policy sees the job again. `active` stays in ascending order of row."""
+        state = self._state
+        state.clocks.add_suspension(row, now - state.suspended.pop(row))
+        last = next(reversed(state.active), -1)
+        state.active[row] = None
+        if row < last:
+            rows = sorted(state.active)
+            state.active.clear()
+            state.active.update(dict.fromkeys(rows))
+        self._begin_waiting(row, now)
+        self._driver.arrived(row, now)
+
+    def _leave_suspension(self, row: int, now: float) -> None:
+        """Cancel the back-off or trial of a job that is held, or comes to its end."""
+        self._backing_off.pop(row, None)
+        if self._state.pool.tries(row):
+            self._close_trial(row, now)
+        self._state.pool.drop(row)
+
+    def _close_trial(self, row: int, now: float) -> None:
+        """Close a trial's run. The time on trial does not count as attained service."""
+        held = self._columns.held[row]
+        self._close_run(row, now, Status.WAITING)
+        self._columns.held[row] = held
+        self._state.suspended[row] = now
+
+    def _begin_waiting(self, row: int, now: float) -> None:
+        self._state.clocks.begin(row, self._state.default_shape(row, now))

@@ -27,17 +27,17 @@ class MixedTypeDecision:
 
     def __init__(
         self,
-        lanes: RankIndex,
+        index: RankIndex,
         state: SchedulerState,
-        desk: DecisionDraft,
+        draft: DecisionDraft,
         preemption: PreemptionRule,
         unfitting: Unfitting,
         clear: Clearing | None,
     ) -> None:
         self.taken: list[int] = []
-        self._lanes = lanes
+        self._index = index
         self._state = state
-        self._desk = desk
+        self._draft = draft
         self._preemption = preemption
         self._unfitting = unfitting
         self._clear = clear
@@ -45,127 +45,127 @@ class MixedTypeDecision:
 
     def decide(self) -> None:
         """Settle numbers, stop those who lose something, and give."""
-        wishes = self._wishes()
-        while (row := self._tried(wishes)) is not None:
+        requests = self._requests()
+        while (row := self._tried(requests)) is not None:
             self._placeless.add(row)
             self._undo()
 
-    def _tried(self, wishes: dict[int, ShareRequest]) -> int | None:
-        """Carry it out at the desk; the first gang that finds no place close together, if there is one."""
-        state, desk = self._state, self._desk
-        gets = self._settled(wishes)
+    def _tried(self, requests: dict[int, ShareRequest]) -> int | None:
+        """Carry it out at the draft; the first gang that finds no place close together, if there is one."""
+        state, draft = self._state, self._draft
+        gets = self._settled(requests)
         evicted = [
             row
-            for row, wish in wishes.items()
-            if wish.has != gets.get(row) and (wish.title is Ownership.LENT or row in gets)
+            for row, request in requests.items()
+            if request.has != gets.get(row) and (request.title is Ownership.LENT or row in gets)
         ]
         for row in evicted:
-            desk.evict(row, state.of(row))
+            draft.evict(row, state.of(row))
         for row, mix in gets.items():
-            is_new = row not in wishes or wishes[row].has != mix
-            if is_new and not self._gives(row, mix, wishes, gets) and state.shape_of[row].tasks is None:
+            is_new = row not in requests or requests[row].has != mix
+            if is_new and not self._gives(row, mix, requests, gets) and state.shape_of[row].tasks is None:
                 return row
-        desk.settle_stops([row for row, had in desk.before.items() if had is not None], state.ledger.partner)
+        draft.settle_stops([row for row, had in draft.before.items() if had is not None], state.ledger.partner)
         return None
 
-    def _gives(self, row: int, mix: Mix, wishes: dict[int, ShareRequest], gets: dict[int, Mix]) -> bool:
+    def _gives(self, row: int, mix: Mix, requests: dict[int, ShareRequest], gets: dict[int, Mix]) -> bool:
         """Give a job GPUs of these numbers; a gang if need be before running jobs that are behind it."""
-        desk, shape = self._desk, self._state.shape_of[row]
+        draft, shape = self._draft, self._state.shape_of[row]
         if shape.tasks is not None:
-            desk.mixes[row] = mix
-            return desk.seat(row, shape)
-        if desk.seat(row, shape) or (self._clear is not None and self._clear(desk, row, shape)):
+            draft.mixes[row] = mix
+            return draft.seat(row, shape)
+        if draft.seat(row, shape) or (self._clear is not None and self._clear(draft, row, shape)):
             return True
         order = list(gets)
         behind = order[order.index(row) + 1 :]
-        lent = (each for each in behind if each in wishes and wishes[each].title is Ownership.LENT)
-        return self._goes_before(row, shape, [each for each in lent if each not in desk.before])
+        lent = (each for each in behind if each in requests and requests[each].title is Ownership.LENT)
+        return self._goes_before(row, shape, [each for each in lent if each not in draft.before])
 
     def _goes_before(self, row: int, shape: ClaimShape, others: list[int]) -> bool:
         """Seat a gang where these running jobs are; they stay as far as they can, or go to as many GPUs elsewhere."""
-        state, desk = self._state, self._desk
+        state, draft = self._state, self._draft
         for each in others:
-            desk.evict(each, state.of(each))
+            draft.evict(each, state.of(each))
             if state.shape_of[each].tasks is not None:
-                desk.mixes[each] = state.topology.mix(state.of(each))
-        is_seated = desk.seat(row, shape)
+                draft.mixes[each] = state.topology.mix(state.of(each))
+        is_seated = draft.seat(row, shape)
         for each in others:
-            desk.seat(each, state.shape_of[each])
+            draft.seat(each, state.shape_of[each])
         return is_seated
 
     def _undo(self) -> None:
         """Everybody has again what they had before the decision."""
-        desk, lanes = self._desk, self._lanes
-        for holding in desk.after.values():
-            desk.free.give(holding or ())
-        for holding in desk.before.values():
-            desk.free.take(holding or ())
-        for changes in (desk.before, desk.after, desk.mixes, desk.sites):
+        draft, index = self._draft, self._index
+        for holding in draft.after.values():
+            draft.free.give(holding or ())
+        for holding in draft.before.values():
+            draft.free.take(holding or ())
+        for changes in (draft.before, draft.after, draft.mixes, draft.sites):
             changes.clear()
         for row in self.taken:
-            lanes.wait(row, lanes.ranks[row], lanes.ties[row])
+            index.wait(row, index.ranks[row], index.ties[row])
         self.taken.clear()
 
-    def _wishes(self) -> dict[int, ShareRequest]:
+    def _requests(self) -> dict[int, ShareRequest]:
         """Of those who run, but for those that cannot be changed: that share GPUs, or compute single tasks."""
-        state, desk = self._state, self._desk
+        state, draft = self._state, self._draft
         fixed = {row for row, until in state.protected.items() if until == inf}
-        wishes: dict[int, ShareRequest] = {}
+        requests: dict[int, ShareRequest] = {}
         for row, holding in state.ledger.holdings.items():
             if row in fixed or row in state.ledger.partner:
                 continue
-            is_lent = self._preemption is PreemptionRule.BY_RANK and desk.may_preempt(row)
+            is_lent = self._preemption is PreemptionRule.BY_RANK and draft.may_preempt(row)
             title = Ownership.LENT if is_lent else Ownership.OWN
-            wishes[row] = self._wish(row, state.shape_of[row], state.topology.mix(holding), title)
-        return wishes
+            requests[row] = self._request(row, state.shape_of[row], state.topology.mix(holding), title)
+        return requests
 
     @staticmethod
-    def _wish(row: int, shape: ClaimShape, has: Mix | None, title: Ownership) -> ShareRequest:
+    def _request(row: int, shape: ClaimShape, has: Mix | None, title: Ownership) -> ShareRequest:
         """A gang that runs stays on its type, whatever else has room: under an order nobody is moved for speed."""
         types = shape.types if has is None else (has.index(max(has)), *shape.types)
         return ShareRequest(row, shape.gang, types, shape.tasks, has=has, title=title)
 
-    def _placeable(self, wish: ShareRequest) -> ShareRequest:
+    def _placeable(self, request: ShareRequest) -> ShareRequest:
         """A gang that has found no place can be given nothing new."""
-        return wish._replace(types=()) if wish.who in self._placeless else wish
+        return request._replace(types=()) if request.who in self._placeless else request
 
-    def _settled(self, wishes: dict[int, ShareRequest]) -> dict[int, Mix]:
+    def _settled(self, requests: dict[int, ShareRequest]) -> dict[int, Mix]:
         """What everybody gets, in order, until nothing is left or somebody blocks those behind.
 
         Who keeps what it has may exchange it for something better: a second look is for those who were passed over before.
         """
         left = list(self._state.free.idle)
-        for wish in wishes.values():
-            if wish.has is not None and wish.title is Ownership.LENT:
-                left = [most + gpus for most, gpus in zip(left, wish.has, strict=True)]
+        for request in requests.values():
+            if request.has is not None and request.title is Ownership.LENT:
+                left = [most + gpus for most, gpus in zip(left, request.has, strict=True)]
         gets: dict[int, Mix] = {}
         ground = GpuSupply.of(self._state.topology)
         nobody: dict[int, ShareRequest] = {}
-        for who_runs in (wishes, nobody):
-            for wish, mix in share_out(self._in_order(who_runs, gets), left, ground):
+        for who_runs in (requests, nobody):
+            for request, mix in share_out(self._in_order(who_runs, gets), left, ground):
                 if mix is not None:
-                    gets[wish.who] = mix
-                elif self._unfitting is Unfitting.BLOCKS and wish.has is None:
+                    gets[request.who] = mix
+                elif self._unfitting is Unfitting.BLOCKS and request.has is None:
                     return gets
             if not any(left):
                 break
         return gets
 
-    def _in_order(self, wishes: dict[int, ShareRequest], gets: dict[int, Mix]) -> Iterator[ShareRequest]:
+    def _in_order(self, requests: dict[int, ShareRequest], gets: dict[int, Mix]) -> Iterator[ShareRequest]:
         """Running jobs and those who wait, by rank. Of a shape whose first gets nothing, nobody behind it does."""
-        lanes, shapes, now = self._lanes, self._state.waiting_shapes, self._desk.now
-        queue: list[tuple[Key, int]] = [(lanes.key(row, now), RUNNING) for row in wishes]
-        queue += [(key, index) for index, shape in shapes.items() if (key := lanes.head(shape))]
+        index, shapes, now = self._index, self._state.waiting_shapes, self._draft.now
+        queue: list[tuple[Key, int]] = [(index.key(row, now), RUNNING) for row in requests]
+        queue += [(key, place) for place, shape in shapes.items() if (key := index.head(shape))]
         heapify(queue)
         while queue:
-            key, index = heappop(queue)
+            key, place = heappop(queue)
             row = key[4]
-            if index == RUNNING:
-                yield self._placeable(wishes[row])
+            if place == RUNNING:
+                yield self._placeable(requests[row])
                 continue
-            yield self._placeable(self._wish(row, shapes[index], None, Ownership.LENT))
-            if row in gets:  # it has been looked at by now
-                lanes.stop_waiting(row)
+            yield self._placeable(self._request(row, shapes[place], None, Ownership.LENT))
+            if row in gets:  # the consumer has looked at it by now
+                index.stop_waiting(row)
                 self.taken.append(row)
-                if following := lanes.head(shapes[index]):
-                    heappush(queue, (following, index))
+                if following := index.head(shapes[place]):
+                    heappush(queue, (following, place))

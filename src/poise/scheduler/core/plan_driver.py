@@ -1,4 +1,4 @@
-"""How a planner's plans are asked for and carried out, each as a whole; `answering.py` says what the scheduler expects."""
+"""How a planner's plans are asked for and carried out, each as a whole; `driver.py` says what the scheduler expects."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -65,44 +65,44 @@ class PlanDriver:
         """Nobody is there to plan for."""
         return not self._state.active
 
-    def decide(self, now: float, desk: DecisionDraft, allowed: PreemptionRule) -> None:
+    def decide(self, now: float, draft: DecisionDraft, allowed: PreemptionRule) -> None:
         """Plan, stop what the plan leaves out, then grant its claims in order."""
         state = self._state
         plan = self._plan = self._planned(now)
         self._wake = plan.wake
-        desk.notes = plan.notes
+        draft.notes = plan.notes
         tasks = [claim for claim in plan.claims if claim.grain is Grain.TASK]
         if tasks:
             plan = replace(plan, claims=tuple(claim for claim in plan.claims if claim.grain is Grain.LEASE))
-        desk.sites = {claim.row: claim.site for claim in plan.claims if claim.site is not None}
-        desk.mixes = {claim.row: claim.mix for claim in plan.claims if claim.mix is not None}
-        self._give_up(plan, desk)
+        draft.sites = {claim.row: claim.site for claim in plan.claims if claim.site is not None}
+        draft.mixes = {claim.row: claim.mix for claim in plan.claims if claim.mix is not None}
+        self._give_up(plan, draft)
         evicted: set[int] = set()
         kept: set[int] = set()
         if allowed is PreemptionRule.BY_RANK:
             for row in self._to_stop(plan):
-                if desk.may_preempt(row):
-                    desk.evict(row, state.of(row), state.ledger.partner.get(row))
+                if draft.may_preempt(row):
+                    draft.evict(row, state.of(row), state.ledger.partner.get(row))
                     evicted.add(row)
                 else:
                     kept.add(row)
         preemption = plan.preemption if allowed is PreemptionRule.BY_RANK else allowed
         holds = state.ledger.rows() - evicted
         shape = partial(self._shape, now)
-        grant(PlannedClaims(plan, preemption, holds.union(row for row, _ in desk.ends), shape), desk, state, self._clear)
+        grant(PlannedClaims(plan, preemption, holds.union(row for row, _ in draft.ends), shape), draft, state, self._clear)
         for claim in plan.claims:
             if claim.beside is not None:
-                self._join(claim.beside, claim.row, desk)
+                self._join(claim.beside, claim.row, draft)
         for claim in tasks:
-            self._start_tasks(claim, desk)
+            self._start_tasks(claim, draft)
         if plan.stopping is StopMode.FOR_OTHERS:
-            desk.settle_stops(evicted, state.ledger.partner, kept)
+            draft.settle_stops(evicted, state.ledger.partner, kept)
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             further = replace(plan, claims=more)
-            desk.sites |= {claim.row: claim.site for claim in more if claim.site is not None}
-            desk.mixes |= {claim.row: claim.mix for claim in more if claim.mix is not None}
-            holds = desk.holders(state.ledger.rows())
-            grant(PlannedClaims(further, PreemptionRule.NEVER, holds, shape), desk, state)
+            draft.sites |= {claim.row: claim.site for claim in more if claim.site is not None}
+            draft.mixes |= {claim.row: claim.mix for claim in more if claim.mix is not None}
+            holds = draft.holders(state.ledger.rows())
+            grant(PlannedClaims(further, PreemptionRule.NEVER, holds, shape), draft, state)
 
     def _planned(self, now: float) -> Plan:
         plan = self._at_rest(now)
@@ -121,15 +121,15 @@ class PlanDriver:
         return self._resting.rest(now, state.origin, self._memory, may_fill=may_fill)
 
     @staticmethod
-    def _start_tasks(claim: Claim, desk: DecisionDraft) -> None:
+    def _start_tasks(claim: Claim, draft: DecisionDraft) -> None:
         if claim.site is not None:
-            desk.start_tasks_at(claim.row, claim.site)
+            draft.start_tasks_at(claim.row, claim.site)
         elif claim.mix is not None:
-            desk.start_tasks(claim.row, claim.mix)
+            draft.start_tasks(claim.row, claim.mix)
 
     def _shape(self, now: float, claim: Claim) -> ClaimShape:
         """What a claim is for; a job that waits for locality insists on it whatever the plan says."""
-        locality = self._state.insisted(claim.row, now, claim.locality)
+        locality = self._state.required_locality(claim.row, now, claim.locality)
         return self._state.shape(claim.row, locality, claim.types, claim.gpus)
 
     def _say_why(self, plan: Plan, now: float) -> None:
@@ -137,31 +137,31 @@ class PlanDriver:
         state = self._state
         for claim in plan.claims:
             if claim.site is None and state.waits(claim.row):
-                state.reshape(claim.row, self._shape(now, claim), now)
+                state.clocks.change(claim.row, self._shape(now, claim), now)
         for row in set(self._held).difference(plan.held) if plan.held is not self._held else ():
             if state.waits(row) and state.shape_of[row].is_held:
-                state.unhold(row, now)
+                state.clocks.change(row, state.default_shape(row, now), now)
         self._held = plan.held
         for row in plan.held:
             if state.waits(row):
-                state.reshape(row, state.held_back(state.shape_of[row]), now)
+                state.clocks.change(row, state.held_back(state.shape_of[row]), now)
 
-    def _give_up(self, plan: Plan, desk: DecisionDraft) -> None:
+    def _give_up(self, plan: Plan, draft: DecisionDraft) -> None:
         """Jobs that their app wants no more make room first."""
-        desk.ends = tuple(ending for ending in plan.ends if ending.row in self._state.active)
-        for row, _ in desk.ends:
+        draft.ends = tuple(ending for ending in plan.ends if ending.row in self._state.active)
+        for row, _ in draft.ends:
             if self._state.running(row):
-                desk.evict(row, self._state.of(row), self._state.ledger.partner.get(row))
+                draft.evict(row, self._state.of(row), self._state.ledger.partner.get(row))
 
-    def _join(self, row: int, other: int, desk: DecisionDraft) -> None:
+    def _join(self, row: int, other: int, draft: DecisionDraft) -> None:
         """Put a job beside another one, if that one has GPUs for itself now and the job has none."""
         state = self._state
-        holding = desk.after[other] if other in desk.after else state.ledger.held_by(other)
-        holds = desk.after[row] if row in desk.after else state.ledger.held_by(row)
+        holding = draft.after[other] if other in draft.after else state.ledger.held_by(other)
+        holds = draft.after[row] if row in draft.after else state.ledger.held_by(row)
         partner = state.ledger.partner.get(other)
-        is_alone = partner is None or (partner in desk.before and desk.after[partner] is None)
+        is_alone = partner is None or (partner in draft.before and draft.after[partner] is None)
         if holding is not None and holds is None and is_alone:
-            desk.join(row, other, holding)
+            draft.join(row, other, holding)
 
     def _to_stop(self, plan: Plan) -> list[int]:
         """Running jobs that are not to go on, or not where they are; ascending."""

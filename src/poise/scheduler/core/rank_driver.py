@@ -2,82 +2,15 @@
 
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
 
 from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import Clearing, DecisionDraft, RankedClaims, grant
 from poise.scheduler.core.mixed_types import MixedTypeDecision
-from poise.scheduler.core.rank_index import (
-    Key,
-    RankIndex,
-    Tie,
-    TieBreaker,
-    TiesByPreviousDecision,
-    TiesBySubmission,
-)
+from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TieBreaker, TiesByPreviousDecision, TiesBySubmission
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, TieBreak, Unfitting
-
-
-class PolicyDriver(Protocol):
-    """What the scheduler tells of jobs, and what it asks."""
-
-    @property
-    def drifts(self) -> bool:
-        """Time alone may change the decision."""
-
-    def arrived(self, row: int, now: float) -> None:
-        """A job was submitted."""
-
-    def started(self, row: int, now: float) -> None:
-        """A decision gave GPUs to a waiting job."""
-
-    def preempted(self, row: int, now: float) -> None:
-        """A decision took a running job's GPUs."""
-
-    def catch_up(self, now: float) -> None:
-        """Something unusual is about to happen to running jobs: whatever was put off about them is to be done."""
-
-    def interrupted(self, row: int, now: float) -> None:
-        """A running job lost its GPUs to the world, and waits; `catch_up` was called before it did."""
-
-    def reported(self, row: int, now: float) -> None:
-        """What is known of a job's progress has changed."""
-
-    def reshaped(self, row: int, now: float) -> None:
-        """A waiting job waits for something else now."""
-
-    def ended(self, row: int, now: float) -> None:
-        """A job has come to its end; its status says whether it did all its work, or was running until now."""
-
-    def opened(self) -> None:
-        """There may be room for anybody: all claims are to be looked at."""
-
-    def refresh(self, now: float) -> bool:
-        """Take in how ranks have changed by now; says whether any has, which is as good as something happening."""
-
-    def is_due(self, now: float) -> bool:
-        """The policy wants to be asked now although nothing happened."""
-
-    def is_idle(self) -> bool:
-        """There is nothing that a decision could change."""
-
-    def decide(self, now: float, desk: DecisionDraft, allowed: PreemptionRule) -> None:
-        """Grant claims at the desk, without preemption if that is not allowed."""
-
-    def settle(self, now: float) -> bool:
-        """The decision is carried out; says whether to decide once more at this moment."""
-
-    def next_change(self) -> float:
-        """The next moment at which `refresh` will find something that matters."""
-
-    def line(self, most: int) -> list[int]:
-        """Rows of the first waiting jobs, as they stand in line."""
-
-    def place(self, row: int) -> tuple[float | Tie, ...]:
-        """Where a waiting job stands in line: the smallest is first."""
 
 
 class RankDriver:
@@ -88,7 +21,7 @@ class RankDriver:
         self._clear = clear
         self._state = state
         self._memory = order.memory
-        self._lanes = RankIndex(state.shape_of)
+        self._index = RankIndex(state.shape_of)
         self._ties: TieBreaker = (
             TiesByPreviousDecision() if order.ties is TieBreak.BY_PREVIOUS_DECISION else TiesBySubmission()
         )
@@ -106,16 +39,16 @@ class RankDriver:
     @property
     def drifts(self) -> bool:
         """Some running job falls behind as it runs."""
-        return self._lanes.drifts
+        return self._index.drifts
 
     def arrived(self, row: int, now: float) -> None:
         """It gets its first rank."""
-        self._lanes.add(row, self._rank(row, now, None), self._ties.arrived(row))
+        self._index.add(row, self._rank(row, now, None), self._ties.arrived(row))
         self._fresh.append(row)
 
     def started(self, row: int, now: float) -> None:
         """It gets a rank among the running once that matters: most jobs are gone before anybody has to wait."""
-        self._lanes.stop_waiting(row)
+        self._index.stop_waiting(row)
         if self._order.preemption is PreemptionRule.NEVER:
             return
         if self._contended or self._order.ties is TieBreak.BY_PREVIOUS_DECISION:
@@ -125,18 +58,18 @@ class RankDriver:
 
     def _join(self, row: int, since: float) -> None:
         """It gets a rank among the running, as of when it started."""
-        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        previous, tie = self._index.ranks[row], self._index.ties[row]
         rank = self._rank(row, since, previous)
-        self._lanes.run(row, rank, self._ties.started(tie, previous, rank), since)
+        self._index.run(row, rank, self._ties.started(tie, previous, rank), since)
 
     def preempted(self, row: int, now: float) -> None:
         """It gets a rank among the waiting."""
-        if self._lanes.runs(row):  # one that is only moved did not lose its place on the way
-            self._lanes.stop_running(row)
+        if self._index.runs(row):  # one that is only moved did not lose its place on the way
+            self._index.stop_running(row)
         self._unranked.pop(row, None)
-        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        previous, tie = self._index.ranks[row], self._index.ties[row]
         rank = self._rank(row, now, previous)
-        self._lanes.wait(row, rank, self._ties.stopped(tie, previous, rank, self._lost.get(row, row)))
+        self._index.wait(row, rank, self._ties.stopped(tie, previous, rank, self._lost.get(row, row)))
 
     def interrupted(self, row: int, now: float) -> None:
         """It goes from the running to the waiting."""
@@ -150,7 +83,7 @@ class RankDriver:
 
     def reshaped(self, row: int, now: float) -> None:
         """It waits among those of its new shape, and is looked at like a newcomer."""
-        self._lanes.wait(row, self._lanes.ranks[row], self._lanes.ties[row])
+        self._index.wait(row, self._index.ranks[row], self._index.ties[row])
         self._fresh.append(row)
         if self._blocked is not None and self._blocked[4] == row:
             self._blocked = None
@@ -158,10 +91,10 @@ class RankDriver:
     def ended(self, row: int, now: float) -> None:
         """Its place is given up, and the order may learn from it."""
         if self._unranked.pop(row, None) is None:
-            if self._lanes.runs(row):
-                self._lanes.stop_running(row)
+            if self._index.runs(row):
+                self._index.stop_running(row)
             else:
-                self._lanes.stop_waiting(row)
+                self._index.stop_waiting(row)
         if self._state.columns.status[row] == Status.FINISHED:
             self._learn(row, now)
         self._everybody = True
@@ -193,15 +126,15 @@ class RankDriver:
         self._unranked.clear()
         while self._due and (until := self._next_due()) < now:
             _, row = heappop(self._due)
-            if not self._lanes.runs(row):
+            if not self._index.runs(row):
                 self._rank_again(row, until)
                 continue
-            previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+            previous, tie = self._index.ranks[row], self._index.ties[row]
             rank = self._rank(row, until, previous)
             if rank.until <= until:
                 rank = self._rank(row, until, rank)
-            self._lanes.stop_running(row)
-            self._lanes.run(row, rank, self._ties.changed(row, tie, previous, rank), until)
+            self._index.stop_running(row)
+            self._index.run(row, rank, self._ties.changed(row, tie, previous, rank), until)
         self._unsettled.clear()
         self.refresh(now)
 
@@ -212,66 +145,66 @@ class RankDriver:
     def is_idle(self) -> bool:
         """Nobody waits, nor could anybody use more GPUs."""
         state = self._state
-        return not state.waiting_shapes and not (state.dividing and any(state.free.idle))
+        return not state.waiting_shapes and not (state.divisible and any(state.free.idle))
 
-    def decide(self, now: float, desk: DecisionDraft, allowed: PreemptionRule) -> None:
+    def decide(self, now: float, draft: DecisionDraft, allowed: PreemptionRule) -> None:
         """Only new claims are looked at if nothing else can have changed."""
         preemption = self._order.preemption if allowed is PreemptionRule.BY_RANK else allowed
-        if self._state.dividing:
-            self._divide(now, desk, preemption)
+        if self._state.divisible:
+            self._divide(now, draft, preemption)
             return
-        if self._serves_newcomer(desk):
+        if self._serves_newcomer(draft):
             return
         candidates = self._candidates(now, preemption)
         self._arrived, self._fresh = self._fresh, []
         self._everybody = allowed is not PreemptionRule.BY_RANK
-        if grant(candidates, desk, self._state, self._clear):
+        if grant(candidates, draft, self._state, self._clear):
             self._blocked = candidates.current
         lost = candidates.lost
         self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
 
-    def _divide(self, now: float, desk: DecisionDraft, preemption: PreemptionRule) -> None:
+    def _divide(self, now: float, draft: DecisionDraft, preemption: PreemptionRule) -> None:
         """Everybody is looked at, for who runs may want more."""
         if self._order.preemption is PreemptionRule.BY_RANK:
             self.catch_up(now)
-        division = MixedTypeDecision(self._lanes, self._state, desk, preemption, self._order.unfitting, self._clear)
+        division = MixedTypeDecision(self._index, self._state, draft, preemption, self._order.unfitting, self._clear)
         division.decide()
         for row in division.taken:
-            if desk.after.get(row) is None:
-                self._lanes.wait(row, self._lanes.ranks[row], self._lanes.ties[row])
+            if draft.after.get(row) is None:
+                self._index.wait(row, self._index.ranks[row], self._index.ties[row])
         self._arrived, self._fresh = self._fresh, []
         self._everybody = True
         self._blocked = None
 
-    def _serves_newcomer(self, desk: DecisionDraft) -> bool:
+    def _serves_newcomer(self, draft: DecisionDraft) -> bool:
         """What happens most: one job has arrived, nobody else waits, and there is room. Nothing need be compared then."""
         if self._everybody or len(self._fresh) != 1:
             return False
         row = self._fresh[0]
         shape = self._state.shape_of[row]
-        if shape.waiting != 1 or len(self._state.waiting_shapes) != 1 or not desk.seat(row, shape):
+        if shape.waiting != 1 or len(self._state.waiting_shapes) != 1 or not draft.seat(row, shape):
             return False
-        self._lanes.clear_waiting(row)
+        self._index.clear_waiting(row)
         self._arrived, self._fresh = self._fresh, []
         return True
 
     def _candidates(self, now: float, preemption: PreemptionRule) -> RankedClaims:
         """Everybody, or only new jobs where nothing but their arrival has happened."""
         shapes, unfitting = self._state.waiting_shapes, self._order.unfitting
-        if self._everybody or self._lanes.drifts:
-            return RankedClaims(self._lanes, shapes.values(), unfitting, preemption, now, self.catch_up)
+        if self._everybody or self._index.drifts:
+            return RankedClaims(self._index, shapes.values(), unfitting, preemption, now, self.catch_up)
         if unfitting is Unfitting.BLOCKS:
             able = () if self._is_blocked() else shapes.values()
-            return RankedClaims(self._lanes, able, unfitting, preemption, now, self.catch_up)
+            return RankedClaims(self._index, able, unfitting, preemption, now, self.catch_up)
         new = self._new_heads()
         others = (shape for shape in shapes.values() if shape not in new)
-        return RankedClaims(self._lanes, new, unfitting, preemption, now, self.catch_up).but_later(others)
+        return RankedClaims(self._index, new, unfitting, preemption, now, self.catch_up).but_later(others)
 
     def settle(self, now: float) -> bool:
-        """Jobs that got their GPUs back return to their lanes; ranks that held for one decision are asked for again."""
+        """Jobs that got their GPUs back return to their index; ranks that held for one decision are asked for again."""
         for row in self._lost:
-            if self._state.running(row) and not self._lanes.runs(row):
-                self._lanes.resume(row)
+            if self._state.running(row) and not self._index.runs(row):
+                self._index.resume(row)
         self._lost = {}
         if self._order.ties is TieBreak.BY_PREVIOUS_DECISION:
             self._settle_ties()
@@ -281,7 +214,7 @@ class RankDriver:
             self._contended = False
         if self._unsettled:
             for row in self._unsettled:
-                if row in self._state.active and self._lanes.ranks[row].until <= now:
+                if row in self._state.active and self._index.ranks[row].until <= now:
                     self._rank_again(row, now)
             self._unsettled.clear()
         return False
@@ -289,8 +222,8 @@ class RankDriver:
     def _settle_ties(self) -> None:
         """Who arrived for this decision and still waits is no newcomer any more."""
         for row in self._arrived:
-            if self._lanes.waits(row):
-                self._lanes.wait(row, self._lanes.ranks[row], self._ties.settled(self._lanes.ties[row]))
+            if self._index.waits(row):
+                self._index.wait(row, self._index.ranks[row], self._ties.settled(self._index.ties[row]))
         self._arrived = []
         self._ties.decided()
 
@@ -300,14 +233,14 @@ class RankDriver:
 
     def line(self, most: int) -> list[int]:
         """By rank."""
-        return self._lanes.line(most)
+        return self._index.line(most)
 
     def place(self, row: int) -> tuple[float | Tie, ...]:
         """By rank."""
-        return self._lanes.key(row, 0.0)  # of those who wait it is the same at any time
+        return self._index.key(row, 0.0)  # of those who wait it is the same at any time
 
     def _next_due(self) -> float:
-        due, active, ranks = self._due, self._state.active, self._lanes.ranks
+        due, active, ranks = self._due, self._state.active, self._index.ranks
         while due:
             until, row = due[0]
             if row in active and ranks[row].until == until:
@@ -318,14 +251,14 @@ class RankDriver:
     def _new_heads(self) -> list[ClaimShape]:
         """Shapes whose first waiting job is new."""
         shapes = {row: self._state.shape_of[row] for row in self._fresh}
-        return [shape for row, shape in shapes.items() if (head := self._lanes.head(shape)) and head[4] == row]
+        return [shape for row, shape in shapes.items() if (head := self._index.head(shape)) and head[4] == row]
 
     def _is_blocked(self) -> bool:
         """The claim that blocked the queue still waits, and nobody new stands before it."""
         blocked = self._blocked
-        if blocked is None or not self._lanes.waits(blocked[4]):
+        if blocked is None or not self._index.waits(blocked[4]):
             return False
-        heads = (self._lanes.head(self._state.shape_of[row]) for row in self._fresh)
+        heads = (self._index.head(self._state.shape_of[row]) for row in self._fresh)
         return all(head is None or head >= blocked for head in heads)
 
     def _rank(self, row: int, now: float, previous: Rank | None) -> Rank:
@@ -339,16 +272,16 @@ class RankDriver:
         return rank
 
     def _rank_again(self, row: int, now: float) -> None:
-        previous, tie = self._lanes.ranks[row], self._lanes.ties[row]
+        previous, tie = self._index.ranks[row], self._index.ties[row]
         rank = self._rank(row, now, previous)
         tie = self._ties.changed(row, tie, previous, rank)
         if rank.queue < previous.queue:
             self._fresh.append(row)
-        if self._lanes.runs(row):
-            self._lanes.stop_running(row)
-            self._lanes.run(row, rank, tie, now)
-        elif self._lanes.waits(row):
-            self._lanes.wait(row, rank, tie)
+        if self._index.runs(row):
+            self._index.stop_running(row)
+            self._index.run(row, rank, tie, now)
+        elif self._index.waits(row):
+            self._index.wait(row, rank, tie)
 
     def _learn(self, row: int, now: float) -> None:
         self._view.row, self._view.now = row, now

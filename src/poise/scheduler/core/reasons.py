@@ -63,7 +63,7 @@ def _describe(state: SchedulerState, holding: Holding) -> str:
 
 
 def _waiting(state: SchedulerState, row: int) -> Reason:
-    if row in state.away:
+    if row in state.suspended:
         return Reason(Code.HELD, _held(state, row))
     shape = state.shape_of[row]
     if shape.is_held:

@@ -1,7 +1,12 @@
-"""The scheduler: `handle` takes the facts of one instant and answers with wishes.
+"""The scheduler: `handle` takes the events of one instant and answers with actions.
 
-One instant: take the facts in · take in what time has changed · decide, if this is a moment to decide · verify the decision
-and carry it into the tables · say what changed, preemptions before the launches they make room for · ask to be woken.
+    1  take in the events, in order: each becomes one transition of the life cycle, a new belief, or a note of time
+    2  take in what time has changed: suspensions that are over, locality that relaxes, protection that ends
+    3  decide, if this is a time to decide: the driver of the policy grants claims in a draft
+    4  apply the draft: the ledger checks every rule, preemptions come before the launches that they make room for
+    5  clock the causes of waiting, and ask to be woken when something may change by itself
+
+It reads no clock and does no input or output: time comes with the events, and whatever must happen is an action.
 """
 
 from collections.abc import Iterable
@@ -11,15 +16,16 @@ from math import inf
 from typing import assert_never
 
 from poise.scheduler.core.decision import DecisionDraft
-from poise.scheduler.core.defragmenter import clearing_of
-from poise.scheduler.core.lifecycle import Absence, Carrying, Enacting, computed
-from poise.scheduler.core.locality_waits import LocalityWaits
+from poise.scheduler.core.defragmenter import defragmenter
+from poise.scheduler.core.delay_scheduling import LocalityWaits
+from poise.scheduler.core.lifecycle import ENDED, SUSPENDED, Lifecycle
 from poise.scheduler.core.plan_driver import PlanDriver, Thinking
-from poise.scheduler.core.rank_driver import PolicyDriver, RankDriver
+from poise.scheduler.core.policy_driver import PolicyDriver
+from poise.scheduler.core.rank_driver import RankDriver
 from poise.scheduler.core.reasons import Reason, explain
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.action import Abandon, Action, Reject, WakeAt
+from poise.scheduler.model.action import Abandon, Action, WakeAt
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import (
@@ -51,95 +57,110 @@ from poise.scheduler.model.units import is_round_end, next_round_end
 from poise.scheduler.placement.strategies import Placement
 
 MOST_PLANS = 4
-"""Decisions that a planner may ask for at one moment before it is taken for a bug."""
+"""Decisions that a planner may ask for at one time; more are taken for an endless loop."""
 
 
 class Scheduler:
-    """A deterministic machine: the same facts in the same order give the same wishes.
+    """A deterministic machine: the same events in the same order give the same actions.
 
-    decisions   how many decisions it has taken
-    thinking    entered while a plan is made, which may take a while: the state does not change meanwhile
+    decisions   number of decisions taken
+    thinking    a context that is entered while a plan is made, which may take a while; the state does not change in it
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, placement: Placement, settings: Settings) -> None:
+        answer = policy.answer
+        if not isinstance(answer, Order | Planner):
+            raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
         self.policy = policy
         self.settings = settings
         self.state = SchedulerState(cluster, placement, settings)
         self.decisions = 0
         self.thinking: Thinking = nullcontext
-        answer, clearing = policy.answer, clearing_of(self.state, settings)
-        if not isinstance(answer, Order | Planner):
-            raise InvariantError(f"policy {policy.name!r} answers with shares; a mechanism has to make plans of them")
-        self._asks = answer.asks if isinstance(answer, Order) else any_locality
-        self._answering: PolicyDriver = (
-            RankDriver(answer, self.state, clearing)
+        clear = defragmenter(self.state, settings)
+        self._driver: PolicyDriver = (
+            RankDriver(answer, self.state, clear)
             if isinstance(answer, Order)
-            else PlanDriver(answer, self.state, clearing, lambda: self.thinking())
+            else PlanDriver(answer, self.state, clear, lambda: self.thinking())
         )
-        self._enacting = Enacting(self.state, self._answering, settings.minimum_run)
-        self._absence = Absence(self.state, self._answering, settings)
-        self._carrying = Carrying(self.state, self._answering, self._enacting, self._absence)
-        insistence = self.state.insistence
-        self._patience = LocalityWaits(insistence, self.state, self._answering) if insistence else None
-        self._actions: list[Action] = []
+        asks = answer.asks if isinstance(answer, Order) else any_locality
+        self.lifecycle = Lifecycle(self.state, self._driver, settings, asks)
+        delays = self.state.delay_scheduling
+        self._locality_waits = LocalityWaits(delays, self.state, self._driver) if delays else None
         self._pending = False
+        """Something happened that calls for a decision."""
         self._is_half_done = False
+        """The last decision was a back-fill; at the end of the round it is taken again, with preemption."""
         self._is_late = False
+        """The events of this instant were reported late: others follow at once, and only then is there a decision."""
         self._spared_until = inf
+        """When some job that a decision spared for having just started may be preempted."""
         self._wake = inf
         self._looked = -inf
 
     def handle(self, now: float, events: Iterable[Event]) -> tuple[Action, ...]:
-        """Take in the facts of one instant, in order; moments never go backwards."""
-        if self.state.origin is None:
-            self.state.origin = now
+        """Take in the events of one instant, in order; instants never go backwards."""
+        state = self.state
+        if state.origin is None:
+            state.origin = now
         for event in events:
             self._take(event, now)
-        if self.state.away:
-            self._bring_back(now)
-        if self._patience and self._patience.relax(now):
+        if state.suspended and self.lifecycle.end_suspensions(now):
+            self._pending = True
+        if self._locality_waits and self._locality_waits.relax(now):
             self._pending = True
         if self._spared_until <= now:
             self._spared_until = inf
-            self._answering.opened()
+            self._driver.opened()
             self._pending = True
         if self._is_late:
             self._is_late, self._pending = False, True
-            self.state.clock_causes(now)
+            state.classify_waits(now)
         else:
             self._act(now)
-        if self._patience:
-            self._patience.note(now)
-        self.state.read_clocks(now)
+        if self._locality_waits:
+            self._locality_waits.note(now)
+        if state.clocks.new():
+            state.clocks.read_new(state.new_waits(), now)
         self._ask_to_wake(now)
-        actions, self._actions = tuple(self._actions), []
+        actions = tuple(self.lifecycle.actions)
+        self.lifecycle.actions.clear()
         return actions
 
+    # Questions of people
+
     def explain(self, job: str) -> Reason:
-        """Why the job runs, waits or has ended; for a job that was submitted."""
+        """Why a submitted job runs, waits or has ended."""
         return explain(self.state, self.state.rows[job])
 
     def backs_off_until(self, job: str) -> float | None:
-        """The moment before which a job is not tried again after a failure; None: it does not back off."""
-        return self._absence.until(self.state.rows[job])
+        """The time before which a job is not tried again after a failure; None if it does not back off."""
+        return self.lifecycle.backs_off_until(self.state.rows[job])
 
     def in_line(self, most: int) -> list[str]:
         """The first waiting jobs as they stand in line: by rank if the policy is an order, by submission if it plans."""
-        return [self.state.columns.ids[row] for row in self._answering.line(most)]
+        return [self.state.columns.ids[row] for row in self._driver.line(most)]
 
     def lined_up(self, jobs: Iterable[str]) -> list[str]:
         """Those of these jobs that wait, in the same order."""
         rows = filter(self.state.waits, (self.state.rows.get(job, -1) for job in jobs))
-        return [self.state.columns.ids[row] for row in sorted(rows, key=self._answering.place)]
+        return [self.state.columns.ids[row] for row in sorted(rows, key=self._driver.place)]
 
-    def _take(self, event: Event, now: float) -> None:
+    # Events
+
+    def _take(self, event: Event, now: float) -> None:  # noqa: C901 - one case per event
         match event:
             case Finished():
                 self._finished(event, now)
-            case Submitted() | Carried():
-                self._arrived(event, now)
-            case Woke() | Belated():
-                self._told_of_time(event)
+            case Submitted():
+                if self.lifecycle.arrive(event, now) not in (SUSPENDED, ENDED):
+                    self._pending = True
+            case Carried():
+                if self.lifecycle.carry_over(event, now) is not ENDED:
+                    self._pending = True
+            case Woke():
+                self._wake = inf
+            case Belated():
+                self._is_late = True
             case Stopped():
                 self._stopped(event, now)
             case Failed():
@@ -147,7 +168,7 @@ class Scheduler:
             case Attached() | Computed() | Synchronised():
                 self._advanced(event, now)
             case Cancelled() | Held() | Released():
-                self._wanted(event, now)
+                self._commanded(event, now)
             case Estimated() | Colocated() | Progressed() | Revealed():
                 self._learn(event)
             case NodeLost() | NodeReturned():
@@ -155,109 +176,84 @@ class Scheduler:
             case _:
                 assert_never(event)
 
-    def _told_of_time(self, event: Woke | Belated) -> None:
-        if isinstance(event, Woke):
-            self._wake = inf
-        else:
-            self._is_late = True
-
     def _learn(self, event: Estimated | Colocated | Progressed | Revealed) -> None:
-        """Take in what is believed of speeds and known of losses, but not what is true; no decision is due for it."""
+        """Take in beliefs about speed, and losses; no decision is due.
+
+        `Revealed` is the truth about a job. The journal keeps it for analysis; the core must not use it.
+        """
         if isinstance(event, Estimated):
-            self.state.believe(event.kind, self.policy.perceive(event.estimate))
+            self.state.learn_speed(event.kind, self.policy.perceive(event.estimate))
         elif isinstance(event, Colocated):
-            self.state.believe_pair(event)
+            self.state.learn_pair(event)
         elif isinstance(event, Progressed) and (row := self._running_row(event.job, event.epoch)) is not None:
             self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
-    def _arrived(self, event: Submitted | Carried, now: float) -> None:
-        job, state = event.job, self.state
-        if job.id in state.rows:
-            raise InvariantError(f"job {job.id!r} was submitted twice")
-        belief = state.belief(event.kind, job)
-        if belief.impossible:
-            state.refuse(job, belief.impossible, now)
-            self._actions.append(Reject(job.id, belief.impossible))
-            return
-        since = event.since if isinstance(event, Carried) else now
-        row = state.enter(job, event.steps, belief, self._asks, since)
-        if isinstance(event, Carried):
-            self._actions += self._carrying.carry(event, row, now)
-        elif state.pool.slots and self._absence.admit(row, now):
-            return
-        else:
-            self._answering.arrived(row, now)
-        self._pending = True
-
     def _finished(self, event: Finished, now: float) -> None:
-        """All work is done; also if that was so before the run could be stopped, or moved."""
+        """End a job whose work is done, also if a run did it that was told to stop and had not left yet."""
         row = self._unended_row(event.job)
         if row is None:
             return
         is_current = self.state.running(row) and event.epoch == self.state.columns.epoch[row]
-        if is_current or self.state.leaving.has(row, event.epoch):
+        if is_current or self.state.stopping.has(row, event.epoch):
             self._end(row, now, Status.FINISHED)
 
     def _failed(self, event: Failed, now: float) -> None:
+        """Try a job again after a failed run, at once or later; or give it up."""
         row = self._running_row(event.job, event.epoch)
         if row is None:
             return
-        failures = self.state.columns.failures
-        failures[row] += 1
-        outlook = self._outlook(event.cause)
-        if event.final or failures[row] > self.settings.retries or outlook is Verdict.HOPELESS:
+        state = self.state
+        state.columns.failures[row] += 1
+        failures = state.columns.failures[row]
+        outlook = verdict(event.cause) if self.settings.retry is RetryRule.CAUSE else Verdict.UNKNOWN
+        if event.final or failures > self.settings.retries or outlook is Verdict.HOPELESS:
             never = ", which no retry heals" if outlook is Verdict.HOPELESS and not event.final else ""
-            reason = f"run {failures[row]} failed: {event.cause}{never}"
-            self.state.reasons[row] = reason
+            reason = state.reasons[row] = f"run {failures} failed: {event.cause}{never}"
             self._end(row, now, Status.FAILED)
-            self._actions.append(Abandon(event.job, reason))
+            self.lifecycle.actions.append(Abandon(event.job, reason))
             return
-        if self.state.pool.tries(row):
-            self._absence.try_again(row, now)
+        if state.pool.tries(row):
+            self.lifecycle.repeat_trial(row, now)
         elif outlook is Verdict.TRANSIENT:
-            self._absence.back_off(row, now)
+            self.lifecycle.back_off(row, now)
             self._pending = True
         else:
             self._interrupt(row, now)
-        self.state.columns.report(row, event.steps)
-        if row in self.state.active:
-            self._answering.reported(row, now)
-
-    def _outlook(self, cause: str) -> Verdict:
-        """What there is to hope for after a run that died of this, as far as it matters here."""
-        return verdict(cause) if self.settings.retry is RetryRule.CAUSE else Verdict.UNKNOWN
+        state.columns.report(row, event.steps)
+        if row in state.active:
+            self._driver.reported(row, now)
 
     def _stopped(self, event: Stopped, now: float) -> None:
-        """Progress as the world knows it, of the last run or of one before runs that have been launched since."""
+        """Take the progress of a run that left after it was told to; runs launched since then may be under way."""
         row = self._unended_row(event.job)
         if row is None:
             return
         running, last = self.state.running(row), self.state.columns.epoch[row]
-        if event.epoch == last - running or self.state.leaving.has(row, event.epoch):
-            self.state.leaving.drop(row, event.epoch)
+        if event.epoch == last - running or self.state.stopping.has(row, event.epoch):
+            self.state.stopping.drop(row, event.epoch)
             self.state.columns.report(row, event.steps)
             if row in self.state.active:
-                self._answering.reported(row, now)
+                self._driver.reported(row, now)
         elif running and event.epoch == last:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
     def _advanced(self, event: Attached | Computed | Synchronised, now: float) -> None:
-        """A run can be preempted; or tasks are done; or a whole round is, and the tasks of the next one are ready."""
+        """A run attached and can be preempted; or tasks are done; or a step is complete and the next one can begin."""
         row = self._running_row(event.job, event.epoch)
         if row is None:
             return
         if isinstance(event, Attached):
-            self._spared_until = min(self._spared_until, self._enacting.attached(row, now))
+            self._spared_until = min(self._spared_until, self.lifecycle.attached(row, now))
             return
         if isinstance(event, Computed):
-            computed(self.state, row, event.gpus, now)
+            self.lifecycle.computed(row, event.gpus, now)
         else:
             self._interrupt(row, now)
             self.state.columns.report(row, event.steps)
         self._pending = True
 
-    def _wanted(self, event: Cancelled | Held | Released, now: float) -> None:
-        """What an owner wants of a job; of one that has ended, or is as wanted, nothing."""
+    def _commanded(self, event: Cancelled | Held | Released, now: float) -> None:
+        """Do what the owner of a job wants; nothing if the job has ended or is as wanted."""
         row = self._unended_row(event.job)
         if row is None:
             return
@@ -266,110 +262,102 @@ class Scheduler:
             self.state.reasons[row] = "cancelled by its owner"
             self._end(row, now, Status.CANCELLED)
         elif isinstance(event, Released) and on_hold:
-            self._absence.release(row, now)
+            self.lifecycle.release(row, now)
         elif isinstance(event, Held) and not on_hold:
-            self._actions += self._absence.hold(row, now)
+            self.lifecycle.hold(row, now)
         self._pending = True
-
-    def _unended_row(self, job: str) -> int | None:
-        """The row of a job that was submitted and has not ended."""
-        row = self.state.rows.get(job)
-        return None if row is None or Status(self.state.columns.status[row]).is_final else row
 
     def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
-        """Also if nothing ran there: what others wait for may be another thing from now on, and a plan counts live GPUs."""
+        """A decision is due even if nothing ran there: causes of waiting may differ, and plans count live GPUs."""
+        state = self.state
         self._pending = True
         if isinstance(event, NodeReturned):
-            self.state.restore(event.node)
-            self._answering.opened()
+            if not state.free.alive[event.node]:
+                state.free.restore(event.node)
+                state.free.take(state.pool.on(event.node))
+            state.ledger.restore(event.node)
+            self._driver.opened()
             return
-        self.state.free.lose(event.node)
-        for row in self.state.ledger.lose(event.node):
-            if self.state.pool.tries(row):
-                self._absence.try_again(row, now)
+        state.free.lose(event.node)
+        for row in state.ledger.lose(event.node):
+            if state.pool.tries(row):
+                self.lifecycle.repeat_trial(row, now)
             else:
                 self._interrupt(row, now)
 
     def _running_row(self, job: str, epoch: int) -> int | None:
-        """The row of a run that is still under way; None for news of an earlier run."""
+        """The row of a run that is still under way; None if the news is of an earlier run."""
         row = self.state.rows.get(job)
         columns = self.state.columns
         if row is None or columns.epoch[row] != epoch or columns.status[row] != Status.RUNNING:
             return None
         return row
 
+    def _unended_row(self, job: str) -> int | None:
+        """The row of a job that was submitted and has not ended."""
+        row = self.state.rows.get(job)
+        return None if row is None or Status(self.state.columns.status[row]).is_final else row
+
     def _end(self, row: int, now: float, status: Status) -> None:
-        state = self.state
-        if row in state.away:
-            self._absence.end(row, now)
-            state.end(row, status)
-            return
-        if state.running(row):
-            state.free.give(state.stop(row, now, status))
-        else:
-            state.end_waiting(row, now)
-        state.end(row, status)
-        self._answering.ended(row, now)
-        self._pending = True
+        if row not in self.state.suspended:  # a suspended job holds nothing that others compete for
+            self._pending = True
+        self.lifecycle.end(row, now, status)
 
     def _interrupt(self, row: int, now: float) -> None:
-        self._answering.catch_up(now)
-        self.state.free.give(self.state.stop(row, now, Status.WAITING))
-        self.state.begin_waiting(row, now)
-        self._answering.interrupted(row, now)
+        self.lifecycle.interrupt(row, now)
         self._pending = True
 
+    # Decisions
+
     def _act(self, now: float) -> None:
+        """Decide if something happened, or if the time has come; with cadence `rounds` only at the end of a round."""
         if self.settings.cadence is not Cadence.ROUNDS or self._at_boundary(now):
-            happened = self._answering.refresh(now) or self._pending or self._is_half_done
-            if happened or self._answering.is_due(now) or self._has_drifted(now):
+            happened = self._driver.refresh(now) or self._pending or self._is_half_done
+            if happened or self._driver.is_due(now) or self._has_drifted(now):
                 self._looked = now
                 self._decide(now, PreemptionRule.BY_RANK, spares_unworked=not happened)
         elif self._pending and self.settings.backfill:
             self._decide(now, PreemptionRule.NEVER)
-            self._is_half_done = True  # at the end of the round it is decided with preemption
+            self._is_half_done = True
         elif self._pending:
-            self.state.clock_causes(now)
-
-    def _bring_back(self, now: float) -> None:
-        actions, anybody = self._absence.settle(now)
-        self._actions += actions
-        self._pending = self._pending or anybody
+            self.state.classify_waits(now)
 
     def _has_drifted(self, now: float) -> bool:
-        """At the end of a round, once, the order may be another one though nothing happened."""
+        """Say whether this is the end of a round at which the order may differ though nothing happened; once per round."""
         if self.settings.cadence is Cadence.EVENTS or self._looked == now:
             return False
         return self._at_boundary(now) and self._may_drift()
 
     def _may_drift(self) -> bool:
-        return bool(self.state.waiting_shapes) and self._answering.drifts
+        return bool(self.state.waiting_shapes) and self._driver.drifts
 
     def _decide(self, now: float, allowed: PreemptionRule, *, spares_unworked: bool = False) -> None:
-        """Decide. If nothing but time calls for it, runs that have not worked for as long as they took to start are spared:
+        """Draft a decision and apply it; some planners ask for another one, which sees who runs now.
 
+        If nothing but time calls for a decision, runs are spared that have not worked for as long as they took to start:
         otherwise time slices that are hardly longer than the overhead would let no job make progress.
         """
         self._pending = self._is_half_done = False
-        if self._answering.is_idle():
-            self._answering.settle(now)
+        if self._driver.is_idle():
+            self._driver.settle(now)
             return
         self.decisions += 1
+        state = self.state
         for _ in range(MOST_PLANS):
-            desk = DecisionDraft(
-                self.state.free,
-                self.state.placement,
+            draft = DecisionDraft(
+                state.free,
+                state.placement,
                 now=now,
-                protected=self.state.protected,
+                protected=state.protected,
                 unworked=partial(self._unworked, now) if spares_unworked else None,
             )
-            self._answering.decide(now, desk, allowed)
-            self._enacting.carry_out(desk, self._actions)
-            self._spared_until = min(self._spared_until, desk.protected_until)
-            if not self._answering.settle(now):
-                self.state.clock_causes(now)
+            self._driver.decide(now, draft, allowed)
+            self.lifecycle.apply(draft)
+            self._spared_until = min(self._spared_until, draft.protected_until)
+            if not self._driver.settle(now):
+                state.classify_waits(now)
                 return
-        raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one moment")
+        raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one time")
 
     def _unworked(self, now: float, row: int) -> bool:
         return now < self.state.columns.repaid[row]
@@ -381,9 +369,10 @@ class Scheduler:
         return is_round_end(self.state.origin or 0.0, now, self.settings.round)
 
     def _ask_to_wake(self, now: float) -> None:
-        wake = min(self._answering.next_change(), self._spared_until)
-        if self._patience:
-            wake = min(wake, self._patience.next_change())
+        """Ask for the next time at which something may change by itself, unless that was asked for already."""
+        wake = min(self._driver.next_change(), self._spared_until)
+        if self._locality_waits:
+            wake = min(wake, self._locality_waits.next_change())
         if self.settings.cadence is Cadence.ROUNDS:
             if wake < inf:
                 wake = max(wake, now)
@@ -392,8 +381,8 @@ class Scheduler:
                 wake = min(wake, self._boundary_after(now))
         elif self.settings.cadence is Cadence.BOTH and self._may_drift():
             wake = min(wake, self._boundary_after(now))
-        if self.state.away:
-            wake = min(wake, self._absence.next_change())
+        if self.state.suspended:
+            wake = min(wake, self.lifecycle.next_return())
         if wake < inf and wake != self._wake:
             self._wake = wake
-            self._actions.append(WakeAt(wake))
+            self.lifecycle.actions.append(WakeAt(wake))

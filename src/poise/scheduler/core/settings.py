@@ -5,6 +5,7 @@ from enum import StrEnum
 from math import inf
 
 from poise.scheduler.model.errors import RequestError
+from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.workload import Filling
 
 
@@ -21,6 +22,27 @@ class RetryRule(StrEnum):
 
     COUNT = "count"
     CAUSE = "cause"
+
+
+@dataclass(frozen=True, slots=True)
+class DelayScheduling:
+    """How long a waiting job requires locality, in seconds of waiting: first few nodes, then one rack; 0: not at all.
+
+    This is Philly's first guideline, locality relaxed by waiting (docs/algorithms/philly.md).
+    """
+
+    packed: float
+    rack: float
+
+    def at(self, since: float, now: float) -> Locality:
+        """The locality that a job which waits since `since` requires now; relaxes at each of `relaxations`."""
+        if now < since + self.packed:
+            return Locality.PACKED
+        return Locality.RACK if now < since + self.rack else Locality.CLUSTER
+
+    def relaxations(self, since: float) -> list[float]:
+        """When a job that waits since `since` requires less."""
+        return [since + each for each in (self.packed, self.rack) if each > 0]
 
 
 @dataclass(frozen=True, slots=True)

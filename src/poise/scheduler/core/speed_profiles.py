@@ -80,7 +80,7 @@ NO_PROFILE = SpeedProfile(0, Estimate(rates=()))
 """Of a job that runs nowhere."""
 
 
-def why_impossible(job: Job, belief: SpeedProfile, topology: Topology, reserved: list[int]) -> str | None:
+def why_impossible(job: Job, profile: SpeedProfile, topology: Topology, reserved: list[int]) -> str | None:
     """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none.
 
     reserved   GPUs of each type that no job gets
@@ -88,13 +88,13 @@ def why_impossible(job: Job, belief: SpeedProfile, topology: Topology, reserved:
     allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
     if not allowed:
         return f"asks for {' or '.join(job.gpu_types)}; the cluster has {', '.join(topology.types)}"
-    usable = [index for index in allowed if index in belief.types]
+    usable = [index for index in allowed if index in profile.types]
     if not usable:
         names = ", ".join(topology.types[index] for index in allowed)
         return f"cannot run as model {job.model!r} on {names} with {counted(job.gpus, 'GPU')} (throughput 0)"
     totals = [total - kept for total, kept in zip(topology.totals, reserved, strict=True)]
     most = max(usable, key=totals.__getitem__)
-    if belief.tasks is not None and totals[most] > 0:
+    if profile.tasks is not None and totals[most] > 0:
         return None  # any GPU will do
     if job.gpus > totals[most]:
         gang = counted(job.gpus, "GPU")
@@ -259,18 +259,18 @@ class ClaimShapes:
         self._known: dict[Key, ClaimShape] = {}
         self._made = 0
 
-    def of(self, belief: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality) -> ClaimShape:
+    def of(self, profile: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality) -> ClaimShape:
         """The shape of a claim at some locality, or else at the nearest wider one that could ever be granted.
 
         A job whose rounds divide insists on no locality: it takes the GPUs that there are.
         """
-        shape = belief.shapes.get((gpus, types, locality))
+        shape = profile.shapes.get((gpus, types, locality))
         if shape is None:
-            rates = belief.rates_with(gpus)
-            able = belief.types if types is None else (each for each in types if each in belief.types)
+            rates = profile.rates_with(gpus)
+            able = profile.types if types is None else (each for each in types if each in profile.types)
             asked = tuple(each for each in able if rates[each][Locality.PACKED] > 0)
-            nearest = locality if belief.tasks is None else Locality.CLUSTER
-            shape = belief.shapes[gpus, types, locality] = self._shape((gpus, asked, nearest, belief.tasks))
+            nearest = locality if profile.tasks is None else Locality.CLUSTER
+            shape = profile.shapes[gpus, types, locality] = self._shape((gpus, asked, nearest, profile.tasks))
         return shape
 
     def held_back(self, shape: ClaimShape) -> ClaimShape:

@@ -77,7 +77,7 @@ def ended_reason(record: JobRecord) -> views.ReasonView:
 def reason_counts(situation: ServiceState) -> dict[str, int]:
     """Jobs that have not ended by the core's dominant reason; jobs that wait for the same are looked at together."""
     state = situation.scheduler.state
-    away = len(state.away) - sum(map(state.running, state.away))  # some of them are on trial
+    away = len(state.suspended) - sum(map(state.running, state.suspended))  # some of them are on trial
     counts: Counter[str] = Counter({Code.RUNNING.value: len(situation.running), Code.HELD.value: away})
     counts[Code.REJECTED.value] += len(situation.stranded)
     for shape in state.waiting_shapes.values():
