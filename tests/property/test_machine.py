@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.strategies import CAUSES, clusters, fitted, placements, policies, settings
 from tests.whims import WHIMS, whim
 
-from poise.lab.experiment import planned
+from poise.engine.assembly import planned
 from poise.scheduler.core.rank_driver import RankDriver
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.scheduler import Scheduler
