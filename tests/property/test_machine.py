@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.strategies import CAUSES, clusters, fitted, placements, policies, settings
 from tests.whims import WHIMS, whim
 
-from poise.engine.assembly import planned
+from poise.engine.assembly import with_rounds
 from poise.scheduler.core.rank_driver import RankDriver
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.scheduler import Scheduler
@@ -151,7 +151,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.nodes = len(cluster.nodes)
         self.settings = fitted(how, cluster)
         answer = whim(policy) if policy in WHIMS else policy_named(policy)
-        self.scheduler = Scheduler(cluster, planned(answer, how), placement_named(placement), self.settings)
+        self.scheduler = Scheduler(cluster, with_rounds(answer, how), placement_named(placement), self.settings)
 
     def tell(self, *facts: Event) -> None:
         for fact in facts:
