@@ -20,9 +20,10 @@ from poise.service.server.http.app import ApiOptions, create_app
 from poise.service.wire.request import JobRequest, Submission, notes_on
 from poise.service.wire.views import (
     Account,
-    Done,
-    Events,
-    Happening,
+    CancelledJobs,
+    CommandResult,
+    EventPage,
+    EventRow,
     JobDetail,
     JobRow,
     JobState,
@@ -39,7 +40,6 @@ from poise.service.wire.views import (
     SubmittedView,
     TenantShare,
     WhyView,
-    Withdrawn,
 )
 
 LOG = "epoch 1\nepoch 2\n"
@@ -66,7 +66,7 @@ class FakeEngine:
     weights: dict[str, float] = field(default_factory=dict)
     current: str = "fifo"
     fails: Callable[[], Exception] | None = None
-    happened: list[Happening] = field(default_factory=list)
+    happened: list[EventRow] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     failed: BaseException | None = None
     closed: bool = False
@@ -83,23 +83,23 @@ class FakeEngine:
                 self._happens("submitted", job, by)
         return _done(SubmittedView(jobs=tuple(ids), notes=notes_on(submission.jobs)))
 
-    def cancel(self, by: Account, job: str) -> "Future[Done]":
+    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
         return self._put(by, job, JobState.CANCELLED)
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
         self._may_fail()
         live = [job for job, kept in self.jobs.items() if kept.tenant == tenant and not kept.state.is_final]
         for job in live:
             self._put(by, job, JobState.CANCELLED)
-        return _done(Withdrawn(tenant=tenant, jobs=len(live)))
+        return _done(CancelledJobs(tenant=tenant, jobs=len(live)))
 
-    def hold(self, by: Account, job: str) -> "Future[Done]":
+    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
         return self._put(by, job, JobState.PAUSED)
 
-    def stop(self, by: Account, job: str) -> "Future[Done]":
+    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
         return self._put(by, job, JobState.CHECKPOINTING)
 
-    def release(self, by: Account, job: str) -> "Future[Done]":
+    def release(self, by: Account, job: str) -> "Future[CommandResult]":
         return self._put(by, job, JobState.PENDING)
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
@@ -176,12 +176,12 @@ class FakeEngine:
         tenants = sorted({each.tenant for each in self.jobs.values()} | set(self.weights))
         return Shares(tenants=tuple(_share(tenant, self.weights.get(tenant, 1.0)) for tenant in tenants))
 
-    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
         if job is not None:
             self.owner(job)
         first = max(0, len(self.happened) + after) if after < 0 else after
         found = [each for each in self.happened[first:] if job in {None, each.job} and tenant in {None, each.tenant}][:limit]
-        return Events(events=tuple(found), next=found[-1].number if found else first)
+        return EventPage(events=tuple(found), next=found[-1].number if found else first)
 
     def states(self) -> dict[str, int]:
         self._may_fail()
@@ -217,21 +217,21 @@ class FakeEngine:
             raise RequestRefusedError(RefusalCode.UNKNOWN, f"there is no job {job!r}")
         return self.jobs[job]
 
-    def _put(self, by: Account, job: str, state: JobState) -> "Future[Done]":
+    def _put(self, by: Account, job: str, state: JobState) -> "Future[CommandResult]":
         kept = self._of(job)
         if kept.state is state is JobState.CANCELLED:
-            return _done(Done(job=job, state=state))
+            return _done(CommandResult(job=job, state=state))
         if kept.state.is_final:
             raise RequestRefusedError(RefusalCode.CONFLICT, f"job {job} has ended")
         self.jobs[job] = Kept(kept.tenant, kept.request, state)
         self._happens(state.value.lower(), job, by)
-        return _done(Done(job=job, state=state))
+        return _done(CommandResult(job=job, state=state))
 
     def _happens(self, kind: str, job: str, by: Account) -> None:
         number = len(self.happened) + 1
         tenant = self.jobs[job].tenant
         self.happened.append(
-            Happening(number=number, time=NOW, actor=by.name, kind=kind, job=job, tenant=tenant, text=f"{kind} by {by.name}")
+            EventRow(number=number, time=NOW, actor=by.name, kind=kind, job=job, tenant=tenant, text=f"{kind} by {by.name}")
         )
 
     def _row(self, job: str, kept: Kept) -> JobRow:

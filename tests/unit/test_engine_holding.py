@@ -7,7 +7,7 @@ from tests.machine import ALICE, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.service.backends.api import RunEnding
-from poise.service.wire.views import Done, Flag, JobState, NodeRow
+from poise.service.wire.views import CommandResult, Flag, JobState, NodeRow
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def unaware(service: Service, **given: str) -> str:
     return job
 
 
-def held(service: Service, job: str) -> Done:
-    answer: Done = service.wish(lambda engine: engine.hold(ALICE, job))
+def held(service: Service, job: str) -> CommandResult:
+    answer: CommandResult = service.wish(lambda engine: engine.hold(ALICE, job))
     check_standing(service)
     return answer
 

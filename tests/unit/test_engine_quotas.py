@@ -11,7 +11,7 @@ from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
 from poise.service.server.storage.schema import sum_of
 from poise.service.wire.request import JobRequest, Submission
-from poise.service.wire.views import Account, Happening, JobState, Role
+from poise.service.wire.views import Account, EventRow, JobState, Role
 
 CAROL = Account(name="carol", tenant=ALICE.tenant, role=Role.USER)
 OPERATOR = Account(name="op", tenant="ops", role=Role.OPERATOR)
@@ -210,7 +210,7 @@ def test_all_jobs_of_a_tenant_are_cancelled_part_by_part(tmp_path: Path, monkeyp
     assert {each.actor for each in _cancelled(service)} == {"op", "alice"}
 
 
-def _cancelled(service: Service) -> list[Happening]:
+def _cancelled(service: Service) -> list[EventRow]:
     found = service.engine.events(after=0, job=None, tenant=ALICE.tenant, limit=1_000).events
     return [each for each in found if each.kind == "cancelled"]
 

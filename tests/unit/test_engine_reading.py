@@ -12,7 +12,7 @@ from poise.service.backends.api import LogPart, RunEnding
 from poise.service.server import event_log as telling_module
 from poise.service.server import queue_view as lining_module
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
-from poise.service.wire.views import Events, Happening, JobState, QueuePage
+from poise.service.wire.views import EventPage, EventRow, JobState, QueuePage
 
 EVERY = frozenset(JobState)
 OVER = frozenset(state for state in JobState if state.is_final)
@@ -28,7 +28,7 @@ def queue(service: Service, states: frozenset[JobState] = frozenset(), **which: 
     return service.engine.queue(states=states, **given)  # type: ignore[arg-type]
 
 
-def events(service: Service, after: int = 0, **which: object) -> Events:
+def events(service: Service, after: int = 0, **which: object) -> EventPage:
     return service.engine.events(after=after, **({"job": None, "tenant": None, "limit": 100} | which))  # type: ignore[arg-type]
 
 
@@ -167,13 +167,13 @@ def test_a_job_that_backs_off_says_until_when_and_what_for(
 # What happened
 
 
-def told(found: Events) -> list[tuple[str | None, str]]:
+def told(found: EventPage) -> list[tuple[str | None, str]]:
     return [(each.job, each.kind) for each in found.events]
 
 
-def follow(service: Service, start: int, **which: object) -> list[Happening]:
+def follow(service: Service, start: int, **which: object) -> list[EventRow]:
     """All parts, one after the other, as one who follows reads them."""
-    found: list[Happening] = []
+    found: list[EventRow] = []
     while True:
         part = events(service, start, limit=1, **which)
         if part.next == start:

@@ -9,12 +9,12 @@ from poise.scheduler.policies.catalogue import POLICIES
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
 from poise.service.server.dispatch import held_runs
 from poise.service.server.explain import RESIZING
-from poise.service.wire.views import Account, Happening, JobState, Role
+from poise.service.wire.views import Account, EventRow, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
 
 
-def events(service: Service, tenant: str | None = None, job: str | None = None) -> list[Happening]:
+def events(service: Service, tenant: str | None = None, job: str | None = None) -> list[EventRow]:
     return list(service.engine.events(after=0, job=job, tenant=tenant, limit=1_000).events)
 
 

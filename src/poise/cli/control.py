@@ -10,12 +10,12 @@ from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
 from poise.service.wire.request import plain
-from poise.service.wire.views import Done, JobRow, Role
+from poise.service.wire.views import CommandResult, JobRow, Role
 
 PAGE = 1_000
 _MAY_ANY = (Role.OPERATOR, Role.ADMIN)
 """Who may do it to jobs of any tenant."""
-Verb = Callable[[Client, str], Done]
+Verb = Callable[[Client, str], CommandResult]
 
 
 def wish(verb: Verb, jobs: tuple[str, ...], app: str | None, *, as_json: bool, tenant: str | None = None) -> int:
@@ -53,7 +53,7 @@ def _each(client: Client, verb: Verb, jobs: tuple[str, ...]) -> tuple[list[dict[
     return found, code
 
 
-def _done(client: Client, verb: Verb, job: str) -> Done:
+def _done(client: Client, verb: Verb, job: str) -> CommandResult:
     with knowing(client, job):
         return verb(client, job)
 

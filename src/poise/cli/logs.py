@@ -21,7 +21,7 @@ from poise.cli.live import (
 from poise.scheduler.model.errors import RequestError
 from poise.service.client import Client
 from poise.service.wire.request import plain
-from poise.service.wire.views import Happening
+from poise.service.wire.views import EventRow
 
 # What jobs print, on a terminal: colours, and no other command to it. Where it is no terminal, every byte as it is.
 #
@@ -177,7 +177,7 @@ def _follow_events(client: Client, job: str | None, tenant: str | None, limit: i
             click.echo(line(each))
 
 
-def line(each: Happening) -> str:
+def line(each: EventRow) -> str:
     """One thing that happened, in one line."""
     objects = " ".join(name for name in (each.job, each.tenant) if name)
     return f"[{clock(each.time)}] [{each.actor}] [{objects}] {plain(' '.join(each.text.split()))}"

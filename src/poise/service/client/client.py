@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, overload
 
 from poise.service.client.streams import wait_for
-from poise.service.wire.views import Done, JobDetail, JobState, WhyView
+from poise.service.wire.views import CommandResult, JobDetail, JobState, WhyView
 
 if TYPE_CHECKING:
     pass  # import gone
@@ -30,8 +30,9 @@ from poise.service.wire.draft import JobDraft
 from poise.service.wire.request import MOST_JOBS, NAME, JobRequest, Submission
 from poise.service.wire.views import (
     Account,
-    Events,
-    Happening,
+    CancelledJobs,
+    EventPage,
+    EventRow,
     MadeToken,
     NewToken,
     NodeList,
@@ -43,7 +44,6 @@ from poise.service.wire.views import (
     SubmittedView,
     TokenList,
     Weight,
-    Withdrawn,
 )
 
 # One job of a live Poise.
@@ -74,19 +74,19 @@ class JobHandle:
         """Why it runs, waits or has ended."""
         return self._client.why(self.id)
 
-    def cancel(self) -> Done:
+    def cancel(self) -> CommandResult:
         """Withdraw it."""
         return self._client.cancel(self.id)
 
-    def hold(self) -> Done:
+    def hold(self) -> CommandResult:
         """Keep it from running until it is released; it is preempted as soon as that loses no work."""
         return self._client.hold(self.id)
 
-    def stop(self) -> Done:
+    def stop(self) -> CommandResult:
         """Hold it, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
         return self._client.stop(self.id)
 
-    def release(self) -> Done:
+    def release(self) -> CommandResult:
         """End a hold."""
         return self._client.release(self.id)
 
@@ -259,23 +259,23 @@ class Client:
         """What a replica of a job has printed; with `follow`, part by part as it prints more, until the job has ended."""
         return self.follow_log(job, replica=replica) if follow else self.log(job, replica=replica)
 
-    def cancel(self, job: str) -> Done:
+    def cancel(self, job: str) -> CommandResult:
         """Withdraw a job."""
         return self._wish(job, "cancel")
 
-    def cancel_all(self, tenant: str) -> Withdrawn:
+    def cancel_all(self, tenant: str) -> CancelledJobs:
         """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
-        return self._link.send(Withdrawn, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+        return self._link.send(CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
 
-    def hold(self, job: str) -> Done:
+    def hold(self, job: str) -> CommandResult:
         """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
         return self._wish(job, "hold")
 
-    def stop(self, job: str) -> Done:
+    def stop(self, job: str) -> CommandResult:
         """Hold a job, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
-        return self._link.send(Done, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
+        return self._link.send(CommandResult, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
 
-    def release(self, job: str) -> Done:
+    def release(self, job: str) -> CommandResult:
         """End a hold."""
         return self._wish(job, "release")
 
@@ -297,15 +297,15 @@ class Client:
         answers = [self._link.send(Shares, "PUT", path, wish) for path, wish in wishes]
         return answers[-1] if answers else self.shares()
 
-    def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> Events:
+    def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> EventPage:
         """What happened after a number of the journal; negative: the last so many."""
 
-        def ask(each: str | None) -> Events:
-            return self._link.get(Events, "/v1/events", after=after, job=each, tenant=tenant, limit=limit)
+        def ask(each: str | None) -> EventPage:
+            return self._link.get(EventPage, "/v1/events", after=after, job=each, tenant=tenant, limit=limit)
 
         return ask(None) if job is None else self._named(job, ask)
 
-    def follow_events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None) -> Iterator[Happening]:
+    def follow_events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None) -> Iterator[EventRow]:
         """The same, and whatever happens from now on, without end."""
         if job is None:
             return growing_events(self._link, after, None, tenant)
@@ -342,8 +342,8 @@ class Client:
         """Make a token worthless; whom it stood for."""
         return self._link.send(Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
 
-    def _wish(self, job: str, verb: str) -> Done:
-        return self._named(job, lambda each: self._link.send(Done, "POST", f"{_job(each)}/{verb}"))
+    def _wish(self, job: str, verb: str) -> CommandResult:
+        return self._named(job, lambda each: self._link.send(CommandResult, "POST", f"{_job(each)}/{verb}"))
 
     def _named(self, job: str, ask: Callable[[str], Found]) -> Found:
         """What is answered of a job that is given by its id or its name. An id is never taken for a name."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from poise.scheduler.model.units import counted
 from poise.service.client.connection import Connection
 from poise.service.client.errors import UnavailableError, WaitTimeoutError
-from poise.service.wire.views import Events, Happening, JobRow, JobState, Log
+from poise.service.wire.views import EventPage, EventRow, JobRow, JobState, Log
 
 if TYPE_CHECKING:
     from poise.service.client.client import Client
@@ -81,11 +81,11 @@ def _has_more(part: Log, offset: int) -> bool:
     return bool(part.text) or part.next > offset >= 0
 
 
-def growing_events(link: Connection, after: int, job: str | None, tenant: str | None) -> Iterator[Happening]:
+def growing_events(link: Connection, after: int, job: str | None, tenant: str | None) -> Iterator[EventRow]:
     """What happens after a number of the journal (negative: the last so many and on), without end."""
     pauses = Pauses()
     while True:
-        found = link.get(Events, "/v1/events", after=after, job=job, tenant=tenant, limit=MOST_EVENTS)
+        found = link.get(EventPage, "/v1/events", after=after, job=job, tenant=tenant, limit=MOST_EVENTS)
         yield from found.events
         after = found.next
         if len(found.events) < MOST_EVENTS:

@@ -254,7 +254,7 @@ class Batch:
         if not self._is_kept_for_later(wish, record):
             self._told.add(wish.job)
             self.facts.add(_FACTS[wish.verb](wish.job), by=wish.by.name)
-        self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=record.state, text=text)))
+        self._answers.append(lambda: grant(wish.reply, views.CommandResult(job=wish.job, state=record.state, text=text)))
 
     def _is_kept_for_later(self, wish: ChangeJobs, record: JobRecord) -> bool:
         """A hold that would lose work now, or the end of one that was never met: the core need not know of either."""
@@ -285,7 +285,7 @@ class Batch:
         if len(left) > CANCELLED_AT_ONCE:
             self.unfinished.append(replace(wish, left=left[CANCELLED_AT_ONCE:], done=done))
         else:
-            self._answers.append(lambda: grant(wish.reply, views.Withdrawn(tenant=wish.tenant, jobs=done)))
+            self._answers.append(lambda: grant(wish.reply, views.CancelledJobs(tenant=wish.tenant, jobs=done)))
 
     def _all_of(self, tenant: str) -> tuple[str, ...]:
         """Jobs of a tenant, those that wait first: others of them would be started in the place of one that runs."""
@@ -295,7 +295,9 @@ class Batch:
     def _change_ended(self, wish: ChangeJobs, state: str) -> None:
         """Of a job that has ended nothing can be wanted but what is so: one that was cancelled may be cancelled again."""
         if wish.verb is Verb.CANCEL and state == views.JobState.CANCELLED:
-            self._answers.append(lambda: grant(wish.reply, views.Done(job=wish.job, state=views.JobState.CANCELLED)))
+            self._answers.append(
+                lambda: grant(wish.reply, views.CommandResult(job=wish.job, state=views.JobState.CANCELLED))
+            )
             return
         stands = f"is {state}" if views.JobState(state).is_final else "has ended"
         refuse(wish, RequestRefusedError(RefusalCode.CONFLICT, f"job {wish.job} {stands} already"))

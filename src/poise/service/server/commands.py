@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from poise.service.wire.request import Submission
-from poise.service.wire.views import Account, Done, SubmittedView, Withdrawn
+from poise.service.wire.views import Account, CancelledJobs, CommandResult, SubmittedView
 
 
 class Verb(StrEnum):
@@ -35,7 +35,7 @@ class ChangeJobs:
     by: Account
     job: str
     verb: Verb
-    reply: "Future[Done]" = field(default_factory=Future)
+    reply: "Future[CommandResult]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CancelTenant:
 
     by: Account
     tenant: str
-    reply: "Future[Withdrawn]" = field(default_factory=Future)
+    reply: "Future[CancelledJobs]" = field(default_factory=Future)
     left: tuple[str, ...] | None = None
     done: int = 0
 

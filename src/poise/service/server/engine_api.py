@@ -12,8 +12,9 @@ from poise.scheduler.model.errors import PoiseError
 from poise.service.wire.request import Submission
 from poise.service.wire.views import (
     Account,
-    Done,
-    Events,
+    CancelledJobs,
+    CommandResult,
+    EventPage,
     JobDetail,
     JobState,
     Log,
@@ -23,7 +24,6 @@ from poise.service.wire.views import (
     Shares,
     SubmittedView,
     WhyView,
-    Withdrawn,
 )
 
 
@@ -61,19 +61,19 @@ class EngineApi(Protocol):
     def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
         """Take jobs, all or none. The tenant is the account's, unless an operator names another."""
 
-    def cancel(self, by: Account, job: str) -> "Future[Done]":
+    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
         """Withdraw a job."""
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
         """Withdraw all jobs of a tenant that have not ended."""
 
-    def hold(self, by: Account, job: str) -> "Future[Done]":
+    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
         """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
 
-    def stop(self, by: Account, job: str) -> "Future[Done]":
+    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
         """Hold a job, and make its run leave even if that loses work: asked to save, it gets TERM at its deadline."""
 
-    def release(self, by: Account, job: str) -> "Future[Done]":
+    def release(self, by: Account, job: str) -> "Future[CommandResult]":
         """End a hold."""
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
@@ -112,7 +112,7 @@ class EngineApi(Protocol):
     def shares(self) -> Shares:
         """All tenants."""
 
-    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
         """What happened after that number of the journal (negative: the last so many)."""
 
     def states(self) -> dict[str, int]:

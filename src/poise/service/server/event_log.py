@@ -25,20 +25,20 @@ from poise.scheduler.model.units import counted
 from poise.service.server.commands import AWAITED, LEAVES, WHOLE
 from poise.service.server.records import places
 from poise.service.server.storage.store import ASIDE, Named, Reader, Written
-from poise.service.wire.views import Actor, Events, Happening
+from poise.service.wire.views import Actor, EventPage, EventRow
 
 # The journal as sentences: who did what to which job, and why. A view, not a second record.
 
 
 def event_sentences(
     number: int, entry: JournalEntry, notes: str | None, cluster: Cluster, tenants: Mapping[str, str]
-) -> list[Happening]:
+) -> list[EventRow]:
     """What happened at one instant, in order. `tenants`: whose jobs they are."""
     said = _notes(notes)
 
-    def told(kind: str, actor: str, job: str | None, text: str) -> Happening:
+    def told(kind: str, actor: str, job: str | None, text: str) -> EventRow:
         tenant = None if job is None else tenants.get(job)
-        return Happening(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
+        return EventRow(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
 
     over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
     facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
@@ -65,20 +65,20 @@ def _notes(text: str | None) -> dict[int, dict[str, Any]]:
         return {}
 
 
-def _changed(note: Mapping[str, Any], number: int, now: float) -> Happening:
+def _changed(note: Mapping[str, Any], number: int, now: float) -> EventRow:
     """What somebody changed for everybody."""
     tenant = note.get("tenant")
     if tenant is None:
         kind, text = "policy-changed", f"policy {note['policy']} from now on; before: {note['before']}"
     else:
         kind, text = "weight-changed", f"weighs {note['weight']:g} from now on; before: {note['before']:g}"
-    return Happening(number=number, time=now, actor=note["by"], kind=kind, job=None, tenant=tenant, text=text)
+    return EventRow(number=number, time=now, actor=note["by"], kind=kind, job=None, tenant=tenant, text=text)
 
 
-_Told = Callable[[str, str, str | None, str], Happening]
+_Told = Callable[[str, str, str | None, str], EventRow]
 
 
-def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told) -> Happening | None:
+def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told) -> EventRow | None:
     """`over`: jobs that are given up in the same instant."""
     by = str(note.get("by", "its owner"))
     match event:
@@ -114,7 +114,7 @@ def _next(note: Mapping[str, object]) -> str:
     return f"; the next one {'starts its command again' if steps is None else f'goes on from step {steps:,.10g}'}"
 
 
-def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _Told) -> Happening | None:
+def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _Told) -> EventRow | None:
     match action:
         case Launch():
             where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
@@ -159,40 +159,40 @@ class EventReader:
         self._chapters = reader.chapters()
         self._clusters: dict[int, Cluster] = {}
 
-    def after(self, number: int, limit: int) -> Events:
+    def after(self, number: int, limit: int) -> EventPage:
         """What happened after that number. All of an instant is told or none of it, so it may be more than `limit`.
 
         `next` is beyond all that was looked at, told or not: whoever asks again from there misses nothing.
         """
         last = self._reader.last()  # what is committed from now on is not to be passed over
-        found: list[Happening] = []
+        found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
             entries = self._reader.entries(self._named, after=number, limit=PART)
             for each in entries:
                 number = each.number
                 found += self._told(each)
                 if len(found) >= limit:
-                    return Events(events=tuple(found), next=number)
+                    return EventPage(events=tuple(found), next=number)
             if len(entries) < PART:
-                return Events(events=tuple(found), next=max(number, last))
-        return Events(events=tuple(found), next=number)
+                return EventPage(events=tuple(found), next=max(number, last))
+        return EventPage(events=tuple(found), next=number)
 
-    def latest(self, most: int) -> Events:
+    def latest(self, most: int) -> EventPage:
         """The last so many things that happened, as far as that is not too long ago."""
         last = before = self._reader.last()
-        found: list[Happening] = []
+        found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
             entries = self._reader.entries_back(self._named, until=before, limit=PART)
             for each in entries:
                 found = [*self._told(each), *found]
                 if len(found) >= most:
-                    return Events(events=tuple(found[-most:]), next=last)
+                    return EventPage(events=tuple(found[-most:]), next=last)
             if len(entries) < PART:
                 break
             before = entries[-1].number - 1
-        return Events(events=tuple(found), next=last)
+        return EventPage(events=tuple(found), next=last)
 
-    def _told(self, written: Written) -> list[Happening]:
+    def _told(self, written: Written) -> list[EventRow]:
         try:
             entry = read_entry(written.document, but=SILENT)
         except JournalError:
@@ -210,7 +210,7 @@ class EventReader:
         return self._clusters[first]
 
 
-def _unreadable(written: Written) -> Happening:
+def _unreadable(written: Written) -> EventRow:
     """What can be said of an entry that was damaged: that it is there."""
     text = f"entry {written.number:,} of the journal is damaged: what happened then cannot be told"
-    return Happening(number=written.number, time=0.0, actor=Actor.SERVICE, kind="damaged", job=None, tenant=None, text=text)
+    return EventRow(number=written.number, time=0.0, actor=Actor.SERVICE, kind="damaged", job=None, tenant=None, text=text)

@@ -30,8 +30,9 @@ from poise.service.server.storage.store import Ended, JobRowText, Named, Reader
 from poise.service.wire.request import Replicas, Submission, notes_on
 from poise.service.wire.views import (
     Account,
-    Done,
-    Events,
+    CancelledJobs,
+    CommandResult,
+    EventPage,
     JobDetail,
     JobRow,
     JobState,
@@ -43,7 +44,6 @@ from poise.service.wire.views import (
     Shares,
     SubmittedView,
     WhyView,
-    Withdrawn,
 )
 
 Answer = TypeVar("Answer")
@@ -82,29 +82,29 @@ class LiveService:
         self._loop.put(wish)
         return wish.reply
 
-    def cancel(self, by: Account, job: str) -> "Future[Done]":
+    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
         """Withdraw a job."""
         return self._change(by, job, Verb.CANCEL)
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[Withdrawn]":
+    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
         """Withdraw all jobs of a tenant that have not ended."""
         wish = CancelTenant(by, tenant)
         self._loop.put(wish)
         return wish.reply
 
-    def hold(self, by: Account, job: str) -> "Future[Done]":
+    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
         """Keep a job from running."""
         return self._change(by, job, Verb.HOLD)
 
-    def stop(self, by: Account, job: str) -> "Future[Done]":
+    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
         """Hold a job, and end its run even if that loses work."""
         return self._change(by, job, Verb.STOP)
 
-    def release(self, by: Account, job: str) -> "Future[Done]":
+    def release(self, by: Account, job: str) -> "Future[CommandResult]":
         """End a hold."""
         return self._change(by, job, Verb.RELEASE)
 
-    def _change(self, by: Account, job: str, verb: Verb) -> "Future[Done]":
+    def _change(self, by: Account, job: str, verb: Verb) -> "Future[CommandResult]":
         self.owner(job)
         wish = ChangeJobs(by, job, verb)
         self._loop.put(wish)
@@ -211,7 +211,7 @@ class LiveService:
         with self._loop.lock:
             return shares(self._loop.situation, self._loop.clock.now())
 
-    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> Events:
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
         """What happened after that number of the journal (negative: the last so many)."""
         if job is not None:
             self.owner(job)

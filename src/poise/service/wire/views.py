@@ -147,7 +147,7 @@ class SubmittedView(Wire):
     notes: tuple[str, ...] = ()
 
 
-class Done(Wire):
+class CommandResult(Wire):
     """A wish was taken: the state that the job is in now, and what comes of it where that does not say it."""
 
     job: str
@@ -155,7 +155,7 @@ class Done(Wire):
     text: str | None = None
 
 
-class Withdrawn(Wire):
+class CancelledJobs(Wire):
     """All jobs of a tenant that had not ended are cancelled: how many there were."""
 
     tenant: str
@@ -233,7 +233,7 @@ class Actor(StrEnum):
     SERVICE = "service"
 
 
-class Happening(Wire):
+class EventRow(Wire):
     """Something that happened: a view of the journal.
 
     number   place in the journal: ask for what came after it
@@ -249,10 +249,10 @@ class Happening(Wire):
     text: str
 
 
-class Events(Wire):
+class EventPage(Wire):
     """In the order in which they happened; `next`: number to ask from for more."""
 
-    events: tuple[Happening, ...]
+    events: tuple[EventRow, ...]
     next: int
 
 

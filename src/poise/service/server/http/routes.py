@@ -29,8 +29,9 @@ from poise.service.server.metrics import CONTENT_TYPE, Metrics
 from poise.service.wire.request import Name, Submission, Wire
 from poise.service.wire.views import (
     Account,
-    Done,
-    Events,
+    CancelledJobs,
+    CommandResult,
+    EventPage,
     JobDetail,
     JobState,
     Log,
@@ -45,7 +46,6 @@ from poise.service.wire.views import (
     SubmittedView,
     Weight,
     WhyView,
-    Withdrawn,
 )
 from poise.service.wire.views import TokenList as Listing
 
@@ -141,10 +141,10 @@ class JobRoutes:
             Endpoint("GET", one, Role.READER, self.show, JobDetail, faults=(404,)),
             Endpoint("GET", f"{one}/why", Role.READER, self.why, WhyView, faults=(404,)),
             Endpoint("GET", f"{one}/logs", Role.READER, self.logs, Log, faults=(404,)),
-            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, Done, faults=(404, 409)),
-            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, Withdrawn),
-            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, Done, faults=(404, 409)),
-            Endpoint("POST", f"{one}/release", Role.USER, self.release, Done, faults=(404, 409)),
+            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, CommandResult, faults=(404, 409)),
+            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, CancelledJobs),
+            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, CommandResult, faults=(404, 409)),
+            Endpoint("POST", f"{one}/release", Role.USER, self.release, CommandResult, faults=(404, 409)),
         )
 
     async def submit(self, request: Request) -> Response:
@@ -200,10 +200,10 @@ class JobRoutes:
         """End a hold."""
         return await self._change(self._engine.release, by, job)
 
-    async def _change(self, verb: "Callable[[Account, str], Future[Done]]", by: Account, job: str) -> Response:
+    async def _change(self, verb: "Callable[[Account, str], Future[CommandResult]]", by: Account, job: str) -> Response:
         """Only its owner and operators may."""
 
-        def wish() -> "Future[Done]":
+        def wish() -> "Future[CommandResult]":
             check_owner(self._engine, by, job)
             return verb(by, job)
 
@@ -264,7 +264,7 @@ class ServiceRoutes:
             Endpoint("GET", "/v1/service", Role.READER, self.service, ServiceView),
             Endpoint("GET", "/v1/policy", Role.READER, self.policy, PolicyName),
             Endpoint("PUT", "/v1/policy", Role.ADMIN, self.set_policy, ServiceView, PolicyName, faults=(409,)),
-            Endpoint("GET", "/v1/events", Role.READER, self.events, Events, faults=(404,)),
+            Endpoint("GET", "/v1/events", Role.READER, self.events, EventPage, faults=(404,)),
         )
 
     def nodes(self) -> Response:
