@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from poise.lab.report.axes import (
     Axis,
+    FloatArray,
     Unit,
     amount,
     bare_axis,
@@ -20,7 +21,6 @@ from poise.lab.report.axes import (
     roomy_axis,
     span_axis,
 )
-from poise.lab.report.series import FloatArray
 
 UNITS: tuple[Unit, ...] = ("plain", "seconds", "percent")
 units = st.sampled_from(UNITS)

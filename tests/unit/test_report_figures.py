@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poise.lab.report.axes import FloatArray
 from poise.lab.report.characterisation import groups
-from poise.lab.report.figures import FloatArray, Series, bars, cdf, frontier, legend_for, lines, scatter, standalone
-from poise.lab.report.frame import BOLD, WIDTH, escape, shorten, text_width, wrap
+from poise.lab.report.figures import Series, bars, best_places, cdf, frontier, lines, scatter, standalone
+from poise.lab.report.frame import BOLD, WIDTH, escape, legend_for, shorten, text_width, wrap
 from poise.lab.report.point_labels import NEAR, Area, Point, label_spots
-from poise.lab.report.series import best_places
 from poise.scheduler.model.errors import InvariantError
 
 HOSTILE = "<script>alert(\"x\")</script>' onload='y' & ]]> <!--"

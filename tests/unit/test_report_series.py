@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.lab.report.series import MOST_POINTS, FloatArray, Series, averaged, distribution, thinned
+from poise.lab.report.axes import FloatArray
+from poise.lab.report.figures import MOST_POINTS, Series, averaged, distribution, thinned
 from poise.scheduler.model.errors import InvariantError
 
 MOST = 16

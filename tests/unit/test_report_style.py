@@ -9,7 +9,7 @@ import pytest
 
 from poise.cli import compare
 from poise.lab.report import style
-from poise.lab.report.series import FloatArray
+from poise.lab.report.axes import FloatArray
 from poise.lab.report.style import series_class
 from poise.scheduler.policies.catalogue import POLICIES
 

@@ -1,4 +1,8 @@
-"""Axes: a range of values, its ticks, and where a value stands between the two ends."""
+"""Axes: a range of values, its ticks, and the labels at them.
+
+Three layers, in this order: the constructors of `Axis`, one for each kind of figure; the choice of ticks, at numbers that a
+reader would have chosen; and `amount`, which writes a number, a share or a duration for people.
+"""
 
 import math
 from collections.abc import Iterator
@@ -6,102 +10,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from poise.lab.report.series import HUGE, FloatArray, clipped
 from poise.scheduler.model.units import format_seconds
 
-# Amounts for people: plain numbers, shares and durations, alone or as the labels of an axis.
-
+FloatArray = npt.NDArray[np.float64]
+Scale = Literal["linear", "log"]
 Unit = Literal["plain", "seconds", "percent"]
 
-MINUTE, HOUR, DAY, WEEK = 60.0, 3600.0, 86400.0, 604800.0
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1.0, "s"))
-
-
-def amount(value: float, unit: Unit) -> str:
-    """One value, about three digits of it: `1,234`, `3h12m`, `83.4%` (1 is 100%); `–` if it is not finite."""
-    if not math.isfinite(value):
-        return "–"
-    value = min(max(value, -HUGE), HUGE)
-    if unit == "seconds":
-        return _duration(value)
-    if unit == "percent" and abs(value) < 1e4:
-        return f"{value * 100:,.1f}".removesuffix(".0").replace("-", "−") + "%"
-    return plain(value * 100) + "%" if unit == "percent" else plain(value)
-
-
-def plain(value: float) -> str:
-    """A number with about three digits, thousands set apart, powers of ten where it is very large or very small."""
-    size = abs(value)
-    if size >= 1e9 or 0 < size < 1e-4:
-        return _power(value, 2)
-    if size >= 1e6:
-        return f"{value / 1e6:.3g} M".replace("-", "−")
-    decimals = 0 if size >= 100 or size == 0 else 2 - math.floor(math.log10(size))
-    return _fixed(value, decimals, "drop")
-
-
-def tick_labels(values: list[float], step: float, unit: Unit) -> list[str]:
-    """Labels of equally spaced ticks: one unit and one number of decimals for all of them."""
-    if unit == "percent":
-        return [label + "%" for label in _even([value * 100 for value in values], step * 100)]
-    if unit == "seconds":
-        size, name = next((each for each in _UNITS if step >= each[0]), _UNITS[-1])
-        labels = _even([value / size for value in values], step / size)
-        return ["0" if label == "0" else f"{label} {name}" for label in labels]
-    return _even(values, step)
-
-
-def _duration(seconds: float) -> str:
-    sign = "−" if seconds < 0 else ""
-    size = abs(seconds)
-    if size >= 1000 * DAY:
-        return f"{sign}{plain(size / DAY)} d"
-    return sign + (f"{plain(size)}s" if size < 10 else format_seconds(size))
-
-
-def _even(values: list[float], step: float) -> list[str]:
-    largest = max((abs(value) for value in values), default=0.0)
-    if largest >= 1e9 or step < 1e-4:
-        return ["0" if abs(value) < step / 2 else _power(value, _digits(value, step)) for value in values]
-    if step >= 1e5 and largest >= 1e6:
-        return [label if label == "0" else f"{label} M" for label in _even([v / 1e6 for v in values], step / 1e6)]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
-    return ["0" if abs(value) < step / 2 else _fixed(value, decimals, "keep") for value in values]
-
-
-def _digits(value: float, step: float) -> int:
-    """How many digits after the first a multiple of a step has."""
-    return max(0, math.floor(math.log10(abs(value)) + 1e-9) - math.floor(math.log10(step) + 1e-9))
-
-
-def _fixed(value: float, decimals: int, zeros: Literal["keep", "drop"]) -> str:
-    text = f"{value:,.{decimals}f}"
-    if zeros == "drop" and "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return text.replace("-", "−")
-
-
-def _power(value: float, digits: int) -> str:
-    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
-    if "." in mantissa:
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
-    mantissa = mantissa.replace("-", "−")
-    return {"1": power, "−1": f"−{power}"}.get(mantissa, f"{mantissa}×{power}")
-
-
-# Where an axis has ticks: at numbers that a reader would have chosen.
-
-_CLOCK_STEPS = (
-    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
-    *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
-    *(HOUR * n for n in (1, 2, 3, 6, 12)),
-    DAY,
-)
-_FEW = 4
-"""A logarithmic axis with fewer ticks than this gets finer ones."""
+HUGE = 1e300
+"""Values beyond are shown as this, so that spans and percentages stay finite."""
+_TINY = 1e-290
+_MOST_DECADES = 8
+"""A logarithmic axis reaches this far below its highest value; smaller values stand at its lower end."""
+_DECADE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,97 +32,6 @@ class Tick:
 
     value: float
     label: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A tick that may be drawn; those of a lower tier are asked first."""
-
-    tier: int
-    tick: Tick
-
-
-def nice_step(span: float, unit: Unit, most: int) -> float:
-    """The least round step that divides a span into at most `most` parts: 1-2-5, or of the clock for seconds."""
-    least = span / most
-    if unit != "seconds" or least <= 1.0:
-        return _round_up(least)
-    if least > DAY:
-        return DAY * _round_up(least / DAY)
-    return next(step for step in _CLOCK_STEPS if step >= least * (1 - 1e-9))
-
-
-def linear_ticks(low: float, high: float, unit: Unit, most: int) -> tuple[Tick, ...]:
-    """Multiples of a round step inside [low, high], ascending, in at most `most` parts."""
-    return spaced_ticks(low, high, unit, nice_step(high - low, unit, most))
-
-
-def spaced_ticks(low: float, high: float, unit: Unit, step: float) -> tuple[Tick, ...]:
-    """Multiples of `step` inside [low, high], ascending; an end that only rounding moved off a multiple is one."""
-    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
-    values = [min(max(count * step, low), high) for count in range(first, last + 1)]
-    return tuple(Tick(value, label) for value, label in zip(values, tick_labels(values, step, unit), strict=True))
-
-
-def log_ticks(low: float, high: float, unit: Unit, room: float) -> tuple[Tick, ...]:
-    """Round numbers inside [low, high], ascending, no two nearer than `room`, a fraction of the logarithmic axis."""
-    found: list[_Candidate] = []
-    candidates = [each for each in _candidates(low, high, unit) if low <= each.tick.value <= high]
-    apart = room * math.log(high / low)
-    for each in sorted(candidates, key=lambda each: (each.tier, each.tick.value)):
-        refines = each.tier >= 2 and sum(other.tier < each.tier for other in found) >= _FEW
-        if not refines and all(abs(math.log(each.tick.value / other.tick.value)) >= apart for other in found):
-            found.append(each)
-    if len(found) < 2:
-        return linear_ticks(low, high, unit, 5)
-    return tuple(sorted((each.tick for each in found), key=lambda tick: tick.value))
-
-
-def _candidates(low: float, high: float, unit: Unit) -> Iterator[_Candidate]:
-    if unit == "seconds":
-        yield from _clock_candidates(low, high)
-        return
-    factor, suffix = (100.0, "%") if unit == "percent" else (1.0, "")
-    decades = range(math.floor(math.log10(low * factor)), math.ceil(math.log10(high * factor)) + 1)
-    for exponent in decades:
-        for digit, tier in ((1, 0), (2, 2), (5, 2), (3, 3)):
-            value = float(f"{digit}e{exponent}")
-            yield _Candidate(tier, Tick(value / factor, plain(value) + suffix))
-
-
-def _clock_candidates(low: float, high: float) -> Iterator[_Candidate]:
-    for exponent in range(max(-300, math.floor(math.log10(low))), 0):
-        yield _Candidate(0 if exponent % 3 == 0 else 1, Tick(float(f"1e{exponent}"), _below_a_second(exponent)))
-    for size, name, longest in ((1.0, "s", 59), (MINUTE, "min", 59), (HOUR, "h", 23), (DAY, "d", 6)):
-        for count, tier in ((1, 0), (10, 1), (2, 2), (5, 2), (30, 2), (3, 3), (20, 3)):
-            if count <= longest:
-                yield _Candidate(tier, Tick(size * count, f"{count} {name}"))
-    for exponent in range(max(1, math.ceil(math.log10(high / WEEK) + 1))):
-        for digit, tier in ((1, 0), (2, 2), (5, 2)):
-            weeks = float(f"{digit}e{exponent}")
-            yield _Candidate(tier, Tick(WEEK * weeks, f"{plain(weeks)} w"))
-
-
-def _below_a_second(exponent: int) -> str:
-    for name, power in (("ms", -3), ("µs", -6), ("ns", -9)):
-        if exponent >= power:
-            return f"{10 ** (exponent - power)} {name}"
-    return f"{plain(float(f'1e{exponent}'))} s"
-
-
-def _round_up(least: float) -> float:
-    """The least 1, 2 or 5 times a power of ten that is not below `least`."""
-    exponent = math.floor(math.log10(least))
-    steps = (float(f"{digit}e{exponent + shift}") for shift in (0, 1) for digit in (1, 2, 5))
-    return next(step for step in steps if step >= least * (1 - 1e-9))
-
-
-Scale = Literal["linear", "log"]
-
-_MOST_DECADES = 8
-"""A logarithmic axis reaches this far below its highest value; what is smaller stands at its lower end."""
-_TINY = 1e-290
-_DECADE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,20 +44,25 @@ class Axis:
     ticks: tuple[Tick, ...]
 
     def at(self, values: FloatArray) -> FloatArray:
-        """Places from 0 at `low` to 1 at `high`; what lies outside is put at the nearer end."""
+        """Positions from 0 at `low` to 1 at `high`; values outside are put at the nearer end."""
         inside = np.clip(values, self.low, self.high)
         low, high = self.low, self.high
         if self.scale == "log":
             inside, low, high = np.log(inside), float(np.log(low)), float(np.log(high))
         return np.clip((inside - low) / (high - low), 0.0, 1.0)
 
+    def place(self, value: float) -> float:
+        """Position of a single value, as `at` gives it."""
+        return float(self.at(np.array([value]))[0])
+
     def titled(self, label: str) -> str:
-        """What stands at the axis: a logarithmic one says so."""
+        """The label of the axis; a logarithmic one says that it is."""
         return f"{label} (log scale)" if self.scale == "log" else label
 
-    def place(self, value: float) -> float:
-        """As `at`, of one value."""
-        return float(self.at(np.array([value]))[0])
+
+def clipped(values: FloatArray) -> FloatArray:
+    """Values as floats of at most `HUGE`, whatever their type was."""
+    return np.clip(values.astype(np.float64), -HUGE, HUGE)
 
 
 def span_axis(values: FloatArray, unit: Unit, most: int) -> Axis:
@@ -246,7 +82,7 @@ def roomy_axis(values: FloatArray, unit: Unit, most: int) -> Axis:
 
 
 def points_axis(values: FloatArray, unit: Unit, most: int, room: float) -> Axis:
-    """As `roomy_axis`, but logarithmic where positive values span a decade: one far off must not push the rest together."""
+    """`roomy_axis`, but logarithmic where positive values span a decade: an outlier must not push the rest together."""
     kept = clipped(values)
     low, high = (float(kept.min()), float(kept.max())) if kept.size else (0.0, 0.0)
     if low <= 0 or high < _DECADE * low:
@@ -265,7 +101,7 @@ def level_axis(values: FloatArray, unit: Unit, most: int) -> Axis:
 
 
 def bare_axis(values: FloatArray, unit: Unit) -> Axis:
-    """As `level_axis`, but without ticks and ending at the greatest value: for bars that carry their values."""
+    """`level_axis` without ticks, ending at the greatest value: for bars that carry their values."""
     return Axis(*_range_with_zero(values, unit), "linear", ())
 
 
@@ -290,7 +126,7 @@ def _range_with_zero(values: FloatArray, unit: Unit) -> tuple[float, float]:
 
 
 def _range(values: FloatArray) -> tuple[float, float]:
-    """Least and greatest; set apart where they are too close to draw, 0 to 1 where there is nothing."""
+    """Least and greatest value; widened where they are too close to draw, 0 to 1 where there is none."""
     if not values.size:
         return 0.0, 1.0
     kept = clipped(values)
@@ -300,3 +136,160 @@ def _range(values: FloatArray) -> tuple[float, float]:
         return low, high
     apart = 0.1 * size if size > _TINY else 0.5
     return low - apart, high + apart
+
+
+# Ticks
+
+MINUTE, HOUR, DAY, WEEK = 60.0, 3600.0, 86400.0, 604800.0
+_CLOCK_STEPS = (
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
+    *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
+    *(HOUR * n for n in (1, 2, 3, 6, 12)),
+    DAY,
+)
+_FEW = 4
+"""A logarithmic axis with fewer ticks than this gets finer ones."""
+
+
+def nice_step(span: float, unit: Unit, most: int) -> float:
+    """The least round step that divides a span into at most `most` parts: 1-2-5, or of the clock for seconds."""
+    least = span / most
+    if unit != "seconds" or least <= 1.0:
+        return _round_up(least)
+    if least > DAY:
+        return DAY * _round_up(least / DAY)
+    return next(step for step in _CLOCK_STEPS if step >= least * (1 - 1e-9))
+
+
+def _round_up(least: float) -> float:
+    """The least 1, 2 or 5 times a power of ten that is not below `least`."""
+    exponent = math.floor(math.log10(least))
+    steps = (float(f"{digit}e{exponent + shift}") for shift in (0, 1) for digit in (1, 2, 5))
+    return next(step for step in steps if step >= least * (1 - 1e-9))
+
+
+def linear_ticks(low: float, high: float, unit: Unit, most: int) -> tuple[Tick, ...]:
+    """Multiples of a round step inside [low, high], ascending, in at most `most` parts."""
+    return spaced_ticks(low, high, unit, nice_step(high - low, unit, most))
+
+
+def spaced_ticks(low: float, high: float, unit: Unit, step: float) -> tuple[Tick, ...]:
+    """Multiples of `step` inside [low, high], ascending; an end that only rounding moved off a multiple is one."""
+    first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
+    values = [min(max(count * step, low), high) for count in range(first, last + 1)]
+    return tuple(Tick(value, label) for value, label in zip(values, tick_labels(values, step, unit), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _TickCandidate:
+    """A tick that may be drawn. Lower tiers are placed first, and the finer ones fill what room is left."""
+
+    tier: int
+    tick: Tick
+
+
+def log_ticks(low: float, high: float, unit: Unit, room: float) -> tuple[Tick, ...]:
+    """Round numbers inside [low, high], ascending, no two nearer than `room`, a fraction of the logarithmic axis."""
+    found: list[_TickCandidate] = []
+    candidates = _clock_candidates(low, high) if unit == "seconds" else _decimal_candidates(low, high, unit)
+    inside = [each for each in candidates if low <= each.tick.value <= high]
+    apart = room * math.log(high / low)
+    for each in sorted(inside, key=lambda each: (each.tier, each.tick.value)):
+        refines = each.tier >= 2 and sum(other.tier < each.tier for other in found) >= _FEW
+        if not refines and all(abs(math.log(each.tick.value / other.tick.value)) >= apart for other in found):
+            found.append(each)
+    if len(found) < 2:
+        return linear_ticks(low, high, unit, 5)
+    return tuple(sorted((each.tick for each in found), key=lambda tick: tick.value))
+
+
+def _decimal_candidates(low: float, high: float, unit: Unit) -> Iterator[_TickCandidate]:
+    factor, suffix = (100.0, "%") if unit == "percent" else (1.0, "")
+    for exponent in range(math.floor(math.log10(low * factor)), math.ceil(math.log10(high * factor)) + 1):
+        for digit, tier in ((1, 0), (2, 2), (5, 2), (3, 3)):
+            value = float(f"{digit}e{exponent}")
+            yield _TickCandidate(tier, Tick(value / factor, plain(value) + suffix))
+
+
+def _clock_candidates(low: float, high: float) -> Iterator[_TickCandidate]:
+    for exponent in range(max(-300, math.floor(math.log10(low))), 0):
+        units = (("ms", -3), ("µs", -6), ("ns", -9))
+        label = next((f"{10 ** (exponent - power)} {name}" for name, power in units if exponent >= power), "")
+        label = label or f"{plain(float(f'1e{exponent}'))} s"
+        yield _TickCandidate(0 if exponent % 3 == 0 else 1, Tick(float(f"1e{exponent}"), label))
+    for size, name, longest in ((1.0, "s", 59), (MINUTE, "min", 59), (HOUR, "h", 23), (DAY, "d", 6)):
+        for count, tier in ((1, 0), (10, 1), (2, 2), (5, 2), (30, 2), (3, 3), (20, 3)):
+            if count <= longest:
+                yield _TickCandidate(tier, Tick(size * count, f"{count} {name}"))
+    for exponent in range(max(1, math.ceil(math.log10(high / WEEK) + 1))):
+        for digit, tier in ((1, 0), (2, 2), (5, 2)):
+            weeks = float(f"{digit}e{exponent}")
+            yield _TickCandidate(tier, Tick(WEEK * weeks, f"{plain(weeks)} w"))
+
+
+# Numbers for people
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1.0, "s"))
+
+
+def amount(value: float, unit: Unit) -> str:
+    """A value with about three digits: `1,234`, `3h12m`, `83.4%` (1 is 100%); `–` if it is not finite."""
+    if not math.isfinite(value):
+        return "–"
+    value = min(max(value, -HUGE), HUGE)
+    if unit == "seconds":
+        sign, size = "−" if value < 0 else "", abs(value)
+        if size >= 1000 * DAY:
+            return f"{sign}{plain(size / DAY)} d"
+        return sign + (f"{plain(size)}s" if size < 10 else format_seconds(size))
+    if unit == "percent" and abs(value) < 1e4:
+        return f"{value * 100:,.1f}".removesuffix(".0").replace("-", "−") + "%"
+    return plain(value * 100) + "%" if unit == "percent" else plain(value)
+
+
+def plain(value: float) -> str:
+    """A number with about three digits and thousands separators, as a power of ten if very large or very small."""
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 1e-4:
+        return _power(value, 2)
+    if size >= 1e6:
+        return f"{value / 1e6:.3g} M".replace("-", "−")
+    decimals = 0 if size >= 100 or size == 0 else 2 - math.floor(math.log10(size))
+    text = f"{value:,.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")
+
+
+def tick_labels(values: list[float], step: float, unit: Unit) -> list[str]:
+    """Labels of equally spaced ticks: one unit and one number of decimals for all of them."""
+    if unit == "percent":
+        return [label + "%" for label in _even([value * 100 for value in values], step * 100)]
+    if unit == "seconds":
+        size, name = next((each for each in _UNITS if step >= each[0]), _UNITS[-1])
+        labels = _even([value / size for value in values], step / size)
+        return ["0" if label == "0" else f"{label} {name}" for label in labels]
+    return _even(values, step)
+
+
+def _even(values: list[float], step: float) -> list[str]:
+    """Multiples of `step`, all with as many digits as the step needs."""
+    largest = max((abs(value) for value in values), default=0.0)
+    decade = math.floor(math.log10(step) + 1e-9)
+    if largest >= 1e9 or step < 1e-4:
+        return [
+            "0" if abs(value) < step / 2 else _power(value, max(0, math.floor(math.log10(abs(value)) + 1e-9) - decade))
+            for value in values
+        ]
+    if step >= 1e5 and largest >= 1e6:
+        return [label if label == "0" else f"{label} M" for label in _even([v / 1e6 for v in values], step / 1e6)]
+    decimals = max(0, -decade)
+    return ["0" if abs(value) < step / 2 else f"{value:,.{decimals}f}".replace("-", "−") for value in values]
+
+
+def _power(value: float, digits: int) -> str:
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    mantissa = mantissa.replace("-", "−")
+    return {"1": power, "−1": f"−{power}"}.get(mantissa, f"{mantissa}×{power}")

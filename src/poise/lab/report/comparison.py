@@ -1,4 +1,8 @@
-"""Several runs of one trace side by side: table, figures, one page."""
+"""The comparison report: several runs of one trace side by side, as a table and as one page with figures.
+
+`ComparedRun` holds what the report needs of a run, small enough to send between processes; `table` serves the terminal and
+the page alike.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,53 +12,28 @@ import numpy as np
 from poise.lab.analysis.history import History, cumulated
 from poise.lab.analysis.summary import Measured, Summary
 from poise.lab.report.axes import Unit, amount, nice_step, tick_labels
-from poise.lab.report.figures import Series, bars, cdf, lines, scatter
+from poise.lab.report.figures import Goal, Series, averaged, bars, best_places, cdf, lines, scatter
 from poise.lab.report.page import HtmlTable, Section, page
-from poise.lab.report.series import Kind, averaged, best_places
 from poise.lab.report.timeline import Track, timeline
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.cluster import Cluster
 
-
-@dataclass(frozen=True, slots=True)
-class ComparedRun:
-    """What is shown of one run. Levels hold from their moment on; moments are seconds since the first submission."""
-
-    summary: Summary
-    jcts: Floats
-    rhos: Floats
-    used: tuple[Floats, Floats]
-    waiting: tuple[Floats, Floats]
-    cluster: Cluster
-    track: Track
-
-    @staticmethod
-    def of(summary: Summary, history: History, measured: Measured) -> "ComparedRun":
-        """What a finished run shows."""
-        first = min((life.submitted for life in history.jobs.values()), default=0.0)
-        changes = (moment for each in (history.held, history.waiting) for moment, _ in each[-1:])
-        end = max((*changes, *(stint.end for stint in history.stints[-1:])), default=first)  # open stints come last
-        return ComparedRun(
-            summary,
-            measured.jcts,
-            measured.rhos[np.isfinite(measured.rhos)],
-            _since(history.held, first, end, 1 / history.cluster.gpus),
-            _since(history.waiting, first, end, 1.0),
-            history.cluster,
-            Track.of(history),
-        )
-
-
-def _since(changes: list[tuple[float, int]], first: float, end: float, scale: float) -> tuple[Floats, Floats]:
-    """Levels since the first submission, to the end."""
-    moments, levels = cumulated([*changes, (end, 0)] if changes else changes)
-    return moments - first, levels.astype(np.float64) * scale
-
-
 MOST_CHANGES = 120
 """A line over time that changes more often is drawn as means: several that jump up and down cannot be told apart."""
 
-COLUMNS: tuple[tuple[str, str, Kind | None], ...] = (
+TERMS = (
+    "JCT is the time from submission to completion. ρ is a job's completion time divided by what it would take alone "
+    "on a 1/N slice of the cluster; a job with ρ above 1.1 counts as treated unfairly."
+)
+"""What the headings of the tables mean."""
+
+UNITS: dict[str, Unit] = {
+    **dict.fromkeys(("avg_jct", "median_jct", "p99_jct", "makespan"), "seconds"),
+    **dict.fromkeys(("utilisation", "unfair_fraction"), "percent"),
+}
+"""Units of a summary's values, by key; plain numbers are left out."""
+
+COLUMNS: tuple[tuple[str, str, Goal | None], ...] = (
     ("policy", "policy", None),
     ("average JCT", "avg_jct", "lowest"),
     ("median JCT", "median_jct", "lowest"),
@@ -68,109 +47,119 @@ COLUMNS: tuple[tuple[str, str, Kind | None], ...] = (
 )
 """(heading, key of the summary, which value is best)."""
 
-_UNITS = {"avg_jct": "seconds", "median_jct": "seconds", "p99_jct": "seconds", "makespan": "seconds"}
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """What is shown of one run.
+
+    `used` (share of GPUs) and `waiting` (jobs) are times and levels: a level holds from its time on. Times are seconds since
+    the first submission.
+    """
+
+    summary: Summary
+    jcts: Floats
+    rhos: Floats
+    used: tuple[Floats, Floats]
+    waiting: tuple[Floats, Floats]
+    cluster: Cluster
+    track: Track
+
+    @staticmethod
+    def of(summary: Summary, history: History, measured: Measured) -> "ComparedRun":
+        """Extract it from a finished run."""
+        first = min((life.submitted for life in history.jobs.values()), default=0.0)
+        changes = (moment for each in (history.held, history.waiting) for moment, _ in each[-1:])
+        end = max((*changes, *(stint.end for stint in history.stints[-1:])), default=first)  # open stints come last
+
+        def levels_of(changes: list[tuple[float, int]], scale: float) -> tuple[Floats, Floats]:
+            times, levels = cumulated([*changes, (end, 0)] if changes else changes)
+            return times - first, levels.astype(np.float64) * scale
+
+        return ComparedRun(
+            summary,
+            measured.jcts,
+            measured.rhos[np.isfinite(measured.rhos)],
+            levels_of(history.held, 1 / history.cluster.gpus),
+            levels_of(history.waiting, 1.0),
+            history.cluster,
+            Track.of(history),
+        )
+
+
+def table(summaries: Sequence[Summary]) -> HtmlTable:
+    """One row per run; the best of each column are marked if runs differ, all that are written the same."""
+    rows = tuple(tuple(cell(summary, key) for _, key, _ in COLUMNS) for summary in summaries)
+    best = {
+        (row, column)
+        for column, (_, key, goal) in enumerate(COLUMNS)
+        if goal is not None
+        for row in best_places([getattr(each, key) for each in summaries], [cells[column] for cells in rows], goal)
+    }
+    return HtmlTable(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best), words=("policy",))
 
 
 def cell(summary: Summary, key: str) -> str:
-    """A value of a summary for people."""
+    """A value of a summary, written for people."""
     value = getattr(summary, key)
     if value is None:
         return "–"
-    if key in _UNITS:
-        return amount(value, "seconds")
-    if key in ("utilisation", "unfair_fraction"):
-        return amount(value, "percent")
+    if key in UNITS:
+        return amount(value, UNITS[key])
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def table(summaries: Sequence[Summary]) -> HtmlTable:
-    """One row a run; the best of each column are marked if runs differ, all that are written the same."""
-    rows = tuple(tuple(cell(summary, key) for _, key, _ in COLUMNS) for summary in summaries)
-    best = {
-        (row, column)
-        for column, (_, key, kind) in enumerate(COLUMNS)
-        if kind is not None
-        for row in best_places([getattr(each, key) for each in summaries], [cells[column] for cells in rows], kind)
-    }
-    return HtmlTable(tuple(heading for heading, _, _ in COLUMNS), rows, frozenset(best), words=("policy",))
-
-
 def comparison_page(title: str, intro: str, runs: Sequence[ComparedRun], *, footer: str = "") -> str:
-    """A whole document."""
-    sections = [_summary(runs), _gpus(runs), _completion(runs), _fairness(runs), _cluster(runs)]
-    return page(title, intro, sections, footer=footer)
-
-
-def _summary(runs: Sequence[ComparedRun]) -> Section:
-    text = (
-        "JCT is the time from submission to completion. ρ is a job's completion time divided by what it would take alone "
-        "on a 1/N slice of the cluster; a job with ρ above 1.1 counts as treated unfairly."
-    )
-    return Section("Summary", text, table=table([run.summary for run in runs]))
-
-
-def _completion(runs: Sequence[ComparedRun]) -> Section:
+    """The report as a whole document."""
     averages = {run.summary.policy: run.summary.avg_jct for run in runs if run.summary.avg_jct is not None}
-    return Section(
-        "Completion times",
-        figures=(
-            cdf({run.summary.policy: run.jcts for run in runs}, title="Completion times", x_label="completion time"),
-            bars(averages, title="Average completion time", unit="seconds", best="lowest"),
-        ),
-    )
-
-
-def _fairness(runs: Sequence[ComparedRun]) -> Section:
     points = {
         run.summary.policy: (run.summary.avg_jct, run.summary.worst_rho)
         for run in runs
         if run.summary.avg_jct is not None and run.summary.worst_rho is not None
     }
-    rhos = {run.summary.policy: run.rhos for run in runs}
-    return Section(
-        "Fairness",
-        figures=(
-            cdf(rhos, title="Finish-time fairness", x_label="ρ", unit="plain"),
-            scatter(points, title="Speed against fairness", x_label="average JCT", y_label="worst ρ", x_unit="seconds"),
-        ),
+    completion = (
+        cdf({run.summary.policy: run.jcts for run in runs}, title="Completion times", x_label="completion time"),
+        bars(averages, title="Average completion time", unit="seconds", best="lowest"),
     )
-
-
-def _cluster(runs: Sequence[ComparedRun]) -> Section:
-    used = [Series(run.summary.policy, *run.used) for run in runs]
-    waiting = [Series(run.summary.policy, *run.waiting) for run in runs]
-    stretch = _stretch([*used, *waiting])
-    if stretch:
-        used, waiting = ([averaged(each, stretch) for each in series] for series in (used, waiting))
-    text = f"Each step is the mean of {tick_labels([stretch], stretch, 'seconds')[0]}." if stretch else ""
-    return Section(
-        "The cluster over time",
-        text,
-        figures=(
-            _over_time(used, title="GPUs in use", y_label="share of GPUs", y_unit="percent"),
-            _over_time(waiting, title="Queue length", y_label="waiting jobs", y_unit="plain"),
-        ),
+    fairness = (
+        cdf({run.summary.policy: run.rhos for run in runs}, title="Finish-time fairness", x_label="ρ", unit="plain"),
+        scatter(points, title="Speed against fairness", x_label="average JCT", y_label="worst ρ", x_unit="seconds"),
     )
+    sections = [
+        Section("Summary", TERMS, table=table([run.summary for run in runs])),
+        _gpu_timeline(runs),
+        Section("Completion times", figures=completion),
+        Section("Fairness", figures=fairness),
+        _cluster_over_time(runs),
+    ]
+    return page(title, intro, sections, footer=footer)
 
 
-def _over_time(series: Sequence[Series], *, title: str, y_label: str, y_unit: Unit) -> str:
-    time = "time since the first submission"
-    return lines(series, title=title, x_label=time, y_label=y_label, shape="steps", x_unit="seconds", y_unit=y_unit)
-
-
-def _stretch(series: Sequence[Series]) -> float:
-    """Seconds over which to take means where there are more changes than can be told apart, else 0."""
-    span = max((float(each.x[-1]) for each in series if each.x.size), default=0.0)
-    if span <= 0 or max(each.x.size for each in series) <= MOST_CHANGES:
-        return 0.0
-    return nice_step(span, "seconds", MOST_CHANGES)
-
-
-def _gpus(runs: Sequence[ComparedRun]) -> Section:
+def _gpu_timeline(runs: Sequence[ComparedRun]) -> Section:
     exhibit = timeline([(run.summary.policy, run.track) for run in runs], runs[0].cluster) if runs else None
     if exhibit is None:
         return Section("Who held which GPU", "No job ever held a GPU.")
     text = "A row is a GPU, a block a job on it. All policies share one view: zoom in under one, then look at the others."
     return Section("Who held which GPU", text, exhibits=(exhibit,))
+
+
+def _cluster_over_time(runs: Sequence[ComparedRun]) -> Section:
+    used = [Series(run.summary.policy, *run.used) for run in runs]
+    waiting = [Series(run.summary.policy, *run.waiting) for run in runs]
+    text = ""
+    span = max((float(each.x[-1]) for each in (*used, *waiting) if each.x.size), default=0.0)
+    if span > 0 and max(each.x.size for each in (*used, *waiting)) > MOST_CHANGES:
+        stretch = nice_step(span, "seconds", MOST_CHANGES)
+        used, waiting = ([averaged(each, stretch) for each in series] for series in (used, waiting))
+        text = f"Each step is the mean of {tick_labels([stretch], stretch, 'seconds')[0]}."
+
+    def over_time(series: Sequence[Series], *, title: str, y_label: str, y_unit: Unit) -> str:
+        time = "time since the first submission"
+        return lines(series, title=title, x_label=time, y_label=y_label, shape="steps", x_unit="seconds", y_unit=y_unit)
+
+    figures = (
+        over_time(used, title="GPUs in use", y_label="share of GPUs", y_unit="percent"),
+        over_time(waiting, title="Queue length", y_label="waiting jobs", y_unit="plain"),
+    )
+    return Section("The cluster over time", text, figures=figures)

@@ -1,22 +1,35 @@
-"""Figures: each is one `<svg>` element as text, styled by `style.FIGURE`, without ids, scripts or addresses.
+"""Figures: lines, distributions, bars and scatter plots, each one `<svg>` element as text.
 
-Values that are NaN or infinite are not drawn. The same input gives the same bytes. Shares are numbers from 0 to 1 and
-are written as percent; durations are in seconds.
+Figures are styled by `style.FIGURE` and hold no ids, scripts or addresses. Values that are NaN or infinite are not drawn.
+The same input gives the same bytes. Shares are numbers from 0 to 1 and are written as percent; durations are in seconds.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from poise.lab.report import style
-from poise.lab.report.axes import Axis, Scale, Unit, amount, bare_axis, level_axis, log_axis, points_axis, span_axis
+from poise.lab.report.axes import (
+    Axis,
+    FloatArray,
+    Scale,
+    Unit,
+    amount,
+    bare_axis,
+    clipped,
+    level_axis,
+    log_axis,
+    points_axis,
+    span_axis,
+)
 from poise.lab.report.frame import (
     BOLD,
     MARGIN,
-    ROW,
     TEXT,
     WIDTH,
     FigureLabels,
@@ -26,8 +39,8 @@ from poise.lab.report.frame import (
     figure,
     framed,
     heading,
-    height_of,
-    nothing,
+    legend_for,
+    no_data,
     number,
     room_for,
     shorten,
@@ -36,87 +49,48 @@ from poise.lab.report.frame import (
     text_width,
     tooltip,
 )
-from poise.lab.report.point_labels import Area, Point, Spot, label_spots
-from poise.lab.report.series import FloatArray, Kind, Series, best_places, clipped, distribution, thinned
-from poise.lab.report.style import series_class
+from poise.lab.report.point_labels import Area, Point, label_spots
 from poise.scheduler.model.errors import InvariantError
 
-# Points with labels, and the frontier of those that nothing beats.
+__all__ = ["FloatArray", "Series", "bars", "cdf", "lines", "scatter", "standalone"]
 
-MOST_LABELS = 40
-"""With more points than this the rest are named by their tooltips alone."""
-
-
-def frontier(x: FloatArray, y: FloatArray) -> list[int]:
-    """Indices, by ascending x, of the points that no other is at or below in both and below in one."""
-    found: list[int] = []
-    lowest = np.inf
-    for index in np.lexsort((y, x)).tolist():
-        twin = bool(found) and x[index] == x[found[-1]] and y[index] == y[found[-1]]
-        if twin or y[index] < lowest:
-            found.append(index)
-            lowest = min(lowest, float(y[index]))
-    return found
-
-
-def draw_points(points: Sequence[Point], frame: Frame) -> str:
-    """The frontier's edge, then the points, the best on top, then the labels, of which the best choose first.
-
-    The best points come in the order of the frontier, by ascending x.
-    """
-    best = [point for point in points if point.kind == "best"]
-    first = [*best, *(point for point in points if point.kind == "other")]
-    edge = _edge(best, frame)
-    bounds = Area(frame.left, frame.top, WIDTH - 2.0, frame.bottom)
-    spots = label_spots(first[:MOST_LABELS], bounds, [piece.grown(2) for piece in edge])
-    labelled = list(zip(first, spots, strict=False))
-    path = "".join(f"M{each.left:.1f} {each.top:.1f}L{each.right:.1f} {each.bottom:.1f}" for each in edge)
-    return "".join(
-        [
-            element("path", class_="frontier", d=path),
-            *(_leader(point, spot) for point, spot in labelled if spot.far),
-            *(_dot(point) for point in reversed(first)),
-            *(_label(point, spot) for point, spot in labelled),
-        ]
-    )
-
-
-def _edge(best: Sequence[Point], frame: Frame) -> list[Area]:
-    """The edge of what the frontier beats: down to each point and across to the next, open at the top and the right."""
-    tops, ends = [frame.top, *(point.y for point in best)], [*(point.x for point in best), frame.right]
-    pieces: list[Area] = []
-    for top, point, end in zip(tops, best, ends[1:], strict=False):
-        pieces += [Area(point.x, top, point.x, point.y), Area(point.x, point.y, end, point.y)]
-    return pieces
-
-
-def _leader(point: Point, spot: Spot) -> str:
-    x, y = spot.area.nearest(point.x, point.y)
-    return element("path", class_="leader", d=f"M{point.x:.1f} {point.y:.1f}L{x:.1f} {y:.1f}")
-
-
-def _dot(point: Point) -> str:
-    dot = element("circle", class_="point", cx=point.x, cy=point.y, r="5")
-    return element("g", tooltip(f"{point.name}: {point.note}"), dot, class_=point.kind)
-
-
-def _label(point: Point, spot: Spot) -> str:
-    weight = "strong" if point.kind == "best" else "soft"
-    return text(spot.text, spot.x, spot.y + 4, f"halo {weight} {spot.anchor}".rstrip())
-
-
-# Lines and steps, each with its entry in the legend.
-#
-# A series and its legend entry are one group, so that a pointer on either makes the others fade, without a script.
-
+Goal = Literal["lowest", "highest"]
+"""Which value of several is the best."""
 Shape = Literal["line", "steps"]
 
-_SWATCH = 24.0
-_GAP = 5.0
-_BETWEEN = 14.0
-_LONGEST = 190.0
+MOST_POINTS = 600
+"""Points of a series that are drawn; more are thinned."""
+MOST_LABELS = 40
+"""With more points than this in a scatter plot, the rest are named by their tooltips alone."""
 _FEW_POINTS = 24
 """A line of up to this many points shows them as dots: they were measured, what lies between was not."""
+_BAR_ROW = 25.0
+_BAR = 15.0
+_MOST_BAR_LABEL = 170.0
+_BORDER = 12
+_ROW_ROOM = 0.1
+"""How near two ticks of a logarithmic y may be, as a fraction of the axis."""
+_OPENING = re.compile(r'<svg class="fig" viewBox="0 0 (?P<width>\d+) (?P<height>\d+)"(?P<rest>[^>]*)>')
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one line: `x` and `y` have equal length; the order of the points does not matter."""
+
+    label: str
+    x: FloatArray
+    y: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 1 or self.x.shape != self.y.shape:
+            raise InvariantError(f"series {self.label!r}: x has shape {self.x.shape}, y {self.y.shape}; expected equal")
+
+    def finite(self) -> "Series":
+        """The finite points by ascending x; equal ones in the given order."""
+        kept = np.isfinite(self.x) & np.isfinite(self.y)
+        x, y = clipped(self.x[kept]), clipped(self.y[kept])
+        order = np.argsort(x, kind="stable")
+        return Series(self.label, x[order], y[order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,88 +101,6 @@ class DrawnCurve:
     x: FloatArray
     y: FloatArray
     note: str
-
-
-@dataclass(frozen=True, slots=True)
-class Legend:
-    """Entries one after another in rows; `spots` are their left ends and middle lines, `bottom` ends the last row."""
-
-    spots: tuple[tuple[float, float], ...]
-    bottom: float
-
-
-def legend_for(labels: Sequence[str], top: float) -> Legend:
-    """As many entries in a row as fit."""
-    spots: list[tuple[float, float]] = []
-    left, row = MARGIN, 0
-    for label in labels:
-        width = _SWATCH + _GAP + min(_LONGEST, text_width(label, TEXT))
-        if left > MARGIN and left + width > WIDTH - MARGIN:
-            left, row = MARGIN, row + 1
-        spots.append((left, top + ROW * row + ROW / 2))
-        left += width + _BETWEEN
-    return Legend(tuple(spots), top + (ROW * (row + 1) if labels else 0.0))
-
-
-def draw(curves: Sequence[DrawnCurve], frame: Frame, shape: Shape, legend: Legend) -> str:
-    """All curves; one without points keeps its place in the legend and in the order of colours."""
-    drawn = [
-        element(
-            "g",
-            tooltip(f"{curve.label}: {curve.note}"),
-            _marks(curve, frame, shape),
-            _key(curve, *legend.spots[index]),
-            class_=series_class(index),
-        )
-        for index, curve in enumerate(curves)
-    ]
-    return element("g", *drawn, class_="marks")
-
-
-def _key(curve: DrawnCurve, left: float, middle: float) -> str:
-    swatch = element("path", class_="line", d=f"M{number(left)} {number(middle)}h{number(_SWATCH)}")
-    label = shorten(curve.label, _LONGEST, TEXT)
-    return swatch + text(label, left + _SWATCH + _GAP, middle + 4, "" if curve.x.size else "soft")
-
-
-def _marks(curve: DrawnCurve, frame: Frame, shape: Shape) -> str:
-    x, y = frame.across(curve.x), frame.down(curve.y)
-    kept = thinned(x, y)
-    places = [(number(a), number(b)) for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)]
-    dotted = len(places) == 1 or (shape == "line" and len(places) <= _FEW_POINTS)
-    dots = [element("circle", class_="dot", cx=a, cy=b, r="2.6") for a, b in places] if dotted else []
-    path = _stepped(places) if shape == "steps" else _straight(places)
-    return (element("path", class_="line", d=path) if len(places) > 1 else "") + "".join(dots)
-
-
-def _straight(places: list[tuple[str, str]]) -> str:
-    different = [place for place, before in zip(places, [None, *places], strict=False) if place != before]
-    return "M" + "L".join(f"{a} {b}" for a, b in different)
-
-
-def _stepped(places: list[tuple[str, str]]) -> str:
-    """Each value held until the next; a value that repeats adds nothing to the path."""
-    if not places:
-        return ""
-    (at, level), parts = places[0], [f"M{places[0][0]} {places[0][1]}"]
-    for a, b in places[1:]:
-        if b != level:
-            parts.append(f"H{a}V{b}" if a != at else f"V{b}")
-            at, level = a, b
-    if places[-1][0] != at:
-        parts.append(f"H{places[-1][0]}")
-    return "".join(parts)
-
-
-__all__ = ["FloatArray", "Series", "bars", "cdf", "lines", "scatter", "standalone"]
-
-_BAR_ROW = 25.0
-_BAR = 15.0
-_MOST_BAR_LABEL = 170.0
-_BORDER = 12
-_ROW_ROOM = 0.1
-"""How near two ticks of a logarithmic y may be, as a fraction of the axis."""
-_OPENING = re.compile(r'<svg class="fig" viewBox="0 0 (?P<width>\d+) (?P<height>\d+)"(?P<rest>[^>]*)>')
 
 
 def lines(  # noqa: PLR0913 - the words, scales and units of two axes
@@ -226,37 +118,61 @@ def lines(  # noqa: PLR0913 - the words, scales and units of two axes
     finite = [each.finite() for each in series]
     if x_scale == "log":
         finite = [Series(each.label, each.x[each.x >= 0], each.y[each.x >= 0]) for each in finite]
-    x, y = _joined([each.x for each in finite]), _joined([each.y for each in finite])
+    x, y = (np.concatenate([np.empty(0), *columns]) for columns in ([s.x for s in finite], [s.y for s in finite]))
     x_axis = log_axis(x, x_unit, room_for(x_unit)) if x_scale == "log" else span_axis(x, x_unit, 6)
-    curves = [DrawnCurve(each.label, each.x, each.y, _extent(each.y, y_unit)) for each in finite]
-    labels = FigureLabels(title, x_label, y_label)
-    return _chart(curves, x_axis, level_axis(y, y_unit, 5), labels, shape)
+    curves = []
+    for each in finite:
+        ends = [amount(float(end), y_unit) for end in (each.y.min(), each.y.max())] if each.y.size else ["no data"]
+        curves.append(DrawnCurve(each.label, each.x, each.y, " to ".join(ends)))
+    return _chart(curves, x_axis, level_axis(y, y_unit, 5), FigureLabels(title, x_label, y_label), shape)
 
 
 def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str, unit: Unit = "seconds") -> str:
     """The share of samples at or below each value, on a log axis; zeros count from its left end."""
     found = {label: distribution(each) for label, each in samples.items()}
-    x_axis = log_axis(_joined([values for values, _ in found.values()]), unit, room_for(unit))
-    curves = [_cumulative(label, values, shares, x_axis, unit) for label, (values, shares) in found.items()]
-    y_axis = level_axis(np.ones(1), "percent", 5)
-    return _chart(curves, x_axis, y_axis, FigureLabels(title, x_label, "share at or below"), "steps")
+    axis = log_axis(np.concatenate([np.empty(0), *(values for values, _ in found.values())]), unit, room_for(unit))
+    curves = []
+    for label, (values, shares) in found.items():
+        if not values.size:
+            curves.append(DrawnCurve(label, values, shares, "no data"))
+            continue
+        # From one end of the axis to the other; what the axis does not reach is in the share it starts with.
+        inside = values > axis.low
+        below = float(shares[~inside][-1]) if not inside.all() else 0.0
+        median, late = (amount(float(values[np.searchsorted(shares, share)]), unit) for share in (0.5, 0.99))
+        x = np.concatenate(([axis.low], values[inside], [axis.high]))
+        y = np.concatenate(([below], shares[inside], [1.0]))
+        curves.append(DrawnCurve(label, x, y, f"median {median}, 99th percentile {late}"))
+    labels = FigureLabels(title, x_label, "share at or below")
+    return _chart(curves, axis, level_axis(np.ones(1), "percent", 5), labels, "steps")
 
 
-def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Kind) -> str:
+def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Goal) -> str:
     """Horizontal bars from zero with their values; the best are marked if bars differ, all that are written the same."""
     drawn_title, top = heading(title)
     axis = bare_axis(np.array([value for value in values.values() if np.isfinite(value)]), unit)
     words = [amount(value, unit) for value in values.values()]
-    goals = set(best_places(list(values.values()), words, best))
+    marked = set(best_places(list(values.values()), words, best))
     left = MARGIN + min(_MOST_BAR_LABEL, max((text_width(name, TEXT * BOLD) for name in values), default=0.0)) + 8
-    rows = [
-        _bar(name, value, (left, top + 4 + _BAR_ROW * place), axis, (words[place], "◂ best" if place in goals else ""))
-        for place, (name, value) in enumerate(values.items())
-    ]
+    room = WIDTH - MARGIN - left - 108  # the value and the mark stand to the right of the longest bar
+    rows = []
+    for place, (name, value) in enumerate(values.items()):
+        written, mark = words[place], "◂ best" if place in marked else ""
+        row = top + 4 + _BAR_ROW * place
+        zero, end = (left + axis.place(each) * room for each in (0.0, value if np.isfinite(value) else 0.0))
+        start, stop, line = min(zero, end), max(zero, end), row + _BAR / 2 + 4.5
+        width = max(1.0, stop - start) if np.isfinite(value) else 0.0
+        parts = [
+            tooltip(f"{name}: {written}{', best' if mark else ''}"),
+            text(shorten(name, left - MARGIN - 8, TEXT * BOLD), left - 8, line, "end strong" if mark else "end"),
+            element("rect", class_="bar", x=start, y=row, width=width, height=_BAR, rx="2"),
+            text(written, stop + 6, line, "strong" if mark else "soft", mark),
+        ]
+        rows.append(element("g", *parts, class_="best" if mark else "other"))
     height = top + 12 + _BAR_ROW * max(1, len(rows))
-    described_rows = ", ".join(f"{name} {amount(value, unit)}" for name, value in list(values.items())[:20])
+    spoken = ", ".join(f"{name} {written}" for name, written in list(zip(values, words, strict=True))[:20])
     shown = rows or [text("no data", WIDTH / 2, top + 18, "soft middle")]
-    return figure(f"Bar chart: {title}; {best} is best. {described_rows or 'No data'}.", height, drawn_title, *shown)
+    return figure(f"Bar chart: {title}; {best} is best. {spoken or 'No data'}.", height, drawn_title, *shown)
 
 
 def scatter(
@@ -283,12 +199,14 @@ def scatter(
     first = {notes[index] for index in best}  # what reads the same and stands at the same place is as good
     best = sorted((index for index, note in enumerate(notes) if note in first), key=lambda index: (x[index], -y[index]))
     others = [index for index in range(len(spots)) if index not in set(best)]
-    marks = [Point(*spots[index], "best") for index in best] + [Point(*spots[index], "other") for index in others]
     labels = FigureLabels(title, x_axis.titled(x_label), y_axis.titled(y_label))
-    key = text("filled: on the frontier, none better both ways", WIDTH - MARGIN, frame.top - 12, "soft end")
-    body = [key, draw_points(marks, frame)] if marks else [nothing(frame)]
-    described_points = described("Scatter plot", labels, [f"{name} {note}" for name, note, *_ in spots])
-    return figure(described_points, height_of(frame), drawn_title, surroundings(frame, labels), *body)
+    body = [no_data(frame)]
+    if spots:
+        key = text("filled: on the frontier, none better both ways", WIDTH - MARGIN, frame.top - 12, "soft end")
+        marks = ([Point(*spots[index], "best") for index in best], [Point(*spots[index], "other") for index in others])
+        body = [key, _draw_points(*marks, frame)]
+    spoken = described("Scatter plot", labels, [f"{name} {note}" for name, note, *_ in spots])
+    return figure(spoken, frame.figure_height, drawn_title, surroundings(frame, labels), *body)
 
 
 def standalone(svg: str) -> str:
@@ -303,49 +221,167 @@ def standalone(svg: str) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" {box}{found["rest"]}>{inside}\n'
 
 
+# Points and their frontier
+
+
+def frontier(x: FloatArray, y: FloatArray) -> list[int]:
+    """Indices, by ascending x, of the points that no other is at or below in both and below in one."""
+    found: list[int] = []
+    lowest = np.inf
+    for index in np.lexsort((y, x)).tolist():
+        twin = bool(found) and x[index] == x[found[-1]] and y[index] == y[found[-1]]
+        if twin or y[index] < lowest:
+            found.append(index)
+            lowest = min(lowest, float(y[index]))
+    return found
+
+
+def _draw_points(best: Sequence[Point], others: Sequence[Point], frame: Frame) -> str:
+    """The frontier's edge, then the points, the best on top, then the labels, of which the best choose first.
+
+    The best points come in the order of the frontier, by ascending x.
+    """
+    # The edge of what the frontier beats: down to each point and across to the next, open at the top and the right.
+    tops, ends = [frame.top, *(point.y for point in best)], [*(point.x for point in best), frame.right]
+    edge: list[Area] = []
+    for top, point, end in zip(tops, best, ends[1:], strict=False):
+        edge += [Area(point.x, top, point.x, point.y), Area(point.x, point.y, end, point.y)]
+    path = "".join(f"M{each.left:.1f} {each.top:.1f}L{each.right:.1f} {each.bottom:.1f}" for each in edge)
+
+    points = [*best, *others]
+    bounds = Area(frame.left, frame.top, WIDTH - 2.0, frame.bottom)
+    spots = label_spots(points[:MOST_LABELS], bounds, [piece.grown(2) for piece in edge])
+    leaders, labels = [], []
+    for point, spot in zip(points, spots, strict=False):
+        if spot.far:
+            x, y = spot.area.nearest(point.x, point.y)
+            leaders.append(element("path", class_="leader", d=f"M{point.x:.1f} {point.y:.1f}L{x:.1f} {y:.1f}"))
+        weight = "strong" if point.kind == "best" else "soft"
+        labels.append(text(spot.text, spot.x, spot.y + 4, f"halo {weight} {spot.anchor}".rstrip()))
+    dots = [
+        element(
+            "g",
+            tooltip(f"{point.name}: {point.note}"),
+            element("circle", class_="point", cx=point.x, cy=point.y, r="5"),
+            class_=point.kind,
+        )
+        for point in reversed(points)
+    ]
+    return "".join([element("path", class_="frontier", d=path), *leaders, *dots, *labels])
+
+
+# Lines and steps
+
+
 def _chart(curves: Sequence[DrawnCurve], x: Axis, y: Axis, labels: FigureLabels, shape: Shape) -> str:
+    """Curves in a frame; one without points keeps its place in the legend and in the order of colours.
+
+    A curve and its legend entry are one group, so that a pointer on either makes the others fade, without a script.
+    """
     drawn_title, top = heading(labels.title)
     names = [curve.label for curve in curves]
     legend = legend_for(names, top)
     frame = framed(x, y, legend.bottom + 14)
-    empty = not any(curve.x.size for curve in curves)
-    body = [surroundings(frame, labels), nothing(frame) if empty else "", draw(curves, frame, shape, legend)]
-    return figure(described("Line chart", labels, names), height_of(frame), drawn_title, *body)
-
-
-def _cumulative(label: str, values: FloatArray, shares: FloatArray, axis: Axis, unit: Unit) -> DrawnCurve:
-    """From the left end of the axis to the right one; what the axis does not reach is in the share it starts with."""
-    if not values.size:
-        return DrawnCurve(label, values, shares, "no data")
-    inside = values > axis.low
-    below = float(shares[~inside][-1]) if not inside.all() else 0.0
-    median, late = (values[np.searchsorted(shares, share)] for share in (0.5, 0.99))
-    note = f"median {amount(float(median), unit)}, 99th percentile {amount(float(late), unit)}"
-    x, y = np.concatenate(([axis.low], values[inside], [axis.high])), np.concatenate(([below], shares[inside], [1.0]))
-    return DrawnCurve(label, x, y, note)
-
-
-def _joined(columns: Sequence[FloatArray]) -> FloatArray:
-    return np.concatenate([np.empty(0), *columns])
-
-
-def _extent(values: FloatArray, unit: Unit) -> str:
-    if not values.size:
-        return "no data"
-    return f"{amount(float(values.min()), unit)} to {amount(float(values.max()), unit)}"
-
-
-def _bar(name: str, value: float, corner: tuple[float, float], axis: Axis, words: tuple[str, str]) -> str:
-    left, top = corner
-    written, mark = words
-    room = WIDTH - MARGIN - left - 108  # the value and the mark stand to the right of the longest bar
-    zero, end = (left + axis.place(each) * room for each in (0.0, value if np.isfinite(value) else 0.0))
-    start, stop, line = min(zero, end), max(zero, end), top + _BAR / 2 + 4.5
-    width = max(1.0, stop - start) if np.isfinite(value) else 0.0
-    parts = [
-        tooltip(f"{name}: {written}{', best' if mark else ''}"),
-        text(shorten(name, left - MARGIN - 8, TEXT * BOLD), left - 8, line, "end strong" if mark else "end"),
-        element("rect", class_="bar", x=start, y=top, width=width, height=_BAR, rx="2"),
-        text(written, stop + 6, line, "strong" if mark else "soft", mark),
+    drawn = [
+        element(
+            "g",
+            tooltip(f"{curve.label}: {curve.note}"),
+            _curve(curve, frame, shape),
+            legend.line(place, "" if curve.x.size else "soft"),
+            class_=style.series_class(place),
+        )
+        for place, curve in enumerate(curves)
     ]
-    return element("g", *parts, class_="best" if mark else "other")
+    empty = not any(curve.x.size for curve in curves)
+    body = [surroundings(frame, labels), no_data(frame) if empty else "", element("g", *drawn, class_="marks")]
+    return figure(described("Line chart", labels, names), frame.figure_height, drawn_title, *body)
+
+
+def _curve(curve: DrawnCurve, frame: Frame, shape: Shape) -> str:
+    x, y = frame.across(curve.x), frame.down(curve.y)
+    kept = thinned(x, y)
+    places = [(number(a), number(b)) for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)]
+    dotted = len(places) == 1 or (shape == "line" and len(places) <= _FEW_POINTS)
+    dots = [element("circle", class_="dot", cx=a, cy=b, r="2.6") for a, b in places] if dotted else []
+    if len(places) < 2:
+        return "".join(dots)
+    if shape == "steps":
+        path = _stepped(places)
+    else:
+        different = [place for place, before in zip(places, [None, *places], strict=False) if place != before]
+        path = "M" + "L".join(f"{a} {b}" for a, b in different)
+    return element("path", class_="line", d=path) + "".join(dots)
+
+
+def _stepped(places: list[tuple[str, str]]) -> str:
+    """Each value held until the next; a value that repeats adds nothing to the path."""
+    (at, level), parts = places[0], [f"M{places[0][0]} {places[0][1]}"]
+    for a, b in places[1:]:
+        if b != level:
+            parts.append(f"H{a}V{b}" if a != at else f"V{b}")
+            at, level = a, b
+    if places[-1][0] != at:
+        parts.append(f"H{places[-1][0]}")
+    return "".join(parts)
+
+
+# Data: few enough points for a page, and which values are best
+
+
+def thinned(places: FloatArray, values: FloatArray, most: int = MOST_POINTS) -> npt.NDArray[np.intp]:
+    """Ascending indices of at most `most` points (itself at least 8) that look like all of them.
+
+    `places` ascend and are where the points stand along the axis as drawn. The axis is cut into at least `most // 4`
+    strips of a few pixels; a strip keeps its first, lowest, highest and last point. So every extreme stays, and so does
+    the value that a step carries from one strip to the next.
+    """
+    count = len(places)
+    if count <= most:
+        return np.arange(count)
+    span = places[-1] - places[0]
+    along = (places - places[0]) / span if span > 0 else np.zeros_like(places)
+
+    def kept(strips: int) -> npt.NDArray[np.intp]:
+        strip = np.minimum((along * strips).astype(np.intp), strips - 1)
+        starts = np.flatnonzero(np.diff(strip, prepend=-1))
+        ends = np.append(starts[1:], len(strip)) - 1
+        ranks = np.lexsort((values, strip))  # within a strip by value: its lowest stands first, its highest last
+        return np.unique(np.concatenate((starts, ends, ranks[starts], ranks[ends])))
+
+    # Where the values only rise, a strip keeps two points instead of four, and there can be twice as many strips.
+    tries = (kept(most // 4 * finer) for finer in (4, 2, 1))
+    return next(indices for indices in tries if indices.size <= most)
+
+
+def averaged(series: Series, length: float) -> Series:
+    """Steps as their means over stretches of a length, counted from zero; the last stretch ends with the series.
+
+    `x` ascends. The last point has the last value, which nothing follows. So the area below the steps stays what it was.
+    """
+    times, levels = series.x, series.y
+    inner = np.arange(np.floor(times[0] / length) + 1, np.ceil(times[-1] / length)) * length if times.size else times
+    edges = np.unique(np.concatenate((times[:1], inner, times[-1:])))
+    if edges.size < 2:
+        return series
+    area = np.concatenate(([0.0], np.cumsum(levels[:-1] * np.diff(times))))
+    means = np.diff(np.interp(edges, times, area)) / np.diff(edges)
+    return Series(series.label, edges, np.append(means, levels[-1]))
+
+
+def distribution(samples: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The distinct finite samples, ascending, and the share of finite samples at or below each."""
+    kept = clipped(samples[np.isfinite(samples)])
+    values, counts = np.unique(kept, return_counts=True)
+    return values, np.cumsum(counts) / max(1, kept.size)
+
+
+def best_places(values: Sequence[float | None], written: Sequence[str], goal: Goal) -> list[int]:
+    """Indices of the best value and of all that are written as it is: a reader could not say why one is marked alone.
+
+    Empty where fewer than two are known, or where all known ones are written the same: then there is nothing to choose.
+    """
+    known = {place: value for place, value in enumerate(values) if value is not None and isfinite(value)}
+    if len({written[place] for place in known}) < 2:
+        return []
+    best = (min if goal == "lowest" else max)(known, key=lambda place: known[place])
+    return [place for place in known if written[place] == written[best]]

@@ -11,17 +11,21 @@ from poise.lab.report.frame import element, escape
 from poise.scheduler.model.errors import InvariantError
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+# Both as XML and as HTML, the script is what stands between the two comments.
+_SCRIPT = "//<![CDATA[\n{}\n//]]>"
 GENERATOR = "Poise"
-"""What a page says that it was made by."""
+"""The program that a page names as its maker; `output` recognises our files by it."""
 _NUMBER_LIKE = re.compile(r"[-+−–~≈<>≤≥±]?\s*[.\d].*|[-–—]?|never|n/a")
 
 
 @dataclass(frozen=True, slots=True)
 class HtmlTable:
-    """Cells as text; the first `names` columns name the row. `best` holds the (row, column) of the cells to set in bold.
+    """Cells as text, of a page or of the terminal.
 
-    words   headings of the columns that hold words and are set to the left, all others to the right: names may look like
-            numbers. None where the cells tell: the first column, and what does not look like numbers.
+    best    (row, column) of the cells to set in bold
+    names   how many columns, from the left, name the row
+    words   headings of the columns that are aligned left, all others right: names may look like numbers. None: the first
+            column, and those whose cells do not look like numbers
     """
 
     columns: tuple[str, ...]
@@ -36,7 +40,7 @@ class HtmlTable:
                 raise InvariantError(f"table row {place} has {len(row)} cells; expected {len(self.columns)}")
 
     def holds_words(self, column: int) -> bool:
-        """Whether a column is set to the left."""
+        """Whether a column is aligned left."""
         if self.words is not None:
             return self.columns[column] in self.words
         return column == 0 or not all(_NUMBER_LIKE.fullmatch(row[column].strip()) for row in self.rows)
@@ -44,7 +48,7 @@ class HtmlTable:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """Something to handle: markup, with the style sheet and the script that it needs. A page holds each of those once.
+    """Something interactive: markup with the style sheet and the script that it needs. A page holds each of those once.
 
     The markup makes sense without the script, which must not hold `]]>` or `</script`.
     """
@@ -73,56 +77,36 @@ def page(title: str, intro: str, sections: Sequence[Section], *, footer: str = "
     exhibits = [exhibit for section in sections for exhibit in section.exhibits]
     scripts = [_SCRIPT.format(each) for each in dict.fromkeys(exhibit.script for exhibit in exhibits)]
     sheets = list(dict.fromkeys(exhibit.style for exhibit in exhibits))
-    main = element("main", _header(title, intro, sections), *map(_section, range(len(sections)), sections))
-    foot = element("footer", _paragraphs(footer)) if footer.strip() else ""
-    body = "\n".join(["<body>", main, foot, *(element("script", each) for each in scripts), "</body>"])
-    return f'<!DOCTYPE html>\n<html lang="en">\n{_head(title, sheets, scripts)}\n{body}\n</html>\n'
-
-
-# Both as XML and as HTML, the script is what stands between the two comments.
-_SCRIPT = "//<![CDATA[\n{}\n//]]>"
-
-
-def _head(title: str, sheets: Sequence[str], scripts: Sequence[str]) -> str:
-    return "\n".join(
-        [
-            '<head>\n<meta charset="utf-8"/>',
-            element("meta", name="generator", content=GENERATOR),
-            element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts)),
-            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("meta", name="color-scheme", content="light dark"),
-            element("title", escape(title or "Report")),
-            element("style", "\n", style.COLOURS, style.FIGURE, style.PAGE, *sheets),
-            "</head>",
-        ]
-    )
-
-
-def _policy(scripts: Sequence[str]) -> str:
-    """Nothing but inline styles and images, and these very scripts."""
     hashes = ["'sha256-" + b64encode(hashlib.sha256(each.encode()).digest()).decode("ascii") + "'" for each in scripts]
-    return _POLICY + ("; script-src " + " ".join(hashes) if hashes else "")
-
-
-def _header(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Title, introduction and, where there is something to choose from, links to the sections."""
-    links = [element("a", escape(each.title), href=f"#{_anchor(place)}") for place, each in enumerate(sections)]
+    policy = _POLICY + ("; script-src " + " ".join(hashes) if hashes else "")
+    links = [element("a", escape(each.title), href=f"#section-{place}") for place, each in enumerate(sections, 1)]
     contents = element("nav", *links, aria_label="Sections") if len(links) > 2 else ""
-    return element("header", element("h1", escape(title)), _paragraphs(intro), contents) + "\n"
+    header = element("header", element("h1", escape(title)), _paragraphs(intro), contents) + "\n"
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>',
+        element("meta", name="generator", content=GENERATOR),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", escape(title or "Report")),
+        element("style", "\n", style.COLOURS, style.FIGURE, style.PAGE, *sheets),
+        "</head>\n<body>",
+        element("main", header, *(_section(each, f"section-{place}") for place, each in enumerate(sections, 1))),
+        element("footer", _paragraphs(footer)) if footer.strip() else "",
+        *(element("script", each) for each in scripts),
+        "</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
 
 
-def _section(place: int, section: Section) -> str:
+def _section(section: Section, anchor: str) -> str:
     parts = [element("h2", escape(section.title)), _paragraphs(section.text)]
     if section.figures:
         parts.append(element("div", *(element("figure", each) for each in section.figures), class_="figures"))
     parts += [exhibit.markup for exhibit in section.exhibits]
     if section.table is not None:
         parts.append(_table(section.table, section.title))
-    return element("section", *parts, id=_anchor(place)) + "\n"
-
-
-def _anchor(place: int) -> str:
-    return f"section-{place + 1}"
+    return element("section", *parts, id=anchor) + "\n"
 
 
 def _paragraphs(text: str) -> str:
@@ -133,18 +117,16 @@ def _table(table: HtmlTable, name: str) -> str:
     """The table in a box that scrolls by itself, by keyboard too, so that a phone's page does not."""
     kinds = ["" if table.holds_words(column) else "n" for column in range(len(table.columns))]
     head = [_cell("th", text, kind, scope="col") for text, kind in zip(table.columns, kinds, strict=True)]
-    rows = [_row(table, place, kinds) for place in range(len(table.rows))]
+    rows = []
+    for place, row in enumerate(table.rows):
+        cells = []
+        for column, (text, kind) in enumerate(zip(row, kinds, strict=True)):
+            marked = f"{kind} best".strip() if (place, column) in table.best else kind
+            tag, scope = ("th", "row") if column == 0 else ("td", "")
+            cells.append(_cell(tag, text, marked, scope=scope))
+        rows.append(element("tr", *cells) + "\n")
     whole = element("table", element("thead", element("tr", *head)), "\n<tbody>\n", *rows, "</tbody>")
     return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {name}")
-
-
-def _row(table: HtmlTable, place: int, kinds: Sequence[str]) -> str:
-    cells = []
-    for column, (text, kind) in enumerate(zip(table.rows[place], kinds, strict=True)):
-        marked = f"{kind} best".strip() if (place, column) in table.best else kind
-        tag, scope = ("th", "row") if column == 0 else ("td", "")
-        cells.append(_cell(tag, text, marked, scope=scope))
-    return element("tr", *cells) + "\n"
 
 
 def _cell(tag: str, text: str, kind: str, *, scope: str) -> str:

@@ -1,4 +1,7 @@
-"""A sweep on a page: means over load with their confidence intervals, and how policies compare on the same traces."""
+"""The report of a sweep: means over load with confidence intervals, and how policies compare on the same traces.
+
+A row is an `Average`: one policy at one load, over seeds. Each is compared, run by run, with its rival: the first policy.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from poise.lab.analysis.statistics import Average, Contrast, Mean
-from poise.lab.report.axes import Axis, Tick, Unit, amount, level_axis, points_axis
-from poise.lab.report.figures import legend_for
+from poise.lab.report.axes import Tick, amount, level_axis, points_axis
+from poise.lab.report.comparison import TERMS, UNITS
+from poise.lab.report.figures import Goal, best_places
 from poise.lab.report.frame import (
-    TEXT,
     FigureLabels,
     Frame,
     described,
@@ -17,26 +20,19 @@ from poise.lab.report.frame import (
     figure,
     framed,
     heading,
-    height_of,
-    nothing,
+    legend_for,
+    no_data,
     number,
     room_for,
-    shorten,
     surroundings,
-    text,
     tooltip,
 )
 from poise.lab.report.page import HtmlTable, Section, page
-from poise.lab.report.series import FloatArray, Kind, best_places
 from poise.lab.report.style import series_class
 
 LEGEND = "± and (low–high): 95 % confidence intervals. ≈: whether it is more or less than {rival} is left open."
 
-_UNITS: dict[str, Unit] = {
-    **dict.fromkeys(("avg_jct", "median_jct", "p99_jct", "makespan"), "seconds"),
-    **dict.fromkeys(("utilisation", "unfair_fraction"), "percent"),
-}
-_COLUMNS: tuple[tuple[str, str, Kind], ...] = (
+_COLUMNS: tuple[tuple[str, str, Goal], ...] = (
     ("average JCT", "avg_jct", "lowest"),
     ("p99 JCT", "p99_jct", "lowest"),
     ("makespan", "makespan", "lowest"),
@@ -48,7 +44,6 @@ _COLUMNS: tuple[tuple[str, str, Kind], ...] = (
 """(heading, key of the summary, which mean is best)."""
 _RATIO_AT = 3
 """Column of the ratio of average JCTs, right behind the average JCT."""
-
 _PAIRED = (
     ("average JCT", "avg_jct"),
     ("median JCT", "median_jct"),
@@ -65,154 +60,121 @@ _FIGURES = (
 )
 _LONGEST_RIVAL = 12
 _APART, _APART_ALONE = 4.0, 26.0
-"""Units between the whiskers of two policies at one load, side by side; and where there is but one load."""
+"""Units between the whiskers of two policies at one load, side by side; and where there is only one load."""
 _ROOM, _ROOM_ALONE = 0.16, 0.9
 """Share of the width that all policies at one load take at most."""
 _CAP, _THIN, _DOT, _SWATCH = 5.0, 1.2, 3.0, 20.0
 
 
+def sweep_page(title: str, intro: str, rows: Sequence[Average]) -> str:
+    """The report as a whole document."""
+    summary = (
+        f"{TERMS} Jobs arrive load times as fast as in the trace.\n\n"
+        "Numbers are means over seeds, with 95 % confidence intervals by Student's t where there are several runs that "
+        "differ. Marked are the best of a load and those that are not told apart from it on the same traces."
+    )
+    figures = tuple(over_load(rows, key, title=title, y_label=label) for title, label, key in _FIGURES)
+    sections = [
+        Section("Summary", summary, table=sweep_table(rows)),
+        Section("Over load", "Whiskers are 95 % confidence intervals of the means.", figures=figures),
+    ]
+    others = [row for row in rows if row.against]
+    if others:
+        rival = others[0].rival
+        text = (
+            f"Ratios to {rival}, run by run on the same traces: geometric means with 95 % confidence intervals. What "
+            "makes one trace harder than another drops out, and so they tell more than the means side by side. "
+            f"≈: whether it is more or less than {rival} is left open."
+        )
+        cells = tuple((row.policy, f"{row.load:g}", *(_ratio(row.against[key]) for _, key in _PAIRED)) for row in others)
+        columns = ("policy", "load", *(heading for heading, _ in _PAIRED))
+        sections.append(Section(f"Against {rival}", text, table=HtmlTable(columns, cells, names=2, words=("policy",))))
+    return page(title, intro, sections)
+
+
 def sweep_table(rows: Sequence[Average]) -> HtmlTable:
-    """A row a load and policy. Of each load the best means are marked, and those that are not told apart from the best."""
-    headings = [heading for heading, _, _ in _COLUMNS]
+    """One row per load and policy. The best means of each load are marked, and those not told apart from the best."""
     rival = next((row.rival for row in rows), "first")
+    headings = [heading for heading, _, _ in _COLUMNS]
     headings.insert(1, f"÷ {rival if len(rival) <= _LONGEST_RIVAL else 'first'}")
-    cells = tuple((row.policy, f"{row.load:g}", *_cells(row)) for row in rows)
-    return HtmlTable(("policy", "load", *headings), cells, frozenset(_best(rows)), names=2, words=("policy",))
+    cells = []
+    for row in rows:
+        written = [_mean(row.means[key], key) for _, key, _ in _COLUMNS]
+        written.insert(1, "1" if row.policy == row.rival else _ratio(row.against.get("avg_jct")))
+        cells.append((row.policy, f"{row.load:g}", *written))
+    best: set[tuple[int, int]] = set()
+    for load in {row.load for row in rows}:
+        places = [place for place, row in enumerate(rows) if row.load == load]
+        for column, (_, key, goal) in enumerate(_COLUMNS):
+            shown = column + 2 if column == 0 else column + _RATIO_AT
+            best |= {(place, shown) for place in _best_of(rows, places, key, goal)}
+    return HtmlTable(("policy", "load", *headings), tuple(cells), frozenset(best), names=2, words=("policy",))
 
 
-def _cells(row: Average) -> list[str]:
-    cells = [_worded(row.means[key], key) for _, key, _ in _COLUMNS]
-    cells.insert(1, "1" if row.policy == row.rival else _ratio(row.against.get("avg_jct")))
-    return cells
-
-
-def _worded(mean: Mean, key: str) -> str:
-    """`3h12m ±15m`."""
-    if mean.value is None:
-        return "–"
-    margin = "" if mean.margin is None else f" ±{_amount(mean.margin, key)}"
-    return _amount(mean.value, key) + margin
+def _best_of(rows: Sequence[Average], places: Sequence[int], key: str, goal: Goal) -> list[int]:
+    """The best of these rows, those that are written the same, and those that may be as good; none if all are the same."""
+    means = {place: value for place in places if (value := rows[place].means[key].value) is not None}
+    same = best_places(list(means.values()), [_amount(value, key) for value in means.values()], goal)
+    if not same:
+        return []
+    best = (min if goal == "lowest" else max)(means, key=lambda place: means[place])
+    tied = {place for place in means if place != best and rows[place].than(rows[best], key).is_open}
+    return [place for number, place in enumerate(means) if number in same or place in tied]
 
 
 def _amount(value: float, key: str) -> str:
-    return amount(value, _UNITS.get(key, "plain"))
+    return amount(value, UNITS.get(key, "plain"))
+
+
+def _mean(mean: Mean, key: str) -> str:
+    """`3h12m ±15m`."""
+    if mean.value is None:
+        return "–"
+    return _amount(mean.value, key) + ("" if mean.margin is None else f" ±{_amount(mean.margin, key)}")
 
 
 def _ratio(each: Contrast | None) -> str:
     """`≈ 0.97 (0.88–1.07)`."""
     if each is None or each.ratio is None:
         return "–"
-    mark = "≈ " if each.is_open else ""
-    bounds = "" if each.ratio_interval is None else f" ({'–'.join(map(_short, each.ratio_interval))})"
-    return mark + _short(each.ratio) + bounds
 
+    def short(ratio: float) -> str:
+        return f"{ratio:.2f}" if 0.05 <= ratio < 100 else amount(ratio, "plain")
 
-def _short(ratio: float) -> str:
-    return f"{ratio:.2f}" if 0.05 <= ratio < 100 else amount(ratio, "plain")
-
-
-def _best(rows: Sequence[Average]) -> set[tuple[int, int]]:
-    found: set[tuple[int, int]] = set()
-    for load in {row.load for row in rows}:
-        places = [place for place, row in enumerate(rows) if row.load == load]
-        for column, (_, key, kind) in enumerate(_COLUMNS):
-            shown = column + 2 if column == 0 else column + _RATIO_AT
-            found |= {(place, shown) for place in _best_of(rows, places, key, kind)}
-    return found
-
-
-def _best_of(rows: Sequence[Average], places: Sequence[int], key: str, kind: Kind) -> list[int]:
-    """The best of these rows, those that are written the same, and those that may be as good; none if all are the same."""
-    means = {place: value for place in places if (value := rows[place].means[key].value) is not None}
-    same = best_places(list(means.values()), [_amount(value, key) for value in means.values()], kind)
-    if not same:
-        return []
-    best = (min if kind == "lowest" else max)(means, key=lambda place: means[place])
-    tied = {place for place in means if place != best and rows[place].than(rows[best], key).is_open}
-    return [place for number, place in enumerate(means) if number in same or place in tied]
-
-
-def sweep_page(title: str, intro: str, rows: Sequence[Average]) -> str:
-    """A whole document."""
-    return page(title, intro, [_summary(rows), _over_load(rows), *_paired(rows)])
-
-
-def _summary(rows: Sequence[Average]) -> Section:
-    text = (
-        "JCT is the time from submission to completion. ρ is a job's completion time divided by what it would take alone "
-        "on a 1/N slice of the cluster; a job with ρ above 1.1 counts as treated unfairly. Jobs arrive load times as fast "
-        "as in the trace.\n\n"
-        "Numbers are means over seeds, with 95 % confidence intervals by Student's t where there are several runs that "
-        "differ. Marked are the best of a load and those that are not told apart from it on the same traces."
-    )
-    return Section("Summary", text, table=sweep_table(rows))
-
-
-def _over_load(rows: Sequence[Average]) -> Section:
-    figures = tuple(over_load(rows, key, title=title, y_label=label) for title, label, key in _FIGURES)
-    return Section("Over load", "Whiskers are 95 % confidence intervals of the means.", figures=figures)
-
-
-def _paired(rows: Sequence[Average]) -> list[Section]:
-    """Nothing where there is but one policy."""
-    others = [row for row in rows if row.against]
-    if not others:
-        return []
-    text = (
-        f"Ratios to {others[0].rival}, run by run on the same traces: geometric means with 95 % confidence intervals. What "
-        "makes one trace harder than another drops out, and so they tell more than the means side by side. "
-        f"≈: whether it is more or less than {others[0].rival} is left open."
-    )
-    cells = tuple((row.policy, f"{row.load:g}", *(_ratio(row.against[key]) for _, key in _PAIRED)) for row in others)
-    table = HtmlTable(("policy", "load", *(heading for heading, _ in _PAIRED)), cells, names=2, words=("policy",))
-    return [Section(f"Against {others[0].rival}", text, table=table)]
+    bounds = "" if each.ratio_interval is None else f" ({'–'.join(map(short, each.ratio_interval))})"
+    return ("≈ " if each.is_open else "") + short(each.ratio) + bounds
 
 
 def over_load(rows: Sequence[Average], key: str, *, title: str, y_label: str) -> str:
-    """A figure: the mean of a number of the summary over load, a line a policy, with intervals as whiskers."""
+    """A figure: the mean of a number of the summary over load, one line per policy, with intervals as whiskers."""
     drawn_title, top = heading(title)
     policies = list(dict.fromkeys(row.policy for row in rows))
     legend = legend_for(policies, top)
     known = [row for row in rows if row.means[key].value is not None]
     loads = np.unique([row.load for row in known])
-    unit = _UNITS.get(key, "plain")
-    reach = np.array([level for row in known for level in _levels(row.means[key], unit)], dtype=np.float64)
-    frame = framed(_load_axis(loads), level_axis(reach, unit, 5), legend.bottom + 14)
+    unit = UNITS.get(key, "plain")
+    # An interval that reaches below 0, or a share's above 1, is cut off there.
+    reach: list[float] = []
+    for mean in (row.means[key] for row in known):
+        low, high = mean.interval or (mean.value or 0.0, mean.value or 0.0)
+        reach += [max(low, 0.0), min(high, 1.0) if unit == "percent" else high]
+    axis = points_axis(loads, "plain", 6, room_for("plain"))
+    if len(loads) == 1:  # policies stand side by side: nothing but that load is written below them
+        axis = replace(axis, ticks=(Tick(float(loads[0]), f"{loads[0]:g}"),))
+    frame = framed(axis, level_axis(np.array(reach, dtype=np.float64), unit, 5), legend.bottom + 14)
     labels = FigureLabels(title, frame.x.titled("load"), y_label)
     apart, room = (_APART, _ROOM) if len(loads) > 1 else (_APART_ALONE, _ROOM_ALONE)
     step = min(apart, room * (frame.right - frame.left) / max(1, len(policies)))
-    groups = [
-        element(
-            "g",
-            _marks([row for row in known if row.policy == name], key, frame, step * (place - (len(policies) - 1) / 2)),
-            _key(name, *legend.spots[place]),
-            class_=series_class(place),
-        )
-        for place, name in enumerate(policies)
-    ]
-    body = [surroundings(frame, labels), "" if known else nothing(frame), element("g", *groups, class_="marks")]
-    return figure(described("Line chart", labels, policies), height_of(frame), drawn_title, *body)
-
-
-def _load_axis(loads: FloatArray) -> Axis:
-    """Policies at one load stand side by side: nothing but that load is written below them."""
-    axis = points_axis(loads, "plain", 6, room_for("plain"))
-    return axis if len(loads) != 1 else replace(axis, ticks=(Tick(float(loads[0]), f"{loads[0]:g}"),))
-
-
-def _levels(mean: Mean, unit: Unit) -> tuple[float, ...]:
-    """What has to be inside the figure. An interval that reaches below 0, or a share's above 1, is cut off there."""
-    low, high = mean.interval or (mean.value or 0.0, mean.value or 0.0)
-    return max(low, 0.0), min(high, 1.0) if unit == "percent" else high
-
-
-def _key(name: str, left: float, middle: float) -> str:
-    swatch = element("path", class_="line", d=f"M{number(left)} {number(middle)}h{number(_SWATCH)}")
-    return swatch + text(shorten(name, 190.0, TEXT), left + _SWATCH + 9, middle + 4)
+    groups = []
+    for place, name in enumerate(policies):
+        marks = _marks([row for row in known if row.policy == name], key, frame, step * (place - (len(policies) - 1) / 2))
+        groups.append(element("g", marks, legend.line(place, length=_SWATCH), class_=series_class(place)))
+    body = [surroundings(frame, labels), "" if known else no_data(frame), element("g", *groups, class_="marks")]
+    return figure(described("Line chart", labels, policies), frame.figure_height, drawn_title, *body)
 
 
 def _marks(rows: Sequence[Average], key: str, frame: Frame, aside: float) -> str:
-    """Means joined by load, each with its whisker; all of it a little to one side."""
+    """Means joined by load, each with its whisker; all of it shifted to one side, so that policies do not overlap."""
     ordered = sorted(rows, key=lambda row: row.load)
     across = (frame.across(np.array([row.load for row in ordered])) + aside).tolist()
     down = frame.down(np.array([row.means[key].value for row in ordered], dtype=np.float64)).tolist()
@@ -221,7 +183,7 @@ def _marks(rows: Sequence[Average], key: str, frame: Frame, aside: float) -> str
     dots = [
         element(
             "g",
-            tooltip(f"{row.policy}, load {row.load:g}: {_worded(row.means[key], key)}"),
+            tooltip(f"{row.policy}, load {row.load:g}: {_mean(row.means[key], key)}"),
             element("circle", class_="dot", cx=a, cy=b, r=_DOT),
             _whisker(row.means[key], frame, a),
         )
