@@ -23,10 +23,10 @@ Started = Callable[..., Service]
 
 UNPRIVILEGED = """
 import os, sys
-from poise.service.backends.local.runner import enclosure
-enclosure._drop_privileges(but=frozenset(range(64)) - {enclosure.CAP_SYS_ADMIN})
-for cap in {enclosure.CAP_SYS_ADMIN}:
-    enclosure.libc.prctl(enclosure.PR_CAPBSET_DROP, cap, 0, 0, 0)
+from poise.service.backends.local.runner import isolation
+isolation._drop_privileges(but=frozenset(range(64)) - {isolation.CAP_SYS_ADMIN})
+for cap in {isolation.CAP_SYS_ADMIN}:
+    isolation.libc.prctl(isolation.PR_CAPBSET_DROP, cap, 0, 0, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """Runs a command without the right to mount: what it may do comes from a user namespace, as it does for a plain user."""

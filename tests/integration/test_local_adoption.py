@@ -12,7 +12,7 @@ import pytest
 from tests.backends import PATIENCE, STUBBORN, TRAINS, WAITS, LocalStage, a_request, an_order, is_alive, notice, until
 
 from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding, RunProgressed
-from poise.service.backends.local.processes import MAIN, boot, start_of
+from poise.service.backends.local.processes import MAIN, boot_id, start_of
 
 
 def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
@@ -131,7 +131,7 @@ def test_process_that_got_the_number_of_a_dead_one_is_left_alone(stage: LocalSta
         start = start_of(bystander.pid)
         assert start is not None
         me = {"pid": bystander.pid, "start": start - 1}
-        runner = {"version": 1, **me, "boot": boot(), "began": 5.0, "replicas": [{"rank": 0, **me}]}
+        runner = {"version": 1, **me, "boot": boot_id(), "began": 5.0, "replicas": [{"rank": 0, **me}]}
         (folder / "runner.json").write_text(json.dumps(runner))
         stage.reopen((an_order("1", a_request("")), DesiredState.RUN))
         assert stage.wait(RunEnded, "1").cause == "node-lost"
@@ -188,7 +188,7 @@ def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, mo
     broken = iter(["/no/such/file", "/no/such/file"])
     real = processes.MAIN
 
-    def spawn(path: Path, environment: dict[str, str]) -> processes.Spawned:
+    def spawn(path: str, environment: dict[str, str]) -> tuple[int, int, int]:
         monkeypatch.setattr(processes, "MAIN", next(broken, real))
         return spawning_spawn(path, environment)
 

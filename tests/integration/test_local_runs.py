@@ -16,7 +16,6 @@ from tests.backends import WAITS, LocalStage, a_request, an_order, python, until
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunPart
 from poise.service.backends.local import orders, processes, runs
-from poise.service.backends.local.processes import Spawned
 
 SHOWS = """
 import json, os, resource, sys
@@ -223,12 +222,12 @@ def test_longest_argument_and_variable_that_are_taken_can_be_handed_over(stage: 
     request = a_request(
         python("import os, sys; print(len(sys.argv[1]), len(os.environ['A']))", argument), env={"A": variable}
     )
-    orders.checked(request)
+    orders.check_request(request)
     stage.backend.launch(an_order("1", request))
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert f"{len(argument)} {len(variable)}" in stage.text("1")
     with pytest.raises(RequestError, match="A has"):
-        orders.checked(a_request("", env={"A": variable + "x"}))
+        orders.check_request(a_request("", env={"A": variable + "x"}))
 
 
 def test_disk_that_is_full_fails_the_launch(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,18 +325,18 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
 ) -> None:
     """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
     spawn, unwatch = processes.spawn, stage.backend._clockwork.unwatch
-    spawned: list[Spawned] = []
+    spawned: list[tuple[int, int, int]] = []
     has_ended: list[bool] = []
 
-    def first_dies(path: Path, environment: dict[str, str]) -> Spawned:
+    def first_dies(path: str, environment: dict[str, str]) -> tuple[int, int, int]:
         spawned.append(spawn(path, environment))
         if len(spawned) == 1:
-            os.kill(spawned[0].pid, signal.SIGKILL)
-            os.waitid(os.P_PIDFD, spawned[0].process, os.WEXITED | os.WNOWAIT)
+            os.kill(spawned[0][0], signal.SIGKILL)
+            os.waitid(os.P_PIDFD, spawned[0][1], os.WEXITED | os.WNOWAIT)
         return spawned[-1]
 
     def noting(handle: int) -> None:
-        if len(spawned) == 2 and handle == spawned[1].ready:
+        if len(spawned) == 2 and handle == spawned[1][2]:
             has_ended.append(bool(select.select([handle], [], [], 0)[0]))
         unwatch(handle)
 

@@ -6,7 +6,7 @@ import pytest
 
 from poise.scheduler.model.failures import Verdict, category_of, verdict
 from poise.service.backends.local.lease_files import LOST
-from poise.service.backends.local.runner.supervisor import CODES, EXCEPTIONS, SAYINGS, SIGNALS, cause_of
+from poise.service.backends.local.runner.causes import CODES, EXCEPTIONS, MESSAGES, SIGNALS, cause_of
 
 
 def traceback(last: str, *notes: str) -> str:
@@ -83,7 +83,7 @@ def test_words_of_long_ago_are_not_what_a_replica_died_of() -> None:
 
 
 def test_causes_are_categories_but_for_those_that_the_paper_does_not_have() -> None:
-    causes = {*CODES.values(), *EXCEPTIONS.values(), *SIGNALS.values(), *(cause for cause, _ in SAYINGS), LOST}
+    causes = {*CODES.values(), *EXCEPTIONS.values(), *SIGNALS.values(), *(cause for cause, _ in MESSAGES), LOST}
     assert {cause for cause in causes if category_of(cause) is None} <= {"storage-full", "cpu-seconds"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.backends import a_request
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.backends.local import checked
+from poise.service.backends.local.orders import check_request
 
 PATH = {"PATH": "/usr/bin:/bin"}
 
@@ -22,13 +22,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", [("sh",), ("/bin/sh", "-c", "true"), ("./train.sh",), ("{}/train.sh",)])
 def test_program_that_is_there_is_taken(folder: Path, command: tuple[str, ...]) -> None:
-    checked(a_request(tuple(word.format(folder) for word in command), cwd=str(folder)), PATH)
+    check_request(a_request(tuple(word.format(folder) for word in command), cwd=str(folder)), PATH)
 
 
 def test_program_is_looked_for_in_the_path_of_the_job(folder: Path) -> None:
-    checked(a_request(("train.sh",), env={"PATH": str(folder)}), PATH)
+    check_request(a_request(("train.sh",), env={"PATH": str(folder)}), PATH)
     with pytest.raises(RequestError, match=r"no program 'train\.sh' in the PATH"):
-        checked(a_request(("train.sh",)), PATH)
+        check_request(a_request(("train.sh",)), PATH)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -66,6 +66,6 @@ def test_what_is_not_on_this_machine_is_refused_in_one_line(folder: Path, name: 
         return value.format(folder) if isinstance(value, str) else tuple(word.format(folder) for word in value)
 
     with pytest.raises(RequestError) as refused:
-        checked(a_request(**{key: filled(value) for key, value in fields.items()}), PATH)
+        check_request(a_request(**{key: filled(value) for key, value in fields.items()}), PATH)
     assert want in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -14,10 +14,10 @@ from poise.scheduler.model.failures import Verdict, verdict
 from poise.service.backends.local import processes
 from poise.service.backends.local.lease_files import ORDER, PROGRESS, get, put
 from poise.service.backends.local.processes import (
-    belongs,
+    belongs_to_run,
     context_switches,
     kill_where,
-    opened,
+    open_process,
     start_of,
     stat_of,
 )
@@ -45,7 +45,7 @@ def test_process_that_cannot_be_looked_at_is_not_taken_to_be_gone(monkeypatch: p
     start = start_of(me)
     assert start is not None
     monkeypatch.setattr("builtins.open", refusing(number))
-    for look in (lambda: stat_of(me), lambda: belongs(me, b"X=1", {}), lambda: opened(me, start)):
+    for look in (lambda: stat_of(me), lambda: belongs_to_run(me, b"X=1", {}), lambda: open_process(me, start)):
         with pytest.raises(OSError, match=os.strerror(number)):
             look()
     monkeypatch.undo()
@@ -61,8 +61,8 @@ def test_nobody_kills_himself() -> None:
 def test_process_that_is_gone_has_nothing() -> None:
     gone = 1 << 22
     assert stat_of(gone) == []
-    assert (start_of(gone), context_switches(gone), opened(gone, 1)) == (None, None, None)
-    assert not belongs(gone, b"X=1", {})
+    assert (start_of(gone), context_switches(gone), open_process(gone, 1)) == (None, None, None)
+    assert not belongs_to_run(gone, b"X=1", {})
 
 
 def test_process_that_works_has_more_turns_each_time() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.backends.local.orders import checked, inside
+from poise.service.backends.local.orders import check_request
+from poise.service.backends.local.venvs import inside
 from poise.service.wire.request import JobRequest
 
 SERVICE = {"PATH": "/usr/bin", "VIRTUAL_ENV": "/opt/poise", "HOME": "/home/poise"}
@@ -34,9 +35,9 @@ def test_its_programs_come_first_and_the_service_s_own_is_not_seen(mark: str, na
 
 def test_programs_are_looked_for_in_it_at_submission(tmp_path: Path) -> None:
     venv = an_environment(tmp_path / "env", "lib")
-    checked(JobRequest(command=("torchrun",), venv=venv), SERVICE)
-    checked(JobRequest(command=("torchrun",), venv=venv, env={"PATH": "/bin"}), SERVICE)
+    check_request(JobRequest(command=("torchrun",), venv=venv), SERVICE)
+    check_request(JobRequest(command=("torchrun",), venv=venv, env={"PATH": "/bin"}), SERVICE)
     with pytest.raises(RequestError, match="no program 'torchrun' in the PATH of the job"):
-        checked(JobRequest(command=("torchrun",)), SERVICE)
+        check_request(JobRequest(command=("torchrun",)), SERVICE)
     with pytest.raises(RequestError, match=r"^venv: '/nowhere' is no virtual environment of the machine"):
-        checked(JobRequest(command=("torchrun",), venv="/nowhere"), SERVICE)
+        check_request(JobRequest(command=("torchrun",), venv="/nowhere"), SERVICE)

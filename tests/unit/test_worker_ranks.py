@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from poise.worker import Lease, attach, rank_state
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.rank_state import cuda_states, generators, restore, seed
+from poise.worker.generators import cuda_states, generators, restore, seed
 
 
 def _drawn() -> tuple[float, float]:

@@ -19,10 +19,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from poise.worker.generators import generators
 from poise.worker.lease import StopRequest, Writers, attach
 from poise.worker.protocol import WorkerError, say
 from poise.worker.pytorch import restore_random
-from poise.worker.rank_state import generators
 
 # Not a plain import: it is under either name, and types are to be the same whether or not it is installed.
 _CALLBACK: Any = import_module("lightning.pytorch" if find_spec("lightning") else "pytorch_lightning").Callback

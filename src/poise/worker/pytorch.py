@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Protocol
 
-from poise.worker import rank_state
+from poise.worker import generators
 from poise.worker.micro_batches import share
 from poise.worker.protocol import worker_env
 
@@ -48,7 +48,7 @@ class TrainingState:
     def save(self, path: str) -> None:
         """Write it to a new file."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        torch.save({"parts": parts, "random": rank_state.generators()}, path)
+        torch.save({"parts": parts, "random": generators.generators()}, path)
 
     def load(self, path: str) -> None:
         """Read it. The parts must be those that were saved."""
@@ -116,14 +116,14 @@ class Batches:
         rows = [batch[self._mine].tolist() for batch in batches]
         # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training. By
         # rank, since workers of different ranks that draw the same numbers would change different samples in the same way.
-        seed = rank_state.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
+        seed = generators.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
         generator = torch.Generator().manual_seed(seed)
         return torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more)
 
 
 @lru_cache(maxsize=2)
 def _order(samples: int, seed: int, epoch: int) -> Any:  # noqa: ANN401  torch.Tensor
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(rank_state.number(f"{seed}/{epoch}")))
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(generators.number(f"{seed}/{epoch}")))
 
 
 def restore_random(state: Mapping[str, Any], rank: int) -> None:
@@ -131,16 +131,16 @@ def restore_random(state: Mapping[str, Any], rank: int) -> None:
     if not isinstance(state["torch"], str):
         state = _plain(state)
     if rank:
-        rank_state.seed(f"{state['torch']}/{rank}")
+        generators.seed(f"{state['torch']}/{rank}")
     else:
-        rank_state.restore(state)
+        generators.restore(state)
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the tensors of a checkpoint that has them, as the first ones had, into plain values."""
-    plain = {**state, "torch": rank_state.text_of(state["torch"])}
+    plain = {**state, "torch": generators.text_of(state["torch"])}
     if "cuda" in state:
-        plain.update(cuda=[rank_state.text_of(each) for each in state["cuda"]], device=0)
+        plain.update(cuda=[generators.text_of(each) for each in state["cuda"]], device=0)
     return plain
 
 

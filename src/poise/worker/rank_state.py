@@ -7,15 +7,10 @@ puts all parts beside the checkpoint before that gets its name. So they count fr
     ranks-<n>.json    beside the checkpoint `step-<n>`: {"version", "ranks"}, a list by rank; null: that rank did not come
 """
 
-import hashlib
 import json
 import os
-import random
-import sys
-from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 from time import monotonic, sleep
 from typing import Any
 
@@ -49,7 +44,7 @@ class Ranks:
         """Note this rank's generators as they are at this boundary, and let rank 0 have them."""
         if self._run_dir is None:
             return
-        pass  # import gone  # here, since single ranks need none of its imports
+        from poise.worker.generators import generators  # slow to import, and single ranks do not need it
 
         self._own = generators()
         if self._where.rank:
@@ -88,7 +83,7 @@ class Ranks:
         parts = None if text is None else _parts(text)
         if parts is None:
             return False
-        pass  # import gone
+        from poise.worker.generators import restore, seed
 
         own = parts[self._where.rank] if self._where.rank < len(parts) else None
         if own is None:
@@ -113,71 +108,3 @@ def _parts(text: bytes) -> list[Any] | None:
         return None
     parts = found.get("ranks") if isinstance(found, dict) and found.get("version") == VERSION else None
     return parts if isinstance(parts, list) else None
-
-
-# The random generators of this process, as plain values: those of Python, of numpy and of torch, on CPU and CUDA.
-#
-# A library that is not imported has not been used; it is neither asked nor imported. Generators that a script makes for
-# itself
-# (`torch.Generator`, `numpy.random.default_rng`) are not known here.
-
-Generators = Mapping[str, Any]
-"""States by library. Each value survives JSON unchanged."""
-
-
-def generators() -> dict[str, Any]:
-    """Return the state of each generator."""
-    state: dict[str, Any] = {"python": random.getstate()}
-    if numpy := sys.modules.get("numpy"):
-        kind, keys, *rest = numpy.random.get_state()
-        state["numpy"] = [kind, keys.tolist(), *rest]
-    if torch := sys.modules.get("torch"):
-        state["torch"] = text_of(torch.get_rng_state())
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = [text_of(each) for each in torch.cuda.get_rng_state_all()]
-            state["device"] = torch.cuda.current_device()
-    return state
-
-
-def restore(state: Generators) -> None:
-    """Go on with these generators."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    if "numpy" in state:
-        import_module("numpy").random.set_state(tuple(state["numpy"]))
-    if "torch" in state:
-        torch = import_module("torch")
-        torch.set_rng_state(_tensor(torch, state["torch"]))
-        if "cuda" in state and torch.cuda.is_available():
-            count, device = torch.cuda.device_count(), torch.cuda.current_device()
-            for index, text in cuda_states(state["cuda"], state["device"], count=count, device=device).items():
-                torch.cuda.set_rng_state(_tensor(torch, text), index)
-
-
-def cuda_states(states: Sequence[str], used: int, *, count: int, device: int) -> dict[int, str]:
-    """Match saved CUDA generators to devices: one by one if there are as many, otherwise the one in use alone."""
-    return dict(enumerate(states)) if len(states) == count else {device: states[used]}
-
-
-def seed(text: str) -> None:
-    """Seed each generator with a number that follows from a text."""
-    drawn = number(text) >> 31  # numpy takes 32 bits
-    random.seed(drawn)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(drawn)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(drawn)
-
-
-def number(text: str) -> int:
-    """Return a number of 63 bits that follows from a text."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def text_of(tensor: Any) -> str:  # noqa: ANN401  torch.Tensor
-    """Write a tensor of bytes as text."""
-    return b64encode(bytes(tensor.tolist())).decode("ascii")
-
-
-def _tensor(torch: Any, text: str) -> Any:  # noqa: ANN401  torch, torch.Tensor
-    return torch.tensor(list(b64decode(text)), dtype=torch.uint8)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.backends.local.orders import has_python, holds_python, programs
+from poise.service.backends.local.venvs import has_python, holds_python, programs
 from poise.service.wire.draft import Variant, current_folder, parse_folder, sweep_of
 from poise.service.wire.request import JobRequest, Wire, first_problem
 

@@ -18,7 +18,7 @@ from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
 from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
-from poise.service.backends.local.orders import Isolation, LocalSettings, checked
+from poise.service.backends.local.orders import Isolation, LocalSettings, check_request
 from poise.service.backends.local.state_dir import JOBS, highest_number, latest_epoch
 from poise.service.backends.null import NullBackend
 from poise.service.server.accounts import TokenStore
@@ -113,7 +113,7 @@ def open_engine(setup: Setup) -> LiveService:
     cluster = known(setup.cluster)
     isolation = _isolated(setup)
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)
-    check = partial(checked, hidden=hidden) if setup.backend is BackendKind.LOCAL else _anything
+    check = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else _anything
 
     def backend_of(tell: OnEvent) -> LiveBackend:
         if setup.backend is BackendKind.NULL:

@@ -1,19 +1,5 @@
-"""Real processes on one machine.
+"""The local back end: real processes on one machine.
 
-What is named here is imported when it is asked for: a runner imports modules below this one, and has to start in no time.
+Start reading at `backend.py` (`LocalBackend`), then `runs.py` (the life of a run) and `runner/supervisor.py` (the process
+that keeps one run). Nothing is imported here: a runner imports modules of this package, and has to start fast.
 """
-
-TYPE_CHECKING = False  # as in records.py
-if TYPE_CHECKING:
-    from poise.service.backends.local.backend import LocalBackend
-    from poise.service.backends.local.orders import LocalSettings, checked
-
-__all__ = ["LocalBackend", "LocalSettings", "checked"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from poise.service.backends.local import backend, orders
-
-    return {"checked": orders.checked, "LocalSettings": orders.LocalSettings, "LocalBackend": backend.LocalBackend}[name]

@@ -42,19 +42,19 @@ from poise.service.backends.local.orders import (
     free_port,
     lease_fields,
     leaving_mode,
-    marked,
     order_fields,
     replica_count,
+    run_marks,
 )
 from poise.service.backends.local.processes import (
     SCARCE,
-    belongs,
-    boot,
+    belongs_to_run,
+    boot_id,
     children,
     context_switches,
+    environment_values,
     kill_where,
-    marks,
-    opened,
+    open_process,
     reap,
     spawn,
     start_of,
@@ -122,19 +122,19 @@ RUN_DIR = b"POISE_RUN_DIR"
 def living_runner(folders: StateDir, run: LocalRun) -> tuple[int, int] | None:
     """The pid and a handle of a run's runner; None: runner.json names none that lives and bears the run's mark."""
     known = runner_in(folders.get(*run.key, RUNNER))
-    if known is None or not belongs(known.pid, _mark(folders, run), {}):
+    if known is None or not belongs_to_run(known.pid, _mark(folders, run), {}):
         return None
-    handle = opened(known.pid, known.start)
+    handle = open_process(known.pid, known.start)
     return None if handle is None else (known.pid, handle)
 
 
 def kill_left(folders: StateDir, run: LocalRun) -> int:
-    """KILL whatever belongs to a run, and say how many processes there were. OSError: not all could be looked at."""
+    """KILL whatever belongs_to_run to a run, and say how many processes there were. OSError: not all could be looked at."""
     # Of a run whose files were this service's undoing, none is read again.
     known = None if run.fault is not None else runner_in(folders.get(*run.key, RUNNER))
-    groups = dict(known.replicas) if known is not None and known.boot == boot() else {}
+    groups = dict(known.replicas) if known is not None and known.boot == boot_id() else {}
     mark = _mark(folders, run)
-    return kill_where(lambda pid: belongs(pid, mark, groups))
+    return kill_where(lambda pid: belongs_to_run(pid, mark, groups))
 
 
 def _mark(folders: StateDir, run: LocalRun) -> bytes:
@@ -247,7 +247,7 @@ class Runs:
 
     def _strays(self, wanted: set[Key]) -> list[LocalRun]:
         """Runs of which something lives that nobody knows. Its marks lead there: directories may be many."""
-        keys = {self._folders.run_at(os.fsdecode(path)) for path in marks(RUN_DIR)} - wanted
+        keys = {self._folders.run_at(os.fsdecode(path)) for path in environment_values(RUN_DIR)} - wanted
         gpus = {key: gpus_in(self._folders.get(*key, ORDER)) for key in keys if key is not None}
         return [LocalRun(key, gpus[key], None, DesiredState.GONE) for key in sorted(gpus)]
 
@@ -409,7 +409,7 @@ class Runs:
         fields = order_fields(order, self._folders, self._settings, base=self._base, devices=self._devices, port=run.port)
         self._folders.put(*run.key, ORDER, fields)
         self._folders.put(*run.key, LEASE, lease_fields(*run.key, None, None, ""))
-        run.pid, run.process, run.ready = spawn(self._folders.run_path(*run.key), marked(self._folders, *run.key))
+        run.pid, run.process, run.ready = spawn(str(self._folders.run_path(*run.key)), run_marks(self._folders, *run.key))
         run.phase = Phase.ALIVE
         self._deeds.watch(run.process, run, self._runner_gone)
         self._deeds.watch(run.ready, run, self._runner_ready)

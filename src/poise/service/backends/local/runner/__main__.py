@@ -1,6 +1,7 @@
-"""Started as a file, so that Python need not look for anything: `python -I -S __main__.py RUN_DIRECTORY READY`.
+"""Entry point of a runner: `python -I -S __main__.py RUN_DIRECTORY READY`.
 
-`python -I -S __main__.py --try STATE JOB LEVEL` tries an enclosure out (trying.py).
+Started as a file, without site-packages, so that Python has nothing to search for. `--try STATE JOB LEVEL` tries out a
+sandbox instead (isolation.py).
 """
 
 import os
@@ -10,7 +11,7 @@ if __name__ == "__main__":
     root = os.path.abspath(__file__)
     for _ in ("poise", "service", "backends", "local", "runner", "__main__.py"):
         root = os.path.dirname(root)
-    sys.path.append(root)  # behind the standard library: nothing there can stand in its way
+    sys.path.append(root)  # after the standard library, so that nothing there can shadow it
 
     if sys.argv[1] == "--try":
         from poise.service.backends.local.runner.isolation import try_out

@@ -1,7 +1,7 @@
 """One process of a run: how it is started, and what the runner keeps of it.
 
-It is started by fork and exec, without a shell, as the leader of a process group of its own. The kernel kills it should the
-runner die: nothing that belongs to a run outlives the process that watches it.
+It is started by fork and exec, without a shell, as the leader of a process group of its own. The kernel kills it when the
+runner dies (PR_SET_PDEATHSIG): no replica outlives the process that watches it.
 """
 
 import errno
@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from poise.service.backends.local.lease_files import Fields
 from poise.service.backends.local.processes import start_of
-from poise.service.backends.local.runner.isolation import PR_SET_PDEATHSIG, Enclosure, libc
-from poise.service.backends.local.runner.logfile import SOME, LogFile
+from poise.service.backends.local.runner.isolation import PR_SET_PDEATHSIG, Sandbox, libc
+from poise.service.backends.local.runner.logfile import READ_BYTES, LogFile
 
 PR_SET_CHILD_SUBREAPER = 36
 _LIMITS = {
@@ -36,12 +36,12 @@ KILL_AFTER = 5
 
 
 def adopt_orphans() -> None:
-    """From now on whatever loses its parent below this process becomes its child, so that nothing can slip away."""
+    """Become the parent of all orphans below this process, so that none can slip away."""
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class CannotStartError(Exception):
-    """A replica could not be started: the exit code that a shell would have given, a cause, and a line for people."""
+    """A replica could not be started: the exit code that a shell would have given, a cause, and a line for the log."""
 
     def __init__(self, code: int, cause: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class CannotStartError(Exception):
 
 
 class Replica:
-    """A started process and its log. `code` is None while it lives; a signal counts negative."""
+    """A started process and its log. `code` is None while it lives; a signal is negative."""
 
     def __init__(
         self,
@@ -58,27 +58,27 @@ class Replica:
         order: Fields,
         environment: dict[str, str],
         log: LogFile,
-        enclosure: Enclosure | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.rank, self.log = rank, log
         self.code: int | None = None
         self.pipe, out = _pipe(argv[0])
         os.set_blocking(self.pipe, False)
         try:
-            self.pid = _start(argv, environment, order, out, enclosure)
+            self.pid = _fork_and_exec(argv, environment, order, out, sandbox)
         except BaseException:
             os.close(self.pipe)
             raise
         finally:
             os.close(out)
         self.start = 0
-        with suppress(OSError):  # it is known by its mark, too
+        with suppress(OSError):  # without it the process is still recognised by the mark in its environment
             self.start = start_of(self.pid) or 0
 
     def pump(self) -> None:
-        """Move what it has said into its log; closes the pipe at its end."""
+        """Move pending output into the log; closes the pipe at its end."""
         try:
-            data = os.read(self.pipe, SOME)
+            data = os.read(self.pipe, READ_BYTES)
         except BlockingIOError:
             return
         if data:
@@ -87,12 +87,12 @@ class Replica:
             self.hang_up()
 
     def drain(self) -> None:
-        """Everything that it has said so far, a bounded amount of it."""
+        """Move all pending output into the log. Bounded: a process that inherited the pipe may write for ever."""
         for _ in range(64):
             if self.pipe < 0:
                 return
             try:
-                data = os.read(self.pipe, SOME)
+                data = os.read(self.pipe, READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
@@ -100,22 +100,22 @@ class Replica:
             self.log.write(data)
 
     def hang_up(self) -> None:
-        """Listen no more."""
+        """Close the pipe; calling it twice is harmless."""
         if self.pipe >= 0:
             os.close(self.pipe)
         self.pipe = -1
 
     def signal(self, number: int) -> None:
-        """To its whole process group, and to itself should it have left that.
+        """Signal its process group, and the process itself if it has left that group.
 
-        It has not been reaped, so its number is still its own, as is that of the group.
+        It has not been reaped, so neither its pid nor that of the group can be another's.
         """
         if self.code is not None:
             return
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
         with suppress(ProcessLookupError):
-            if os.getpgid(self.pid) != self.pid:  # not twice: somebody may count how often it is told
+            if os.getpgid(self.pid) != self.pid:  # never twice: programs may count signals
                 os.kill(self.pid, number)
 
 
@@ -123,50 +123,50 @@ def _pipe(program: str) -> tuple[int, int]:
     try:
         return os.pipe()
     except OSError as error:
-        raise _refused(program, error.errno or 0, "pipe") from None
+        raise _cannot_start(program, error.errno or 0, "pipe") from None
 
 
-def _start(argv: list[str], environment: dict[str, str], order: Fields, out: int, enclosure: Enclosure | None) -> int:
-    """The pid of a process that runs the command by now; CannotStartError if it does not."""
-    problem, tell = _pipe(argv[0])
-    runner = os.getpid() if enclosure is None else enclosure.parent
+def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, out: int, sandbox: Sandbox | None) -> int:
+    """Return the pid of a process that already runs the command; CannotStartError if it does not."""
+    problem, write_end = _pipe(argv[0])
+    runner = os.getpid() if sandbox is None else sandbox.parent
     try:
         pid = os.fork()
     except OSError as error:
         os.close(problem)
-        os.close(tell)
-        raise _refused(argv[0], error.errno or 0, "fork") from None
+        os.close(write_end)
+        raise _cannot_start(argv[0], error.errno or 0, "fork") from None
     if pid == 0:
-        _become(argv, environment, order, out, tell, runner, enclosure)
-    os.close(tell)
+        _become_command(argv, environment, order, out, write_end, runner, sandbox)
+    os.close(write_end)
     with open(problem, "rb") as file:
-        said = file.read()  # until the command runs, or could not be run
+        said = file.read()  # ends when exec closes the pipe, or with the stage that failed
     if said:
         os.waitpid(pid, 0)
         number, _, stage = said.decode(errors="replace").partition(":")
-        raise _refused(argv[0], int(number), stage)
+        raise _cannot_start(argv[0], int(number), stage)
     return pid
 
 
-def _become(
+def _become_command(
     argv: list[str],
     environment: dict[str, str],
     order: Fields,
     out: int,
-    tell: int,
+    problem: int,
     runner: int,
-    enclosure: Enclosure | None,
+    sandbox: Sandbox | None,
 ) -> None:
-    """In the new process: turn into the command. Does not come back."""
+    """Turn the new process into the command. Does not return: a failure is written to `problem` as errno:stage."""
     stage = "start"
     try:
         os.setpgid(0, 0)
-        if enclosure is not None:
+        if sandbox is not None:
             stage = "isolation"
-            enclosure.enter()
+            sandbox.enter()
             stage = "start"
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != runner:  # it died before the kernel knew what to do then
+        if os.getppid() != runner:  # the runner died before the kernel knew what to do then
             os._exit(1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
@@ -177,33 +177,32 @@ def _become(
         stage = "directory"
         os.chdir(order["directory"])
         stage = "limits"
-        _limit(order["limits"])
+        _set_limits(order["limits"])
         stage = "program"
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        os.write(tell, f"{error.errno or 0}:{stage}".encode())
+        os.write(problem, f"{error.errno or 0}:{stage}".encode())
     except BaseException:
-        os.write(tell, f"{errno.EINVAL}:{stage}".encode())
+        os.write(problem, f"{errno.EINVAL}:{stage}".encode())
     finally:
         os._exit(127)
 
 
-def _limit(limits: dict[str, int | None]) -> None:
+def _set_limits(limits: dict[str, int | None]) -> None:
     for name, kind in _LIMITS.items():
-        most = limits.get(name)
-        if most is not None:
-            ceiling = most + KILL_AFTER if kind == resource.RLIMIT_CPU else most
+        soft = limits.get(name)
+        if soft is not None:
+            ceiling = soft + KILL_AFTER if kind == resource.RLIMIT_CPU else soft
             hard = resource.getrlimit(kind)[1]
             if hard != resource.RLIM_INFINITY:
-                most, ceiling = min(most, hard), min(ceiling, hard)
-            resource.setrlimit(kind, (most, ceiling))
+                soft, ceiling = min(soft, hard), min(ceiling, hard)
+            resource.setrlimit(kind, (soft, ceiling))
 
 
-def _refused(program: str, number: int, stage: str) -> CannotStartError:
-    what = {"directory": "the working directory", "limits": "the limits", "program": program}.get(
-        stage, f"{program} ({stage})"
-    )
-    # A process that its own limits forbid is told by EAGAIN only once it is to become the program.
-    is_crowded = stage == "fork" and number == errno.EAGAIN
-    cause = "node-exhausted" if is_crowded else _CAUSES.get(number, "incorrect-inputs")
+def _cannot_start(program: str, number: int, stage: str) -> CannotStartError:
+    names = {"directory": "the working directory", "limits": "the limits", "program": program}
+    what = names.get(stage, f"{program} ({stage})")
+    # The job's own limit on processes shows as EAGAIN too, but only at exec: at fork it is the machine that is full.
+    is_machine_full = stage == "fork" and number == errno.EAGAIN
+    cause = "node-exhausted" if is_machine_full else _CAUSES.get(number, "incorrect-inputs")
     return CannotStartError(126 if number == errno.EACCES else 127, cause, f"cannot start: {what}: {os.strerror(number)}")
