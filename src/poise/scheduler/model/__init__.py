@@ -1,1 +1,1 @@
-"""The vocabulary: job, cluster, event, action, plan. Imports nothing of ours; no clock, no randomness, no I/O."""
+"""The vocabulary of the scheduler: job, cluster, event, action, plan. No clock, no randomness, no input or output."""

@@ -1,4 +1,8 @@
-"""Wishes: imperative, in the order in which they are to be carried out. A failure to comply comes back as a fact."""
+"""Actions: what the core asks a back end to do, in the order in which to do it; and the journal entry, events and actions.
+
+An action is imperative and may fail; a failure comes back as an event. Actions carry job and epoch, so applying one twice
+has the same effect as applying it once. As with events, the journal stores names of classes and fields by position.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,10 +13,10 @@ from poise.scheduler.model.event import Event
 
 
 class Waited(NamedTuple):
-    """Seconds a job waited before a launch, by cause (Philly §3.1; ALGORITHMS §6.2).
+    """Seconds that a job waited before a launch, by cause (Philly §3.1; docs/algorithms/philly.md).
 
-    order           it would have fitted, but the policy put others first or held it back
-    fragmentation   enough GPUs were free, but not as close together as the claim insists on
+    order           it would have fitted, but the policy put other jobs first or held it back
+    fragmentation   enough GPUs were free, but not as close together as its claim requires
     capacity        fewer GPUs were free than the gang needs
     """
 
@@ -22,7 +26,15 @@ class Waited(NamedTuple):
 
 
 class PreemptionCause(StrEnum):
-    """Why a run ends before its job does."""
+    """Why a run is stopped before its job is done.
+
+    OUTRANKED   a job of higher rank needs the GPUs
+    UNPLANNED   the policy's plan has no claim for the job
+    MOVED       the job continues on other GPUs
+    RESIZED     the job continues with another number of GPUs
+    VALIDATED   its trial run is over
+    HELD        its owner put it on hold
+    """
 
     OUTRANKED = "outranked"
     UNPLANNED = "unplanned"
@@ -34,7 +46,7 @@ class PreemptionCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start, or resume from its checkpoint, the whole gang on just these GPUs."""
+    """Start the whole gang on exactly these GPUs, from its checkpoint if it has one."""
 
     job: str
     epoch: int
@@ -44,9 +56,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute one task of the job's current round of training on each of these GPUs, and give them back (`Computed`).
+    """Compute one task of the job's current round of training on each of these GPUs, and free each when done (`Computed`).
 
-    A new epoch begins with the first tasks of a round; further ones of the same round may follow on other GPUs.
+    The first tasks of a round begin a new epoch; further tasks of the same round may follow on other GPUs.
     """
 
     job: str
@@ -57,7 +69,10 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop the run with a checkpoint. `beneficiary` is the job that the GPUs are held for, if it is another one."""
+    """Stop the run with a checkpoint.
+
+    beneficiary   the job that gets the GPUs; None if that is no other job
+    """
 
     job: str
     epoch: int
@@ -67,7 +82,7 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The job cannot run here as asked, ever; `reason` says which constraint cannot be met."""
+    """Refuse the job: it can never run on this cluster as asked. `reason` names the constraint that cannot be met."""
 
     job: str
     reason: str
@@ -75,7 +90,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The job failed once more than it may be retried."""
+    """Give the job up as failed: it has used up its retries, or its failure is not worth one."""
 
     job: str
     reason: str
@@ -83,22 +98,29 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Give the job up, run or not: its app wants it no more. `reason` says why."""
+    """Cancel the job, running or not, because its app has no use for it any more. `reason` says why."""
 
     job: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Woke` at this time. Replaces any earlier `WakeAt`."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Remark:
-    """Nothing to do: something that people should know of a decision, such as a deadline that cannot be met."""
+    """A note about a decision for the people who run the cluster, e.g. that a deadline cannot be met."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Traded:
-    """Nothing to do: a tenant has bought GPUs of a fast type from another for GPUs of a slow one.
+    """A note: a tenant has bought GPUs of a fast type from another tenant, and pays with GPUs of a slow type.
 
     gpus    of the fast type, as a long-run average
     price   GPUs of the slow type for each of them
@@ -114,30 +136,23 @@ class Traded:
 
 @dataclass(frozen=True, slots=True)
 class Entitled:
-    """Nothing to do: a tenant is now entitled to so many GPUs of each type, in the cluster's order, in the long run."""
+    """A note: a tenant is now entitled to this many GPUs of each type (in the cluster's order), as a long-run average."""
 
     tenant: str
     gpus: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Send `Woke` at this moment; replaces any earlier wish of this kind."""
-
-    time: float
-
-
 Note = Remark | Traded | Entitled
-"""What people should know; nothing is to be done."""
+"""Actions that ask for nothing: they are recorded for people to read."""
 
 Action = Launch | Compute | Preempt | Reject | Abandon | Cancel | Note | WakeAt
 
 
-# What happened: facts and wishes in order. Metrics, replay and bug reports all read this.
-
-
 class JournalEntry(NamedTuple):
-    """One instant: the facts that arrived and the wishes they led to."""
+    """One step of the core: the events of one timestamp, and the actions that it answered with.
+
+    The journal is a sequence of these. Metrics, replay and bug reports all read it.
+    """
 
     now: float
     events: tuple[Event, ...]

@@ -1,7 +1,7 @@
-"""Racks of nodes of GPUs, and which GPUs of them somebody holds.
+"""Clusters: racks of nodes with GPUs, how sets of GPUs are written, and the `v100:12,p100:12@8` notation.
 
-A GPU is named by its node's index and its slot on the node. A set of GPUs on one node is a bit mask of slots, so that
-taking, giving back and comparing are integer operations whatever the size of the gang.
+A GPU is named by its node's index and its slot on that node. A set of GPUs of one node is a bit mask of slots, so taking,
+releasing and comparing are integer operations whatever the size of the gang.
 """
 
 import re
@@ -14,7 +14,7 @@ from poise.scheduler.model.errors import ClusterError
 GPUS_PER_NODE = 4
 MOST_GPUS = 1_000_000
 LONGEST_SHOWN = 100
-"""Characters of a specification that a message repeats."""
+"""Characters of a specification that an error message repeats."""
 _PART = re.compile(r"(?P<type>[A-Za-z][\w.-]*):(?P<count>[0-9]+)(?:@(?P<per_node>[0-9]+))?")
 
 
@@ -30,18 +30,18 @@ Holding = tuple[Slots, ...]
 
 
 class NodeGpus(NamedTuple):
-    """So many GPUs of one node, whichever they are."""
+    """A number of GPUs of one node, whichever they are."""
 
     node: int
     gpus: int
 
 
 Site = tuple[NodeGpus, ...]
-"""Where a gang is to be: how many GPUs on which nodes, by ascending node."""
+"""How many GPUs on which nodes, by ascending node."""
 
 
 def site_of(holding: Holding) -> Site:
-    """On which nodes a holding is, with how many GPUs on each."""
+    """The nodes of a holding, with the number of GPUs on each."""
     if len(holding) == 1:  # most gangs are on one node
         node, mask = holding[0]
         return (NodeGpus(node, mask.bit_count()),)
@@ -49,7 +49,7 @@ def site_of(holding: Holding) -> Site:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Bits of a mask, the lowest first."""
+    """The set bits of a mask, each as a mask, lowest first."""
     while mask:
         bit = mask & -mask
         yield bit
@@ -57,7 +57,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def merged(parts: Iterable[tuple[int, int]]) -> Holding:
-    """All of these GPUs, by ascending node."""
+    """The union of these (node, mask) parts, by ascending node."""
     masks: dict[int, int] = {}
     for node, mask in parts:
         masks[node] = masks.get(node, 0) | mask
@@ -65,7 +65,7 @@ def merged(parts: Iterable[tuple[int, int]]) -> Holding:
 
 
 def gpu_count(holding: Holding) -> int:
-    """How many GPUs a holding has."""
+    """Number of GPUs in a holding."""
     if len(holding) == 1:  # most gangs are on one node
         return holding[0].mask.bit_count()
     return sum(slots.mask.bit_count() for slots in holding)
@@ -109,11 +109,11 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
+        """Number of GPUs."""
         return sum(node.gpus for node in self.nodes)
 
     def gpus_of(self, gpu_type: str) -> int:
-        """GPUs of one type."""
+        """Number of GPUs of one type."""
         return sum(node.gpus for node in self.nodes if node.gpu_type == gpu_type)
 
     def __str__(self) -> str:
@@ -126,7 +126,10 @@ class Cluster:
 
 
 def parse_cluster(spec: str) -> Cluster:
-    """`v100:12,p100:12@8`: GPUs of each type, 4 a node unless `@n`; the last node of a type may be smaller; one rack."""
+    """Read `v100:12,p100:12@8`: GPUs of each type, 4 per node unless `@n` says otherwise; all nodes are in one rack.
+
+    The last node of a type may be smaller.
+    """
     shown = spec if len(spec) <= LONGEST_SHOWN else spec[:LONGEST_SHOWN] + "…"
     nodes: list[Node] = []
     seen: set[str] = set()
@@ -154,7 +157,7 @@ def parse_cluster(spec: str) -> Cluster:
 
 
 def _count(digits: str | None) -> int:
-    """A number of GPUs; one of more digits than any cluster needs is not worked out, but just too many."""
+    """A number of GPUs. Digits beyond any possible cluster are not converted: Python is slow at, and limits, such input."""
     if digits is None:
         return GPUS_PER_NODE
     digits = digits.lstrip("0") or "0"

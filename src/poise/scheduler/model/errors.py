@@ -3,15 +3,15 @@
 PoiseError
 ├── RequestError          the request is wrong: the command line ends with exit code 2
 │   ├── UnknownNameError  a name that is not in a catalogue; carries the nearest known ones
-│   ├── ClusterError      a cluster specification that describes no cluster
+│   ├── ClusterError      a cluster specification that does not describe a cluster
 │   ├── ThroughputError   a throughput table that cannot be read, or lacks what a job needs
 │   └── TraceError        a trace that cannot be read: which file, line, field, and what was expected
-├── JournalError          a journal that is damaged, cut off, or was written by something newer
+├── JournalError          a journal that is damaged, cut off, or written by a newer Poise
 ├── SolveError            a program was not solved; a policy may fall back
 │   ├── InfeasibleError   nothing meets what was asked for
-│   └── GaveUpError       the effort allowed is spent, or numbers got in the way, before the answer was good enough
+│   └── GaveUpError       the effort allowed is spent, or rounding stopped progress, before the answer was good enough
 ├── ReplayError           a journal was re-driven and an action came out differently
-└── InvariantError        our own bug: a decision that `verify` refuses, an impossible event
+└── InvariantError        a bug in Poise: a decision that the ledger refuses, an impossible event
 
 A message names the thing, the value and the remedy, on one line.
 """
@@ -23,15 +23,15 @@ from typing import Self
 
 
 class PoiseError(Exception):
-    """The root: catching it catches everything that Poise raises on purpose."""
+    """The root of all errors that Poise raises on purpose."""
 
 
 class RequestError(PoiseError):
-    """What was asked for is wrong; nothing was done."""
+    """The request is wrong; nothing was done."""
 
 
 class UnknownNameError(RequestError):
-    """A name that is not in a catalogue; the message lists the nearest known names, and then another way if there is one."""
+    """A name that is not in a catalogue. The message lists the nearest known names, then `otherwise` if given."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         names = sorted(known)
@@ -41,12 +41,12 @@ class UnknownNameError(RequestError):
         self._made_of = (kind, name, tuple(names), otherwise)
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[str, ...], str]]:
-        """So that it survives the way back from a worker process."""
+        """Rebuild from the arguments, so that the error can be pickled by a worker process."""
         return type(self), self._made_of
 
 
 class ClusterError(RequestError):
-    """A cluster specification that describes no cluster."""
+    """A cluster specification that does not describe a cluster."""
 
 
 class ThroughputError(RequestError):
@@ -76,16 +76,16 @@ class TraceError(RequestError):
         self._problem = problem
 
     def __reduce__(self) -> tuple[type[Self], tuple[Where, str]]:
-        """So that it survives the way back from a worker process."""
+        """Rebuild from the arguments, so that the error can be pickled by a worker process."""
         return type(self), (self.where, self._problem)
 
 
 class JournalError(PoiseError):
-    """A journal that is damaged, cut off, or was written by a newer Poise: what comes before may be good."""
+    """A journal that is damaged, cut off, or written by a newer Poise. What was read before the error may be used."""
 
 
 class SolveError(PoiseError):
-    """A program was not solved to the accuracy that is promised."""
+    """A program was not solved to the promised accuracy."""
 
 
 class InfeasibleError(SolveError):
@@ -93,9 +93,9 @@ class InfeasibleError(SolveError):
 
 
 class GaveUpError(SolveError):
-    """The effort allowed is spent before the answer was good enough. Effort is counted in iterations, never in seconds,
+    """The effort allowed was spent before the answer was good enough.
 
-    so that the same facts always give the same decision.
+    Effort is counted in iterations, never in seconds, so that the same events always give the same decision.
     """
 
 
@@ -104,4 +104,4 @@ class ReplayError(PoiseError):
 
 
 class InvariantError(PoiseError):
-    """A bug of ours: a decision that breaks a rule, or an event that cannot have happened."""
+    """A bug in Poise: a decision that breaks a rule, or an event that cannot have happened."""

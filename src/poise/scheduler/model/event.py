@@ -1,7 +1,12 @@
-"""Facts: past tense and true. They arrive at the core in batches that share one instant.
+"""Events: what a back end tells the core. Each is a fact, in the past tense, and true.
 
-The order inside a batch is the order in which it is to be read: what ended, what was lost or returned, what arrived.
-A fact about a run carries the epoch of that run (the count of the job's launches); a stale one is recognised by it.
+Events arrive in batches that share one timestamp (`Scheduler.handle(now, events)`), and the core reads a batch in order:
+first what ended, then what was lost or returned, then what arrived. An event about a run carries the epoch of that run,
+which is the number of the job's launches so far. The core drops an event whose epoch is no longer current, so a late
+report of an earlier run does no harm.
+
+The journal stores the name of each class in lower case and its fields by position: renaming a class or changing its
+fields is another version of the journal (`engine/journal.py`).
 """
 
 from dataclasses import dataclass
@@ -10,10 +15,12 @@ from poise.scheduler.model.cluster import Holding
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.speed import Estimate
 
+# What is known of speeds. These come before the first job that they describe.
+
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """The speed of a kind of job is now believed to be this. It precedes the first job of its kind."""
+    """Jobs of a kind are now believed to have these speeds. Precedes the first job of its kind; may be sent again."""
 
     kind: str
     estimate: Estimate
@@ -21,9 +28,12 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True)
 class Colocated:
-    """Jobs of two kinds, of equal gang, are now believed to have these speeds while they share GPUs, by GPU type, packed.
+    """Jobs of two kinds, of equal gang, are now believed to have these speeds while they share GPUs.
 
-    Both kinds have been estimated before. 0: they cannot share there, or nobody knows.
+    Both kinds have been estimated before.
+
+    rates   by GPU type, packed: steps per second of a job of `kind` and of one of `other`; 0 where they cannot share,
+            or where nothing is known
     """
 
     kind: str
@@ -31,9 +41,16 @@ class Colocated:
     rates: tuple[tuple[float, float], ...]
 
 
+# Jobs arrive.
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job arrived. `kind` names the estimate that holds for it; `steps` is its declared work, inf if nobody knows."""
+    """A job has arrived.
+
+    kind    names the estimate that holds for it
+    steps   declared work; inf if unknown
+    """
 
     job: Job
     kind: str
@@ -42,9 +59,12 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Revealed:
-    """What is true of the job that arrived just before, where it is not what is believed: for metrics, not for the core.
+    """What is true of the job that was submitted just before, where that differs from what is believed.
 
-    steps   its work;  rates: steps per second of the whole gang, packed, by GPU type
+    For metrics only: the core ignores it.
+
+    steps   its true work
+    rates   steps per second of the whole gang, packed, by GPU type
     """
 
     job: str
@@ -54,16 +74,18 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A job that was submitted before this journal begins, as it stands now. Only estimates come before it.
+    """A job that was submitted before this journal begins, in its present state. Only estimates come before it.
 
+    steps      declared work; inf if unknown
     epoch      of its current run, or of its last one
-    done       steps done when the current run began, or until now
+    done       steps done when the current run began; if it waits, steps done so far
     received   seconds with GPUs before the current run
-    since      start of the current run; or since when it waits
-    gpus       what it holds; empty: it waits
+    failures   how many of its runs have failed
+    since      start of the current run; if it waits, since when
+    gpus       what it holds; empty while it waits
     held       its owner holds it back
-    attached   since when its current run is attached; None: it is not
-    until      it backs off after a failure until then; None: it does not
+    attached   since when its current run can be preempted with little loss (`Attached`); None if it cannot
+    until      end of its back-off after a failure; None if it does not back off
     """
 
     job: Job
@@ -80,17 +102,30 @@ class Carried:
     until: float | None = None
 
 
+# A run goes on, or ends.
+
+
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A run has done a step, and can save what it does: from now on it leaves when it is asked to, and loses little."""
+    """The job's run has reported that it can be preempted: it has done a step, and saves its state when asked to stop."""
 
     job: str
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """The job's run has reported how far it is (`steps`) and the loss of its model, which its owner minimises."""
+
+    job: str
+    epoch: int
+    steps: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """A run reached the end of its job's work, perhaps after it had been asked to stop."""
+    """The job's run has completed the job's work. It may have been asked to stop shortly before."""
 
     job: str
     epoch: int
@@ -98,7 +133,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A run died by itself; the job would go on from `steps`, unless nothing is to be hoped for any more (`final`)."""
+    """The job's run has died by itself.
+
+    steps   where the job would resume
+    final   the back end rules out a retry, whatever the retry rule says
+    """
 
     job: str
     epoch: int
@@ -109,7 +148,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A run that was preempted, or whose node was lost, has stopped; the job would go on from `steps`."""
+    """The job's run has stopped because it was preempted or its node was lost; the job would resume from `steps`."""
 
     job: str
     epoch: int
@@ -118,7 +157,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """These GPUs have each computed a task of the current round of training, and are free again."""
+    """Each of these GPUs has computed one task of the job's current round of training, and is free again."""
 
     job: str
     epoch: int
@@ -127,47 +166,43 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Synchronised:
-    """All tasks of a round have been computed and put together; the job would go on from `steps`. That was the run."""
+    """All tasks of the job's round have been computed and combined. That ends the run; the job resumes from `steps`."""
 
     job: str
     epoch: int
     steps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """A run has come so far, and its model is now as good as this: `loss` is what its owner minimises."""
-
-    job: str
-    epoch: int
-    steps: float
-    loss: float
+# The owner of a job intervenes.
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The owner withdrew the job."""
+    """The owner has withdrawn the job."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The owner wants the job not to run until further notice."""
+    """The owner has put the job on hold: it must not run until it is released."""
 
     job: str
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The owner wants a held job to run again."""
+    """The owner has released a held job."""
 
     job: str
 
 
+# The cluster and the clock.
+
+
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone, and so are the runs that had GPUs on it."""
+    """A node is gone, and with it every run that had GPUs on it."""
 
     node: int
 
@@ -181,12 +216,12 @@ class NodeReturned:
 
 @dataclass(frozen=True, slots=True)
 class Belated:
-    """Everything at this instant became known later, so late that nothing can be decided for it any more."""
+    """This batch became known too late to decide anything at its timestamp; the core only records what it says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The moment that the core asked to be woken at has come."""
+    """The time that the core asked to be woken at (`WakeAt`) has come."""
 
 
 Event = (

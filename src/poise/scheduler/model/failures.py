@@ -1,12 +1,12 @@
-"""What a cause of failure says about trying again (Philly, ATC'19; ALGORITHMS §6.4 and guideline 3 of §6.5).
+"""Causes of failure, and whether a run that died of one is worth a retry (Philly, ATC'19; docs/algorithms/philly.md).
 
-Philly retries every failed run a fixed number of times, whatever it died of; its authors advise to stop retrying what
-cannot heal and to keep on with what is transient. The categories are theirs, the verdicts follow their advice where they
-gave one (wrong inputs, syntax, permission, import; network, ECC, preemption) and are our reading of the category elsewhere.
+Philly retries every failed run a fixed number of times, whatever the cause. Its authors advise to stop retrying what cannot
+heal and to go on with what is transient. The categories are theirs. The verdicts follow their advice where they gave one
+(wrong inputs, syntax, permission, import; network, ECC, preemption) and are our reading of the category elsewhere.
 
-A cause is recognised by its words, whatever their case, order, punctuation and number; words that only say that something
-went wrong (error, failure, ...) do not count. `CUDA ver. mismatch`, `cuda_version_mismatch` and `Mismatch of CUDA
-versions` are one cause.
+A cause is recognised by its words, regardless of case, order, punctuation and plural. Words that only say that something
+went wrong (error, failure, ...) do not count: `CUDA ver. mismatch`, `cuda_version_mismatch` and `Mismatch of CUDA versions`
+are one cause.
 """
 
 import re
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 
 class Verdict(StrEnum):
-    """Whether a run that died of some cause is worth another one.
+    """Whether to retry a run that died of some cause.
 
-    HOPELESS    it will die again of the same: no retry
-    TRANSIENT   the cause is outside the job and passes: retry after a back-off that grows
-    UNKNOWN     nobody can tell: a fixed number of retries
+    HOPELESS    it will die of the same again: no retry
+    TRANSIENT   the cause is outside the job and passes: retry after a growing back-off
+    UNKNOWN     could be either: a fixed number of retries
     """
 
     HOPELESS = "hopeless"
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
 
 class Category(NamedTuple):
-    """A category of causes: its name as traces write it, the verdict, and other names under which it is met."""
+    """A category of causes: its name as traces write it, the verdict, and other names for it."""
 
     name: str
     verdict: Verdict
@@ -72,67 +72,42 @@ CATEGORIES = (
     Category("model-diverged", Verdict.UNKNOWN, ("diverged", "loss is nan")),
     Category("no-signature", Verdict.UNKNOWN, ("unknown", "unknown cause")),
 )
-"""Philly's 21 categories, and six that are met elsewhere (network, lost or crowded node, limits of time, a full disk).
+"""Philly's 21 categories, and six from other clusters (network, lost or crowded node, time limits, a full disk).
 
-Memory of a node is shared with whoever else is there, memory of a GPU is not: that is why running out of the first may
-pass, and running out of the second will not. Checkpoint errors were those of Philly's distributed file system.
+Running out of a node's memory may pass, because other jobs use it too; running out of a GPU's memory will not. Checkpoint
+errors were those of Philly's distributed file system, hence transient.
 """
 
-_SAYS_NOTHING = {
-    "error",
-    "failure",
-    "failed",
-    "fault",
-    "exception",
-    "the",
-    "a",
-    "an",
-    "of",
-    "in",
-    "from",
-    "to",
-    "with",
-    "is",
-}
+_STOP_WORDS = {
+    "error", "failure", "failed", "fault", "exception", "the", "a", "an", "of", "in", "from", "to", "with", "is"
+}  # fmt: skip
 _SPELLINGS = {
-    "oom": "out memory",
-    "mem": "memory",
-    "ver": "version",
-    "ckpt": "checkpoint",
-    "chkpt": "checkpoint",
-    "init": "initialisation",
-    "initialization": "initialisation",
-    "lib": "library",
-    "librarie": "library",
-    "err": "error",
-    "timed": "timeout",
-    "segfault": "segmentation",
-    "sigsegv": "segmentation",
-}
-_JOINED = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+    "oom": "out memory", "mem": "memory", "ver": "version", "ckpt": "checkpoint", "chkpt": "checkpoint",
+    "init": "initialisation", "initialization": "initialisation", "lib": "library", "librarie": "library", "err": "error",
+    "timed": "timeout", "segfault": "segmentation", "sigsegv": "segmentation",
+}  # fmt: skip
+_CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[a-z0-9]+")
 
 
 def _words(cause: str) -> frozenset[str]:
-    """What a cause says, as a set of words."""
-    spaced = _JOINED.sub(" ", cause).lower()
-    spelt = " ".join(_SPELLINGS.get(word, word) for word in map(_singular, _WORD.findall(spaced)))
-    return frozenset(spelt.split()) - _SAYS_NOTHING
-
-
-def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    """The words of a cause that tell it apart, in the singular and in one spelling."""
+    words: set[str] = set()
+    for word in _WORD.findall(_CAMEL_CASE.sub(" ", cause).lower()):
+        singular = word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+        words.update(_SPELLINGS.get(singular, singular).split())
+    return frozenset(words - _STOP_WORDS)
 
 
 _BY_WORDS = {_words(name): each for each in CATEGORIES for name in (each.name, *each.aliases)}
 
 
 def category_of(cause: str) -> Category | None:
-    """The category that a cause belongs to; None if it is none of those that are known."""
+    """The category of a cause; None if it is not a known one."""
     return _BY_WORDS.get(_words(cause))
 
 
 def verdict(cause: str) -> Verdict:
-    """Whether to try again after a run that died of this; `UNKNOWN` for causes that nobody has heard of."""
+    """Whether to retry after this cause; `UNKNOWN` if it is not a known one."""
     category = category_of(cause)
     return Verdict.UNKNOWN if category is None else category.verdict

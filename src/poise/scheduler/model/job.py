@@ -1,11 +1,11 @@
-"""What is submitted."""
+"""The job: what its owner submits, and the states it goes through."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 
 class Status(IntEnum):
-    """Where a job stands. A preempted job waits; the last four are final."""
+    """State of a job in the core. A preempted job is WAITING; the last four are final."""
 
     WAITING = 0
     RUNNING = 1
@@ -16,12 +16,17 @@ class Status(IntEnum):
 
     @property
     def is_final(self) -> bool:
-        """Nothing happens to the job any more."""
+        """Whether the job is over."""
         return self >= Status.FINISHED
 
 
 class Yields(StrEnum):
-    """When a run of a job may be preempted: at any time; once it has attached, so that little is lost; never."""
+    """When a run of the job may be preempted.
+
+    ANY_TIME   always
+    ATTACHED   once it has reported that it can save its state (`Attached`), so that little is lost
+    NEVER      not at all: it keeps its GPUs until it ends
+    """
 
     ANY_TIME = "any-time"
     ATTACHED = "attached"
@@ -35,13 +40,15 @@ class Job:
     gpus            the gang: GPUs needed at once, all or nothing
     steps           declared work, in the steps of the throughput table; None if the owner does not know
     duration        seconds on the table's reference GPU type, packed; used where `steps` is not given
-    app             jobs that are explored together have one; apps of two tenants are two, whatever they are called
-    weight          its own among all jobs, times its tenant's
-    tenant_weight   its tenant's among tenants, as of the moment at which this is said; what is said last counts
+    submitted       time, in seconds on the trace's clock, as is `deadline`
+    app             name shared by jobs that are explored together, e.g. a hyper-parameter sweep; private to the tenant
+    weight          of the job; multiplied with its tenant's
+    tenant_weight   of its tenant, at submission; the last value stated counts
     gpu_types       types it may run on; empty means any
-    deadline        seconds on the trace's clock
-    micro_batches   tasks that a step divides into; given, any GPUs will do, and `gpus` is what `duration` refers to
-    sync            seconds that putting the tasks of a step together takes, of those that a step takes in all
+    min_gpus        fewest and most (`max_gpus`) GPUs it can run on; None: exactly `gpus`
+    micro_batches   tasks that a step divides into: it then runs on any GPUs, and `gpus` is what `duration` refers to.
+                    None if steps do not divide
+    sync            seconds of each step that combining its tasks takes
     yields          when a run of it may be preempted
     """
 

@@ -1,7 +1,11 @@
-"""Jobs as columns with stable rows, and the two ways to look at them: one row, or all active rows at once.
+"""The job table: what the core believes of every job, as columns; and the two read-only views that policies get of it.
 
-Columns are `array.array`: cheap to read and write one cell at a time from Python, and numpy sees them without a copy.
-Row r is the r-th job ever submitted, so ascending rows are the tie rule (submission, then place in the trace).
+`JobView` looks at one row, for policies that rank one job at a time. `Snapshot` looks at all active rows at once, as numpy
+columns, for policies that plan.
+
+Columns are `array.array`: reading and writing one cell from Python is cheap, and numpy sees them without a copy. Row r is
+the r-th job ever submitted and never changes, so ascending rows are the tie rule: by submission, then by place in the
+trace.
 """
 
 import math
@@ -30,58 +34,57 @@ CHUNK = 1024
 
 
 class JobTable:
-    """What the core believes of every job. Only the core writes to it.
+    """Everything the core believes of jobs, one row per job ever submitted. Only the core writes to it.
 
-    steps           total declared work; inf if nobody knows
-    steps_done      work done when `rate` last changed (or was last reported);  began_at: when the current run began
-    rate, best      believed steps/s now (0 while waiting) and on the fastest GPU type
-    progress_from   moment from which `rate` counts: start of the run plus the restart overhead, or the last change of `rate`
-    counted_from    the same as if runs had no overhead;  ahead: steps that the run is then counted to have done until that
-                    moment, beyond those in `steps_done`
-    held            seconds with GPUs before the current run;  started: start of the current run
-    repaid          when the current run has worked for as long as it took to start
-    kind            index of the estimate that holds for the job;  tenant: index of its tenant, by first submission
-    tenant_weights  by index of the tenant, as last heard of
-    app             row of the first job of its app, which is its tenant's own; a job that names none is an app of its own
-    least, most     GPUs that it can do with, and that it can use;  gpus: how many it holds now, 0 while it waits
-    tasks           that a round of it divides into, 0 if it does not;  ready: those of the current round yet to be started
-    place           what the current run holds, as a column of `Workload`, plus 1; 0 while it waits
+    All times are seconds on the clock of the events. Lists have exactly one entry per job; arrays are longer, because they
+    grow in chunks, and rows that are not in use are zero: a waiting job that has never run.
+
+    Work done now is `steps_done + rate · max(0, now - progress_from)`. A job's time with GPUs is `held`, plus
+    `now - started` while it runs. Neither is written at every step: cells change only when something happens to the job.
     """
 
     def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.tenants: list[str] = []
-        self.tenant_weights: list[float] = []
-        self.apps: list[str | None] = []
-        self.submitted = array("d")
-        self.gang = array("q")
-        self.weight = array("d")
-        self.skew = array("d")
-        self.status = array("b")
-        self.epoch = array("q")
-        self.failures = array("q")
-        self.steps = array("d")
-        self.steps_done = array("d")
-        self.began_at = array("d")
-        self.rate = array("d")
-        self.best = array("d")
-        self.progress_from = array("d")
-        self.counted_from = array("d")
-        self.ahead = array("d")
-        self.held = array("d")
-        self.started = array("d")
-        self.repaid = array("d")
-        self.waiting_since = array("d")
-        self.deadline = array("d")
-        self.kind = array("q")
-        self.tenant = array("q")
-        self.app = array("q")
-        self.least = array("q")
-        self.most = array("q")
-        self.gpus = array("q")
-        self.tasks = array("q")
-        self.ready = array("q")
-        self.place = array("q")
+        # Who the job is. Written once, by `append`.
+        self.ids: list[str] = []  # unique
+        self.tenants: list[str] = []  # name of its tenant
+        self.apps: list[str | None] = []  # name of its app; None if it names none
+        self.submitted = array("d")  # time of submission
+        self.deadline = array("d")  # time; inf if it has none
+        self.weight = array("d")  # > 0, its own: without its tenant's
+        self.skew = array("d")  # largest tensor ÷ model size; nan if not known
+        self.kind = array("q")  # index of the estimate that holds for it
+        self.tenant = array("q")  # index of its tenant, in order of first submission
+        self.app = array("q")  # row of the first job of its app (apps belong to one tenant); its own row if it has no app
+        self.tenant_weights: list[float] = []  # by index of tenant; the last value stated counts
+
+        # What it needs. Written by `append`, and by `divide` for jobs whose rounds divide into tasks.
+        self.gang = array("q")  # GPUs that it asks for, >= 1
+        self.least = array("q")  # fewest GPUs that it can run on, 1 <= least <= gang
+        self.most = array("q")  # most GPUs that it can use, >= gang
+        self.tasks = array("q")  # tasks of a round; 0 if rounds do not divide
+        self.steps = array("d")  # declared work, in steps; inf if unknown
+        self.best = array("d")  # believed steps per second on its fastest GPU type, packed; 0 if it can run nowhere
+
+        # Where it stands.
+        self.status = array("b")  # a `Status`
+        self.epoch = array("q")  # launches so far; the current run's, while it runs
+        self.failures = array("q")  # runs that failed
+        self.waiting_since = array("d")  # when it was submitted, or when its last run ended
+        self.held = array("d")  # seconds with GPUs, in runs that have ended
+        self.steps_done = array("d")  # steps done when `rate` was last changed; of a waiting job, all that it has done
+
+        # The current run. `rate`, `gpus` and `place` are 0 while the job does not run; the others keep their last value.
+        self.rate = array("d")  # believed steps per second
+        self.gpus = array("q")  # GPUs that it holds
+        self.place = array("q")  # 1 + the column of `Workload` that it holds GPUs of
+        self.started = array("d")  # start of the run
+        self.began_at = array("d")  # `steps_done` at the start of the run
+        self.progress_from = array("d")  # time from which `rate` counts: start plus overhead, or the last change of `rate`
+        self.counted_from = array("d")  # the same without the overhead, <= progress_from
+        self.ahead = array("d")  # steps until `counted_from` beyond `steps_done`, if the run had had no overhead; >= 0
+        self.repaid = array("d")  # when the run has worked for as long as it took to start
+        self.ready = array("q")  # tasks of the current round that are yet to be started, 0 to `tasks`
+
         self._tenants: dict[str, int] = {}
         self._apps: dict[tuple[int, str], int] = {}
 
@@ -89,40 +92,36 @@ class JobTable:
         """Add a waiting job; returns its row."""
         row = len(self.ids)
         if row == len(self.status):
-            self._grow()
+            for column in vars(self).values():
+                if isinstance(column, array):
+                    column.frombytes(bytes(CHUNK * column.itemsize))
         self.ids.append(job.id)
         self.tenants.append(job.tenant)
+        self.apps.append(job.app)
         self.submitted[row] = job.submitted
-        self.gang[row] = job.gpus
+        self.deadline[row] = math.inf if job.deadline is None else job.deadline
         self.weight[row] = job.weight
         self.skew[row] = math.nan if skew is None else skew
-        self.steps[row] = steps
-        self.best[row] = best
-        self.waiting_since[row] = now
-        self.deadline[row] = math.inf if job.deadline is None else job.deadline
         self.kind[row] = kind
         self.tenant[row] = tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
         self.tenant_weights[tenant : tenant + 1] = [job.tenant_weight]
         self.app[row] = row if job.app is None else self._apps.setdefault((tenant, job.app), row)
-        self.apps.append(job.app)
+        self.gang[row] = job.gpus
         self.least[row] = job.min_gpus or job.gpus
         self.most[row] = job.max_gpus or job.gpus
+        self.steps[row] = steps
+        self.best[row] = best
+        self.waiting_since[row] = now
         return row
 
     def divide(self, row: int, tasks: Tasks) -> None:
-        """The job in this row needs no gang: its rounds divide, and any GPUs will do."""
+        """Note that the rounds of a waiting job divide into tasks: it needs no gang, and runs on any GPUs."""
         self.gang[row] = tasks.gang
         self.least[row] = 1
         self.most[row] = self.tasks[row] = self.ready[row] = tasks.count
 
-    def _grow(self) -> None:
-        """More rows, all zero: a waiting job that has never run."""
-        for column in vars(self).values():
-            if isinstance(column, array):
-                column.frombytes(bytes(CHUNK * column.itemsize))
-
     def start(self, row: int, now: float, *, place: int, gpus: int, rate: float, overhead: float) -> None:
-        """A run begins; work is done only once the overhead is over."""
+        """Begin a run. It makes progress only once the restart overhead is over."""
         self.status[row] = Status.RUNNING
         self.epoch[row] += 1
         self.place[row] = place + 1
@@ -135,7 +134,7 @@ class JobTable:
         self.repaid[row] = now + 2 * overhead
 
     def change_rate(self, row: int, now: float, rate: float) -> None:
-        """The run goes on at another speed."""
+        """Let the run go on at another speed: book what it has done so far, and count from now."""
         if now > self.counted_from[row]:
             self.ahead[row] += self.rate[row] * (now - self.counted_from[row])
             self.counted_from[row] = now
@@ -147,11 +146,11 @@ class JobTable:
         self.rate[row] = rate
 
     def done_before(self, row: int) -> float:
-        """Work done when the current run began; of a job that does not run, all that it has done."""
+        """Steps done before the current run; if the job does not run, all steps that it has done."""
         return self.began_at[row] if self.status[row] == Status.RUNNING else self.steps_done[row]
 
     def report(self, row: int, steps: float) -> None:
-        """The world says what a job had done before its current run, or in all if it does not run."""
+        """Correct `done_before` to what the back end reports; what the current run has done since is kept."""
         if self.status[row] == Status.RUNNING:
             self.steps_done[row] = steps + (self.steps_done[row] - self.began_at[row])
             self.began_at[row] = steps
@@ -159,7 +158,7 @@ class JobTable:
             self.steps_done[row] = steps
 
     def stop(self, row: int, now: float, status: Status) -> None:
-        """The run ends; what was done is believed until somebody reports otherwise."""
+        """End the run. The steps it is believed to have done count until the back end reports otherwise (`report`)."""
         if now > self.progress_from[row]:
             self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
         self.held[row] += now - self.started[row]
@@ -172,7 +171,10 @@ class JobTable:
 
 
 class JobView:
-    """One row at one moment, read-only: what an order policy sees of a job. Times and amounts are as of `now`."""
+    """One row at one time, read-only: what a rank policy sees of a job. Amounts are as of `now`.
+
+    The core moves one view from row to row (`row`, `now`), so a policy must not keep it.
+    """
 
     __slots__ = ("_columns", "now", "row")
 
@@ -183,7 +185,7 @@ class JobView:
 
     @property
     def submitted(self) -> float:
-        """Moment of submission."""
+        """Time of submission."""
         return self._columns.submitted[self.row]
 
     @property
@@ -193,7 +195,7 @@ class JobView:
 
     @property
     def running(self) -> bool:
-        """It holds GPUs."""
+        """Whether it holds GPUs."""
         return self._columns.status[self.row] == Status.RUNNING
 
     @property
@@ -209,14 +211,14 @@ class JobView:
 
     @property
     def attained_seconds(self) -> float:
-        """Wall time with GPUs."""
+        """Seconds with GPUs."""
         columns, row = self._columns, self.row
         held = columns.held[row]
         return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
 
     @property
     def repaid(self) -> float:
-        """When a running job has worked for as long as it took to start; to stop it before then is a waste of GPUs."""
+        """When the current run has worked for as long as it took to start. Stopping it earlier wastes GPU time."""
         return self._columns.repaid[self.row]
 
     @property
@@ -226,9 +228,10 @@ class JobView:
 
     @property
     def remaining_seconds(self) -> float:
-        """Believed work left, in seconds on the fastest type, as if a run made progress from its very start.
+        """Believed work left, in seconds on its fastest type, as if runs had no restart overhead.
 
-        A start changes nothing about it, so a job that has just started does not fall behind its equals for its overhead.
+        Without the overhead a start leaves this number unchanged, so a job that has just started does not fall behind its
+        equals because of it.
         """
         columns, row = self._columns, self.row
         left = columns.steps[row] - columns.steps_done[row]
@@ -238,19 +241,23 @@ class JobView:
 
     @property
     def pace(self) -> float:
-        """Believed speed now ÷ speed on the fastest type; 0 while it waits. `remaining_seconds` falls at this rate."""
+        """Believed speed ÷ speed on its fastest type; 0 while it waits. `remaining_seconds` falls at this rate."""
         return self._columns.rate[self.row] / self._columns.best[self.row]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All active jobs at one moment, as read-only columns of equal length by ascending row.
+    """All active jobs at one time, as read-only columns of equal length, by ascending row. What a planner sees.
 
-    origin   first moment there was: rounds are counted from it
-    gpus     how many GPUs are alive;  idle: how many are free, by type;  is_contended: whether anybody waits
-    placement   where free GPUs are and who holds which;  estimate: what is believed of the speed of the job in a row
-    losses   what has been reported of the jobs in these rows: (steps, loss), in order of time
-    pinned   rows of running jobs that keep what they hold whoever waits; to stop or to move one of them is no use
+    origin         time of the first event ever: rounds are counted from it
+    gpus           GPUs alive
+    idle           free GPUs by type
+    is_contended   whether any job waits
+    placement      which GPUs are free, and which jobs hold which; valid until the plan is returned
+    survey         builds `workload` from this snapshot, on demand
+    estimate       believed speeds of the job in a row
+    losses         reported (steps, loss) of jobs, by row, in order of time
+    pinned         rows of running jobs that keep their GPUs whatever else waits: a plan cannot stop or move them
     """
 
     now: float
@@ -278,29 +285,29 @@ class Snapshot:
 
     @cached_property
     def running(self) -> Bools:
-        """Who holds GPUs."""
+        """Which jobs hold GPUs."""
         status = np.frombuffer(self.columns.status, dtype=np.int8)[self.rows]
         return _frozen(status == Status.RUNNING)
 
     @cached_property
     def submitted(self) -> Floats:
-        """Moments of submission."""
+        """Times of submission."""
         return self.floats(self.columns.submitted)
 
     @cached_property
     def weight(self) -> Floats:
-        """Weights."""
+        """Weights, without those of tenants."""
         return self.floats(self.columns.weight)
 
     @cached_property
     def attained_seconds(self) -> Floats:
-        """Wall time with GPUs."""
+        """Seconds with GPUs."""
         now = np.where(self.running, self.now - self.floats(self.columns.started), 0.0)
         return _frozen(self.floats(self.columns.held) + now)
 
     @cached_property
     def steps_left(self) -> Floats:
-        """Believed work left."""
+        """Believed work left, in steps; inf if unknown."""
         columns = self.columns
         since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
         left = self.floats(columns.steps) - self.floats(columns.steps_done) - self.floats(columns.rate) * since
@@ -308,26 +315,26 @@ class Snapshot:
 
     @cached_property
     def steps_so_far(self) -> Floats:
-        """Believed work done."""
+        """Believed work done, in steps."""
         columns = self.columns
         since = np.maximum(self.now - self.floats(columns.progress_from), 0.0)
         return _frozen(self.floats(columns.steps_done) + self.floats(columns.rate) * since)
 
     @cached_property
     def workload(self) -> Workload:
-        """The same jobs as an optimisation problem sees them."""
+        """The same jobs as the input of an optimisation problem."""
         return self.survey(self)
 
     def floats(self, column: "array[float]") -> Floats:
-        """Some column of these jobs."""
+        """Any column of floats, for the active rows."""
         return _frozen(np.frombuffer(column, dtype=np.float64)[self.rows]) if len(self.rows) else np.empty(0)
 
     def ints(self, column: "array[int]") -> Ints:
-        """Some column of these jobs."""
+        """Any column of integers, for the active rows."""
         return _frozen(np.frombuffer(column, dtype=np.int64)[self.rows]) if len(self.rows) else np.empty(0, dtype=np.int64)
 
     def kept(self) -> dict[int, Holding]:
-        """What pinned jobs hold, by ascending row; of two that share, once."""
+        """GPUs that pinned jobs hold, by ascending row. Two pinned jobs that share GPUs appear once, under the first."""
         partner, holdings = self.placement.partner, self.placement.holdings
         return {
             row: holdings[row]
@@ -336,11 +343,11 @@ class Snapshot:
         }
 
     def among(self, rows: frozenset[int]) -> Bools:
-        """Which of these jobs are in some rows."""
+        """Which of the active jobs are in these rows."""
         return np.isin(self.rows, sorted(rows)) if rows else np.zeros(len(self.rows), dtype=bool)
 
     def jobs(self) -> Iterable[JobView]:
-        """The same jobs one by one; each view is valid until the next is asked for."""
+        """The active jobs one by one. Each view is valid until the next one is asked for."""
         view = JobView(self.columns, now=self.now)
         for row in self.rows.tolist():
             view.row = row

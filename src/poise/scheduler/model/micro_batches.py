@@ -1,9 +1,9 @@
-"""A training round that divides into tasks (Hare; ALGORITHMS §5): K micro-batches, each computed on one GPU, whichever.
+"""Rounds of training that divide into tasks: K micro-batches, each computed on any one GPU (docs/algorithms/hare.md).
 
-It does not matter on which GPUs, nor on how many of them at once, the micro-batches of a round are computed: the gradients
-of all K are averaged before the next round begins. So a job has a speed on any GPUs, types mixed, fewer or more than K:
+The gradients of all K micro-batches are averaged before the next round begins, so it does not matter on which GPUs, or on
+how many at once, they are computed. Such a job has a speed on any set of GPUs: mixed types, fewer or more than K.
 
-    split        n_g tasks on GPU g, Σ n_g = K;   a round takes max n_g · t_g  to compute, and then the synchronisation
+    split        n_g tasks on GPU g, Σ n_g = K; a round takes max n_g · t_g to compute, plus the synchronisation
     best split   the shortest T with Σ_g floor(T / t_g) >= K
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROUNDING = 1e-12
-"""By so much of it a quotient may be too large."""
+"""Relative error that a quotient may have from rounding."""
 MOST_REMEMBERED = 20_000
-"""Splits that are kept in mind of one kind of job."""
+"""Splits cached per kind of job."""
 
 Mix = tuple[int, ...]
-"""How many GPUs of each type, in the cluster's order."""
+"""Number of GPUs of each type, in the cluster's order."""
 
 
 class Split(NamedTuple):
-    """A best split: seconds to compute a round, and the tasks that one GPU of each type can do in that time."""
+    """A best split: seconds to compute a round, and by GPU type the tasks that one GPU can do in that time."""
 
     seconds: float
     quota: tuple[int, ...]
@@ -29,12 +29,12 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What a round is made of.
+    """The tasks of one round.
 
     count     K, the micro-batches of a round
-    seconds   to compute one of them, by GPU type; 0: it cannot be computed there
-    sync      to synchronise at the end of a round, by GPU type and Locality; of a mix the longest counts
-    gang      GPUs of one type that policies ask for which think in gangs
+    seconds   to compute one of them, by GPU type; 0 where it cannot be computed
+    sync      seconds of synchronisation after a round, by GPU type and Locality; the longest of a mix counts
+    gang      GPUs of one type that gang-scheduling policies ask for
     """
 
     count: int
@@ -42,9 +42,9 @@ class Tasks:
     sync: tuple[tuple[float, float, float], ...]
     gang: int = 1
     types: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Types on which tasks can be computed, by index."""
+    """Indices of the types on which tasks can be computed."""
     suffers_from_distance: bool = field(init=False, repr=False, compare=False)
-    """Synchronisation takes longer where GPUs are far apart."""
+    """Whether synchronisation takes longer where GPUs are far apart."""
     _splits: dict[Mix, Split | None] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -55,24 +55,26 @@ class Tasks:
 
     @property
     def best(self) -> float:
-        """Seconds of a task on the fastest type; 0 if it can be computed nowhere."""
+        """Seconds per task on the fastest type; 0 if it can be computed nowhere."""
         return min((self.seconds[kind] for kind in self.types), default=0.0)
 
     def split(self, mix: Sequence[int]) -> Split | None:
-        """The best split over these GPUs; None if none of them is of any use."""
+        """The best split over these GPUs; None if the job can use none of them."""
         key = tuple(mix)
         if key not in self._splits:
             if len(self._splits) > MOST_REMEMBERED:
                 self._splits.clear()
-            kinds = [kind for kind in self.types if mix[kind] > 0]
-            self._splits[key] = self._found(kinds, key) if kinds else None
+            self._splits[key] = self._best_split(key)
         return self._splits[key]
 
-    def _found(self, kinds: Sequence[int], mix: Mix) -> Split:
-        """Quotas begin with what the shortest conceivable round allows; then the GPUs that would be done first take one
+    def _best_split(self, mix: Mix) -> Split | None:
+        """Start from the quotas of the shortest conceivable round, in which all GPUs finish at once; then, while tasks are
 
-        more task, until all tasks have a GPU.
+        left, give one more to each GPU of the type that would finish first.
         """
+        kinds = [kind for kind in self.types if mix[kind] > 0]
+        if not kinds:
+            return None
         seconds, quota, left = self.seconds, [0] * len(mix), self.count
         shortest = left / sum([mix[kind] / seconds[kind] for kind in kinds])
         for kind in kinds:
@@ -83,12 +85,12 @@ class Tasks:
             length, kind = min([((quota[kind] + 1) * seconds[kind], kind) for kind in kinds])
             quota[kind] += 1
             left -= mix[kind]
-        for kind in kinds:  # who would be done at the same moment
+        for kind in kinds:  # types that can do one more task in the same time
             quota[kind] += (quota[kind] + 1) * seconds[kind] <= length * (1.0 + ROUNDING)
         return Split(length, tuple(quota))
 
     def fewest(self, mix: Sequence[int]) -> Mix | None:
-        """Of these GPUs the fewest on which a round is as short as on all of them; the last no faster than need be."""
+        """The fewest of these GPUs on which a round is as short as on all of them; the last is no faster than it must be."""
         split = self.split(mix)
         if split is None:
             return None
@@ -100,7 +102,7 @@ class Tasks:
             left -= chosen[kind] * quota[kind]
             if left <= 0:
                 break
-            if chosen[kind] < mix[kind]:  # one more GPU will do: the slowest that can
+            if chosen[kind] < mix[kind]:  # one more GPU is enough: the slowest type that can take the rest
                 chosen[
                     next(each for each in reversed(kinds[place:]) if quota[each] >= left and chosen[each] < mix[each])
                 ] += 1
@@ -108,7 +110,7 @@ class Tasks:
         return tuple(chosen)
 
     def round_seconds(self, mix: Sequence[int], locality: int) -> float | None:
-        """Seconds of a whole round on these GPUs; None if none of them is of any use."""
+        """Seconds of a whole round on these GPUs; None if the job can use none of them."""
         split = self.split(mix)
         if split is None:
             return None

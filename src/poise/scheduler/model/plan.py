@@ -1,8 +1,12 @@
-"""What a policy answers: an order of all jobs, or a plan of claims; and the policy itself as a value.
+"""Policies as values, and what they answer: ranks, plans of claims, or long-run shares.
 
-A policy that is nothing but an order says so (`Order`): a rank for each job, asked for again only when something happens
-to that job, so that the core keeps the order incrementally. Any other policy is a `Planner`: it looks at a frozen
-snapshot and answers with a whole plan. Both are pure; what they remember is a value that goes in and comes out.
+A policy takes one of three forms, in increasing order of freedom and cost:
+
+`Order`       gives each job a rank. The core asks again only when something happens to that job, and keeps all jobs sorted.
+`Allocator`   gives each job long-run fractions of time (`workload.py`); rounds turn them into plans.
+`Planner`     looks at a frozen snapshot of all jobs and answers with a whole `Plan`.
+
+All are pure: what a policy remembers is a value that is passed in and returned.
 """
 
 import math
@@ -20,33 +24,36 @@ from poise.scheduler.model.workload import Allocator
 
 
 class Unfitting(Enum):
-    """What a claim that does not fit does to the claims behind it."""
+    """What a claim that does not fit does to the claims behind it: it blocks them, or is skipped (backfilling)."""
 
     BLOCKS = auto()
     SKIPPED = auto()
 
 
 class PreemptionRule(Enum):
-    """May a job of higher rank take GPUs from a running job of lower rank?"""
+    """Whether a job of higher rank may take GPUs from a running job of lower rank."""
 
     NEVER = auto()
     BY_RANK = auto()
 
 
+# Rank policies
+
+
 class TieBreak(Enum):
-    """How jobs of equal rank stand: by submission, or as they stood at the previous decision."""
+    """The order of jobs of equal rank: by submission, or as at the previous decision."""
 
     BY_SUBMISSION = auto()
     BY_PREVIOUS_DECISION = auto()
 
 
 class Rank(NamedTuple):
-    """Where a job stands: smaller first, by queue, then section, then value; equal ranks as the order says (`TieBreak`).
+    """A job's place in the order: smaller first, by queue, then section, then value; ties as the order's `TieBreak` says.
 
-    value    as of the moment of asking
-    slope    change of the value per second while the job runs; a waiting job's value stands still
-    until    moment at which the policy must be asked again although nothing happened to the job
-    memory   what the policy wants to be reminded of about this job
+    value    as of the time of asking
+    slope    change of the value per second while the job runs; the value of a waiting job stands still
+    until    time at which the policy must be asked again even if nothing happened to the job
+    memory   what the policy wants passed back about this job
     """
 
     value: float
@@ -58,24 +65,24 @@ class Rank(NamedTuple):
 
 
 def any_locality(_job: JobView) -> Locality:
-    """The usual wish: close together is welcome, but not worth waiting for."""
+    """Require nothing: GPUs close together are welcome, but not worth waiting for."""
     return Locality.CLUSTER
 
 
 def learn_nothing(memory: Any, _job: JobView) -> tuple[Any, bool]:  # noqa: ANN401 - each order has its own memory
-    """The usual way to learn from a finished job: not at all."""
+    """Keep the memory as it is when a job finishes."""
     return memory, False
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A policy that is nothing but an order.
+    """A policy that only ranks jobs.
 
-    rank     (job, its previous rank or None, memory) -> its rank now. Asked when a job arrives, starts, stops, when its
-             rank's `until` has come, and once more after the decision at that moment if it still runs.
-    asks     the locality that the job insists on; asked once, at submission
-    memory   what the order knows of jobs that have finished; `learn` updates it and says whether ranks are now stale
-    ticking  the rank by a clock of whole seconds; None: it is the same by any clock
+    rank     (job, its previous rank or None, memory) -> its rank now. Asked when a job arrives, starts or stops, when its
+             rank's `until` has come, and once more after the decision at that time if the job still runs
+    asks     locality that the job requires; asked once, at submission
+    memory   what the policy knows of finished jobs; `learn` updates it and says whether existing ranks are now stale
+    ticking  `rank` for a clock that only knows whole seconds; None if `rank` does for any clock
     """
 
     rank: Callable[[JobView, Rank | None, Any], Rank]
@@ -88,34 +95,26 @@ class Order:
     ticking: Callable[[JobView, Rank | None, Any], Rank] | None = None
 
 
-class StopMode(Enum):
-    """What the stops of a plan are for: to make room for its claims, and undone where none was needed; or firm."""
-
-    FOR_OTHERS = auto()
-    FIRM = auto()
-
-
-def no_claims(_idle: tuple[int, ...]) -> tuple["Claim", ...]:
-    """No claim, whatever is free."""
-    return ()
+# Planners
 
 
 class Grain(Enum):
-    """For how long GPUs are given to a job: until a later decision, or for one task of its current round each."""
+    """How long a job gets GPUs: until a later decision, or on each GPU for one task of its current round."""
 
     LEASE = auto()
     TASK = auto()
 
 
 class Claim(NamedTuple):
-    """A wish for a job's whole gang in this decision, at this locality or closer.
+    """A request for a job's whole gang in this decision, at this locality or closer.
 
-    types    GPU types that it may be given, the best first; None: any on which the job runs, its fastest first
-    beside   another job of equal gang that is to share these GPUs; it must hold none, or share them already
-    gpus     how many; None: the gang that the job asks for. Others only as far as the job can do with them
-    site     just here, whatever locality and types say; its GPUs add up to `gpus`
-    mix      so many GPUs of each type, whatever `types` and `gpus` say: for jobs whose rounds divide into tasks
-    grain    TASK: one task of the current round on each of the GPUs of `mix` or `site`, besides those it is computing on
+    row      the job
+    types    indices of GPU types that it may get, best first; None: any on which it runs, its fastest first
+    beside   row of another job of equal gang that is to share these GPUs; it must hold none, or share them already
+    gpus     how many, within what the job can use; None: the gang that it asks for
+    site     exactly these nodes, with as many GPUs on each, whatever `locality` and `types` say; adds up to `gpus`
+    mix      number of GPUs of each type, whatever `types` and `gpus` say; for jobs whose rounds divide into tasks
+    grain    TASK: one task of the current round on each GPU of `mix` or `site`, besides those already being computed
     """
 
     row: int
@@ -129,22 +128,34 @@ class Claim(NamedTuple):
 
 
 class JobEnding(NamedTuple):
-    """A job that its app gives up, and why."""
+    """A job that its app gives up, and the reason."""
 
     row: int
     reason: str
 
 
+class StopMode(Enum):
+    """Why a plan stops jobs: only to make room for its claims, and not if no room was needed; or in any case."""
+
+    FOR_OTHERS = auto()
+    FIRM = auto()
+
+
+def no_claims(_idle: tuple[int, ...]) -> tuple[Claim, ...]:
+    """Claim nothing more, whatever is free."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Claims in order. A running job goes on where its claim allows what it holds, and is moved where it does not.
+    """Claims in order of priority. A running job continues if its claim allows what it holds, and is moved if not.
 
-    stops     running jobs to stop; None: all that are not claimed for
-    more      (free GPUs by type) -> further claims, if any GPUs are left over once all claims have been looked at
-    wake      moment at which to plan again although nothing happened
-    ends      jobs to give up for good, before anything else
-    held      waiting jobs that are held back for their tenant's share, whatever is free: that is what they wait for
-    notes     what people should know of this plan; they go into the journal
+    wake      time at which to plan again even if nothing happened
+    stops     rows of running jobs to stop; None: all that have no claim
+    more      (free GPUs by type) -> further claims, asked for if GPUs are free once all claims have been served
+    ends      jobs to cancel, before anything else
+    held      rows of waiting jobs that wait for their tenant's share, whatever is free; used to explain why they wait
+    notes     for the journal
     """
 
     claims: tuple[Claim, ...]
@@ -160,7 +171,7 @@ class Plan:
 
     @staticmethod
     def changing(claims: tuple[Claim, ...] = (), stops: tuple[int, ...] = (), wake: float = math.inf) -> "Plan":
-        """A plan that says only what is to change, by a planner that has seen to it that all of it fits."""
+        """A plan of changes only: jobs it does not name continue. The planner has made sure that all of it fits."""
         return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, wake, stops, StopMode.FOR_OTHERS)
 
 
@@ -172,7 +183,7 @@ class Planner(Protocol):
         """The memory before the first plan."""
 
     def plan(self, snapshot: Snapshot, memory: Any) -> tuple[Plan, Any]:  # noqa: ANN401
-        """The plan for this moment, and the memory to hand in next time."""
+        """The plan as of now, and the memory to pass in next time."""
 
 
 def unchanged(estimate: Estimate) -> Estimate:
@@ -182,9 +193,9 @@ def unchanged(estimate: Estimate) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy as a value; combinators make new ones of it.
+    """A policy as a value; combinators make new policies out of it.
 
-    perceive   how the policy sees what is believed of speeds (heterogeneity-agnostic: all types alike)
+    perceive   how the policy sees believed speeds; a heterogeneity-agnostic one sees all GPU types as equal
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Speed of a job: on which GPU type, and how far apart its GPUs are."""
+"""The speed of a job, by GPU type and by how far apart its GPUs are."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -7,11 +7,11 @@ from poise.scheduler.model.micro_batches import Mix, Tasks
 
 
 class Locality(IntEnum):
-    """How far apart a gang's GPUs are; a claim may insist on a level, and speed depends on it.
+    """How far apart a gang's GPUs are. Speed depends on it, and a claim may require a level.
 
-    PACKED    as few nodes as the gang can do with, in one rack
+    PACKED    as few nodes as the gang needs in an empty cluster, in one rack
     RACK      more nodes than needed, in one rack
-    CLUSTER   across racks; as something asked for: anywhere
+    CLUSTER   across racks; as a requirement: anywhere
     """
 
     PACKED = 0
@@ -20,17 +20,17 @@ class Locality(IntEnum):
 
 
 Rates = tuple[tuple[float, float, float], ...]
-"""Steps per second of a whole gang: one row a GPU type (in the cluster's order), one column a Locality. 0: cannot run."""
+"""Steps per second of a whole gang: one row per GPU type in the cluster's order, one column per Locality. 0: cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is believed, or true, of the speed of one kind of job.
+    """The speed of one kind of job, as believed or as it is.
 
     rates    of the gang that the job asks for
     skew     size of the model's largest tensor ÷ size of the model (Tiresias §3.3); None if not known
-    others   rates with other numbers of GPUs, ascending, for jobs that can do with them
-    tasks    what a round of training divides into; None: it does not, and the job needs a gang of one type
+    others   (GPUs, rates) for the other numbers of GPUs that the job can use, ascending
+    tasks    what a round of training divides into; None if it does not divide: the job needs a gang of one type
     """
 
     rates: Rates
@@ -48,7 +48,7 @@ class Estimate:
         return max(self.packed, default=0.0)
 
     def at(self, gpus: int) -> Rates:
-        """Rates with so many GPUs: of the gang, unless it is another number that the job can do with.
+        """Rates with this number of GPUs; those of the gang if nothing else is known.
 
         A job whose rounds divide is as fast as with the next smaller number that makes a difference.
         """
@@ -58,6 +58,6 @@ class Estimate:
         return next((rates for count, rates in self.others if count == gpus), self.rates)
 
     def on(self, mix: Mix, locality: Locality) -> float:
-        """Steps per second on these GPUs, of whatever types, of a job whose rounds divide; 0 if they are of no use."""
+        """Steps per second, on any mix of GPUs, of a job whose rounds divide; 0 if it can use none of them."""
         seconds = None if self.tasks is None else self.tasks.round_seconds(mix, locality)
         return 1.0 / seconds if seconds else 0.0

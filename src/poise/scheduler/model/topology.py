@@ -1,4 +1,4 @@
-"""What never changes about a cluster, laid out for fast questions: types, racks, and how close together GPUs are."""
+"""The cluster laid out for fast questions: `Topology`, which never changes, and `PlacementView`, who holds what now."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,15 @@ from poise.scheduler.model.speed import Locality
 
 
 class Topology:
-    """Nodes and types by index. A set of nodes is a bit mask of node indices."""
+    """Nodes, GPU types and racks by index. Immutable once built; it knows nothing of lost nodes.
+
+    types     names of GPU types, in the cluster's order
+    type_of   by node: index of its type
+    rack_of   by node: index of its rack
+    full      by node: all its slots as a bit mask
+    racks     by rack: its nodes as a bit mask of node indices; every node is in exactly one
+    totals    by type: number of GPUs, lost ones included
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -22,28 +30,23 @@ class Topology:
         self.rack_of = [rack_index[node.rack] for node in cluster.nodes]
         self.full = [(1 << node.gpus) - 1 for node in cluster.nodes]
         self.racks = [0] * len(rack_index)
-        for node, rack in enumerate(self.rack_of):
-            self.racks[rack] |= 1 << node
+        for index, rack in enumerate(self.rack_of):
+            self.racks[rack] |= 1 << index
         self.totals = [cluster.gpus_of(name) for name in self.types]
-        self._reach = [self._cumulated(self._sizes(gpu_type)) for gpu_type in range(len(self.types))]
-
-    def _sizes(self, gpu_type: int) -> list[int]:
-        return [node.gpus for node, kind in zip(self.cluster.nodes, self.type_of, strict=True) if kind == gpu_type]
-
-    @staticmethod
-    def _cumulated(sizes: list[int]) -> list[int]:
-        return list(accumulate(sorted(sizes, reverse=True)))
+        # By type: GPUs of its largest node, of its two largest nodes, and so on.
+        sizes = [[node.gpus for node in cluster.nodes if node.gpu_type == name] for name in self.types]
+        self._reach = [list(accumulate(sorted(each, reverse=True))) for each in sizes]
 
     def largest_node(self, gpu_type: int) -> int:
-        """GPUs on the largest node of a type."""
+        """GPUs of the largest node of a type."""
         return self._reach[gpu_type][0]
 
     def fewest_nodes(self, gpu_type: int, gpus: int) -> int:
-        """Nodes that a gang needs if the whole cluster were free."""
+        """Nodes that a gang needs in an empty cluster."""
         return bisect_left(self._reach[gpu_type], gpus) + 1
 
     def locality(self, holding: Holding) -> Locality:
-        """How far apart the GPUs of a gang are."""
+        """How far apart the GPUs of a gang are. Packed means: on as few nodes as an empty cluster would allow."""
         if len(holding) == 1:
             return Locality.PACKED
         first = self.rack_of[holding[0].node]
@@ -57,7 +60,7 @@ class Topology:
         return Locality.PACKED if len(holding) <= fewest else Locality.RACK
 
     def mix(self, holding: Holding) -> Mix:
-        """How many GPUs of each type these are."""
+        """Number of GPUs of each type."""
         mix = [0] * len(self.types)
         for node, mask in holding:
             mix[self.type_of[node]] += mask.bit_count()
@@ -69,17 +72,16 @@ class Topology:
         return mix.index(max(mix))
 
 
-# Where things are at one moment: which GPUs are free, and who holds which.
-
-
 @dataclass(frozen=True, slots=True)
 class PlacementView:
-    """A view of the core's own tables: not to be changed, and true only until the plan is handed in.
+    """Which GPUs are free, and which jobs hold which, as a view of the core's own tables.
 
-    masks      free slots by node; none of a lost node
-    alive      whether a node is there
-    holdings   the GPUs of each running job, by row
-    partner    jobs that share their GPUs, both ways
+    A planner reads it and must not change it. It is not a copy, so it is valid only until the plan is returned.
+
+    masks      by node: free slots as a bit mask; 0 for a lost node
+    alive      by node: False while it is lost
+    holdings   by row: GPUs of each running job
+    partner    by row: the job that shares its GPUs; symmetric, and only for jobs that share
     """
 
     topology: Topology
@@ -89,5 +91,5 @@ class PlacementView:
     partner: Mapping[int, int]
 
     def free(self) -> list[int]:
-        """How many GPUs are free on each node."""
+        """Number of free GPUs of each node."""
         return [mask.bit_count() for mask in self.masks]

@@ -1,4 +1,4 @@
-"""Durations for people (`3h12m`) and for machines (seconds), and things that are counted."""
+"""Durations as text (`3h12m`) and as seconds, counted nouns, and the arithmetic of rounds."""
 
 import math
 import re
@@ -9,7 +9,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from `90`, `1.5h`, `1h30m`; raises ValueError on anything else."""
+    """Read `90`, `1.5h` or `1h30m` as seconds; raises ValueError for anything else."""
     try:
         seconds = float(text)
     except ValueError:
@@ -23,7 +23,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """The two largest units that matter: `45s`, `3h12m`, `2d04h`."""
+    """Write seconds in their two largest units: `45s`, `3h12m`, `2d04h`."""
     if not math.isfinite(seconds):
         return "never"
     whole = round(seconds)
@@ -40,19 +40,20 @@ def format_seconds(seconds: float) -> str:
 
 
 def counted(number: int, thing: str) -> str:
-    """So many of a thing whose plural ends in s: `1 GPU`, `2,000 GPUs`."""
+    """A number with its noun, whose plural ends in s: `1 GPU`, `2,000 GPUs`."""
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-# Rounds of equal length from the first moment on, and when they end. One arithmetic, so that equal moments are equal.
+# Rounds have equal length and are counted from `origin`. Every module computes the end of a round here, because two formulas
+# that differ in the last bit would give one round two ends.
 
 
 def is_round_end(origin: float, now: float, length: float) -> bool:
-    """A round ends, and the next begins, at this very moment."""
+    """Whether a round ends, and the next begins, exactly now."""
     return now == origin + round((now - origin) / length) * length
 
 
 def next_round_end(origin: float, now: float, length: float) -> float:
-    """The first end of a round that is later than this moment."""
+    """The first end of a round after now."""
     rounds = floor((now - origin) / length) + 1
     return origin + (rounds if origin + rounds * length > now else rounds + 1) * length

@@ -1,7 +1,7 @@
-"""The active jobs as an optimisation problem sees them, and the answer of a share policy.
+"""`Workload`: the active jobs as the input of an optimisation problem. `Allocation`: what a share policy answers.
 
-A column is a GPU type at a locality: first every type with its gangs packed, then, where splitting a gang costs speed, every
-type again with gangs spread.
+A column is a GPU type at a locality: first every type with its gangs packed; then, if splitting a gang costs speed for any
+job, every type again with its gangs spread.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,26 +16,33 @@ from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 
 @dataclass(frozen=True)
 class Workload:
-    """Active jobs by ascending row, as arrays of equal length n. Seconds, steps, GPUs.
+    """Active jobs by ascending row. Arrays have one entry per job unless a shape is given; n is the number of jobs.
 
-    rows         the core's rows: an earlier job has a smaller one
-    steps_left   believed work left; inf if nobody knows
-    deadline     moment; inf if there is none
-    tenant       index of the tenant, in order of first submission of all tenants ever seen
-    speed        (n, columns): believed steps per second of the whole gang; 0 where it cannot run
-    held         column that a job holds GPUs of, -1 if it waits
-    partner      job that it shares its GPUs with, as an index; -1 if it has none
-    gpus         (types,): GPUs alive;  price: (types,) per GPU-hour
-    column_type  (columns,): the type of each column
-    kind         jobs of one kind are equally fast everywhere
-    beside       (kinds, kinds, columns) or None: steps per second of the first kind on GPUs that it shares with the second;
-                 None for policies that do not share GPUs
-    known_beside the same, whether the policy shares GPUs or not; None if nothing is known of pairs
-    divides      jobs whose rounds divide: a part of the gang, or a mix of types, will do; None if there are none
-    part         speed now ÷ speed of the whole gang on the column held, of those jobs; None likewise
-    tenant_weight  weight of each tenant, by index; None if all weigh 1
-    pinned       running jobs that keep what they hold whoever waits; None if there are none
-    free         (types,): GPUs alive that pinned jobs do not hold; None likewise
+    now            time, as all times here in seconds
+    rows           the core's rows, ascending: a job submitted earlier has a smaller one
+    gang           GPUs needed at once, >= 1
+    weight         > 0, tenants' weights not included
+    submitted      time
+    deadline       time; inf if there is none
+    steps_left     believed work left, >= 0; inf if unknown
+    tenant         index of the tenant, in order of first submission of all tenants ever seen
+    speed          (n, columns): believed steps per second of the whole gang; 0 where it cannot run
+    held           column that the job holds GPUs of; -1 while it waits
+    partner        index (not row) of the job that it shares its GPUs with; -1 if none
+    gpus           (types,): GPUs alive
+    price          (types,): per GPU-hour
+    column_type    (columns,): type of each column
+    kind           jobs of one kind are equally fast everywhere
+    beside         (kinds, kinds, columns): steps per second of the first kind on GPUs shared with the second; 0 where
+                   they cannot share. None for policies that do not share GPUs
+    known_beside   the same for all policies; None if nothing is known of any pair
+    divides        whether its rounds divide into tasks, so that a part of the gang or a mix of types will do
+    part           of those jobs: speed now ÷ speed of the whole gang on the column held
+    tenant_weight  (tenants,): weight by index of tenant; None if all weigh 1
+    pinned         whether a running job keeps what it holds, whatever else waits
+    free           (types,): GPUs alive that no pinned job holds
+
+    `divides` and `part` are None together if no job divides, `pinned` and `free` if no job is pinned.
     """
 
     now: float
@@ -63,16 +70,16 @@ class Workload:
 
     @property
     def jobs(self) -> int:
-        """How many there are."""
+        """Number of jobs."""
         return len(self.rows)
 
     @property
     def types(self) -> int:
-        """How many GPU types there are."""
+        """Number of GPU types."""
         return len(self.gpus)
 
     def only(self, chosen: NDArray[Any], gpus: Floats | None = None) -> "Workload":
-        """Some of the jobs (mask or indices), perhaps with fewer GPUs."""
+        """The workload of some jobs (a mask or indices), with other numbers of GPUs if given. None is shared or pinned."""
         return replace(
             self,
             **{name: column[chosen] for name in _PER_JOB if (column := getattr(self, name)) is not None},
@@ -90,9 +97,11 @@ _PER_JOB = (
 
 @dataclass(frozen=True)
 class Pairs:
-    """Time that two jobs are to spend on the same GPUs; indices into the workload, columns, fractions of time.
+    """Time that two jobs spend together on the same GPUs, as arrays of equal length.
 
-    A solver knows them as rows of its market.
+    first, second   jobs, as indices into the workload (in a solver: rows of its market)
+    column          where
+    share           fraction of time, >= 0
     """
 
     first: Ints
@@ -102,20 +111,20 @@ class Pairs:
 
     @staticmethod
     def none() -> "Pairs":
-        """Nobody shares."""
-        nobody = np.empty(0, dtype=np.int64)
-        return Pairs(nobody, nobody, nobody, np.empty(0))
+        """No pair."""
+        empty = np.empty(0, dtype=np.int64)
+        return Pairs(empty, empty, empty, np.empty(0))
 
 
 class Awareness(Enum):
-    """Whether an allocation tells GPU types apart; if it does not, no type is served before the others."""
+    """Whether an allocation tells GPU types apart. If it does not, each round serves the types in an order drawn for it."""
 
     AWARE = auto()
     BLIND = auto()
 
 
 class Leftover(Enum):
-    """What becomes of GPUs that nobody has a share of in this round, while a job that could use them waits."""
+    """What happens to GPUs that no job has a share of in this round, while a job that could use them waits."""
 
     FILLED = auto()
     IDLE = auto()
@@ -133,10 +142,12 @@ class Filling(StrEnum):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Long-run fractions of time: share[m, c] of job m alone on column c, and of pairs together.
+    """Long-run fractions of time.
 
+    share       (jobs, columns): of each job alone on each column
+    pairs       of pairs of jobs together
     objective   value of what the policy optimises, in its own terms; nan if it optimises nothing
-    remarks     what its user should know: a deadline that cannot be met, a fallback
+    remarks     notes for the user, e.g. a deadline that cannot be met, or a fallback
     """
 
     share: Floats
@@ -149,13 +160,13 @@ class Allocation:
 
 @runtime_checkable
 class Allocator(Protocol):
-    """A policy that answers with long-run fractions of time. Pure: what it remembers goes in and comes out.
+    """A policy that answers with long-run fractions of time. Pure: its memory goes in and comes out.
 
-    memory keyed by `Workload.rows`, for jobs come and go between two calls
+    Memory is keyed by `Workload.rows`, because jobs come and go between two calls.
     """
 
     def start(self) -> Any:  # noqa: ANN401 - each allocator has its own memory
         """The memory before the first allocation."""
 
     def allocate(self, workload: Workload, memory: Any) -> tuple[Allocation, Any]:  # noqa: ANN401
-        """The allocation for this moment, and the memory to hand in next time."""
+        """The allocation as of now, and the memory to pass in next time."""

@@ -1,1 +1,1 @@
-"""Claims onto GPUs. Three ways to choose among the free ones; a job that goes on keeps what it has."""
+"""Placement: which of the free GPUs a claim gets."""

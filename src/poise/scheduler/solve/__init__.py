@@ -1,1 +1,1 @@
-"""Numerical machinery that knows nothing of jobs: rows want throughput, columns give it, resources run out."""
+"""Numerical methods that know nothing of jobs: rows want throughput, columns provide it, resources are limited."""

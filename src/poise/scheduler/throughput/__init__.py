@@ -1,1 +1,1 @@
-"""What is believed of speed: tables of measured throughputs, and how they answer for the jobs and GPUs of a cluster."""
+"""Believed speeds: tables of measured throughputs, and how they answer for the jobs and GPUs of a cluster."""
