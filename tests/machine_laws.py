@@ -4,7 +4,7 @@ import pytest
 from tests.machine import Service
 
 from poise.engine.journal import read_entry, read_header
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.job import Status
 from poise.service.backends.api import RunEnding

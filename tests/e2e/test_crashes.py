@@ -23,7 +23,7 @@ import pytest
 from tests.e2e.service import PATIENCE, Kind, Service, ended, until
 
 from poise.engine.journal import read_entry, read_header
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.cluster import bits
 from poise.service.client import Client

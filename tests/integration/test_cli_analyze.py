@@ -145,7 +145,7 @@ def test_a_truncated_journal_is_shown_as_far_as_it_goes(run: Path) -> None:
     ("line", "want"),
     [
         ("lorem ipsum", "not JSON"),
-        ("[1e9, [], []]\n[5, [], []]", "not an instant of a journal"),
+        ("[1e9, [], []]\n[5, [], []]", "not an entry of a journal"),
         ('[1e9, [["finished", "nobody", 1]], []]', "names a job or a node that is not there: 'nobody'"),
         ('[1e9, [["nodelost", 99]], []]', "node 99"),
         ('[1e9, [], [["launch", "nobody", 1, [[0, 1]], [0, 0, 0]]]]', "'nobody'"),
@@ -157,7 +157,7 @@ def test_a_truncated_journal_is_shown_as_far_as_it_goes(run: Path) -> None:
         ('[1e9, [["submitted", {"id": "0", "submitted": 1, "gpus": 1}, "-/x1", 5]], []]', "'0' is submitted a second time"),
         ('[1e9, [], [["launch", "0", 1, [[0, 1]], [0, 0, 0]]]]', "run 1 of job '0' after run 1"),
         ('[1e9, [["finished", "0", 1]], []]', "job '0' ends a second time"),
-        ("{}", "not an instant of a journal"),
+        ("{}", "not an entry of a journal"),
         ("[" * 5000, "not JSON"),
     ],
 )

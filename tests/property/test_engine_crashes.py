@@ -8,7 +8,7 @@ import pytest
 from tests.machine import ALICE, BOB, Service, a_request
 
 from poise.engine.journal import read_entry, read_header
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.action import JournalEntry
 from poise.service.backends.api import RunEnding

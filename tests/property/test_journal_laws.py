@@ -14,7 +14,7 @@ from tests.strategies import World, named, worlds
 
 from poise.engine.assembly import with_rounds
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings

@@ -7,7 +7,7 @@ import pytest
 from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_request
 
 from poise.engine.journal import read_entry, read_header
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
 from poise.service.server.admission import core_of
 from poise.service.server.dispatch import held_runs

@@ -13,8 +13,7 @@ from tests.builders import a_job, simulate
 from tests.shell import poise
 
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalReader, JournalWriter, job_line, read_job
-from poise.engine.loop import run
-from poise.engine.replay import replay
+from poise.engine.loop import replay, run
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.action import (
     Abandon,
@@ -195,7 +194,7 @@ def test_the_weight_of_a_tenant_is_written_where_it_is_not_one() -> None:
 def test_an_estimate_of_more_than_there_is_to_say_is_refused(tmp_path: Path) -> None:
     text = written(HEADER, DIVIDED).replace(",2]]],", ",2],9]],")
     assert text != written(HEADER, DIVIDED)
-    with pytest.raises(JournalError, match=r"journal\.jsonl:2: not an instant of a journal"):
+    with pytest.raises(JournalError, match=r"journal\.jsonl:2: not an entry of a journal"):
         tuple(reader(tmp_path, text).entries())
 
 
@@ -269,7 +268,7 @@ def test_replay_reproduces_a_simulation_and_counts_it() -> None:
 def test_replay_names_the_moment_and_both_wishes_where_they_differ() -> None:
     story = simulate([a_job("a"), a_job("b", at=5)], "fifo", "gpu:1")
     other = simulate([], "fifo", "gpu:2").scheduler
-    with pytest.raises(ReplayError, match=r"at 5: the core answers Launch\(job='b'.*the journal has nothing"):
+    with pytest.raises(ReplayError, match=r'at 5: the journal has nothing, the core answers \["launch","b"'):
         replay(other, story.entries)
 
 
@@ -332,7 +331,7 @@ WRONG = {
 def test_a_value_of_another_kind_is_refused_with_its_line(what: str, tmp_path: Path) -> None:
     old, new, problem = WRONG[what]
     assert TEXT.count(old) == 1
-    with pytest.raises(JournalError, match=r"journal\.jsonl:\d: not an instant of a journal: .*" + re.escape(problem)):
+    with pytest.raises(JournalError, match=r"journal\.jsonl:\d: not an entry of a journal: .*" + re.escape(problem)):
         tuple(reader(tmp_path, TEXT.replace(old, new)).entries())
 
 
@@ -359,7 +358,7 @@ def test_a_newer_journal_is_read_as_far_as_it_is_known_and_then_refused(tmp_path
     reader = JournalReader(path)
     assert reader.header == HEADER
     found: list[JournalEntry] = []
-    with pytest.raises(JournalError, match="version 3; this Poise reads version 2; 2 facts and wishes"):
+    with pytest.raises(JournalError, match="version 3; this Poise reads version 2; 2 events and actions"):
         found.extend(reader.entries())
     assert [entry.now for entry in found] == [0.0, 5.0]
     assert found[0].events == (Submitted(Job("a", 0.0, 1), "k", 5.0),)

@@ -144,7 +144,7 @@ def test_a_journal_file_of_version_1_is_read(tmp_path: Path) -> None:
 
 def test_there_is_a_step_from_every_version_and_a_state_of_each() -> None:
     assert sorted(migrations.STEPS) == list(range(1, VERSION))
-    assert sorted(journal.STEPS) == list(range(1, journal.VERSION))
+    assert sorted(journal.MIGRATIONS) == list(range(1, journal.VERSION))
     assert {int(path.stem.partition(".")[0]) for path in DUMPS} == set(range(1, VERSION + 1))
 
 

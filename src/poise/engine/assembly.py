@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poise.engine.journal import Header, JournalReader
-from poise.engine.replay import Replayed, replay
+from poise.engine.loop import Replayed, replay
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.mechanism.rounds import HopelessClaims, LateArrivals, Rounds

@@ -1,8 +1,14 @@
-"""The journal as text: one JSON document a line, compact, the same bytes for the same run.
+"""The journal: everything that a core was told and asked for, as text. One JSON document per line, the same bytes per run.
 
-First a header: the choices that the core was put together from. Then a line an instant, `[now, [events], [actions]]`, each
-event and action a list that begins with its name. Last `{"end": "complete"}` or `{"end": "interrupted"}`; a journal
-without it was cut off. A moment or an amount that is infinite is written as null.
+    {"journal": 2, "trace": ..., "policy": ..., "settings": {...}, "nodes": [...]}     header: what the core was built from
+    [now, [[event, field, ...], ...], [[action, field, ...], ...]]                      one entry per timestamp
+    {"end": "complete"}                                                                 or "interrupted"; missing: cut off
+
+Events and actions are lists: the name of the class in lower case, then its fields in order. A job is an object of the fields
+that differ from their defaults. An infinite time or amount is written as null, because JSON has no infinity.
+
+Read this file in five parts: the header; writing lines; reading lines, by readers derived from the annotations of events
+and actions; versions, how earlier ones are migrated and how much of later ones is read; and journals in files.
 """
 
 import gzip
@@ -15,15 +21,15 @@ from math import inf
 from operator import attrgetter
 from pathlib import Path
 from sys import float_info
-from typing import IO, Any, TypeVar, get_type_hints
+from typing import IO, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model import action as actions
 from poise.scheduler.model import event as events
-from poise.scheduler.model.action import JournalEntry, PreemptionCause, Waited
-from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Holding, Node, Slots
+from poise.scheduler.model.action import JournalEntry, Waited
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, Slots
 from poise.scheduler.model.errors import JournalError, RequestError
-from poise.scheduler.model.job import Job, Yields
+from poise.scheduler.model.job import Job
 from poise.scheduler.model.micro_batches import Tasks
 from poise.scheduler.model.speed import Estimate, Rates
 from poise.scheduler.model.workload import Filling
@@ -31,17 +37,13 @@ from poise.scheduler.model.workload import Filling
 Read = TypeVar("Read")
 
 VERSION = 2
-"""Goes up whenever an event, an action, a job or the header gets other fields; `journal_steps.py` then gets a step."""
+"""Goes up whenever an event, an action, a job or the header gets other fields; `MIGRATIONS` then gets a step."""
 COMPLETE, INTERRUPTED = "complete", "interrupted"
-MOST = float_info.max
-"""Of a number, either way: JSON knows none, and what is beyond is no float."""
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RequestError)
-"""What reading a document raises that is none of a journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the core was put together from: enough to re-drive it."""
+    """What the core was built from: enough to build it again for replay."""
 
     trace: str
     cluster: Cluster
@@ -51,48 +53,16 @@ class Header:
     seed: int
 
 
+# Writing
+
 _EVENTS = {kind.__name__.lower(): kind for kind in events.Event.__args__}
 _ACTIONS = {kind.__name__.lower(): kind for kind in actions.Action.__args__}
 _FIELDS = {kind: tuple(each.name for each in fields(kind)) for kind in (*_EVENTS.values(), *_ACTIONS.values())}
 _NAMES = {kind: name for name, kind in (*_EVENTS.items(), *_ACTIONS.items())}
-_BY_TYPE = ("speeds", "prices")
-_SETTINGS = {each.name for each in fields(Settings)}
-_WAYS: dict[str, tuple[Callable[[str], StrEnum], str]] = {
-    "cadence": (Cadence, ""),
-    "retry": (RetryRule, RetryRule.COUNT),
-    "filling": (Filling, Filling.BY_TYPE),
-}
-"""Settings that name a way of doing something: how they are read, and what was done before there was a choice."""
 _JOB_DEFAULTS = {each.name: each.default for each in fields(Job)}
-_stated = attrgetter(*_JOB_DEFAULTS)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a fact or a wish carries
-    """A value as JSON knows it."""
-    match value:
-        case Job():
-            stated = zip(_JOB_DEFAULTS.items(), _stated(value), strict=True)
-            return {name: each for (name, default), each in stated if each != default}
-        case Estimate():
-            return _plain_estimate(value)
-        case float() if value == inf:
-            return None
-        case _:
-            return value
-
-
-def _plain_estimate(value: Estimate) -> list[Any]:
-    """What most estimates do not have is left out; tasks come fourth, wherever they are."""
-    if value.tasks is None:
-        return [value.rates, value.skew, *([value.others] if value.others else [])]
-    tasks = value.tasks
-    sync = [[_plain(each) for each in row] for row in tasks.sync]
-    return [value.rates, value.skew, value.others, [tasks.count, tasks.seconds, sync, tasks.gang]]
-
-
-def _encoded(thing: events.Event | actions.Action) -> list[Any]:
-    kind = type(thing)
-    return [_NAMES[kind], *(_plain(getattr(thing, name)) for name in _FIELDS[kind])]
+_job_fields = attrgetter(*_JOB_DEFAULTS)
+_BY_TYPE = ("speeds", "prices")
+"""Fields of a cluster that the header holds by GPU type, and leaves out where they are empty."""
 
 
 def header_line(header: Header) -> str:
@@ -112,13 +82,18 @@ def header_line(header: Header) -> str:
 
 
 def entry_line(entry: JournalEntry) -> str:
-    """One instant as a line."""
+    """One entry as a line."""
     return _line([entry.now, [*map(_encoded, entry.events)], [*map(_encoded, entry.actions)]])
 
 
 def job_line(job: Job) -> str:
     """A job as a line."""
     return _line(_plain(job))
+
+
+def action_text(action: actions.Action) -> str:
+    """An action as it stands in an entry."""
+    return _line(_encoded(action))
 
 
 def end_line(end: str) -> str:
@@ -128,6 +103,68 @@ def end_line(end: str) -> str:
 
 def _line(document: object) -> str:
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def _encoded(thing: events.Event | actions.Action) -> list[Any]:
+    kind = type(thing)
+    return [_NAMES[kind], *(_plain(getattr(thing, name)) for name in _FIELDS[kind])]
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any field of an event or an action
+    """A value as JSON knows it. Most have this form already: tuples are written as lists, enumerations as text."""
+    match value:
+        case Job():
+            stated = zip(_JOB_DEFAULTS.items(), _job_fields(value), strict=True)
+            return {name: each for (name, default), each in stated if each != default}
+        case Estimate(rates, skew, others, None):  # what most estimates do not have is left out at the end
+            return [rates, skew, *([others] if others else [])]
+        case Estimate(rates, skew, others, Tasks(count, seconds, syncs, gang)):
+            return [rates, skew, others, [count, seconds, [[*map(_plain, row)] for row in syncs], gang]]
+        case float() if value == inf:
+            return None
+        case _:
+            return value
+
+
+# Reading. A journal may come from anywhere, so that every value is checked: a reader returns a value of its type, or raises
+# one of the errors in `MALFORMED`.
+
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RequestError)
+"""What the readers raise for a document that is not part of a journal."""
+_MOST = float_info.max
+
+
+def read_header(line: str) -> Header:
+    """Read what `header_line` wrote; raises JournalError for anything else."""
+    return _read("a header", lambda: _header(_parsed(line)))
+
+
+def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> JournalEntry:
+    """Read what `entry_line` wrote; raises JournalError for anything else, and for an entry earlier than `last`.
+
+    Events whose names are in `but` are left out, and not checked.
+    """
+    return _read("an entry", lambda: _entry(_parsed(line), last, but))
+
+
+def read_job(line: str) -> Job:
+    """Read what `job_line` wrote; raises JournalError for anything else."""
+    return _read("a job", lambda: _job(_parsed(line)))
+
+
+def _read(what: str, read: Callable[[], Read]) -> Read:
+    try:
+        return read()
+    except (*MALFORMED, RecursionError) as error:
+        raise JournalError(f"not {what} of a journal: {error}") from None
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
+
+
+_parsed = json.JSONDecoder(parse_constant=_no_number).decode
+"""The document in a line; raises ValueError or RecursionError if it is not JSON. NaN and Infinity are not."""
 
 
 def _text(value: object) -> str:
@@ -142,18 +179,23 @@ def _whole(value: Any) -> int:  # noqa: ANN401
     return value
 
 
-def _place(value: Any) -> int:  # noqa: ANN401
-    """A node, or slots as a mask: what is below 0 would count from the other end."""
-    place = _whole(value)
-    if place < 0:
-        raise ValueError(f"expected a whole number of at least 0, got {place}")
-    return place
+def _index(value: Any) -> int:  # noqa: ANN401
+    """A node, or slots as a mask. A negative number would silently count from the other end of a list."""
+    index = _whole(value)
+    if index < 0:
+        raise ValueError(f"expected a whole number of at least 0, got {index}")
+    return index
 
 
 def _number(value: Any) -> float:  # noqa: ANN401
-    if not isinstance(value, (float, int)) or isinstance(value, bool) or not -MOST <= value <= MOST:
+    # JSON's whole numbers may be larger than any float; such a one must not raise OverflowError later.
+    if not isinstance(value, (float, int)) or isinstance(value, bool) or not -_MOST <= value <= _MOST:
         raise TypeError(f"expected a finite number, got {value!r:.60}")
     return value
+
+
+def _or_inf(value: float | None) -> float:
+    return inf if value is None else _number(value)
 
 
 def _flag(value: Any) -> bool:  # noqa: ANN401
@@ -162,44 +204,9 @@ def _flag(value: Any) -> bool:  # noqa: ANN401
     return value
 
 
-def _maybe(read: Callable[[Any], Read]) -> Callable[[Any], Read | None]:
-    return lambda value: None if value is None else read(value)
-
-
-def _all(read: Callable[[Any], Read]) -> Callable[[Any], tuple[Read, ...]]:
-    return lambda value: tuple(map(read, value))
-
-
-def _job(value: dict[str, Any]) -> Job:
-    return Job(**{name: _JOB[name](each) for name, each in value.items()})
-
-
-def _estimate(
-    rates: list[Any], skew: float | None, others: list[Any] | None = None, tasks: list[Any] | None = None
-) -> Estimate:
-    resized = tuple((_whole(gpus), _rates(with_them)) for gpus, with_them in others or ())
-    return Estimate(_rates(rates), _maybe(_number)(skew), resized, None if tasks is None else _tasks(*tasks))
-
-
-def _tasks(count: int, seconds: list[float], sync: list[list[float | None]], gang: int) -> Tasks:
-    waits = tuple((_or_inf(packed), _or_inf(rack), _or_inf(cluster)) for packed, rack, cluster in sync)
-    return Tasks(_whole(count), _all(_number)(seconds), waits, _whole(gang))
-
-
-def _rates(value: list[list[float]]) -> Rates:
-    return tuple((_number(packed), _number(rack), _number(cluster)) for packed, rack, cluster in value)
-
-
-def _holding(value: list[list[int]]) -> Holding:
-    return tuple(Slots(_place(node), _place(mask)) for node, mask in value)
-
-
-def _waited(value: list[float]) -> Waited:
-    return Waited(*map(_number, value))
-
-
-def _or_inf(value: float | None) -> float:
-    return inf if value is None else _number(value)
+def _slots(value: list[int]) -> Slots:
+    node, mask = value
+    return Slots(_index(node), _index(mask))
 
 
 _READERS: dict[Any, Callable[[Any], Any]] = {
@@ -207,30 +214,55 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     int: _whole,
     float: _number,
     bool: _flag,
-    str | None: _maybe(_text),
-    int | None: _maybe(_whole),
-    float | None: _maybe(_number),
-    tuple[str, ...]: _all(_text),
-    tuple[float, ...]: _all(_number),
-    tuple[tuple[float, float], ...]: lambda value: tuple((_number(mine), _number(other)) for mine, other in value),
-    Job: _job,
+    Slots: _slots,
+    Waited: lambda value: Waited(*map(_number, value)),
+    Job: lambda value: _job(value),
     Estimate: lambda value: _estimate(*value),
-    Holding: _holding,
-    Waited: _waited,
-    PreemptionCause: PreemptionCause,
-    Yields: Yields,
 }
-"""How a value of a type is read; raises TypeError or ValueError for what is none."""
-_JOB = {name: _READERS[kind] for name, kind in get_type_hints(Job).items()}
-_READERS_OF_THEIR_OWN: dict[Any, dict[str, Callable[[Any], Any]]] = {
-    events.Submitted: {"steps": _or_inf},
-    events.Carried: {"steps": _or_inf},
-    events.NodeLost: {"node": _place},
-    events.NodeReturned: {"node": _place},
-    actions.WakeAt: {"time": _or_inf},
+
+
+def _reader(of: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - any annotation of a field
+    """How a value of an annotated type is read: one above, an enumeration, or a union with None or a tuple of such."""
+    if of in _READERS:
+        return _READERS[of]
+    parts = get_args(of)
+    if not parts:
+        return of if issubclass(of, StrEnum) else _READERS[of]
+    first = _reader(parts[0])
+    if get_origin(of) is not tuple:
+        return lambda value: None if value is None else first(value)
+    if parts[1] is ...:
+        return lambda value: tuple(map(first, value))
+    readers = tuple(map(_reader, parts))
+    return lambda value: tuple([read(each) for read, each in zip(readers, value, strict=True)])
+
+
+def _job(value: dict[str, Any]) -> Job:
+    return Job(**{name: _JOB_READERS[name](each) for name, each in value.items()})
+
+
+def _estimate(
+    rates: list[Any], skew: float | None, others: list[Any] | None = None, tasks: list[Any] | None = None
+) -> Estimate:
+    divided = None
+    if tasks is not None:
+        count, seconds, syncs, gang = tasks
+        waits = tuple((_or_inf(packed), _or_inf(rack), _or_inf(cluster)) for packed, rack, cluster in syncs)
+        divided = Tasks(_whole(count), tuple(map(_number, seconds)), waits, _whole(gang))
+    return Estimate(_rates(rates), None if skew is None else _number(skew), _other_rates(others or ()), divided)
+
+
+_rates, _other_rates = _reader(Rates), _reader(tuple[tuple[int, Rates], ...])
+_JOB_READERS = {name: _reader(of) for name, of in get_type_hints(Job).items()}
+_SPECIAL_READERS: dict[tuple[Any, str], Callable[[Any], Any]] = {
+    (events.Submitted, "steps"): _or_inf,
+    (events.Carried, "steps"): _or_inf,
+    (events.NodeLost, "node"): _index,
+    (events.NodeReturned, "node"): _index,
+    (actions.WakeAt, "time"): _or_inf,
 }
 _FIELD_READERS = {
-    kind: [_READERS_OF_THEIR_OWN.get(kind, {}).get(name) or _READERS[of] for name, of in get_type_hints(kind).items()]
+    kind: [_SPECIAL_READERS.get((kind, name)) or _reader(of) for name, of in get_type_hints(kind).items()]
     for kind in _FIELDS
 }
 
@@ -241,120 +273,69 @@ def _decoded(kinds: dict[str, Any], document: list[Any]) -> Any:  # noqa: ANN401
     return kind(*(read(value) for read, value in zip(_FIELD_READERS[kind], values, strict=True)))
 
 
-def _known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]:
-    """Of facts or wishes in a newer version of the journal: those that are known here, as far as they are."""
-    kept = (each for each in documents if each[0] in kinds)
-    return [[*map(_known_keys, each[: 1 + len(_FIELDS[kinds[each[0]]])])] for each in kept]
-
-
-def _known_keys(value: Any) -> Any:  # noqa: ANN401
-    """A job without what is not known of jobs here; anything else as it is."""
-    return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
-
-
-def entry_of(document: Any, last: float, but: frozenset[str] = frozenset()) -> JournalEntry:  # noqa: ANN401
-    """An instant, no earlier than `last`, from what its line holds; raises what `MALFORMED` lists for anything else."""
-    now, facts, wishes = document
+def _entry(document: Any, last: float, but: frozenset[str] = frozenset()) -> JournalEntry:  # noqa: ANN401
+    """The entry in a document of this version, no earlier than `last`."""
+    now, happened, asked = document
     if not last <= now < inf:
-        raise ValueError(f"expected a moment not before {last}, got {now}")
+        raise ValueError(f"expected a time not before {last}, got {now}")
     return JournalEntry(
         float(now),
-        tuple(_decoded(_EVENTS, fact) for fact in facts if fact[0] not in but),
-        tuple(_decoded(_ACTIONS, wish) for wish in wishes),
+        tuple(_decoded(_EVENTS, event) for event in happened if event[0] not in but),
+        tuple(_decoded(_ACTIONS, action) for action in asked),
     )
 
 
-def known_entry_of(document: Any, last: float) -> tuple[JournalEntry, int]:  # noqa: ANN401
-    """As `entry_of`, of a newer journal: what is known here of it, and how many facts and wishes are not."""
-    now, facts, wishes, *_ = document
-    known = _known(_EVENTS, facts), _known(_ACTIONS, wishes)
-    return entry_of((now, *known), last), len(facts) + len(wishes) - sum(map(len, known))
+_CHOICES: dict[str, tuple[Callable[[str], StrEnum], str]] = {
+    "cadence": (Cadence, ""),
+    "retry": (RetryRule, RetryRule.COUNT),
+    "filling": (Filling, Filling.BY_TYPE),
+}
+"""Settings that are enumerations: how they are read, and what journals mean that were written before there was a choice."""
 
 
-def known_header_of(document: dict[str, Any]) -> Header:
-    """As `header_of`, of a newer journal: settings that are not known here are left out."""
-    settings = document["settings"].items()
-    return header_of(document | {"settings": {name: value for name, value in settings if name in _SETTINGS}})
-
-
-def header_of(document: dict[str, Any]) -> Header:
-    """The header from what its line holds; raises what `MALFORMED` lists for anything else."""
+def _header(document: dict[str, Any]) -> Header:
     settings = document["settings"]
+    choices = {name: read(settings.get(name, before)) for name, (read, before) in _CHOICES.items()}
+    nodes = []
+    for name, gpu_type, gpus, rack in document["nodes"]:
+        if not isinstance(gpus, int) or gpus > MOST_GPUS:
+            raise ValueError(f"expected a number of GPUs, got {gpus!r}")
+        nodes.append(Node(_text(name), _text(gpu_type), gpus, _text(rack)))
+    by_type = [{_text(kind): float(each) for kind, each in document.get(name, {}).items()} for name in _BY_TYPE]
     return Header(
         _text(document["trace"]),
-        Cluster(tuple(_node(*node) for node in document["nodes"]), *(_by_type(document.get(each, {})) for each in _BY_TYPE)),
+        Cluster(tuple(nodes), *by_type),
         _text(document["policy"]),
         _text(document["placement"]),
-        Settings(**{**settings, **{name: read(settings.get(name, before)) for name, (read, before) in _WAYS.items()}}),
+        Settings(**{**settings, **choices}),
         document["seed"],
     )
 
 
-def _node(name: object, gpu_type: object, gpus: object, rack: object) -> Node:
-    if not isinstance(gpus, int) or gpus > MOST_GPUS:
-        raise ValueError(f"expected a number of GPUs, got {gpus!r}")
-    return Node(_text(name), _text(gpu_type), gpus, _text(rack))
-
-
-def _by_type(value: dict[str, Any]) -> dict[str, float]:
-    return {_text(gpu_type): float(each) for gpu_type, each in value.items()}
-
-
-def _refused(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
-
-
-parsed = json.JSONDecoder(parse_constant=_refused).decode
-"""What a line holds; raises ValueError or RecursionError for what is not JSON."""
-
-
-def read_header(line: str) -> Header:
-    """What `header_line` wrote; raises JournalError for anything else."""
-    return _read("a header", lambda: header_of(parsed(line)))
-
-
-def read_entry(line: str, last: float = -inf, but: frozenset[str] = frozenset()) -> JournalEntry:
-    """What `entry_line` wrote, no earlier than `last`, `but` for facts of these names; JournalError for anything else."""
-    return _read("an instant", lambda: entry_of(parsed(line), last, but))
-
-
-def read_job(line: str) -> Job:
-    """What `job_line` wrote; raises JournalError for anything else."""
-    return _read("a job", lambda: _job(parsed(line)))
-
-
-def _read(what: str, read: Callable[[], Read]) -> Read:
-    try:
-        return read()
-    except (*MALFORMED, RecursionError) as error:
-        raise JournalError(f"not {what} of a journal: {error}") from None
-
-
-# Journals of earlier versions: how what one of them holds becomes what the next one would hold.
+# Versions.
 #
-# A version ends when anything that a journal holds gets other fields. Then `VERSION` in `journal.py` goes up by one, and the
-# table below gets a step from the version before. Each step does one thing to each kind of document, and leaves alone
-# what it
-# does not know. What a step was is never changed again.
+# 1   jobs are `steadfast` or not; a `carried` event may lack its last fields
+# 2   jobs say when they yield; a `carried` event says since when it is attached, and until when it backs off
 #
-# 1   jobs are `steadfast` or not; what is `carried` may lack its last fields
-# 2   jobs say when they `yield`; what is `carried` says since when it is attached, and until when it backs off
+# When anything that a journal holds gets other fields, `VERSION` goes up by one and `MIGRATIONS` gets a step from the
+# version before. A step works on JSON documents, because classes only know the current version, and leaves alone what it
+# does not know. Once released it is never changed. Headers have the same fields in all versions, so no step is about them.
 
 Document = Any
-"""What JSON holds: whoever reads it further checks it."""
+"""What a line holds as JSON. Steps do not check it: the readers do, afterwards."""
 _CARRIED = 13
-"""Name and fields of a fact `carried`, in version 2."""
+"""Length of a `carried` event, its name included, in version 2."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """From one version to the next: an instant, and a job by itself; headers have had the same fields ever since."""
+class Migration:
+    """A step from one version to the next, for an entry and for a job that is stored by itself."""
 
     entry: Callable[[Document], Document]
     job: Callable[[Document], Document]
 
 
-def _yielding(job: Document) -> Document:
+def _job_to_2(job: Document) -> Document:
     """A steadfast job never yields; any other one does at any time."""
     if not isinstance(job, dict) or "steadfast" not in job:
         return job
@@ -362,117 +343,143 @@ def _yielding(job: Document) -> Document:
     return rest | {"yields": "never"} if job["steadfast"] else rest
 
 
-def _fact_with_all(fact: Document) -> Document:
-    if not isinstance(fact, list) or fact[:1] not in (["submitted"], ["carried"]):
-        return fact
-    name, job, *rest = fact
-    missing = _CARRIED - len(fact) if name == "carried" else 0
-    return [name, _yielding(job), *rest, *[None] * missing]
+def _entry_to_2(entry: Document) -> Document:
+    now, happened, asked = entry
+    migrated = []
+    for event in happened:
+        if isinstance(event, list) and event[:1] in (["submitted"], ["carried"]):
+            name, job, *rest = event
+            missing = _CARRIED - len(event) if name == "carried" else 0
+            migrated.append([name, _job_to_2(job), *rest, *[None] * missing])
+        else:
+            migrated.append(event)
+    return [now, migrated, asked]
 
 
-def _entry_with_all(entry: Document) -> Document:
-    now, facts, wishes = entry
-    return [now, [_fact_with_all(fact) for fact in facts], wishes]
+MIGRATIONS = {1: Migration(entry=_entry_to_2, job=_job_to_2)}
+"""By the version that a step starts from."""
 
 
-STEPS = {1: Step(entry=_entry_with_all, job=_yielding)}
-"""By the version that they lead on from."""
-
-
-def entry_from(version: int, document: Document) -> Document:
-    """An instant of an earlier version, as it is written now."""
-    for step in range(version, max(STEPS) + 1):
-        document = STEPS[step].entry(document)
+def migrate_entry(version: int, document: Document) -> Document:
+    """The document of an entry of an earlier version, as it is written now."""
+    for step in range(version, VERSION):
+        document = MIGRATIONS[step].entry(document)
     return document
 
 
-def job_from(version: int, document: Document) -> Document:
-    """A job of an earlier version, as it is written now."""
-    for step in range(version, max(STEPS) + 1):
-        document = STEPS[step].job(document)
+def migrate_job(version: int, document: Document) -> Document:
+    """The document of a job of an earlier version, as it is written now."""
+    for step in range(version, VERSION):
+        document = MIGRATIONS[step].job(document)
     return document
 
 
-# Journals in files: written as a run goes on, read one instant after the other.
+def _newer_header(document: Document) -> Header:
+    """The header of a later version, without settings that are not known here."""
+    known = {each.name for each in fields(Settings)}
+    return _header(document | {"settings": {name: each for name, each in document["settings"].items() if name in known}})
+
+
+def _known_keys(value: Any) -> Any:  # noqa: ANN401
+    """A job without fields that are not known here; anything else as it is."""
+    return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
+
+
+def _newer_entry(document: Document, last: float) -> tuple[JournalEntry, int]:
+    """What is known here of an entry of a later version, and the number of events and actions that are not."""
+
+    def known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]:
+        kept = [each[: 1 + len(_FIELDS[kinds[each[0]]])] for each in documents if each[0] in kinds]
+        return [[_known_keys(value) for value in each] for each in kept]
+
+    now, happened, asked, *_ = document
+    read = known(_EVENTS, happened), known(_ACTIONS, asked)
+    return _entry((now, *read), last), len(happened) + len(asked) - sum(map(len, read))
+
+
+# Files
 
 NAME = "journal.jsonl"
-"""What a journal is called in a directory that a run wrote."""
+"""Name of the journal in a directory that a run wrote."""
 MOST_HEADER = 1 << 26
-"""Characters of a first line: a million nodes have room in it, and a file of another kind does not fill the memory."""
+"""Longest first line in bytes: room for a million nodes, and a file of another kind does not fill the memory."""
 
 
 class JournalWriter:
-    """Writes a journal to a text stream as it happens."""
+    """Writes a journal to a text stream while the run goes on."""
 
     def __init__(self, stream: IO[str], header: Header) -> None:
         self._stream = stream
         self._stream.write(header_line(header) + "\n")
 
     def record(self, entry: JournalEntry) -> None:
-        """One instant."""
+        """Write one entry."""
         self._stream.write(entry_line(entry) + "\n")
 
     def close(self, end: str) -> None:
-        """The last line."""
+        """Write the last line. The stream stays open."""
         self._stream.write(end_line(end) + "\n")
 
 
 class JournalReader:
-    """Reads a journal from a file or from the directory that `--out` wrote: its header at once, its entries one by one.
+    """Reads a journal from a file, or from the directory that `--out` wrote: the header at once, the entries one by one.
 
-    newer   of a journal in a version that is not known yet: what to say of that; None in all others
+    A file that is not a journal raises RequestError; a journal that is damaged, cut off or too new raises JournalError,
+    after everything before the damage has been handed out.
+
+    newer   for a journal of a later version, the message about that; None otherwise
     """
 
     def __init__(self, path: str | Path) -> None:
         file = Path(path)
         self._path = file / NAME if file.is_dir() else file
-        self._lines = self._numbered()
+        self._lines = self._numbered_lines()
         self._number, first = next(self._lines)
-        document = self._parsed(first) if first.startswith("{") else None
+        document = self._document(first) if first.startswith("{") else None
         if not isinstance(document, dict) or "journal" not in document:
             raise RequestError(f"{self._path}: not a journal: its first line is no header")
-        self._version = document["journal"]
-        self.newer = self._is_newer()
-        self._skipped = 0
-        try:
-            self.header = known_header_of(document) if self.newer else header_of(document)
-        except MALFORMED as error:
-            raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
-
-    def _is_newer(self) -> str | None:
-        version = self._version
+        self._version = version = document["journal"]
         problem = f"{self._path}: written in journal version {version!r}; this Poise reads version {VERSION}"
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise JournalError(problem)
-        return problem if version > VERSION else None
+        self.newer = problem if version > VERSION else None
+        self._skipped = 0
+        try:
+            self.header = _newer_header(document) if self.newer else _header(document)
+        except MALFORMED as error:
+            raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
 
     def entries(self) -> Iterator[JournalEntry]:
-        """All instants; raises JournalError where the journal is damaged or cut off, after what could be read.
+        """All entries in order. Raises JournalError where the journal is damaged or cut off, after what could be read.
 
-        Of a newer journal, facts and wishes that are not known here are left out; in the end it raises for that.
+        Events and actions of a later version that are not known here are left out; JournalError says so at the end.
         """
         last = -inf
         for number, line in self._lines:
             self._number = number
-            document = self._parsed(line)
+            document = self._document(line)
             if isinstance(document, dict) and document.get("end") in (COMPLETE, INTERRUPTED):
                 if next(self._lines, None) is not None:
                     raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
                 if self.newer:
                     raise JournalError(
-                        f"{self.newer}; {self._skipped:,} facts and wishes that it does not know are left out"
+                        f"{self.newer}; {self._skipped:,} events and actions that it does not know are left out"
                     )
                 return
             try:
-                entry = self._read(document, last)
+                if self.newer:
+                    entry, skipped = _newer_entry(document, last)
+                    self._skipped += skipped
+                else:
+                    entry = _entry(migrate_entry(self._version, document), last)
             except MALFORMED as error:
-                raise JournalError(f"{self._path}:{self._number}: not an instant of a journal: {error}") from None
+                raise JournalError(f"{self._path}:{self._number}: not an entry of a journal: {error}") from None
             last = entry.now
             yield entry
         raise JournalError(f"{self._path}:{self._number}: cut off here: the last line of a journal is missing")
 
     def feed(self, take: Callable[[JournalEntry], None]) -> JournalError | None:
-        """Hand over every instant that can be read, one by one; what there is to say if those are not all of them."""
+        """Pass every entry that can be read to `take`; returns the error if those are not all."""
         try:
             for entry in self.entries():
                 take(entry)
@@ -482,28 +489,22 @@ class JournalReader:
             return JournalError(f"{self._path}:{self._number}: names a job or a node that is not there: {error}")
         return None
 
-    def _read(self, document: Any, last: float) -> JournalEntry:  # noqa: ANN401
-        if self.newer is None:
-            return entry_of(document if self._version == VERSION else entry_from(self._version, document), last)
-        entry, skipped = known_entry_of(document, last)
-        self._skipped += skipped
-        return entry
-
-    def _parsed(self, line: str) -> Any:  # noqa: ANN401
+    def _document(self, line: str) -> Document:
         try:
-            return parsed(line)
+            return _parsed(line)
         except (ValueError, RecursionError):
             raise JournalError(f"{self._path}:{self._number}: not JSON") from None
 
-    def _numbered(self) -> Iterator[tuple[int, str]]:
+    def _numbered_lines(self) -> Iterator[tuple[int, str]]:
+        """The lines with their numbers, from 1. Every way in which reading can fail becomes an error of ours."""
         number = 0
         try:
             packed = self._path.suffix == ".gz"
             with gzip.open(self._path, "rb") if packed else self._path.open("rb") as stream:
                 number, first = 1, stream.readline(MOST_HEADER)
-                yield 1, self._text(1, first)
+                yield 1, self._decode(1, first)
                 for number, line in enumerate(stream, start=2):
-                    yield number, self._text(number, line)
+                    yield number, self._decode(number, line)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise RequestError(f"{self._path}: cannot be read: {error.strerror}") from None
         except EOFError:
@@ -515,8 +516,8 @@ class JournalReader:
         except OSError as error:
             raise JournalError(f"{self._path}: cannot be read: {error.strerror or error}") from None
 
-    def _text(self, number: int, line: bytes) -> str:
-        """A line as text. What is no text from its first line on is another kind of file, not a damaged journal."""
+    def _decode(self, number: int, line: bytes) -> str:
+        """A line as text. A file whose first line is not text is another kind of file, not a damaged journal."""
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError:

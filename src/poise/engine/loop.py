@@ -1,24 +1,31 @@
-"""The only loop: facts from a back end into the core, wishes from the core to the back end, both into a journal."""
+"""Driving a core: `run` puts it in a loop with a back end; `replay` feeds it a journal and compares what it answers.
+
+This is the only loop there is: the simulator runs in it, and a live service follows the same three steps per batch.
+"""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
 from time import perf_counter
 from typing import Protocol
 
+from poise.engine.journal import action_text
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.model.action import Action, JournalEntry
+from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Event
 
 
 class Backend(Protocol):
-    """A world: it tells what happened, instant by instant, and does what it is asked."""
+    """A world for the scheduler to act on: it reports what happened, batch by batch, and does what it is asked."""
 
     def batches(self) -> Iterable[tuple[float, tuple[Event, ...]]]:
-        """The facts of each instant, moments ascending; ends when nothing can happen any more."""
+        """Timestamps, never descending, each with its events; ends when nothing can happen any more."""
 
     def apply(self, now: float, actions: Sequence[Action]) -> None:
-        """Carry out wishes in order."""
+        """Carry out actions in order."""
 
 
 def go_on_forever() -> bool:
@@ -27,12 +34,15 @@ def go_on_forever() -> bool:
 
 
 def run(
-    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = go_on_forever
+    scheduler: Scheduler,
+    backend: Backend,
+    record: Callable[[JournalEntry], None],
+    go_on: Callable[[], bool] = go_on_forever,
 ) -> tuple[bool, float]:
-    """Run until nothing can happen any more, or until `go_on` says no between two instants.
+    """Run until nothing can happen any more, or until `go_on` returns False between two batches.
 
-    `record` gets every instant once it has been carried out. Returns whether the end was reached, and the seconds that the
-    scheduler took of it.
+    `record` gets each entry after its actions have been applied. Returns whether the end was reached, and the seconds
+    that the scheduler took.
     """
     deciding = 0.0
     for now, events in backend.batches():
@@ -46,12 +56,44 @@ def run(
     return True, deciding
 
 
-# Python's collector of cycles, out of the way of work that makes none.
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How much was reproduced: entries (`instants`), and their events and actions."""
+
+    instants: int
+    events: int
+    actions: int
+
+
+def replay(scheduler: Scheduler, entries: Iterable[JournalEntry]) -> Replayed:
+    """Pass every event of a journal to a core again.
+
+    Raises ReplayError at the first action that differs from the journal's, or event that the core cannot take.
+    """
+    instants = events = actions = 0
+    for entry in entries:
+        try:
+            got = scheduler.handle(entry.now, entry.events)
+        except Exception as error:  # events that were tampered with may break the core in any way
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ReplayError(f"at {entry.now}: the core cannot take in what the journal says: {problem}") from error
+        for want, answer in zip_longest(entry.actions, got):
+            if want != answer:
+                journal, core = ("nothing" if each is None else action_text(each) for each in (want, answer))
+                raise ReplayError(f"at {entry.now}: the journal has {journal}, the core answers {core}")
+        instants += 1
+        events += len(entry.events)
+        actions += len(got)
+    return Replayed(instants, events, actions)
+
+
+# Python's garbage collector looks for reference cycles by walking all objects. The scheduler keeps many objects and makes no
+# cycles, so that is wasted time.
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """A run makes many objects, keeps most of them, and no cycles: looking for cycles again and again is wasted."""
+    """Pause the garbage collector, for a run of limited length."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -62,6 +104,6 @@ def collector_paused() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """What there is now will stay: the collector of a process that runs for long need not look at it again and again."""
+    """Exempt all present objects from garbage collection, for a process that runs for long."""
     gc.collect()
     gc.freeze()

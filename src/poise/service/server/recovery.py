@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from poise.engine.journal import Header, read_entry, read_header
-from poise.engine.replay import replay
+from poise.engine.loop import replay
 from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
 from poise.scheduler.model.errors import JournalError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Submitted, Woke

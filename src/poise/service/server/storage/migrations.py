@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from poise.engine.journal import entry_from, job_from
+from poise.engine.journal import migrate_entry, migrate_job
 from poise.scheduler.model.errors import JournalError
 from poise.service.server.storage.schema import INDEXES, TABLES, VERSION, read_tolerantly, sum_of
 
@@ -143,13 +143,13 @@ def _chapter_2(number: int, first: int, header: str, asked: str) -> tuple[object
 def _entry_2(number: int, now: float, text: str, notes: str | None) -> tuple[object, ...]:
     """Most instants have nothing that was different, and are not even looked into."""
     if '"carried"' in text or '"steadfast"' in text:
-        text = _encode(entry_from(1, json.loads(text)))
+        text = _encode(migrate_entry(1, json.loads(text)))
     return number, now, text, notes, sum_of(number, text, notes)
 
 
 def _job_2(*row: Any) -> tuple[object, ...]:  # noqa: ANN401
     number, name, tenant, app, ended, _, job, request, record = row
-    job = _encode(job_from(1, json.loads(job)))
+    job = _encode(migrate_job(1, json.loads(job)))
     found = json.loads(record)
     found["runs"] = [_run_2(run) for run in found["runs"]]
     found = {"unsaved": False, "busy": sum(map(_busy, found["runs"]))} | found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poise.engine.journal import INTERRUPTED, Header, read_entry, read_header
-from poise.engine.replay import Replayed, replay
+from poise.engine.loop import Replayed, replay
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.service.server.admission import core_of
