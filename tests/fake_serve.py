@@ -2,11 +2,11 @@
 
 import sys
 from concurrent.futures import Future
-from types import ModuleType
 
 from tests.fake_engine import FakeEngine
 
 from poise.cli import app
+from poise.service.server import startup
 from poise.service.wire.request import Submission
 from poise.service.wire.views import Account, SubmittedView
 
@@ -21,8 +21,6 @@ class MortalEngine(FakeEngine):
 
 
 if __name__ == "__main__":
-    starting = ModuleType("poise.service.server.startup")
-    starting.open_engine = lambda _setup: MortalEngine()  # type: ignore[attr-defined]
-    sys.modules["poise.service.server.startup"] = starting
+    startup.open_engine = lambda _setup: MortalEngine()  # type: ignore[assignment, return-value]
     sys.argv.insert(1, "serve")
     app.main()

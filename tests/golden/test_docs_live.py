@@ -17,9 +17,9 @@ from poise.service.server import logs
 from poise.service.server.accounts import LONGEST_TOKEN, MOST_ACCOUNTS
 from poise.service.server.batch import MOST_QUEUED
 from poise.service.server.event_log import MOST_ENTRIES
-from poise.service.server.http import guard, listener
-from poise.service.server.http.guard import Bounds
-from poise.service.server.http.routes import MOST_ROWS
+from poise.service.server.http import connections, guard, listener
+from poise.service.server.http.app import MOST_ROWS
+from poise.service.server.http.guard import RequestLimits
 from poise.service.server.metrics import Metrics
 from poise.service.server.queue_view import IN_LINE
 from poise.service.server.quotas import MIB, Allowance
@@ -71,24 +71,24 @@ def test_live_metrics_are_in_the_reference_with_their_types_and_labels() -> None
 def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
     found = _rows(_page("reference", "limits.md").partition("## Kept for ever")[0])
     rows = {row[0].partition(";")[0].partition(",")[0]: row[1] for row in found if len(row) == 2}
-    bounds, room, allowance = Bounds(), listener.ROOM, Allowance()
+    bounds, room, allowance = RequestLimits(), connections.LIMITS, Allowance()
     for of, values in {
-        "connections at once that have brought no token yet": (room.strangers, room.grace, listener.BACKLOG),
-        "connections at once that have brought one": (room.known, room.each),
+        "connections at once that have brought no token yet": (room.anonymous, room.grace, connections.BACKLOG),
+        "connections at once that have brought one": (room.authenticated, room.per_token),
         "open files that connections leave to the rest of the service": (
-            listener.SPARE_FILES,
-            room.all + listener.SPARE_FILES,
-            listener.FILES_A_RUN,
+            connections.SPARE_FILES,
+            room.total + connections.SPARE_FILES,
+            connections.FILES_PER_RUN,
         ),
-        "the time of a TLS handshake": (listener.HEAD_SECONDS,),
+        "the time of a TLS handshake": (connections.HEAD_SECONDS,),
         "the time of a body": (bounds.upload,),
-        "those of one token": (bounds.each,),
+        "those of one token": (bounds.per_token,),
         "lines of the log that one address": (logs.LINES, logs.MOST),
-        "the time of a head": (listener.HEAD_SECONDS, listener.MOST_HEAD >> 10),
+        "the time of a head": (connections.HEAD_SECONDS, listener.MOST_HEAD >> 10),
         "the time between two requests of a connection": (listener.IDLE_SECONDS,),
-        "requests under way at once": (bounds.requests, bounds.reserve),
+        "requests under way at once": (bounds.requests, bounds.reserved),
         "the time of a request": (bounds.seconds,),
-        "the time for a client to take what it is sent": (listener.READ_SECONDS,),
+        "the time for a client to take what it is sent": (connections.READ_SECONDS,),
         "requests under way when the service stops": (listener.STOP_SECONDS,),
         "what is read of a body that is too large": (guard.MOST_DRAINED >> 20, guard.DRAIN_SECONDS),
         "the body of a request": (bounds.body >> 20,),

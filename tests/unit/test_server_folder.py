@@ -133,9 +133,9 @@ def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("nonsense")
     with pytest.raises(RequestError, match="not a certificate and its key"):
-        Certificate(tmp_path / "cert.pem", tmp_path / "key.pem").check()
+        Certificate(tmp_path / "cert.pem", tmp_path / "key.pem").context()
     with pytest.raises(RequestError, match=r"--tls-key .* cannot be read"):
-        Certificate(tmp_path / "cert.pem", tmp_path / "nothing.pem").check()
+        Certificate(tmp_path / "cert.pem", tmp_path / "nothing.pem").context()
 
 
 def test_port_that_is_taken_is_one_line() -> None:

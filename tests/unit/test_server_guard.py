@@ -13,16 +13,18 @@ from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 from poise.scheduler.model.errors import RequestError
 from poise.service.server import logs
 from poise.service.server.http.app import ApiOptions
-from poise.service.server.http.guard import BUSY, Bounds, ConcurrencyLimit, Hosts, RequestGuard
+from poise.service.server.http.guard import BUSY, AllowedHosts, ConcurrencyLimit, RequestGuard, RequestLimits
 from poise.service.server.logs import LINES, SPAN, Logbook, LogFormat
 from poise.service.server.metrics import Metrics
 from poise.service.wire.views import Account, Role
 
 
-def an_api_with(folder: Path, bounds: Bounds | None = None, hosts: Hosts | None = None) -> tuple[Api, io.StringIO]:
+def an_api_with(
+    folder: Path, limits: RequestLimits | None = None, hosts: AllowedHosts | None = None
+) -> tuple[Api, io.StringIO]:
     log = io.StringIO()
-    conditions = ApiOptions(hosts or Hosts(), bounds or Bounds(), log=Logbook(log, form=LogFormat.JSON))
-    return an_api(folder, conditions), log
+    options = ApiOptions(hosts or AllowedHosts(), limits or RequestLimits(), log=Logbook(log, form=LogFormat.JSON))
+    return an_api(folder, options), log
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def test_no_answer_lets_another_origin_read_it(api: Api) -> None:
 
 
 def test_configured_name_is_let_in(tmp_path: Path) -> None:
-    api, _ = an_api_with(tmp_path, hosts=Hosts.of(["GPU1.example.org", "2001:db8::1"]))
+    api, _ = an_api_with(tmp_path, hosts=AllowedHosts.of(["GPU1.example.org", "2001:db8::1"]))
     for host in ("gpu1.example.org", "gpu1.Example.org:443", "[2001:db8::1]:8642", "localhost"):
         assert api.call("user", "GET", "/v1/me", host=host).status == 200
     assert api.call("user", "GET", "/v1/me", host="gpu2.example.org").status == 403
@@ -96,10 +98,10 @@ def test_configured_name_is_let_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a b", "http://x", "x:80", "beef:8642", "[a:1]", "*", "x/y", "-"])
 def test_name_that_is_none_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(RequestError, match="--host-name"):
-        Hosts.of([name])
+        AllowedHosts.of([name])
 
 
-SMALL = Bounds(body=100, headers=10, header_bytes=2_000, path=50, query=60)
+SMALL = RequestLimits(body=100, headers=10, header_bytes=2_000, path=50, query=60)
 
 
 def _post(api: Api, *pieces: bytes, **headers: str) -> Reply:
@@ -132,7 +134,7 @@ def test_heads_beyond_their_bounds_are_refused(tmp_path: Path) -> None:
 
 
 def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> None:
-    api, _ = an_api_with(tmp_path, Bounds(requests=0))
+    api, _ = an_api_with(tmp_path, RequestLimits(requests=0))
     reply = api.call("user", "GET", "/v1/me")
     assert reply.problem[:2] == (503, "busy")
     assert reply.headers["retry-after"] == "1"
@@ -140,34 +142,34 @@ def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> 
 
 def test_no_token_takes_all_requests_and_some_are_left_to_operators() -> None:
     accounts = {role: Account(name=role.value, tenant="t", role=role) for role in Role}
-    turnstile = ConcurrencyLimit(Bounds(requests=10, reserve=2, each=5))
+    limit = ConcurrencyLimit(RequestLimits(requests=10, reserved=2, per_token=5))
     for _ in range(5):
-        assert turnstile.enter(accounts[Role.USER]) is None
-    refusal = turnstile.enter(accounts[Role.USER])
+        assert limit.enter(accounts[Role.USER]) is None
+    refusal = limit.enter(accounts[Role.USER])
     assert refusal is not None
     assert (refusal.status, refusal.code) == (429, "too-many-requests")
     assert refusal.detail == "token 'user' has 5 requests under way, of at most 5; wait for an answer first"
     for _ in range(3):
-        assert turnstile.enter(accounts[Role.READER]) is None
-    assert turnstile.enter(accounts[Role.READER]) is BUSY
+        assert limit.enter(accounts[Role.READER]) is None
+    assert limit.enter(accounts[Role.READER]) is BUSY
     for role in (Role.OPERATOR, Role.ADMIN):
-        assert turnstile.enter(accounts[role]) is None
-    assert turnstile.enter(accounts[Role.ADMIN]) is BUSY
-    turnstile.leave(accounts[Role.USER])
-    assert turnstile.enter(accounts[Role.USER]) is BUSY
-    turnstile.leave(accounts[Role.OPERATOR])
-    turnstile.leave(accounts[Role.ADMIN])
-    assert turnstile.enter(accounts[Role.USER]) is None
+        assert limit.enter(accounts[role]) is None
+    assert limit.enter(accounts[Role.ADMIN]) is BUSY
+    limit.leave(accounts[Role.USER])
+    assert limit.enter(accounts[Role.USER]) is BUSY
+    limit.leave(accounts[Role.OPERATOR])
+    limit.leave(accounts[Role.ADMIN])
+    assert limit.enter(accounts[Role.USER]) is None
 
 
 def test_operator_may_have_more_requests_under_way_than_others() -> None:
     account = Account(name="o", tenant="t", role=Role.OPERATOR)
-    turnstile = ConcurrencyLimit(Bounds(requests=10, reserve=2, each=5))
-    assert [turnstile.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
+    limit = ConcurrencyLimit(RequestLimits(requests=10, reserved=2, per_token=5))
+    assert [limit.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
 
 
 def test_requests_are_counted_out_whatever_becomes_of_them(tmp_path: Path) -> None:
-    api, _ = an_api_with(tmp_path, Bounds(requests=1, reserve=0, body=100, upload=0.05))
+    api, _ = an_api_with(tmp_path, RequestLimits(requests=1, reserved=0, body=100, upload=0.05))
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
     for pieces in ((b"{", None), (_body(101),), (_body(100),), (b"{",)):
         calls(api.app, [Call(call.method, call.path, call.headers, pieces)])
@@ -176,9 +178,9 @@ def test_requests_are_counted_out_whatever_becomes_of_them(tmp_path: Path) -> No
     assert api.call("user", "GET", "/v1/me").status == 200
 
 
-@pytest.mark.parametrize("bounds", [Bounds(seconds=0.05), Bounds(upload=0.05)])
-def test_request_that_never_arrives_in_full_is_given_up(bounds: Bounds, tmp_path: Path) -> None:
-    api, _ = an_api_with(tmp_path, bounds)
+@pytest.mark.parametrize("limits", [RequestLimits(seconds=0.05), RequestLimits(upload=0.05)])
+def test_request_that_never_arrives_in_full_is_given_up(limits: RequestLimits, tmp_path: Path) -> None:
+    api, _ = an_api_with(tmp_path, limits)
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
     pieces = (b"{", None)
     assert calls(api.app, [Call(call.method, call.path, call.headers, pieces)])[0].problem[:2] == (408, "too-slow")
@@ -271,9 +273,11 @@ def test_whoever_waits_when_the_server_stops_is_told_to_ask_again() -> None:
         answers.append(dict(message))
 
     async def stop() -> None:
-        gate = Mock(bounds=Bounds(), check=Mock(return_value=Account(name="a", tenant="a", role=Role.USER)))
-        guard = RequestGuard(forever, gate=gate, metrics=Metrics(), log=Logbook(io.StringIO()))
-        scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": []}
+        accounts = Mock(known=Mock(return_value=Account(name="a", tenant="a", role=Role.USER)))
+        log, limits = Logbook(io.StringIO()), RequestLimits()
+        guard = RequestGuard(forever, accounts=accounts, hosts=AllowedHosts(), limits=limits, metrics=Metrics(), log=log)
+        headers = [(b"host", b"localhost"), (b"authorization", b"Bearer x")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}
         task = asyncio.create_task(guard(scope, receive, send))
         await asyncio.sleep(0)
         task.cancel()

@@ -14,7 +14,7 @@ from tests.machine import Service
 from poise.service.backends.api import RunEnding
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.http.app import ApiOptions, create_app
-from poise.service.server.http.problems import misfit
+from poise.service.server.http.problems import body_problem
 from poise.service.server.logs import Level, Logbook
 from poise.service.wire.request import MOST_VARIABLES, JobRequest, RetrySpec, Submission
 from poise.service.wire.views import JobState, SubmittedView
@@ -71,7 +71,7 @@ def test_list_of_mistakes_costs_no_more_than_its_first(list_: str, place: str) -
     with pytest.raises(ValidationError) as error:
         Submission.model_validate_json(raw, strict=True)
     assert error.value.error_count() <= 3
-    assert str(misfit(error.value, Submission)).startswith(f"{place}: expected ")
+    assert str(body_problem(error.value, Submission)).startswith(f"{place}: expected ")
 
 
 def test_variables_are_counted_before_they_are_looked_at() -> None:
@@ -79,7 +79,7 @@ def test_variables_are_counted_before_they_are_looked_at() -> None:
     with pytest.raises(ValidationError) as error:
         Submission.model_validate({"jobs": [{"command": ["x"], "env": names}]})
     line = "jobs[0].env: dictionary should have at most 500 items after validation, not 501, got {'-0': ''"
-    assert str(misfit(error.value, Submission)).startswith(line)
+    assert str(body_problem(error.value, Submission)).startswith(line)
     assert error.value.error_count() <= 2
 
 

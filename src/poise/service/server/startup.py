@@ -1,5 +1,6 @@
 """A live service from beginning to end: state directory, socket, accounts, engine, API."""
 
+import asyncio
 import gc
 import os
 import sys
@@ -26,17 +27,9 @@ from poise.service.server.admission import Admission, core_of, known, live
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.http.app import ApiOptions, create_app
-from poise.service.server.http.guard import Hosts
-from poise.service.server.http.listener import (
-    BindAddress,
-    Certificate,
-    LimitedListener,
-    announced,
-    ask_for_files,
-    bind,
-    config_of,
-    url_of,
-)
+from poise.service.server.http.connections import raise_open_files_limit
+from poise.service.server.http.guard import AllowedHosts
+from poise.service.server.http.listener import BindAddress, Certificate, announced, bind, serve_http, url_of
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
 from poise.service.server.queue_view import SHARING
@@ -217,15 +210,15 @@ class BindOptions:
     exposure: Exposure = Exposure.SAFE
     admin: AdminToken = AdminToken.KEEP
 
-    def check(self) -> Hosts:
+    def check(self) -> AllowedHosts:
         """Refuse what would show tokens to others; the names that the service answers to."""
         if self.certificate is not None:
-            self.certificate.check()
+            self.certificate.context()
         elif not self.address.is_loopback and self.exposure is Exposure.SAFE:
             text = "others could read tokens on the way; give --tls-cert and --tls-key, or say --insecure"
             raise RequestError(f"--listen {self.address}: {text}")
         everywhere = {"0.0.0.0", "::"}
-        return Hosts.of(self.names if self.address.host in everywhere else (self.address.host, *self.names))
+        return AllowedHosts.of(self.names if self.address.host in everywhere else (self.address.host, *self.names))
 
     def url(self, bound: socket) -> str:
         """What clients of this machine call: with TLS by the first of its names, which its certificate is for."""
@@ -254,7 +247,7 @@ def serve(setup: Setup, door: BindOptions, ready: Callable[[Running], None]) -> 
     with ExitStack() as stack:
         state = open_folder(setup.state)
         stack.callback(FolderLock(state).release)
-        ask_for_files(setup.cluster.gpus)
+        raise_open_files_limit(setup.cluster.gpus)
         bound = stack.enter_context(bind(door.address))
         accounts = TokenStore(state)
         is_first = _token(accounts, door.admin)
@@ -268,8 +261,11 @@ def serve(setup: Setup, door: BindOptions, ready: Callable[[Running], None]) -> 
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
         running = Running(url, os.getpid(), state, accounts.admin_file, is_first, engine.service().warnings)
-        config = config_of(app, door.certificate, setup.log)
-        LimitedListener(config, lambda: ready(running), lambda: engine.failed is not None, setup.log).run([bound])
+        tls = None if door.certificate is None else door.certificate.context()
+        serving = serve_http(
+            app, bound, tls, log=setup.log, ready=lambda: ready(running), is_over=lambda: engine.failed is not None
+        )
+        asyncio.run(serving)
         if engine.failed is not None:
             setup.log.info("stopping")
             raise PoiseError(f"the engine stopped: {engine.failed}") from engine.failed

@@ -1,105 +1,432 @@
-"""The HTTP API: the endpoints, behind the guard, with a description of themselves.
+"""The HTTP API: the application, then its endpoints by subject (jobs, the service as a whole, tokens).
 
-Everything is JSON of `poise.service.wire`; every answer that is not 2xx is a Problem. The interactive pages that
-FastAPI offers are
-left out: they load scripts from elsewhere.
+All bodies and answers are JSON models of `poise.service.wire`; every answer that is not 2xx is a ProblemView. A request
+comes through the guard (`guard.py`) to one handler below, which checks whose job it is and calls the engine. Reading methods
+answer from the current state; commands are answered once they are in the journal (`when_committed`).
 """
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from http import HTTPStatus
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from poise import __version__
-from poise.service.server.accounts import TokenStore
-from poise.service.server.engine_api import EngineApi
-from poise.service.server.http.endpoint import Endpoint, UnfitTypeError, at_least, check_query, problems
-from poise.service.server.http.guard import Bounds, Gate, Hosts, RequestGuard
-from poise.service.server.http.problems import HANDLERS, JSON, reply
-from poise.service.server.http.routes import JobRoutes, ServiceRoutes, TokenRoutes
+from poise.service.server.accounts import TokenStore, is_at_least
+from poise.service.server.engine_api import EngineApi, RefusalCode, RequestRefusedError
+from poise.service.server.http.endpoint import (
+    ANY_ENDPOINT,
+    Caller,
+    Endpoint,
+    NamePart,
+    answer,
+    body_of,
+    caller_of,
+    checked,
+    problem_responses,
+)
+from poise.service.server.http.guard import AllowedHosts, RequestGuard, RequestLimits
+from poise.service.server.http.problems import HANDLERS, JSON
 from poise.service.server.logs import Logbook
-from poise.service.server.metrics import Metrics
-from poise.service.wire.views import Role
+from poise.service.server.metrics import CONTENT_TYPE, Metrics
+from poise.service.wire.request import Name, Submission, Wire
+from poise.service.wire.views import (
+    Account,
+    CancelledJobs,
+    CommandResult,
+    EventPage,
+    JobDetail,
+    JobState,
+    Log,
+    MadeToken,
+    NewToken,
+    NodeList,
+    PolicyName,
+    QueuePage,
+    Role,
+    ServiceView,
+    Shares,
+    SubmittedView,
+    TokenList,
+    Weight,
+    WhyView,
+)
 
+MOST_ROWS = 1_000
+MOST_LOG = 1 << 20
+"""Bytes of a log in one answer."""
+MOST_WEIGHT = 1.0
+"""Largest weight of a job that a user submits."""
+LARGEST_INTEGER = 1 << 53
+"""The largest integer that every JSON parser represents exactly."""
 _ABOUT = """Submit training jobs to Poise and see what becomes of them.
 
 Every request needs a token: `Authorization: Bearer TOKEN`. Every answer that is not 2xx is a Problem. Times are seconds:
 moments since 1970 (UTC), spans as they are."""
-_REFERENCE = "#/components/schemas/{model}"
-_READERS = [Depends(at_least(Role.READER)), Depends(check_query)]
-_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+W = TypeVar("W", bound=Wire)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What an API has beside engine and accounts; the defaults do for loopback."""
+    """What an API has beside engine and accounts; the defaults are for loopback."""
 
-    hosts: Hosts = field(default_factory=Hosts)
-    bounds: Bounds = field(default_factory=Bounds)
+    hosts: AllowedHosts = field(default_factory=AllowedHosts)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     metrics: Metrics = field(default_factory=Metrics)
     log: Logbook = field(default_factory=Logbook)
 
 
-def create_app(engine: EngineApi, accounts: TokenStore, conditions: ApiOptions | None = None) -> FastAPI:
-    """The application over an engine. Every path and method of it needs a token of these accounts."""
-    given = conditions or ApiOptions()
-    given.metrics.watch(engine)
+def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
+    """The application over an engine. Every path and method needs a token of these accounts.
+
+    FastAPI's interactive pages are left out: they load scripts from other hosts.
+    """
+    options = options or ApiOptions()
+    options.metrics.watch(engine)
     app = FastAPI(
         title="Poise", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    whole = ServiceRoutes(engine, given.metrics)
-    endpoints = (*JobRoutes(engine).endpoints(), *whole.endpoints(), *TokenRoutes(accounts, given.log).endpoints())
-    for each in endpoints:
-        each.add_to(app)
-    _add_metrics(app, whole)
-    _add_description(app, endpoints)
+    endpoints = (
+        *JobRoutes(engine).endpoints(),
+        *ServiceRoutes(engine).endpoints(),
+        *TokenRoutes(accounts, options.log).endpoints(),
+    )
+    for endpoint in endpoints:
+        endpoint.add_to(app)
+
+    def metrics() -> Response:
+        """Read the metrics, as Prometheus does."""
+        return Response(options.metrics.text(), media_type=CONTENT_TYPE)
+
+    @cache
+    def description_text() -> str:  # on the first request: the routes are complete by then, and few clients ask
+        return json.dumps(openapi_document(app, endpoints))
+
+    def description() -> Response:
+        return Response(description_text(), media_type=JSON)
+
+    readers = [Depends(checked(Role.READER))]
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    app.add_api_route(
+        "/metrics",
+        metrics,
+        operation_id="metrics",
+        response_class=Response,
+        responses={200: text, **problem_responses(*ANY_ENDPOINT)},
+        dependencies=readers,
+    )
+    app.add_api_route("/openapi.json", description, dependencies=readers, include_in_schema=False)
     for kind, handler in HANDLERS:
         app.add_exception_handler(kind, handler)
-    app.add_exception_handler(UnfitTypeError, lambda _, error: reply(415, "wrong-type", str(error)))
-    app.add_middleware(RequestGuard, gate=Gate(accounts, given.hosts, given.bounds), metrics=given.metrics, log=given.log)
+    app.add_middleware(
+        RequestGuard,
+        accounts=accounts,
+        hosts=options.hosts,
+        limits=options.limits,
+        metrics=options.metrics,
+        log=options.log,
+    )
     return app
 
 
-def _add_metrics(app: FastAPI, whole: ServiceRoutes) -> None:
-    app.add_api_route(
-        "/metrics",
-        whole.metrics,
-        methods=["GET"],
-        operation_id="metrics",
-        response_class=Response,
-        responses={200: {"content": _TEXT}, **problems(400, 401, 403, 408, 413, 414, 429, 431, 500, 503)},
-        dependencies=_READERS,
-    )
-
-
-def _add_description(app: FastAPI, endpoints: Sequence[Endpoint]) -> None:
-    """The description is made once, when it is first wanted; it is not part of itself."""
-    text = cache(lambda: json.dumps(described(app, endpoints)))
-
-    def description() -> Response:
-        return Response(text(), media_type=JSON)
-
-    app.add_api_route("/openapi.json", description, methods=["GET"], dependencies=_READERS, include_in_schema=False)
-
-
-def described(app: FastAPI, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+def openapi_document(app: FastAPI, endpoints: tuple[Endpoint, ...]) -> dict[str, Any]:
     """The OpenAPI description: all endpoints, the bodies that they take, and that all of them need a bearer token."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes, description=_ABOUT)
     components = document["components"]
-    for each in endpoints:
-        if each.takes is not None:
-            schema = each.takes.model_json_schema(ref_template=_REFERENCE)
-            components["schemas"] |= schema.pop("$defs", {}) | {each.takes.__name__: schema}
+    for endpoint in endpoints:
+        if endpoint.takes is not None:
+            schema = endpoint.takes.model_json_schema(ref_template="#/components/schemas/{model}")
+            components["schemas"] |= schema.pop("$defs", {}) | {endpoint.takes.__name__: schema}
     components["schemas"].pop("HTTPValidationError", None)
     components["schemas"].pop("ValidationError", None)
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"token": []}]
     for path in document["paths"].values():
         for operation in path.values():
-            operation["responses"].pop("422", None)  # it comes as a Problem with status 400
+            operation["responses"].pop("422", None)  # a problem with status 400 instead
     return document
+
+
+_COMMANDS = ThreadPoolExecutor(16, "commands")
+
+
+async def when_committed(command: "Callable[[], Future[W]]", status: int = HTTPStatus.OK) -> Response:
+    """Issue a command to the engine, and answer with its result once it is in the journal.
+
+    Issuing it can block (it waits for a lock, or looks for a file), so a thread does that; the event loop is woken once, for
+    the result. A caller that gives up does not take the command back.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[W] = loop.create_future()
+
+    def settle(done: "Future[W]") -> None:
+        if result.done():  # the caller has given up
+            return
+        error = done.exception()
+        if error is None:
+            result.set_result(done.result())
+        elif isinstance(error, RequestRefusedError):
+            # One error may answer many commands. Raised itself, it would collect the tracebacks of them all.
+            result.set_exception(RequestRefusedError(error.fault, str(error), retry=error.retry))
+        else:
+            result.set_exception(error)
+
+    def wake(done: "Future[W]") -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, done)
+
+    def issue() -> None:
+        try:
+            command().add_done_callback(wake)
+        except Exception as error:
+            failed: Future[W] = Future()
+            failed.set_exception(error)
+            wake(failed)
+
+    _COMMANDS.submit(issue)
+    return answer(await result, status)
+
+
+class QueueQuery(Wire):
+    """Which jobs; no state: all that have not ended."""
+
+    state: Annotated[tuple[JobState, ...], Field(max_length=len(JobState))] = ()
+    tenant: Name | None = None
+    app: Name | None = None
+    name: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 50
+    offset: Annotated[int, Field(ge=0, le=LARGEST_INTEGER)] = 0
+
+
+class LogQuery(Wire):
+    """Which part of which replica's log; a negative offset counts from the end."""
+
+    replica: Annotated[int, Field(ge=0, le=100_000)] = 0
+    offset: Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = 0
+    limit: Annotated[int, Field(ge=1, le=MOST_LOG)] = 64 << 10
+
+
+class HoldQuery(Wire):
+    """Whether a run is ended even if that loses work."""
+
+    stop: bool = False
+
+
+class EventsQuery(Wire):
+    """EventPage after a number of the journal; negative: the last ones, that many."""
+
+    after: Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = 0
+    job: Name | None = None
+    tenant: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_ROWS)] = 100
+
+
+class JobRoutes:
+    """The endpoints of jobs. Their docstrings are part of the OpenAPI description."""
+
+    def __init__(self, engine: EngineApi) -> None:
+        self._engine = engine
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        one = "/v1/jobs/{job}"
+        return (
+            Endpoint("POST", "/v1/jobs", Role.USER, self.submit, SubmittedView, Submission, HTTPStatus.CREATED, (404, 409)),
+            Endpoint("GET", "/v1/jobs", Role.READER, self.queue, QueuePage),
+            Endpoint("GET", one, Role.READER, self.show, JobDetail, problems=(404,)),
+            Endpoint("GET", f"{one}/why", Role.READER, self.why, WhyView, problems=(404,)),
+            Endpoint("GET", f"{one}/logs", Role.READER, self.logs, Log, problems=(404,)),
+            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, CommandResult, problems=(404, 409)),
+            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, CancelledJobs),
+            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, CommandResult, problems=(404, 409)),
+            Endpoint("POST", f"{one}/release", Role.USER, self.release, CommandResult, problems=(404, 409)),
+        )
+
+    async def submit(self, request: Request) -> Response:
+        """Submit jobs, all or none."""
+        by = caller_of(request)
+        submission = await body_of(request, Submission)
+        if not is_at_least(by, Role.OPERATOR):
+            _check_user_submission(by, submission)
+        return await when_committed(lambda: self._engine.submit(by, submission), HTTPStatus.CREATED)
+
+    def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
+        """List jobs in scheduling order."""
+        found = self._engine.queue(
+            states=frozenset(query.state),
+            tenant=query.tenant,
+            app=query.app,
+            limit=query.limit,
+            offset=query.offset,
+            name=query.name,
+        )
+        return answer(found)
+
+    def show(self, by: Caller, job: NamePart) -> Response:
+        """Show a job; its command and environment only to its owner and to operators."""
+        detail = self._engine.show(job)
+        return answer(detail if self._may_change(by, job) else detail.model_copy(update={"request": None}))
+
+    def why(self, job: NamePart) -> Response:
+        """Say why a job runs, waits or has ended."""
+        return answer(self._engine.why(job))
+
+    def logs(self, by: Caller, job: NamePart, query: Annotated[LogQuery, Query()]) -> Response:
+        """Read a part of a replica's log; only its owner and operators may."""
+        self._require_owner(by, job)
+        return answer(self._engine.log(job, replica=query.replica, offset=query.offset, limit=query.limit))
+
+    async def cancel(self, by: Caller, job: NamePart) -> Response:
+        """Withdraw a job."""
+        return await self._change(self._engine.cancel, by, job)
+
+    async def cancel_all(self, by: Caller, tenant: NamePart) -> Response:
+        """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
+        if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
+            text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+        return await when_committed(lambda: self._engine.cancel_all(by, tenant))
+
+    async def hold(self, by: Caller, job: NamePart, query: Annotated[HoldQuery, Query()]) -> Response:
+        """Keep a job from running until it is released. One that runs goes on as long as to end it would lose work."""
+        return await self._change(self._engine.stop if query.stop else self._engine.hold, by, job)
+
+    async def release(self, by: Caller, job: NamePart) -> Response:
+        """End a hold."""
+        return await self._change(self._engine.release, by, job)
+
+    async def _change(self, command: "Callable[[Account, str], Future[CommandResult]]", by: Account, job: str) -> Response:
+        """Issue a command that only the job's owner and operators may."""
+
+        def issue() -> "Future[CommandResult]":
+            self._require_owner(by, job)
+            return command(by, job)
+
+        return await when_committed(issue)
+
+    def _may_change(self, by: Account, job: str) -> bool:
+        """Whether the job is the caller's tenant's, or the caller an operator; raises for a job that does not exist."""
+        return self._engine.owner(job) == by.tenant or is_at_least(by, Role.OPERATOR)
+
+    def _require_owner(self, by: Account, job: str) -> None:
+        if not self._may_change(by, job):
+            text = f"job {job} is of tenant {self._engine.owner(job)}; only its owner and operators may do that"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+
+
+def _check_user_submission(by: Account, submission: Submission) -> None:
+    """Refuse what only operators may: to submit for another tenant, and to give a job more than the usual weight.
+
+    A larger weight would take from other tenants, not from the tenant's own jobs.
+    """
+    for number, job in enumerate(submission.jobs):
+        place = f"jobs[{number}]." if len(submission.jobs) > 1 else ""
+        if job.tenant is not None and job.tenant != by.tenant:
+            text = f"{place}tenant: token {by.name!r} is of tenant {by.tenant}, not of {job.tenant}"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+        if job.weight > MOST_WEIGHT:
+            text = f"expected at most {MOST_WEIGHT:g} with a token of role {by.role.value}, got {job.weight:g}"
+            advice = "give your other jobs less, or ask an operator"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, f"{place}weight: {text}; {advice}")
+
+
+class ServiceRoutes:
+    """The endpoints of the service as a whole: nodes, shares, policy, events."""
+
+    def __init__(self, engine: EngineApi) -> None:
+        self._engine = engine
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        return (
+            Endpoint("GET", "/v1/nodes", Role.READER, self.nodes, NodeList),
+            Endpoint("GET", "/v1/shares", Role.READER, self.shares, Shares),
+            Endpoint("PUT", "/v1/shares/{tenant}", Role.ADMIN, self.set_weight, Shares, Weight, problems=(404, 409)),
+            Endpoint("GET", "/v1/service", Role.READER, self.service, ServiceView),
+            Endpoint("GET", "/v1/policy", Role.READER, self.policy, PolicyName),
+            Endpoint("PUT", "/v1/policy", Role.ADMIN, self.set_policy, ServiceView, PolicyName, problems=(409,)),
+            Endpoint("GET", "/v1/events", Role.READER, self.events, EventPage, problems=(404,)),
+        )
+
+    def nodes(self) -> Response:
+        """List nodes and who holds their GPUs."""
+        return answer(self._engine.nodes())
+
+    def shares(self) -> Response:
+        """List tenants, what they are entitled to and what they hold."""
+        return answer(self._engine.shares())
+
+    async def set_weight(self, by: Caller, tenant: NamePart, request: Request) -> Response:
+        """Change a tenant's weight."""
+        wanted = await body_of(request, Weight)
+        return await when_committed(lambda: self._engine.set_weight(by, tenant, wanted.weight))
+
+    def service(self) -> Response:
+        """Say what runs here."""
+        return answer(self._engine.service())
+
+    def policy(self) -> Response:
+        """Say which policy decides."""
+        return answer(PolicyName(policy=self._engine.service().policy))
+
+    async def set_policy(self, request: Request) -> Response:
+        """Go on under another policy."""
+        by = caller_of(request)
+        wanted = await body_of(request, PolicyName)
+        return await when_committed(lambda: self._engine.set_policy(by, wanted.policy))
+
+    def events(self, query: Annotated[EventsQuery, Query()]) -> Response:
+        """Read what happened, in order."""
+        found = self._engine.events(after=query.after, job=query.job, tenant=query.tenant, limit=query.limit)
+        return answer(found)
+
+
+class TokenRoutes:
+    """The endpoints of tokens. Only admins make tokens, so none can be made that may do more than its maker."""
+
+    def __init__(self, accounts: TokenStore, log: Logbook) -> None:
+        self._accounts = accounts
+        self._log = log
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        return (
+            Endpoint("GET", "/v1/me", Role.READER, self.me, Account),
+            Endpoint("GET", "/v1/tokens", Role.ADMIN, self.tokens, TokenList),
+            Endpoint("POST", "/v1/tokens", Role.ADMIN, self.make_token, MadeToken, NewToken, HTTPStatus.CREATED, (409,)),
+            Endpoint("DELETE", "/v1/tokens/{name}", Role.ADMIN, self.revoke_token, Account, problems=(404, 409)),
+        )
+
+    async def me(self, request: Request) -> Response:
+        """Say whom the token stands for."""
+        return answer(caller_of(request))
+
+    def tokens(self) -> Response:
+        """List all tokens, without the tokens."""
+        return answer(TokenList(accounts=self._accounts.all()))
+
+    async def make_token(self, request: Request) -> Response:
+        """Make a token. This answer is the only place where it is shown."""
+        by = caller_of(request)
+        wanted = await body_of(request, NewToken)
+        made = await run_in_threadpool(self._accounts.make, wanted)  # it waits for the disk
+        account = made.account
+        self._log.info("token-made", name=account.name, tenant=account.tenant, role=account.role.value, by=by.name)
+        return answer(made, HTTPStatus.CREATED)
+
+    def revoke_token(self, by: Caller, name: NamePart) -> Response:
+        """Make a token worthless from now on."""
+        gone = self._accounts.revoke(name)
+        self._log.info("token-revoked", name=gone.name, by=by.name)
+        return answer(gone)

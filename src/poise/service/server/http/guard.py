@@ -1,7 +1,9 @@
-"""What stands before every path and method: bounds, Host and Origin, a token. Nothing behind it is reached without one.
+"""The guard: ASGI middleware in front of every path and method. No request gets past it without a token.
 
-It is plain ASGI. A loopback address or a forwarded-for header grants nothing. What goes wrong behind it, and is nobody's
-mistake but ours, comes out as a 500 with a number under which the log has the rest.
+`RequestGuard._handle` is the life of a request: check its head (size, framing, Host, Origin, token), count it among those
+under way, pass it on with limits on the bytes and the time of its body, and record what became of it. A bug behind the guard
+becomes a 500 with a number, under which the log has the traceback. A loopback address or a forwarded-for header grants
+nothing.
 """
 
 import asyncio
@@ -19,63 +21,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.server.accounts import LONGEST_TOKEN, TokenStore, is_at_least
-from poise.service.server.http.listener import ConnectionSlot, neighbourhood
+from poise.service.server.http.connections import Connection, peer_of
 from poise.service.server.http.problems import reply
 from poise.service.server.logs import Level, Logbook, trace_of
 from poise.service.server.metrics import Metrics
 from poise.service.wire.views import Account, Role
 
-# Which names a server answers to: what keeps a web page from reaching it by a name of its own (DNS rebinding).
-
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?)(:[0-9]{1,5})?")
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Names in lower case, without ports: the loopback ones, and those that were configured."""
-
-    names: frozenset[str] = LOOPBACK
-
-    @classmethod
-    def of(cls, names: Iterable[str]) -> "Hosts":
-        """The loopback names and these; raises RequestError for what is no name of a host."""
-        return cls(LOOPBACK | {_checked(each) for each in names})
-
-    def allows(self, authority: str) -> bool:
-        """A Host header that names this server, with any port."""
-        match = _AUTHORITY.fullmatch(authority.lower())
-        return match is not None and match["name"] in self.names
-
-    def is_own(self, origin: str, authority: str) -> bool:
-        """An Origin header that is of a page from this very server: same name, same port."""
-        scheme, separator, rest = origin.lower().partition("://")
-        return separator != "" and scheme in {"http", "https"} and rest == authority.lower() and self.allows(authority)
-
-
-def _checked(name: str) -> str:
-    bracketed = f"[{_address(name)}]" if ":" in name else name.lower()
-    match = _AUTHORITY.fullmatch(bracketed)
-    if match is None or match["name"] != bracketed:
-        raise RequestError(f"--host-name {name!r}: expected the name or address of a host, without a port")
-    return match["name"]
-
-
-def _address(name: str) -> str:
-    """What has a colon in it must be an address of IPv6; `beef:8642` is a name with a port."""
-    try:
-        return str(IPv6Address(name.removeprefix("[").removesuffix("]")))
-    except ValueError:
-        return ""
-
-
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 MOST_DRAINED = 16 << 20
-"""Bytes of a body that is too large which are thrown away before it is refused."""
+"""Bytes of a too large body that are read and thrown away before it is refused."""
 DRAIN_SECONDS = 5.0
-GONE = 499
-"""Status of a request whose client went away before it was answered."""
-_HEADERS = (
+CLIENT_GONE = 499
+"""Status recorded for a request whose client went away before it was answered."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?)(:[0-9]{1,5})?")
+_RESPONSE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -85,14 +45,14 @@ _HEADERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Of each request, and of all that are under way at once.
+class RequestLimits:
+    """Limits on one request, and on all that are under way at one time.
 
-    requests   under way at once
-    reserve    of them, those that only operators' may be
-    each       of one token, unless it is an operator's
-    seconds    from the end of the head to the end of the answer
-    upload     seconds from the end of the head to the end of the body
+    requests    under way at one time
+    reserved    of them, those that only operators may use
+    per_token   under way of one token; operators are exempt
+    seconds     from the end of the head to the end of the answer
+    upload      seconds from the end of the head to the end of the body
     """
 
     body: int = 1 << 20
@@ -101,15 +61,53 @@ class Bounds:
     path: int = 2_000
     query: int = 8_000
     requests: int = 256
-    reserve: int = 32
-    each: int = 64
+    reserved: int = 32
+    per_token: int = 64
     seconds: float = 60.0
     upload: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """The names that the server answers to, in lower case and without ports.
+
+    They keep a web page from reaching it under a name of the page's own (DNS rebinding).
+    """
+
+    names: frozenset[str] = LOOPBACK
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "AllowedHosts":
+        """The loopback names and these; raises RequestError for what is no name of a host."""
+        return cls(LOOPBACK | {_host_name(each) for each in names})
+
+    def allows(self, authority: str) -> bool:
+        """Whether a Host header names this server, with any port."""
+        match = _AUTHORITY.fullmatch(authority.lower())
+        return match is not None and match["name"] in self.names
+
+    def is_own(self, origin: str, authority: str) -> bool:
+        """Whether an Origin header is of a page from this very server: same name, same port."""
+        scheme, separator, rest = origin.lower().partition("://")
+        return separator != "" and scheme in {"http", "https"} and rest == authority.lower() and self.allows(authority)
+
+
+def _host_name(name: str) -> str:
+    host = name.lower()
+    if ":" in name:  # an IPv6 address; `beef:8642` is a name with a port, and refused
+        try:
+            host = f"[{IPv6Address(name.removeprefix('[').removesuffix(']'))}]"
+        except ValueError:
+            host = ""
+    match = _AUTHORITY.fullmatch(host)
+    if match is None or match["name"] != host:
+        raise RequestError(f"--host-name {name!r}: expected the name or address of a host, without a port")
+    return host
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that does not get in."""
+    """A problem with which a request is turned away."""
 
     status: HTTPStatus
     code: str
@@ -129,270 +127,237 @@ NO_ANSWER = Refusal(
 
 
 class TooLargeError(Exception):
-    """More bytes than a body may have."""
+    """A body has more bytes than it may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Looks at the head of a request: what is wrong with it, or whom it comes from."""
+class RequestGuard:
+    """The outermost part of the application."""
 
-    accounts: TokenStore
-    hosts: Hosts
-    bounds: Bounds
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        accounts: TokenStore,
+        hosts: AllowedHosts,
+        limits: RequestLimits,
+        metrics: Metrics,
+        log: Logbook,
+    ) -> None:
+        self._app = app
+        self._accounts = accounts
+        self._hosts = hosts
+        self._limits = limits
+        self._metrics = metrics
+        self._log = log
+        self._concurrency = ConcurrencyLimit(limits)
 
-    def check(self, scope: Scope) -> Account | Refusal:
-        """In this order: size, where the body ends, Host, Origin, token."""
-        found: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            found.setdefault(name, []).append(value)
-        return self._size(scope) or _framing(found) or self._place(found) or self._holder(found)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take one ASGI event: an HTTP request, or the server's own start and stop. WebSockets are closed."""
+        if scope["type"] == "http":
+            await self._handle(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
 
-    def _size(self, scope: Scope) -> Refusal | None:
-        headers, bounds = scope["headers"], self.bounds
-        if len(headers) > bounds.headers or sum(len(name) + len(value) for name, value in headers) > bounds.header_bytes:
-            most = f"{bounds.headers} headers of {bounds.header_bytes:,} bytes in all"
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
+        response = _Response(send)
+        state = scope.setdefault("state", {})
+        connection: Connection | None = state.get("connection")  # None in tests, which call the application directly
+        account: Account | None = None
+        if connection is not None:
+            connection.request_started()
+        try:
+            checked = self._check_head(scope)
+            if isinstance(checked, Refusal):
+                await _refuse(scope, receive, response, checked)
+                return
+            state["account"] = account = checked
+            refusal = self._concurrency.enter(account)
+            if refusal is not None:
+                await _refuse(scope, receive, response, refusal)
+                return
+            try:
+                if connection is not None:
+                    connection.authenticated(account)
+                await self._pass_on(scope, receive, response)
+            finally:
+                self._concurrency.leave(account)
+        finally:
+            if connection is not None:
+                connection.request_finished()
+            self._record(scope, account, response.status or CLIENT_GONE, perf_counter() - began)
+
+    def _check_head(self, scope: Scope) -> Account | Refusal:
+        """The account of the request; or what is wrong, cheapest check first and the token last."""
+        headers, limits = scope["headers"], self._limits
+        if len(headers) > limits.headers or sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
+            most = f"{limits.headers} headers of {limits.header_bytes:,} bytes in all"
             return Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too-large", f"expected at most {most}")
-        if len(scope["query_string"]) > bounds.query or len(scope["path"]) > bounds.path:
-            most = f"a path of {bounds.path:,} and a query of {bounds.query:,} characters"
+        if len(scope["query_string"]) > limits.query or len(scope["path"]) > limits.path:
+            most = f"a path of {limits.path:,} and a query of {limits.query:,} characters"
             return Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, "too-large", f"expected at most {most}")
-        return None
-
-    def _place(self, found: dict[bytes, list[bytes]]) -> Refusal | None:
-        """One Host that names this server, and if there is an Origin, its own."""
-        hosts = found.get(b"host", [])
-        host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        if not self.hosts.allows(host):
+        given: dict[bytes, list[str]] = {}
+        for name, value in headers:
+            given.setdefault(name, []).append(value.decode("latin-1"))
+        if b"content-length" in given and b"transfer-encoding" in given:
+            # The body could end elsewhere for a proxy in front, which would take the rest for another request.
+            text = "expected Content-Length or Transfer-Encoding, got both"
+            return Refusal(HTTPStatus.BAD_REQUEST, "wrong-request", text)
+        hosts = given.get(b"host", [])
+        host = hosts[0] if len(hosts) == 1 else ""
+        if not self._hosts.allows(host):
             text = "the Host header names another server; add it with --host-name if it is this one"
             return Refusal(HTTPStatus.FORBIDDEN, "wrong-host", text)
-        if any(not self.hosts.is_own(origin.decode("latin-1"), host) for origin in found.get(b"origin", ())):
+        if any(not self._hosts.is_own(origin, host) for origin in given.get(b"origin", ())):
             return Refusal(HTTPStatus.FORBIDDEN, "wrong-origin", "requests from pages of other origins are refused")
-        return None
-
-    def _holder(self, found: dict[bytes, list[bytes]]) -> Account | Refusal:
-        given = found.get(b"authorization", [])
-        scheme, _, token = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
+        credentials = given.get(b"authorization", [])
+        scheme, _, token = credentials[0].partition(" ") if len(credentials) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not 0 < len(token) <= LONGEST_TOKEN:
             return NO_TOKEN
-        return self.accounts.known(token.strip()) or NO_TOKEN
+        return self._accounts.known(token.strip()) or NO_TOKEN
 
+    async def _pass_on(self, scope: Scope, receive: Receive, response: "_Response") -> None:
+        """Have the application answer, within limits; whatever goes wrong instead becomes a problem."""
+        limits = self._limits
+        timeout = asyncio.timeout(limits.seconds)
+        body = _RequestBody(receive, limits, timeout)
+        refusal: Refusal
+        try:
+            async with timeout:
+                for name, value in scope["headers"]:
+                    if name == b"content-length" and (not value.isdigit() or int(value[:20]) > limits.body):
+                        raise TooLargeError  # noqa: TRY301 - refused like a body that turns out to be too large
+                await self._app(scope, body, response)
+        except TooLargeError:
+            await _drain(receive)
+            text = f"expected a body of at most {limits.body:,} bytes"
+            refusal = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", text)
+        except TimeoutError:
+            refusal = NO_ANSWER if body.is_complete else TOO_SLOW
+        except asyncio.CancelledError:  # the server stops and waits no longer; a command may be carried out, or not
+            refusal = NO_ANSWER
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            trace = token_hex(8)
+            values = {"trace": trace, "method": scope["method"], "route": route_of(scope)}
+            # With a bound on lines: a client can run into the same bug again and again.
+            self._log.caused_by(f"bug {values['route']}", Level.ERROR, "bug", values | trace_of(error))
+            text = f"an error inside of Poise; its log says more under {trace}"
+            refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text)
+        else:
+            return
+        finally:
+            body.stop_timer()
+        if response.status:
+            # An answer has begun. Break it off, so that the client cannot take it for a complete one.
+            raise ConnectionAbortedError(refusal.code)
+        await _refuse(scope, body, response, refusal)
 
-def _framing(found: dict[bytes, list[bytes]]) -> Refusal | None:
-    """A body whose end is said in two ways could end elsewhere for a proxy, which would take its rest for a request."""
-    if b"content-length" in found and b"transfer-encoding" in found:
-        text = "expected Content-Length or Transfer-Encoding, got both"
-        return Refusal(HTTPStatus.BAD_REQUEST, "wrong-request", text)
-    return None
-
-
-def _too_large(bounds: Bounds) -> Refusal:
-    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too-large", f"expected a body of at most {bounds.body:,} bytes")
-
-
-def _is_too_large(scope: Scope, most: int) -> bool:
-    """The head announces more bytes than a body may have, or a number of them that is none."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return not value.isdigit() or int(value[:20]) > most
-    return False
+    def _record(self, scope: Scope, account: Account | None, status: int, seconds: float) -> None:
+        """Count and log a request. What a client causes by mistakes, it can cause at will, so those lines are bounded."""
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        route = route_of(scope)
+        self._metrics.requested(route, method, status, seconds)
+        name = None if account is None else account.name
+        took = round(seconds * 1e3, 3)
+        values = {"method": method, "route": route, "status": status, "account": name, "milliseconds": took}
+        if status < 400:
+            self._log.say(Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG, "request", values)
+        elif name is not None:
+            self._log.caused_by(f"token {name}", Level.WARNING, "request", values)
+        else:
+            address = peer_of(scope["client"][0]) if scope.get("client") else "unknown"
+            self._log.caused_by(address, Level.WARNING, "request", values | {"address": address})
 
 
 class ConcurrencyLimit:
-    """Counts requests that are under way: no token takes all of them, and some are left to operators."""
+    """Counts requests under way: one token cannot take all places, and some are reserved for operators."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._inside = 0
-        self._of: dict[str, int] = {}
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._count = 0
+        self._by_token: dict[str, int] = {}
 
     def enter(self, account: Account) -> Refusal | None:
-        """Let one in; why not, otherwise. Whoever got in has to leave."""
-        bounds, mine = self._bounds, self._of.get(account.name, 0)
-        is_free = mine < bounds.each and self._inside < bounds.requests - bounds.reserve
-        if not is_free and (refusal := self._why_not(account, mine)) is not None:
-            return refusal
-        self._inside += 1
-        self._of[account.name] = mine + 1
+        """Count a request, which has to leave later; or say why it is refused, and do not count it."""
+        limits, mine = self._limits, self._by_token.get(account.name, 0)
+        if is_at_least(account, Role.OPERATOR):
+            if self._count >= limits.requests:
+                return BUSY
+        elif mine >= limits.per_token:
+            text = f"token {account.name!r} has {mine} requests under way, of at most {limits.per_token}"
+            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", f"{text}; wait for an answer first")
+        elif self._count >= limits.requests - limits.reserved:
+            return BUSY
+        self._count += 1
+        self._by_token[account.name] = mine + 1
         return None
 
-    def _why_not(self, account: Account, mine: int) -> Refusal | None:
-        bounds = self._bounds
-        if is_at_least(account, Role.OPERATOR):
-            return BUSY if self._inside >= bounds.requests else None
-        if mine < bounds.each:
-            return BUSY
-        text = f"token {account.name!r} has {mine} requests under way, of at most {bounds.each}; wait for an answer first"
-        return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too-many-requests", text)
-
     def leave(self, account: Account) -> None:
-        """One that got in is answered."""
-        self._inside -= 1
-        left = self._of.pop(account.name) - 1
+        """Count out a request that was counted."""
+        self._count -= 1
+        left = self._by_token.pop(account.name) - 1
         if left:
-            self._of[account.name] = left
+            self._by_token[account.name] = left
 
 
-class ResponseGuard:
-    """The sending side of a request: adds what every answer has, and remembers what became of it."""
+class _Response:
+    """The `send` of a request: adds the headers of every answer; `status` is 0 until an answer begins."""
 
     def __init__(self, send: Send) -> None:
         self.status = 0
         self._send = send
 
     async def __call__(self, message: Message) -> None:
-        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            message["headers"] = [*message.get("headers", ()), *_RESPONSE_HEADERS]
         await self._send(message)
 
 
-class Body:
-    """The receiving side: counts bytes, however they arrive. From when they are first waited for, they have their time."""
+class _RequestBody:
+    """The `receive` of a request: counts bytes however they arrive, and limits the time from the first wait for them."""
 
-    def __init__(self, receive: Receive, bounds: Bounds, limit: asyncio.Timeout) -> None:
-        self.complete = False
-        self.receive = receive
-        self._left = bounds.body
-        self._seconds = bounds.upload
-        self._limit = limit
-        self._due: asyncio.TimerHandle | None = None
+    def __init__(self, receive: Receive, limits: RequestLimits, timeout: asyncio.Timeout) -> None:
+        self.is_complete = False
+        self._receive = receive
+        self._left = limits.body
+        self._seconds = limits.upload
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self) -> Message:
-        """The next part; raises TooLargeError beyond the bound."""
-        if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(self._seconds, self._give_up)
-        message = await self.receive()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        message = await self._receive()
         self._left -= len(message.get("body", b""))
         if not message.get("more_body", False):
-            self.complete = True
-            self.forget()
+            self.is_complete = True
+            self.stop_timer()
         if self._left < 0:
             raise TooLargeError
         return message
 
-    def forget(self) -> None:
-        """Nothing more is waited for."""
-        if self._due is not None:
-            self._due.cancel()
+    def stop_timer(self) -> None:
+        """End the limit on its time."""
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _give_up(self) -> None:
-        with suppress(RuntimeError):  # the time of the whole request is over as well
-            self._limit.reschedule(0.0)
-
-
-class RequestGuard:
-    """The outermost part of the application."""
-
-    def __init__(self, app: ASGIApp, *, gate: Gate, metrics: Metrics, log: Logbook) -> None:
-        self._app = app
-        self._gate = gate
-        self._metrics = metrics
-        self._log = log
-        self._turnstile = ConcurrencyLimit(gate.bounds)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or refuse it. Of what is no HTTP request, only the server's own start and stop get in."""
-        if scope["type"] == "http":
-            await self._visit(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    async def _visit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began = perf_counter()
-        answer = ResponseGuard(send)
-        try:
-            caller = self._gate.check(scope)
-            refusal = caller if isinstance(caller, Refusal) else self._turnstile.enter(caller)
-            if isinstance(caller, Account):
-                scope.setdefault("state", {})["account"] = caller
-            if refusal is not None:
-                await _refuse(scope, receive, answer, refusal)
-            elif isinstance(caller, Account):
-                await self._host(caller, scope, receive, answer)
-        finally:
-            self._record(scope, answer.status or GONE, perf_counter() - began)
-
-    async def _host(self, account: Account, scope: Scope, receive: Receive, answer: ResponseGuard) -> None:
-        """A request that got in; whatever becomes of it, it is counted out."""
-        visit: ConnectionSlot | None = scope["state"].get("visit")
-        try:
-            if visit is not None:
-                visit.begin(account)
-            await self._pass(scope, receive, answer)
-        finally:
-            self._turnstile.leave(account)
-            if visit is not None:
-                visit.end()
-
-    async def _pass(self, scope: Scope, receive: Receive, answer: ResponseGuard) -> None:
-        bounds = self._gate.bounds
-        limit = asyncio.timeout(bounds.seconds)
-        body = Body(receive, bounds, limit)
-        try:
-            async with limit:
-                if _is_too_large(scope, bounds.body):
-                    raise TooLargeError  # noqa: TRY301 - it is told as of a body that turns out to be
-                await self._app(scope, body, answer)
-        except TooLargeError:
-            await _drain(body.receive)
-            await self._apologise(scope, body, answer, _too_large(bounds))
-        except TimeoutError:
-            await self._apologise(scope, body, answer, NO_ANSWER if body.complete else TOO_SLOW)
-        except asyncio.CancelledError:  # the server stops and waits no longer; the wish may yet be granted, or not
-            await self._apologise(scope, body, answer, NO_ANSWER)
-        except ClientDisconnect:
-            pass  # nobody is there to be told
-        except Exception as error:
-            trace = token_hex(8)
-            self._complain(error, trace, scope)
-            text = f"an error inside of Poise; its log says more under {trace}"
-            refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text)
-            await self._apologise(scope, body, answer, refusal)
-        finally:
-            body.forget()
-
-    def _complain(self, error: Exception, trace: str, scope: Scope) -> None:
-        """A mistake of ours can be had again and again, too."""
-        values = {"trace": trace, "method": scope["method"], "route": route_of(scope)}
-        self._log.caused_by(f"bug {values['route']}", Level.ERROR, "bug", values | trace_of(error))
-
-    async def _apologise(self, scope: Scope, body: Body, answer: ResponseGuard, refusal: Refusal) -> None:
-        """Once an answer has begun, all that is left is to break it off, so that it cannot be taken for a whole one."""
-        if answer.status:
-            raise ConnectionAbortedError(refusal.code)
-        await _refuse(scope, body, answer, refusal)
-
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        route = route_of(scope)
-        self._metrics.requested(route, method, status, seconds)
-        account = scope.get("state", {}).get("account")
-        who = account.name if account is not None else None
-        took = round(seconds * 1e3, 3)
-        said = {"method": method, "route": route, "status": status, "account": who, "milliseconds": took}
-        if status < 400:
-            self._log.say(Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG, "request", said)
-        elif who is not None:
-            self._log.caused_by(f"token {who}", Level.WARNING, "request", said)
-        else:
-            address = address_of(scope)
-            self._log.caused_by(address, Level.WARNING, "request", said | {"address": address})
-
-
-def address_of(scope: Scope) -> str:
-    """Where a request comes from, for the log alone: it grants nothing."""
-    return neighbourhood(scope["client"][0]) if scope.get("client") else "unknown"
+    def _expire(self) -> None:
+        with suppress(RuntimeError):  # the timeout of the whole request has expired as well
+            self._timeout.reschedule(0.0)
 
 
 def route_of(scope: Scope) -> str:
-    """The template of the path that a request found; never the path itself, of which there is no end."""
+    """The template of the path that a request matched; never the path itself, as metrics and logs need few values."""
     return getattr(scope.get("route"), "path", "other")
 
 
 async def _drain(receive: Receive) -> None:
-    """Take what is still being sent, within reason: whoever is hung up on while sending never gets to read why."""
+    """Read what is still being sent, within limits: a client that is cut off while it sends never reads the answer."""
     left = MOST_DRAINED
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
@@ -403,7 +368,7 @@ async def _drain(receive: Receive) -> None:
                     return
 
 
-async def _refuse(scope: Scope, receive: Receive, answer: ResponseGuard, refusal: Refusal) -> None:
-    """Say no and hang up: what is left of the request is not waited for."""
+async def _refuse(scope: Scope, receive: Receive, response: _Response, refusal: Refusal) -> None:
+    """Answer with a problem and close the connection: the rest of the request is not waited for."""
     more = {"www-authenticate": "Bearer"} if refusal.status is HTTPStatus.UNAUTHORIZED else {}
-    await reply(refusal.status, refusal.code, refusal.detail, {"connection": "close", **more})(scope, receive, answer)
+    await reply(refusal.status, refusal.code, refusal.detail, {"connection": "close", **more})(scope, receive, response)

@@ -1,4 +1,7 @@
-"""How an error looks to a client: a status, a stable code, one line; never a traceback."""
+"""How an error looks to a client: an HTTP status, a stable code and one line of text; never a traceback.
+
+`HANDLERS` says which exception becomes which problem. The rest of the file words the mistakes that pydantic finds.
+"""
 
 import json
 import reprlib
@@ -11,7 +14,6 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
@@ -23,7 +25,7 @@ JSON = "application/json"
 RETRY_SECONDS = 1
 LONGEST_DETAIL = 1_000
 MOST_MISTAKES = 2_000
-"""Of a body, of which the first is told."""
+"""Mistakes in one body that are described, to tell the first. Describing more would hold up the event loop."""
 
 STATUS = {
     RefusalCode.WRONG: HTTPStatus.BAD_REQUEST,
@@ -36,25 +38,29 @@ STATUS = {
     RefusalCode.STORAGE: HTTPStatus.INSUFFICIENT_STORAGE,
     RefusalCode.NOT_READY: HTTPStatus.SERVICE_UNAVAILABLE,
 }
-_LATER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INSUFFICIENT_STORAGE}
+_TEMPORARY = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.INSUFFICIENT_STORAGE}
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
+class WrongTypeError(Exception):
+    """A body that is not declared to be JSON."""
+
+
 def reply(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A problem as a client gets it; one that may pass says when to try again."""
-    later = {"retry-after": str(RETRY_SECONDS)} if status in _LATER else {}
+    """A problem as a response. One that may pass by itself says when to try again, unless `headers` do."""
+    later = {"retry-after": str(RETRY_SECONDS)} if status in _TEMPORARY else {}
     line = " ".join(detail.split())[:LONGEST_DETAIL]
     body = encoded(ProblemView(code=code, detail=line))
     return Response(body, status, {**later, **(headers or {})}, JSON)
 
 
 def encoded(model: BaseModel) -> bytes:
-    """A model as JSON in UTF-8, whatever is in it: a letter that has no UTF-8 (half of a surrogate pair) becomes `?`.
+    """A model as JSON in UTF-8. A character without UTF-8 (half of a surrogate pair) becomes `?`.
 
-    Whoever said it, a client or a job, one such letter must not hide all the rest.
+    Clients and jobs can bring such characters into names and messages; one must not hide all the rest.
     """
     try:
         return model.model_dump_json().encode()
@@ -63,77 +69,68 @@ def encoded(model: BaseModel) -> bytes:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def refused(_: Request, error: Exception) -> Response:
-    """A wish that the engine, or a rule of the API, did not grant."""
-    assert isinstance(error, RequestRefusedError)
+def _refused(_: Request, error: RequestRefusedError) -> Response:
     later = {} if error.retry is None else {"retry-after": str(error.retry)}
     return reply(STATUS[error.fault], error.fault.value, str(error), later)
 
 
-def wrong(_: Request, error: Exception) -> Response:
-    """A request that makes no sense to a part below."""
-    return reply(HTTPStatus.BAD_REQUEST, RefusalCode.WRONG.value, str(error))
-
-
-def missing(request: Request, error: Exception) -> Response:
-    """No such path, or no such method there; then the answer says which there are."""
-    assert isinstance(error, HTTPException)
+def _no_route(request: Request, error: HTTPException) -> Response:
+    """No such path; or no such method there, and then the answer lists those that there are."""
     path = _SHORT.repr(request.scope["path"])
     if error.status_code != HTTPStatus.METHOD_NOT_ALLOWED:
         return reply(error.status_code, RefusalCode.UNKNOWN.value, f"there is nothing at {path}")
     template = getattr(request.scope.get("route"), "path", None)
     routes = (each for each in request.app.routes if getattr(each, "path", None) == template)
     methods = ", ".join(sorted({method for each in routes for method in each.methods}))
-    return reply(
-        error.status_code, "no-such-method", f"{request.method} is not for {path}; known: {methods}", {"allow": methods}
-    )
+    text = f"{request.method} is not for {path}; known: {methods}"
+    return reply(error.status_code, "no-such-method", text, {"allow": methods})
 
 
-def unfit(request: Request, error: Exception) -> Response:
-    """A part of a path or of a query that is not as described."""
-    assert isinstance(error, RequestValidationError)
+def _invalid_parameter(_: Request, error: RequestValidationError) -> Response:
+    """A part of a path or query does not validate. Unknown keys of a query were refused before."""
     first = error.errors()[0]
     where, *place = first["loc"]
-    text = sentence(first, tuple(place), asked(request))
-    return reply(HTTPStatus.BAD_REQUEST, RefusalCode.WRONG.value, f"{where}: {text}")
+    return reply(HTTPStatus.BAD_REQUEST, RefusalCode.WRONG.value, f"{where}: {sentence(first, tuple(place), ())}")
 
 
 HANDLERS: tuple[tuple[type[Exception], Any], ...] = (
-    (RequestRefusedError, refused),
-    (RequestError, wrong),
-    (HTTPException, missing),
-    (RequestValidationError, unfit),
+    (RequestRefusedError, _refused),
+    (RequestError, lambda _, error: reply(HTTPStatus.BAD_REQUEST, RefusalCode.WRONG.value, str(error))),
+    (HTTPException, _no_route),
+    (RequestValidationError, _invalid_parameter),
+    (WrongTypeError, lambda _, error: reply(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "wrong-type", str(error))),
 )
+"""Any other exception is a bug, which the guard answers with a 500."""
 
 
-def asked(request: Request) -> dict[str, FieldInfo]:
-    """Keys that the query of a request may have."""
-    route = request.scope.get("route")
-    parameters = getattr(getattr(route, "dependant", None), "query_params", ())
-    models = _models(each.field_info.annotation for each in parameters)
-    return {name: field for each in models for name, field in each.model_fields.items()}
-
-
-def misfit(error: ValidationError, model: type[BaseModel]) -> RequestRefusedError:
-    """What is wrong with a body, in one line: the first thing, and how many more there are."""
-    if error.error_count() > MOST_MISTAKES:  # to describe them, which can be done for all or none, would hold up everybody
+def body_problem(error: ValidationError, model: type[BaseModel]) -> RequestRefusedError:
+    """What is wrong with a body, in one line: the first mistake, and how many more there are."""
+    if error.error_count() > MOST_MISTAKES:
         text = f"{error.error_count():,} mistakes, too many to name one; known keys: {', '.join(model.model_fields)}"
         return RequestRefusedError(RefusalCode.WRONG, text)
-    # A list whose only item is wrong is also said to be too short.
+    # A list whose only item is wrong is also reported as too short.
     errors = [each for each in error.errors(include_url=False) if each["type"] != "too_short" or not each["input"]]
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    text = sentence(first, first["loc"], _fields(model, first["loc"][:-1]))
+    models: list[object] = [model]
+    for step in first["loc"][:-1]:
+        if isinstance(step, str):
+            models = [each.model_fields[step].annotation for each in _models(models) if step in each.model_fields]
+    known = [name for each in _models(models) for name in each.model_fields]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return RequestRefusedError(RefusalCode.WRONG, text + more)
+    return RequestRefusedError(RefusalCode.WRONG, sentence(first, first["loc"], known) + more)
 
 
 def sentence(error: Mapping[str, Any], place: tuple[int | str, ...], known: Iterable[str]) -> str:
-    """One error of validation: the field, what is wrong, the value; for an unknown key the nearest known one."""
-    where = _where(place)
+    """One validation error as text: the field, what is wrong, the value; for an unknown key the nearest known one."""
+    where = _path_text(place)
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "expected", 1)
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key {_SHORT.repr(str(place[-1]))}{_inside(place)}{_hint(str(place[-1]), known)}"
+            key, outer, names = str(place[-1]), _path_text(place[:-1]), sorted(known)
+            near = get_close_matches(key[:100], names, n=1, cutoff=0.5)
+            listed = f"; known: {', '.join(names)}" if names else ""
+            hint = f"; did you mean {near[0]!r}?" if near else listed
+            return f"unknown key {_SHORT.repr(key)}{f' in {outer}' if outer else ''}{hint}"
         case "missing":
             return f"{where}: missing"
         case "value_error":
@@ -144,40 +141,18 @@ def sentence(error: Mapping[str, Any], place: tuple[int | str, ...], known: Iter
             return f"{where or 'body'}: {message[0].lower()}{message[1:]}, got {_SHORT.repr(error.get('input'))}"
 
 
-def _where(place: tuple[int | str, ...]) -> str:
+def _path_text(place: tuple[int | str, ...]) -> str:
     """`jobs[0].checkpoint.every`."""
     parts = (f"[{each}]" if isinstance(each, int) else f".{each}" for each in place)
     return "".join(parts).removeprefix(".")[:200]
 
 
-def _inside(place: tuple[int | str, ...]) -> str:
-    outer = _where(place[:-1])
-    return f" in {outer}" if outer else ""
-
-
-def _hint(key: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = get_close_matches(key[:100], names, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(names)}" if names else ""
-
-
-def _fields(kind: object, place: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Names of the fields that a model has at a place inside it."""
-    models = [kind]
-    for step in place:
-        if isinstance(step, str):
-            models = [each.model_fields[step].annotation for each in _models(models) if step in each.model_fields]
-    return tuple(name for each in _models(models) for name in each.model_fields)
-
-
-def _models(kinds: Iterable[object]) -> list[type[BaseModel]]:
-    """The models among some annotations, and inside of them: of `tuple[Request, ...] | None` it is Request."""
+def _models(annotations: Iterable[object]) -> list[type[BaseModel]]:
+    """The models in some annotations: for `tuple[Request, ...] | None` that is Request."""
     found: list[type[BaseModel]] = []
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found.append(kind)
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            found.append(annotation)
         else:
-            found += _models(getattr(kind, "__args__", ()))
+            found += _models(getattr(annotation, "__args__", ()))
     return found
