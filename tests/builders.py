@@ -10,7 +10,8 @@ from math import inf
 from typing import TypeVar
 
 from poise.engine.assembly import with_rounds
-from poise.lab.simulator.world import Outage, Simulator, Tells, Truth
+from poise.lab.simulator.outages import Outage
+from poise.lab.simulator.world import ReportedSpeeds, Simulator, Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, Settings
@@ -289,7 +290,7 @@ def simulate(
     truths = Speeds(true, where) if true else beliefs
     how = policy_named(policy) if isinstance(policy, str) else policy
     costs = truth or Truth(restart_overhead=settings.restart_overhead)
-    costs = replace(costs, tells=Tells.PAIRS if shares_gpus(how) else Tells.SPEEDS)
+    costs = replace(costs, reported_speeds=ReportedSpeeds.PAIRS if shares_gpus(how) else ReportedSpeeds.ALONE)
     world = Simulator(
         trace,
         where,

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
+from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.tasks import Switching, unknown_size
-from poise.lab.simulator.world import Outage, Simulator, Truth
+from poise.lab.simulator.world import Simulator, Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, TraceJob
 from poise.scheduler.model.action import Action, Compute, JournalEntry, Launch, Waited, WakeAt
 from poise.scheduler.model.cluster import Cluster, Node, Slots

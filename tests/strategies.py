@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
+from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.tasks import FREE, Switching
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings

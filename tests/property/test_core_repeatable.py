@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
 from poise.engine.assembly import with_rounds
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.outages import Outage
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.model.action import JournalEntry

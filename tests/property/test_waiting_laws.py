@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.builders import EVENTS, a_job, nodes, simulate
 from tests.strategies import World, choices, worlds
 
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.core.claim_shapes import ClaimShape, WaitCause
 from poise.scheduler.core.scheduler import Scheduler

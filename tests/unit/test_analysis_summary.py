@@ -10,7 +10,7 @@ from tests.builders import Story, a_job, simulate
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import UNFAIR, Effort, Summary, SummaryLabels, measure, summarise, utilisation
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage
 from poise.lab.traces.schema import JobOutcome
 from poise.scheduler.core.settings import Cadence, Settings
 

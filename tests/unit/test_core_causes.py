@@ -2,7 +2,7 @@
 
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import Launch, Waited

@@ -9,8 +9,9 @@ import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 from tests.whims import a_plan, scripted
 
+from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.tasks import FREE
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.action import Preempt, PreemptionCause

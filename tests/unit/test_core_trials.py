@@ -6,7 +6,7 @@ import pytest
 from tests.builders import EVENTS, Story, a_job, nodes, simulate
 
 from poise.lab.analysis.history import History
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.model.action import Launch, Preempt, PreemptionCause

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from poise.lab.simulator.outages import outages
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage, parse_outages
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import RequestError, TraceError, UnknownNameError
 
@@ -15,7 +14,7 @@ DAY = 86_400.0
 
 
 def drawn(spec: str, *, seed: int = 0, days: float = 100, start: float = 0.0, cluster: str = "gpu:40") -> list[Outage]:
-    return outages(spec, parse_cluster(cluster), start=start, horizon=days * DAY, seed=seed)
+    return parse_outages(spec, parse_cluster(cluster), start=start, horizon=days * DAY, seed=seed)
 
 
 def test_the_same_seed_gives_the_same_outages_and_another_gives_others() -> None:
@@ -85,7 +84,7 @@ def test_more_outages_than_anybody_can_mean_are_refused(spec: str, days: float) 
 def read(tmp_path: Path, text: str | bytes) -> list[Outage]:
     path = tmp_path / "faults.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return outages(str(path), CLUSTER, start=0, horizon=1, seed=0)
+    return parse_outages(str(path), CLUSTER, start=0, horizon=1, seed=0)
 
 
 def test_a_file_says_which_node_is_lost_when_and_for_how_long(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_an_empty_file_has_no_outages(tmp_path: Path) -> None:
 def test_a_file_with_an_equals_sign_in_its_name_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mtbf=3d"
     path.write_text('{"node": "v100-0", "time": 5, "duration": 1}\n')
-    assert outages(str(path), CLUSTER, start=0, horizon=1, seed=0) == [Outage(5, 0, 1)]
+    assert parse_outages(str(path), CLUSTER, start=0, horizon=1, seed=0) == [Outage(5, 0, 1)]
 
 
 SHAPE = 'expected {"node": NAME, "time": SECONDS, "duration": SECONDS}'
@@ -137,6 +136,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"faults\.jsonl:1: expected UTF-8 text, got the byte 0xff"):
         read(tmp_path, b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="none: No such file or directory"):
-        outages(str(tmp_path / "none"), CLUSTER, start=0, horizon=1, seed=0)
+        parse_outages(str(tmp_path / "none"), CLUSTER, start=0, horizon=1, seed=0)
     with pytest.raises(TraceError, match="Is a directory"):
-        outages(str(tmp_path), CLUSTER, start=0, horizon=1, seed=0)
+        parse_outages(str(tmp_path), CLUSTER, start=0, horizon=1, seed=0)

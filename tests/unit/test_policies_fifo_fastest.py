@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 from tests.workloads import a_workload as built
 
-from poise.lab.simulator.world import Outage
+from poise.lab.simulator.outages import Outage
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
 from poise.scheduler.policies.gavel_queues import FifoFastest, Sjf, Sticky

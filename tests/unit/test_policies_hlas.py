@@ -8,8 +8,9 @@ from math import inf
 import pytest
 from tests.builders import EVENTS, Story, a_job, simulate
 
+from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.tasks import FREE
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.action import Preempt
 from poise.scheduler.model.speed import Locality

@@ -5,7 +5,8 @@ from math import inf
 import pytest
 from tests.builders import Story, a_job, a_table, nodes, simulate
 
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.outages import Outage
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import JobOutcome, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import Abandon, Reject

@@ -7,8 +7,9 @@ import pytest
 from tests.driving import FOUR, K80, PAIR, V100, Script, a_job, compute, computed, divided, driven, launch, told
 
 from poise.lab.analysis.history import History, cumulated
+from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.tasks import Switching
-from poise.lab.simulator.world import Outage, Truth
+from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import JobOutcome, LossCurve, TraceJob
 from poise.scheduler.model.action import Abandon, Action, Cancel, Preempt, PreemptionCause
 from poise.scheduler.model.cluster import Cluster, Node

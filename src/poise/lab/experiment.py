@@ -1,21 +1,25 @@
-"""Where a policy, a placement, a world and a journal are put together: the only module that knows them all."""
+"""One simulation: a trace under an experiment, from the choices to the summary.
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+`Experiment` holds the choices, `simulate` runs them: it builds the scheduler that the header describes and the simulated
+world, lets `engine.loop` drive both, and reads the summary off the entries of the journal. `check` refuses beforehand
+what would stop a run in its middle. The functions at the end change a trace before it is run.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import process_time
 
 from poise.engine.assembly import build_scheduler
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalWriter
-from poise.engine.loop import collector_paused, run
+from poise.engine.loop import run, collector_paused
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
-from poise.lab.simulator.outages import outages
-from poise.lab.simulator.world import Outage, Simulator, Tells, Truth
+from poise.lab.simulator.outages import Outage, parse_outages
+from poise.lab.simulator.world import ReportedSpeeds, Simulator, Truth
 from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.action import JournalEntry
@@ -35,9 +39,10 @@ MOST_SECONDS = 1e15
 class Experiment:
     """All choices of a simulation but the trace.
 
-    truths   the world's throughputs where they differ from the believed ones
-    estimates  how the believed table is read: as it stands, or with what owners say of their own jobs; the world stays true
-    faults   outages of nodes, as a specification or a file
+    truths      the world's throughputs where they differ from the believed ones
+    estimates   how beliefs are made of the table: as it stands, or with what owners misreport; the world stays true
+    faults      outages of nodes, as a specification or a file
+    until       seconds after the first submission at which the simulation stops
     """
 
     cluster: Cluster
@@ -55,39 +60,17 @@ class Experiment:
     until: float = inf
 
     def effective_policy(self) -> str:
-        """The policy with the preset's combinators, where they apply."""
+        """Return the policy with the preset's combinators, where they apply."""
         return with_combinators(self.policy, self.combinators)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """A simulation that ran."""
+    """What came of a simulation."""
 
     summary: Summary
     history: History
     measured: Measured
-
-
-def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
-    """What is believed of speeds, and the truth; placement `count` knows no distances, and then neither does the world."""
-    believed, true = experiment.throughputs, experiment.truths or experiment.throughputs
-    if experiment.placement == "count":
-        believed, true = believed.flat(), true.flat()
-    beliefs = experiment.estimates(believed, experiment.cluster)
-    is_true = experiment.truths is None and experiment.estimates is Speeds
-    return beliefs, beliefs if is_true else Speeds(true, experiment.cluster)
-
-
-def header_of(trace: Trace, experiment: Experiment) -> Header:
-    """The choices that the core is put together from."""
-    return Header(
-        trace.name,
-        experiment.cluster,
-        experiment.effective_policy(),
-        experiment.placement,
-        experiment.settings,
-        experiment.seed,
-    )
 
 
 def simulate(
@@ -97,22 +80,54 @@ def simulate(
     journal: Path | None = None,
     watch: Callable[[int], bool] = lambda _ended: True,
 ) -> SimulationResult:
-    """Run a trace under an experiment. `watch` is told how many jobs have ended, and stops the run by answering False."""
+    """Run a trace under an experiment.
+
+    journal   file to write the journal to
+    watch     called with the number of jobs that have ended; stops the run by returning False
+    """
     header = header_of(trace, experiment)
     scheduler = build_scheduler(header)
     world = _world(trace, experiment)
     began = process_time()
     entries: list[JournalEntry] = []
-    with _recording(journal, header, entries) as record, collector_paused():
+    target = journal.open("w", encoding="utf-8", newline="\n") if journal else nullcontext()
+    with target as stream, collector_paused():
+        writer = JournalWriter(stream, header) if stream else None
+
+        def record(entry: JournalEntry) -> None:
+            entries.append(entry)
+            if writer:
+                writer.record(entry)
+
         complete, deciding = run(scheduler, world, record, lambda: watch(world.ended))
-        record.complete = complete
         history = History.of(entries, experiment.cluster)
         measured = measure(history, experiment.fairness)
+        if writer:  # a journal without this line is one whose run was cut off
+            writer.close(COMPLETE if complete else INTERRUPTED)
     effort = Effort(scheduler.decisions, process_time() - began, deciding)
     labels = SummaryLabels(experiment.policy, trace.name, str(experiment.cluster), experiment.seed, len(trace.jobs))
     rounds = None if experiment.settings.cadence is Cadence.EVENTS else experiment.settings.round
     summary = summarise(history, measured, labels, effort, round_seconds=rounds, partial=not complete)
     return SimulationResult(summary, history, measured)
+
+
+def header_of(trace: Trace, experiment: Experiment) -> Header:
+    """Return the header of the journal: the choices that the scheduler is built from."""
+    policy = experiment.effective_policy()
+    return Header(trace.name, experiment.cluster, policy, experiment.placement, experiment.settings, experiment.seed)
+
+
+def speeds_of(experiment: Experiment) -> tuple[Speeds, Speeds]:
+    """Return believed and true speeds: one object if they are the same.
+
+    Placement `count` knows no distances, and then neither does the world.
+    """
+    believed, true = experiment.throughputs, experiment.truths or experiment.throughputs
+    if experiment.placement == "count":
+        believed, true = believed.flat(), true.flat()
+    beliefs = experiment.estimates(believed, experiment.cluster)
+    is_true = experiment.truths is None and experiment.estimates is Speeds
+    return beliefs, beliefs if is_true else Speeds(true, experiment.cluster)
 
 
 def check(trace: Trace, experiment: Experiment) -> None:
@@ -123,11 +138,36 @@ def check(trace: Trace, experiment: Experiment) -> None:
         if not work + last <= MOST_SECONDS:
             amounts = f"{work:.3g} GPU-seconds of work, submitted until {last:.3g} s"
             raise RequestError(f"{trace.name}: expected at most {MOST_SECONDS:.0e} seconds, got {amounts}")
-    _lost_nodes(trace, experiment)
+    _outages(trace, experiment)
+
+
+def _world(trace: Trace, experiment: Experiment) -> Simulator:
+    beliefs, truths = speeds_of(experiment)
+    first = trace.jobs[0].job.submitted if trace.jobs else 0.0
+    reported = ReportedSpeeds.PAIRS if shares_gpus(policy_named(experiment.policy)) else ReportedSpeeds.ALONE
+    return Simulator(
+        trace.jobs,
+        experiment.cluster,
+        beliefs=beliefs,
+        truths=truths,
+        truth=replace(experiment.truth, reported_speeds=reported),
+        outages=_outages(trace, experiment),
+        until=first + experiment.until,
+        sizes=lambda job: None if job.model is None else experiment.throughputs.size(job.model),
+    )
+
+
+def _outages(trace: Trace, experiment: Experiment) -> list[Outage]:
+    """Return the outages; drawn ones cover four times what the work takes on the whole cluster."""
+    if experiment.faults is None or not trace.jobs:
+        return []
+    first, last = trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted
+    horizon = last - first + 4 * _work(trace, speeds_of(experiment)[1]) / experiment.cluster.gpus
+    return parse_outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
 
 
 def _work(trace: Trace, speeds: Speeds) -> float:
-    """GPU-seconds of all jobs, each on its fastest type."""
+    """Return the GPU-seconds of all jobs, each on its fastest type."""
     best: dict[str, float] = {}
     work = 0.0
     for each in trace.jobs:
@@ -139,74 +179,21 @@ def _work(trace: Trace, speeds: Speeds) -> float:
     return work
 
 
-def _lost_nodes(trace: Trace, experiment: Experiment) -> list[Outage]:
-    if experiment.faults is None or not trace.jobs:
-        return []
-    first, last = trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted
-    horizon = last - first + 4 * _work(trace, speeds_of(experiment)[1]) / experiment.cluster.gpus
-    return outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
-
-
-def _world(trace: Trace, experiment: Experiment) -> Simulator:
-    beliefs, truths = speeds_of(experiment)
-    first = trace.jobs[0].job.submitted if trace.jobs else 0.0
-    tells = Tells.PAIRS if shares_gpus(policy_named(experiment.policy)) else Tells.SPEEDS
-    return Simulator(
-        trace.jobs,
-        experiment.cluster,
-        beliefs=beliefs,
-        truths=truths,
-        truth=replace(experiment.truth, tells=tells),
-        outages=_lost_nodes(trace, experiment),
-        until=first + experiment.until,
-        sizes=partial(_size, experiment.throughputs),
-    )
-
-
-def _size(table: Throughputs, job: Job) -> float | None:
-    """Bytes of a job's model, if the table knows it."""
-    return None if job.model is None else table.size(job.model)
-
-
-class Recorder:
-    """Keeps every instant for the metrics, and writes it to a journal if there is one."""
-
-    def __init__(self, entries: list[JournalEntry], writer: JournalWriter | None) -> None:
-        self.complete = False
-        self._keep = entries.append
-        self._write = writer.record if writer else None
-
-    def __call__(self, entry: JournalEntry) -> None:
-        """Take one instant."""
-        self._keep(entry)
-        if self._write:
-            self._write(entry)
-
-
-@contextmanager
-def _recording(journal: Path | None, header: Header, entries: list[JournalEntry]) -> Iterator[Recorder]:
-    if journal is None:
-        yield Recorder(entries, None)
-        return
-    with journal.open("w", encoding="utf-8", newline="\n") as stream:
-        writer = JournalWriter(stream, header)
-        recorder = Recorder(entries, writer)
-        yield recorder
-        writer.close(COMPLETE if recorder.complete else INTERRUPTED)
-
-
 def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
-    """The first `most` jobs, arriving `load` times as fast."""
+    """Return the first `most` jobs, arriving `load` times as fast."""
     jobs = trace.jobs[:most]
     if load == 1.0 or not jobs:
         return replace(trace, jobs=jobs)
     first = jobs[0].job.submitted
-    moved = (replace(each, job=replace(each.job, submitted=_sped_up(each.job.submitted, first, load))) for each in jobs)
-    return replace(trace, jobs=tuple(moved))
+
+    def moved(job: Job) -> Job:
+        return replace(job, submitted=first + (job.submitted - first) / load)
+
+    return replace(trace, jobs=tuple(replace(each, job=moved(each.job)) for each in jobs))
 
 
 def elastic(trace: Trace) -> Trace:
-    """Jobs that state no bounds can do with any number of GPUs up to what they ask for."""
+    """Let jobs that state no bounds run on any number of GPUs up to what they ask for."""
     jobs = (
         replace(each, job=replace(each.job, min_gpus=1)) if each.job.min_gpus is each.job.max_gpus is None else each
         for each in trace.jobs
@@ -215,19 +202,13 @@ def elastic(trace: Trace) -> Trace:
 
 
 def divided(trace: Trace, per_gpu: int) -> Trace:
-    """Steps of jobs that do not say how they divide do so into this many micro-batches a GPU that the job asks for."""
-    jobs = (
-        replace(each, job=_divided(each.job, each.job.gpus * per_gpu)) if each.job.micro_batches is None else each
-        for each in trace.jobs
-    )
+    """Divide the steps of jobs that do not say how they divide: into `per_gpu` micro-batches per GPU of the gang."""
+
+    def divide(job: Job) -> Job:
+        count = job.gpus * per_gpu
+        if count > MOST_GPUS:
+            raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
+        return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
+
+    jobs = (each if each.job.micro_batches is not None else replace(each, job=divide(each.job)) for each in trace.jobs)
     return replace(trace, jobs=tuple(jobs))
-
-
-def _divided(job: Job, count: int) -> Job:
-    if count > MOST_GPUS:
-        raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
-    return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
-
-
-def _sped_up(moment: float, first: float, load: float) -> float:
-    return first + (moment - first) / load

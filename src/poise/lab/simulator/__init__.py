@@ -1,1 +1,1 @@
-"""The trace-driven world."""
+"""The trace-driven back end: a simulated cluster."""

@@ -1,19 +1,21 @@
-"""Outages of nodes: from a file, or drawn from a seed.
+"""Outages of nodes: read from a file, or drawn from a seed.
 
-`mtbf=30d,repair=4h`: every node fails after exponentially distributed time of that mean and is back after another.
-A file has one JSON object a line: `{"node": "v100-0", "time": 3600, "duration": 900}`.
+`mtbf=30d,repair=4h`: each node fails after an exponentially distributed time of that mean and returns after another.
+A file has one JSON object per line: `{"node": "v100-0", "time": 3600, "duration": 900}`.
 """
 
 import json
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from poise.lab.simulator.world import Outage
 from poise.lab.traces.parsing import lines
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import RequestError, TraceError, UnknownNameError, Where
+from poise.scheduler.model.event import NodeLost, NodeReturned
 from poise.scheduler.model.units import parse_seconds
 
 MOST_OUTAGES = 1_000_000
@@ -21,8 +23,16 @@ MOST_OUTAGES = 1_000_000
 _DEFAULTS = {"mtbf": "30d", "repair": "4h"}
 
 
-def outages(spec: str, cluster: Cluster, *, start: float, horizon: float, seed: int) -> list[Outage]:
-    """The outages that a specification or a file asks for; drawn ones begin between `start` and `start + horizon`."""
+class Outage(NamedTuple):
+    """The node with this index is lost at `time`, for `duration` seconds."""
+
+    time: float
+    node: int
+    duration: float
+
+
+def parse_outages(spec: str, cluster: Cluster, *, start: float, horizon: float, seed: int) -> list[Outage]:
+    """Return the outages of a specification or a file; drawn ones begin between `start` and `start + horizon`."""
     if "=" not in spec or Path(spec).exists():
         return _read(Path(spec), cluster)
     values = dict(_DEFAULTS)
@@ -37,14 +47,11 @@ def outages(spec: str, cluster: Cluster, *, start: float, horizon: float, seed: 
         raise RequestError(f"faults {spec!r}: {error}") from None
     if mtbf <= 0 or repair <= 0:
         raise RequestError(f"faults {spec!r}: mtbf and repair are longer than 0 seconds")
-    return _drawn(len(cluster.nodes), mtbf, repair, start=start, horizon=horizon, seed=seed)
-
-
-def _drawn(nodes: int, mtbf: float, repair: float, *, start: float, horizon: float, seed: int) -> list[Outage]:
-    if nodes * horizon / (mtbf + repair) > MOST_OUTAGES:
+    if len(cluster.nodes) * horizon / (mtbf + repair) > MOST_OUTAGES:
         raise RequestError(f"faults: more than {MOST_OUTAGES:,} outages are to be expected; give a longer mtbf")
     found: list[Outage] = []
-    for node, child in enumerate(np.random.SeedSequence(seed).spawn(nodes)):
+    # One random stream per node: its outages stay the same whatever other nodes the cluster has.
+    for node, child in enumerate(np.random.SeedSequence(seed).spawn(len(cluster.nodes))):
         draw = np.random.default_rng(child)
         time = float(draw.exponential(mtbf))
         while time < horizon:
@@ -75,3 +82,19 @@ def _outage(line: str, index: dict[str, int], where: Where) -> Outage:
     if not (isfinite(time) and isfinite(duration) and duration > 0):
         raise TraceError(where, "expected a finite time and a finite duration above 0")
     return Outage(time, index[node], duration)
+
+
+def node_events(outages: Iterable[Outage]) -> list[tuple[float, NodeLost | NodeReturned]]:
+    """Return losses and returns by time; overlapping outages of one node are merged into one."""
+    spans: dict[int, list[list[float]]] = {}
+    for outage in sorted(outages):
+        mine = spans.setdefault(outage.node, [])
+        if mine and outage.time <= mine[-1][1]:
+            mine[-1][1] = max(mine[-1][1], outage.time + outage.duration)
+        else:
+            mine.append([outage.time, outage.time + outage.duration])
+    found: list[tuple[float, NodeLost | NodeReturned]] = []
+    for node, mine in spans.items():
+        for lost, returned in mine:
+            found += [(lost, NodeLost(node)), (returned, NodeReturned(node))]
+    return sorted(found, key=lambda each: (each[0], each[1].node))
