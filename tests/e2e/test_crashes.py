@@ -195,7 +195,7 @@ def check_journal(service: Service, details: dict[str, JobDetail]) -> None:
 def check_disjoint(history: History) -> None:
     """Neither a job nor a GPU has two stints at a time."""
     spans: dict[object, list[tuple[float, float]]] = {}
-    for stint in history.stints:
+    for stint in history.runs:
         gpus = [(node, bit) for node, mask in stint.gpus for bit in bits(mask)]
         for each in (stint.job, *gpus):
             spans.setdefault(each, []).append((stint.start, stint.end))

@@ -66,7 +66,7 @@ def test_history_agrees_with_the_scheduler_and_with_the_runs(world: World) -> No
 def test_time_from_submission_to_end_is_waiting_or_holding(world: World) -> None:
     """Of jobs that ended while they ran; how long one waited is known when it starts."""
     story = world.played()
-    for life in History.of(story.entries, world.cluster).ran():
+    for life in History.of(story.entries, world.cluster).ended_jobs():
         runs = story.runs_of(life.id)
         if runs and runs[-1].ended == life.ended:
             held = sum(run.seconds for run in runs)
@@ -134,7 +134,7 @@ def slow_rho(history: History, life: JobHistory, fairness: Fairness) -> float:
 @given(world=worlds(policy=named, plain=True))
 def test_rho_agrees_with_its_definition(fairness: Fairness, world: World) -> None:
     history = History.of(owned(world).played().entries, world.cluster)
-    lives = history.ran()
+    lives = history.ended_jobs()
     for life, got in zip(lives, rho(history, lives, fairness).tolist() if lives else [], strict=True):
         if life.steps == 0:
             assert isnan(got)
@@ -146,7 +146,7 @@ def test_rho_agrees_with_its_definition(fairness: Fairness, world: World) -> Non
 def test_a_job_that_names_no_app_has_the_rho_of_a_job(world: World) -> None:
     """Unless it was given up: of such a job only that work counts which GPUs were spent on."""
     history = History.of(world.played().entries, world.cluster)
-    lives = history.ran()
+    lives = history.ended_jobs()
     if lives:
         alone = np.array([life.app is None and life.status is not Status.CANCELLED for life in lives])
         by_job, by_app = rho(history, lives, Fairness.JOB), rho(history, lives, Fairness.APP)
@@ -158,7 +158,7 @@ def test_a_job_that_names_no_app_has_the_rho_of_a_job(world: World) -> None:
 def test_rho_among_jobs_is_at_most_rho_among_tenants(world: World) -> None:
     """There are at least as many jobs as tenants: a slice among jobs is no larger, and what it takes alone no shorter."""
     history = History.of(owned(world).played().entries, world.cluster)
-    lives = history.ran()
+    lives = history.ended_jobs()
     if lives:
         by_job, by_tenant = rho(history, lives, Fairness.JOB), rho(history, lives, Fairness.TENANT)
         known = ~np.isnan(by_job)

@@ -40,7 +40,7 @@ def unnamed(entries: list[JournalEntry]) -> list[JournalEntry]:
 
 def by_app(story: Story) -> Floats:
     history = History.of(story.entries, story.cluster)
-    lives = history.ran()
+    lives = history.ended_jobs()
     return rho(history, lives, Fairness.APP) if lives else np.empty(0)
 
 

@@ -77,11 +77,11 @@ def test_the_same_seed_gives_every_policy_the_same_deaths(jobs: list[TraceJob], 
 def test_gpu_time_is_lost_or_kept_and_adds_up(
     jobs: list[TraceJob], cluster: Cluster, policy: str, seed: int, pool: int
 ) -> None:
-    """What failed runs held is a part of what all stints held, which is what the jobs are charged for."""
+    """What failed runs held is a part of what all runs held, which is what the jobs are charged for."""
     how = replace(HOW, validation_gpus=pool if cluster.gpus > 1 else 0)
     story = simulate(failing(jobs, cluster, seed), policy, cluster, settings=how)
     history = History.of(story.entries, cluster)
-    held = [((stint.end - stint.start) * gpu_count(stint.gpus), stint.ended) for stint in history.stints]
+    held = [((run.end - run.start) * gpu_count(run.gpus), run.ended) for run in history.runs]
     assert all(amount >= 0 for amount, _ in held)
     lost = sum(amount for amount, ended in held if ended is RunEnd.FAILED)
     charged = sum(life.gpu_seconds for life in history.jobs.values())

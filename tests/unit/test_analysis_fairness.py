@@ -17,7 +17,7 @@ from poise.engine.journal import JournalReader
 from poise.lab.analysis.failures import losses
 from poise.lab.analysis.fairness import Fairness, jain, rho
 from poise.lab.analysis.history import History
-from poise.lab.analysis.subjects import records_of
+from poise.lab.analysis.sources import records_of
 from poise.lab.analysis.summary import measure
 from poise.lab.audit.playback import Lie, MisreportedSpeeds
 from poise.lab.experiment import Experiment
@@ -37,7 +37,7 @@ from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
     history = History.of(story.entries, story.cluster)
-    lives = history.ran()
+    lives = history.ended_jobs()
     return {life.id: value for life, value in zip(lives, rho(history, lives, fairness).tolist(), strict=True)}
 
 
@@ -146,7 +146,7 @@ def test_a_job_of_unknown_work_has_no_rho() -> None:
         JournalEntry(5.0, (Finished("a", 1),), ()),
     ]
     history = History.of(entries, parse_cluster("gpu:1"))
-    assert np.isnan(rho(history, history.ran())).all()
+    assert np.isnan(rho(history, history.ended_jobs())).all()
 
 
 # What is true, and what is believed

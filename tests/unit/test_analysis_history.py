@@ -147,7 +147,7 @@ def test_every_way_to_end_is_counted_once() -> None:
         "late": "WAITING",
         "withdrawn": "CANCELLED",
     }
-    assert [life.id for life in found.ran()] == ["fails", "killed", "withdrawn"]
+    assert [life.id for life in found.ended_jobs()] == ["fails", "killed", "withdrawn"]
     assert found.count(Status.CANCELLED) == 2
     assert found.rejections == [("huge", "needs 9 GPUs")]
     assert levels(found.waiting) == {0: 0, 4: 0, 9: 2, 10: 1}
@@ -209,7 +209,7 @@ def test_a_round_that_is_cut_short_gives_back_what_it_holds(
 def test_a_round_that_fails_says_of_what_with_every_task_that_it_was_computing() -> None:
     more: Action = compute("a", 2, 0b010)
     found = history(*ROUNDS, (10, [], [more]), (11, [Failed("a", 2, "out of memory", 1.0)], []))
-    assert [(stint.ended, stint.cause) for stint in found.stints[-3:]] == [
+    assert [(run.ended, run.cause) for run in found.runs[-3:]] == [
         (RunEnd.COMPUTED, ""),
         (RunEnd.FAILED, "out of memory"),
         (RunEnd.FAILED, "out of memory"),
@@ -241,7 +241,7 @@ def test_books_count_gpus_of_tasks_and_know_a_tenant_whose_job_is_being_synchron
 
 def test_nothing_is_a_history() -> None:
     found = History.of([], CLUSTER)
-    assert (found.jobs, found.ran(), found.count(Status.FINISHED)) == ({}, [], 0)
+    assert (found.jobs, found.ended_jobs(), found.count(Status.FINISHED)) == ({}, [], 0)
 
 
 def test_changes_at_one_moment_count_as_one_and_order_does_not_matter() -> None:

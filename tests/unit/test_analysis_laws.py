@@ -9,17 +9,17 @@ from hypothesis import given
 from tests.builders import Story
 from tests.strategies import World, worlds
 
-from poise.lab.analysis.exhibits import ALL, StudyPart, Value
 from poise.lab.analysis.history import History, RunInterval
 from poise.lab.analysis.records import Records
+from poise.lab.analysis.sources import RecordReader
 from poise.lab.analysis.study import study
-from poise.lab.analysis.subjects import Reading
+from poise.lab.analysis.tables import ALL, StudyPart, Value
 from poise.scheduler.model.cluster import Slots
 from poise.scheduler.model.event import Failed, NodeLost, NodeReturned
 
 
-def read(story: Story, world: World) -> Reading:
-    reading = Reading(world.cluster, world.settings.validation_gpus)
+def read(story: Story, world: World) -> RecordReader:
+    reading = RecordReader(world.cluster, world.settings.validation_gpus)
     for entry in story.entries:
         reading.take(entry)
     return reading
@@ -51,7 +51,7 @@ def test_gpu_time_and_jobs_add_up_whatever_they_are_grouped_by(world: World) -> 
     assert [total(parts[key], "gpu_hours") for key in groupings] == pytest.approx([hours] * len(groupings))
     counted = [key for key in ("sizes", "gangs", "statuses", "tenants") if not parts[key].missing]
     assert [total(parts[key], "jobs") for key in counted] == [len(world.jobs)] * len(counted)
-    by_job = np.bincount(records.spells.job, weights=records.spells.gpu_seconds, minlength=len(world.jobs))
+    by_job = np.bincount(records.runs.job, weights=records.runs.gpu_seconds, minlength=len(world.jobs))
     assert by_job == pytest.approx(records.gpu_seconds)
 
 
@@ -64,17 +64,17 @@ def test_counts_of_starts_nodes_and_attempts_add_up(world: World) -> None:
     assert total(parts["delays_by_size"], "jobs") == total(parts["nodes"], "jobs") == started
     assert total(parts["attempts"], "jobs") == np.sum(records.attempts > 0)
     attempts = sum(_number(row["attempts"]) * _number(row["jobs"]) for row in parts["attempts"].records())
-    assert attempts == len(records.spells.attempts.job)
+    assert attempts == len(records.runs.attempts.job)
     failures = parts["failures"].records()
     assert total(parts["failures"], "trials") == (failures[0]["trials"] if failures else 0)
-    assert np.all(records.spells.attempts.retried.sum() == attempts - np.sum(records.attempts > 0))
+    assert np.all(records.runs.attempts.retried.sum() == attempts - np.sum(records.attempts > 0))
 
 
 @given(worlds(divides=False))
 def test_waiting_by_cause_is_all_waiting_that_ended_in_a_start(world: World) -> None:
     reading = read(world.played(), world)
     records = reading.records()
-    spells = records.spells
+    spells = records.runs
     waited = np.where(spells.firsts, spells.start - records.submitted[spells.job], spells.gaps)
     total = np.bincount(spells.job, weights=waited, minlength=len(records.gpus))
     assert records.waited.sum(axis=1) == pytest.approx(total, abs=1e-6)
@@ -89,9 +89,9 @@ def test_every_failure_and_lost_node_ends_one_attempt(world: World) -> None:
     story = world.played()
     reading = read(story, world)
     records = reading.records()
-    failed = records.spells.attempts.failed
+    failed = records.runs.attempts.failed
     assert failed.sum() == sum(life.restarts for life in reading.history.jobs.values())
-    causes = [records.spells.causes[cause] for cause in records.spells.attempts.cause[failed]]
+    causes = [records.runs.causes[cause] for cause in records.runs.attempts.cause[failed]]
     told = [fact.cause for _, fact in story.events(Failed)]
     assert sorted(cause for cause in causes if cause != "node lost") == sorted(told)
 
@@ -107,7 +107,7 @@ def test_what_failures_cost_is_the_same_by_category_and_by_end(world: World) -> 
 @given(worlds())
 def test_speed_is_never_above_that_of_a_packed_gang(world: World) -> None:
     reading = read(world.played(), world)
-    spells = reading.records().spells
+    spells = reading.records().runs
     told = ~np.isnan(spells.ideal)
     assert np.all(spells.ideal[told] <= spells.seconds[told] * (1 + 1e-6) + 1e-6)
 
@@ -124,10 +124,10 @@ def test_harm_is_what_looking_at_every_moment_finds(world: World) -> None:
     story = world.played()
     reading = read(story, world)
     records = reading.records()
-    assert records.room is not None
+    assert records.cluster is not None
     harmful, seconds = slow_harm(story, reading.history, records, pool(story))
-    assert records.room.harm.harmful.tolist() == harmful
-    assert records.room.harm.seconds == pytest.approx(seconds)
+    assert records.cluster.harm.harmful.tolist() == harmful
+    assert records.cluster.harm.seconds == pytest.approx(seconds)
 
 
 def pool(story: Story) -> frozenset[Slots]:
@@ -137,7 +137,7 @@ def pool(story: Story) -> frozenset[Slots]:
 def slow_harm(story: Story, history: History, records: Records, reserved: frozenset[Slots]) -> tuple[list[bool], float]:
     """Harm by its definition, at every moment at which anything changes."""
     lives = sorted(history.jobs.values(), key=lambda life: life.submitted)
-    stints = [stint for stint in history.stints if stint.gpus[0] not in reserved]
+    stints = [stint for stint in history.runs if stint.gpus[0] not in reserved]
     rank = {life.id: place for place, life in enumerate(lives)}
     left = records.left.tolist()
     edges = {life.submitted for life in lives} | {moment for moment in left if moment < inf}
@@ -155,7 +155,7 @@ def slow_harm(story: Story, history: History, records: Records, reserved: frozen
         others = [stint for stint in running if rank[stint.job] <= waiting[0]]
         idle, without = (_free(story, history, held, reserved, now) for held in (running, others))
         usable = [kind for kind, rate in enumerate(history.rates[head.kind]) if rate > 0]
-        if any(idle[kind] >= head.least for kind in usable) or all(without[kind] < head.least for kind in usable):
+        if any(idle[kind] >= head.min_gpus for kind in usable) or all(without[kind] < head.min_gpus for kind in usable):
             continue
         seconds += then - now
         for stint in later:

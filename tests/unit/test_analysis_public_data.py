@@ -7,8 +7,8 @@ import pytest
 from tests.shell import DATA
 
 from poise.lab.analysis.records import Covers
+from poise.lab.analysis.sources import Subject, trace_subject
 from poise.lab.analysis.study import study
-from poise.lab.analysis.subjects import Subject, log_subject
 from poise.lab.traces import philly_shape
 from poise.lab.traces.reader import read_trace
 from poise.scheduler.throughput.table import shipped
@@ -25,7 +25,7 @@ def subject(name: str) -> Subject:
     path = DATA / name
     if not path.exists():
         pytest.skip(f"no {path}")
-    return log_subject(read_trace(str(path)), shipped())
+    return trace_subject(read_trace(str(path)), shipped())
 
 
 @cache

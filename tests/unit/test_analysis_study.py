@@ -7,11 +7,11 @@ import pytest
 from tests.builders import Story, a_job, nodes, simulate
 
 from poise.lab.analysis.delays import inferred
-from poise.lab.analysis.exhibits import StudyPart, Value, by_size, lower, nearest
 from poise.lab.analysis.overtaking import out_of_order
 from poise.lab.analysis.records import Covers, Records
+from poise.lab.analysis.sources import RecordReader, trace_subject
 from poise.lab.analysis.study import KEYS, study
-from poise.lab.analysis.subjects import Reading, log_subject
+from poise.lab.analysis.tables import StudyPart, Value, by_size, lower, nearest
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, Trace, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.cluster import Cluster
@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 def logged(*jobs: TraceJob) -> Records:
-    return log_subject(Trace("log", tuple(sorted(jobs, key=lambda each: each.job.submitted))), shipped()).records
+    return trace_subject(Trace("log", tuple(sorted(jobs, key=lambda each: each.job.submitted))), shipped()).records
 
 
 def ran(
@@ -44,7 +44,7 @@ def journalled(jobs: Sequence[TraceJob], policy: str = "fifo", cluster: str | Cl
 
 
 def read(story: Story, validation_gpus: int = 0) -> Records:
-    reading = Reading(story.cluster, validation_gpus)
+    reading = RecordReader(story.cluster, validation_gpus)
     for entry in story.entries:
         reading.take(entry)
     return reading.records()
@@ -161,7 +161,7 @@ def test_stated_failures_are_attempts_and_a_broken_job_has_no_other() -> None:
 def test_steps_become_seconds_on_the_reference_type_where_the_model_is_known() -> None:
     known = TraceJob(Job("a", 0.0, 1, steps=1000.0, model="ResNet50"))
     unknown = TraceJob(Job("b", 0.0, 1, steps=1000.0, model="nobody's"))
-    subject = log_subject(Trace("log", (known, unknown)), shipped())
+    subject = trace_subject(Trace("log", (known, unknown)), shipped())
     assert subject.records.run_seconds[0] > 0
     assert np.isnan(subject.records.run_seconds[1])
     assert any("does not know" in note for note in subject.notes)
@@ -232,7 +232,7 @@ def test_preempted_runs_belong_to_one_attempt_and_failures_end_it() -> None:
     ]
     records = journalled(jobs, "srtf")
     assert records.attempts.tolist() == [2, 1]
-    assert records.spells.attempts.seconds[0] == 50.0
+    assert records.runs.attempts.seconds[0] == 50.0
     losses = rows(records, "losses")
     assert {end: row["runs"] for end, row in losses.items()} == {"finished": 2, "failed": 1, "preempted": 1}
     assert rows(records, "failures")["cpu-out-of-memory"]["retried"] == 1
@@ -271,9 +271,9 @@ def test_a_run_that_moved_at_once_is_told_apart_from_the_next() -> None:
         a_job("e", at=20, gpus=3, seconds=50),
     ]
     records = journalled(jobs, "fifo-skip", nodes(3, 3), placement="consolidate", settings=moved)
-    assert np.sum(records.spells.gaps == 0) == 1
-    told = ~np.isnan(records.spells.ideal)
-    assert np.allclose(records.spells.ideal[told], records.spells.seconds[told])
+    assert np.sum(records.runs.gaps == 0) == 1
+    told = ~np.isnan(records.runs.ideal)
+    assert np.allclose(records.runs.ideal[told], records.runs.seconds[told])
 
 
 def test_speed_is_shown_by_size_and_nodes_as_a_share_of_that_of_a_packed_gang() -> None:
@@ -301,6 +301,6 @@ def test_a_trial_that_fails_keeps_nothing() -> None:
 
 
 def test_an_empty_journal_has_a_study_too() -> None:
-    records = Reading(nodes(4)).records()
+    records = RecordReader(nodes(4)).records()
     assert rows(records, "overview")[0]["jobs"] == 0
     assert [each.key for each in study(records)] == list(KEYS)

@@ -183,7 +183,7 @@ def test_faults_are_drawn_from_the_seed_over_the_time_that_the_work_may_take() -
 
     def finishes(seed: int) -> list[float]:
         outcome = simulate(trace, Experiment(a_cluster("gpu:8"), faults="mtbf=8h,repair=1h", seed=seed))
-        return [life.ended for life in outcome.history.ran()]
+        return [life.ended for life in outcome.history.ended_jobs()]
 
     assert finishes(1) == finishes(1) != finishes(2)
     assert all(each < inf for each in finishes(1))

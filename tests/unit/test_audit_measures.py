@@ -81,7 +81,7 @@ def test_the_second_of_two_equal_jobs_in_a_queue_is_worse_off_than_on_half_a_gpu
 def test_sharing_incentive_is_rho_where_the_number_of_jobs_stands_still() -> None:
     played = play(an_instance(*(a_job(f"{place}", gpus=2, seconds=100) for place in range(2)), cluster="gpu:4"))
     measured = [case.measured for case in sharing_incentive.cases_on_slices(played)]
-    assert measured == pytest.approx(rho(played.history, played.history.ran()).tolist())
+    assert measured == pytest.approx(rho(played.history, played.history.ended_jobs()).tolist())
     assert measured == pytest.approx([1.0, 1.0])
 
 

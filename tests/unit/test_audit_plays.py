@@ -158,9 +158,9 @@ def test_a_job_that_truly_runs_nowhere_is_nobodys() -> None:
 def test_gpus_that_two_jobs_share_count_half_for_each() -> None:
     jobs = [a_job(name, seconds=100, model="ResNet18") for name in ("a", "b")]
     played = play(an_instance(*jobs, policy="fifo", cluster="v100:1", until=50.0))
-    stints = played.history.stints
+    stints = played.history.runs
     beside = RunInterval("b", 10.0, stints[0].end, stints[0].gpus, stints[0].ended)
-    together = replace(played, history=replace(played.history, stints=[*stints, beside]))
+    together = replace(played, history=replace(played.history, runs=[*stints, beside]))
     assert [(spell.job, spell.start, spell.end, spell.gpus) for spell in together.spells] == [
         ("a", 0.0, 10.0, 1.0),
         ("a", 10.0, 50.0, 0.5),

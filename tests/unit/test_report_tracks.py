@@ -23,7 +23,7 @@ def a_history(*stints: RunInterval, submitted: float = 0.0) -> History:
     found = History(CLUSTER)
     for name in dict.fromkeys(stint.job for stint in stints):
         found.jobs[name] = JobHistory(Submitted(Job(name, submitted, 2, 10.0, tenant=name[0]), "k", 20.0))
-    found.stints += stints
+    found.runs += stints
     return found
 
 
@@ -112,7 +112,7 @@ def held(track: Track) -> float:
 
 @given(histories())
 def test_blocks_hold_as_long_as_the_stints_did(history: History) -> None:
-    want = sum((stint.end - stint.start) * sum(mask.bit_count() for _, mask in stint.gpus) for stint in history.stints)
+    want = sum((stint.end - stint.start) * sum(mask.bit_count() for _, mask in stint.gpus) for stint in history.runs)
     assert held(Track.of(history)) == pytest.approx(want)
 
 

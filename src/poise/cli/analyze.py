@@ -13,11 +13,10 @@ import click
 from poise.cli.output import OutputKind, check_file, console, force_option, over, show_notes, show_table
 from poise.cli.shares import as_journal
 from poise.cli.simulate import show_knobs
-from poise.lab.analysis.exhibits import Layout, StudyPart, Value
+from poise.lab.analysis.sources import Subject, journal_at, trace_subject
+from poise.lab.analysis.sources import journal_subject as journal_subject
 from poise.lab.analysis.study import KEYS, covered, study
-from poise.lab.analysis.subjects import Subject, journal_at
-from poise.lab.analysis.subjects import journal_subject as journal_subject
-from poise.lab.analysis.subjects import log_subject as trace_subject
+from poise.lab.analysis.tables import Layout, StudyPart, Value
 from poise.lab.report.characterisation import bar, characterisation_page, table
 from poise.lab.report.page import HtmlTable
 from poise.lab.traces.reader import read_trace

@@ -183,7 +183,7 @@ FIRST_COLUMNS = COLUMNS[:6]
 
 def rows(outcome: SimulationResult) -> list[dict[str, object]]:
     """All jobs of the trace in order of submission; what never came about is None."""
-    ends = {life.id: place for place, life in enumerate(outcome.measured.lives)}
+    ends = {life.id: place for place, life in enumerate(outcome.measured.jobs)}
     found: list[dict[str, object]] = []
     for life in outcome.history.jobs.values():
         place = ends.get(life.id)

@@ -1,17 +1,23 @@
-"""How long jobs waited: until their first start, in all, and for what."""
+"""Parts of a study about waiting: delay until the first start, all waiting, its causes, and starts out of order.
 
-from collections.abc import Iterable, Iterator
+A log holds neither quotas nor the cluster, so `inferred` takes the causes of waiting from what each tenant used.
+"""
+
+from collections.abc import Iterable
 
 import numpy as np
 
-from poise.lab.analysis.exhibits import (
+from poise.lab.analysis.history import cumulated
+from poise.lab.analysis.overtaking import out_of_order
+from poise.lab.analysis.records import ClusterRecord, Covers, Records
+from poise.lab.analysis.tables import (
     ALL,
     DELAYS,
     HOUR,
-    BarGroup,
     Chart,
     ChartCurve,
     ChartShape,
+    JobGroup,
     Row,
     StudyPart,
     TableColumn,
@@ -26,14 +32,11 @@ from poise.lab.analysis.exhibits import (
     ratio,
     totals,
 )
-from poise.lab.analysis.history import cumulated
-from poise.lab.analysis.overtaking import out_of_order
-from poise.lab.analysis.records import ClusterCapacity, Covers, Records
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 
 NO_STARTS = "The input says when jobs were submitted, not when they started."
 INFERRED = ("fair share", "fragmentation or capacity")
-"""What can be told apart without quotas and without the cluster."""
+"""The causes that can be told apart without quotas and without the cluster."""
 _CAUSES_TITLE = "Causes of queueing delay"
 _CAUSES = columns(
     ("size", "GPUs", ValueUnit.TEXT),
@@ -46,20 +49,20 @@ _CAUSES = columns(
 
 
 def delays_by_size(records: Records) -> StudyPart:
-    """Submission to first start, by bucket."""
+    """Show the time from submission to first start, by bucket."""
     title = "Queueing delay by size"
     if Covers.STARTS not in records.covers:
         return StudyPart("delays_by_size", title, "", missing=NO_STARTS)
     groups = by_size(records.gpus)
     curves = tuple(ChartCurve(named(each), known(records.delays[each.members])) for each in groups)
     charts = (Chart(ChartShape.CDF, title, "delay from submission to first start", curves=curves),)
-    rows = _delay_rows(records, (*groups, BarGroup(ALL, np.arange(len(records.gpus)))))
+    rows = _delay_rows(records, (*groups, JobGroup(ALL, np.arange(len(records.gpus)))))
     head = (TableColumn("size", "GPUs", ValueUnit.TEXT), TableColumn("jobs", "jobs that started", ValueUnit.COUNT), *DELAYS)
     return StudyPart("delays_by_size", title, _delay_text(records), head, rows, charts, caveat=_on_attempts(records))
 
 
 def delays_by_tenant(records: Records) -> StudyPart:
-    """Submission to first start, by tenant."""
+    """Show the time from submission to first start, by tenant."""
     title = "Queueing delay by tenant"
     if missing := _why_no_tenants(records):
         return StudyPart("delays_by_tenant", title, "", missing=missing)
@@ -74,8 +77,8 @@ def delays_by_tenant(records: Records) -> StudyPart:
 
 
 def _on_attempts(records: Records) -> str:
-    """A log may have kept the last attempt of each job alone."""
-    if records.room is not None or records.attempts.max(initial=0) > 1:
+    """Return a caveat if the log may have kept only the last attempt of each job."""
+    if records.cluster is not None or records.attempts.max(initial=0) > 1:
         return ""
     return "The input tells of one attempt a job; where that is not the first, the delay holds those before it."
 
@@ -94,20 +97,20 @@ def _delay_text(records: Records) -> str:
     )
 
 
-def _delay_rows(records: Records, groups: Iterable[BarGroup]) -> tuple[Row, ...]:
+def _delay_rows(records: Records, groups: Iterable[JobGroup]) -> tuple[Row, ...]:
     found = ((each.label, known(records.delays[each.members])) for each in groups)
     return tuple((label, len(delays), *delay_figures(delays)) for label, delays in found)
 
 
 def waits(records: Records) -> StudyPart:
-    """Every interval of waiting that ended in a start, by size and by tenant."""
+    """Show every interval of waiting that ended in a start, by size and by tenant."""
     title = "All intervals of waiting"
     if Covers.STARTS not in records.covers:
         return StudyPart("waits", title, "", missing=NO_STARTS)
-    spells = records.spells
-    waited = np.where(spells.firsts, spells.start - records.submitted[spells.job], spells.gaps)
+    runs = records.runs
+    waited = np.where(runs.firsts, runs.start - records.submitted[runs.job], runs.gaps)
     some = waited > 0  # NaN is not
-    job, seconds = spells.job[some], waited[some]
+    job, seconds = runs.job[some], waited[some]
     rows = [("all", ALL, len(seconds), *delay_figures(np.sort(seconds)))]
     rows += _wait_rows("size", by_size(records.gpus[job]), seconds)
     if Covers.TENANTS in records.covers:
@@ -122,12 +125,12 @@ def waits(records: Records) -> StudyPart:
     return StudyPart("waits", title, text, (*head, *DELAYS), tuple(rows))
 
 
-def _wait_rows(by: str, groups: Iterable[BarGroup], seconds: Floats) -> list[Row]:
+def _wait_rows(by: str, groups: Iterable[JobGroup], seconds: Floats) -> list[Row]:
     return [(by, each.label, len(each.members), *delay_figures(np.sort(seconds[each.members]))) for each in groups]
 
 
 def causes(records: Records) -> StudyPart:
-    """What jobs waited for, by bucket: jobs by the cause that they waited for longest, and time."""
+    """Show what jobs waited for, by bucket: jobs by the cause that they waited for longest, and time."""
     if Covers.WAITING in records.covers:
         text = (
             "At every decision a waiting job waits for capacity if fewer GPUs are free than it needs, for fragmentation if "
@@ -137,7 +140,7 @@ def causes(records: Records) -> StudyPart:
             "which never started is not in it."
         )
         caveat = "What is called fair share here holds the order of the policy too, and time before retries and trials."
-        return _causes(records, text, caveat, records.waited, records.kinds)
+        return _causes(records, text, caveat, records.waited, records.wait_causes)
     missing = _why_no_tenants(records)
     if missing:
         missing += " Causes are inferred from starts and from what each tenant uses."
@@ -154,76 +157,67 @@ def causes(records: Records) -> StudyPart:
 
 
 def _causes(records: Records, text: str, caveat: str, waited: Floats, kinds: tuple[str, ...]) -> StudyPart:
-    """A row a bucket and cause; within a bucket, jobs and hours add up to those that waited at all."""
-    groups = (*by_size(records.gpus), BarGroup(ALL, np.arange(len(records.gpus))))
-    found = [(each.label, *_cause_figures(waited[each.members], len(kinds))) for each in groups]
-    rows = tuple(
-        (label, kind, counts[place], ratio(counts[place], sum(counts)), seconds[place] / HOUR, shares[place])
-        for label, counts, seconds, shares in found
-        for place, kind in enumerate(kinds)
-    )
-    buckets = found[:-1]
+    """Return one row per bucket and cause; within a bucket, jobs and hours add up to those that waited at all."""
+    rows: list[Row] = []
+    time_shares: dict[str, list[float | None]] = {}  # by bucket: the share of each cause
+    for each in (*by_size(records.gpus), JobGroup(ALL, np.arange(len(records.gpus)))):
+        waiting = waited[each.members]
+        waiting = waiting[waiting.sum(axis=1) > 0]
+        longest = np.argmax(waiting, axis=1) if len(waiting) else np.empty(0, dtype=np.int64)
+        counts = np.bincount(longest, minlength=len(kinds)).tolist()
+        seconds = waiting.sum(axis=0).tolist()
+        shares = time_shares[each.label] = [ratio(part, sum(seconds)) for part in seconds]
+        for place, kind in enumerate(kinds):
+            count = counts[place]
+            rows.append((each.label, kind, count, ratio(count, sum(counts)), seconds[place] / HOUR, shares[place]))
+    del time_shares[ALL]
     curves = tuple(
-        ChartCurve(kind, np.array([shares[place] for *_, shares in buckets], dtype=np.float64))
+        ChartCurve(kind, np.array([shares[place] for shares in time_shares.values()], dtype=np.float64))
         for place, kind in enumerate(kinds)
     )
-    charts = (Chart(ChartShape.BARS, "Waiting time by cause", curves=curves, labels=tuple(label for label, *_ in buckets)),)
+    charts = (Chart(ChartShape.BARS, "Waiting time by cause", curves=curves, labels=tuple(time_shares)),)
     text += " A job is counted under the cause that it waited for longest."
-    return StudyPart("causes", _CAUSES_TITLE, text, _CAUSES, rows, charts, caveat=caveat, bar="time_share")
-
-
-def _cause_figures(waited: Floats, kinds: int) -> tuple[list[int], list[float], list[float | None]]:
-    """By cause: jobs that waited for it longest, seconds, and the share of those."""
-    waiting = waited[waited.sum(axis=1) > 0]
-    counts = np.bincount(np.argmax(waiting, axis=1), minlength=kinds).tolist() if len(waiting) else [0] * kinds
-    seconds = waiting.sum(axis=0).tolist()
-    return counts, seconds, [ratio(each, sum(seconds)) for each in seconds]
+    return StudyPart("causes", _CAUSES_TITLE, text, _CAUSES, tuple(rows), charts, caveat=caveat, bar="time_share")
 
 
 def inferred(records: Records) -> Floats:
-    """(jobs, 2): seconds that jobs waited for their fair share by inferred quotas, and for anything else.
+    """Return (jobs, 2): seconds that jobs waited for their fair share by inferred quotas, and for anything else.
 
-    A job's use of GPUs is taken from its spells; waiting are the intervals before its first spell and between them.
+    A job waits before its first run and between its runs. It waits for its fair share while its tenant's GPUs in use and
+    its own gang together exceed the quota: the most that the tenant ever used at once.
     """
-    spells = records.spells
-    since = np.where(spells.firsts, records.submitted[spells.job], spells.start - spells.gaps)
-    waited = np.where(spells.start > since, spells.start - since, 0.0)  # NaN is not
-    held = np.zeros(len(spells.job))
-    tenant = records.tenant[spells.job]
+    runs = records.runs
+    since = np.where(runs.firsts, records.submitted[runs.job], runs.start - runs.gaps)
+    waited = np.where(runs.start > since, runs.start - since, 0.0)  # NaN is not
+    held = np.zeros(len(runs.job))
+    tenant = records.tenant[runs.job]
     for each in by_code(tenant, records.tenants):
         rows = each.members[waited[each.members] > 0]
         held[rows] = np.clip(_over_quota(records, each.members, rows, since), 0.0, waited[rows])
-    return np.stack([totals(spells.job, column, len(records.gpus)) for column in (held, waited - held)], axis=1)
+    return np.stack([totals(runs.job, column, len(records.gpus)) for column in (held, waited - held)], axis=1)
 
 
 def _over_quota(records: Records, members: Ints, waiting: Ints, since: Floats) -> Floats:
-    """Of spells of one tenant: how long before each its tenant's use and its own gang exceeded the quota."""
-    spells = records.spells
-    moments, used = cumulated(_use(records, members))
-    if not len(moments):
+    """Return for how long, before each of these runs of one tenant, its use and the gang exceeded the quota."""
+    runs = records.runs
+    whole = members[~np.isnan(runs.start[members]) & ~np.isnan(runs.end[members])]
+    gpus = runs.gpus[whole]
+    begins = zip(runs.start[whole].tolist(), gpus.tolist(), strict=True)
+    ends = zip(runs.end[whole].tolist(), (-gpus).tolist(), strict=True)
+    times, used = cumulated([*begins, *ends])  # GPUs in use by runs of which start and end are known
+    if not len(times):
         return np.zeros(len(waiting))
-    quota, gang = int(used.max()), spells.gpus[waiting]
+    quota, gang = int(used.max()), runs.gpus[waiting]
     found = np.zeros(len(waiting))
-    for gpus, rows in by_value(gang):
-        over = (used[:-1] + gpus > quota) * np.diff(moments)
+    for size, rows in by_value(gang):
+        over = (used[:-1] + size > quota) * np.diff(times)
         clock = np.concatenate(([0.0], np.cumsum(over)))
         chosen = waiting[rows]
-        found[rows] = np.interp(spells.start[chosen], moments, clock) - np.interp(since[chosen], moments, clock)
+        found[rows] = np.interp(runs.start[chosen], times, clock) - np.interp(since[chosen], times, clock)
     return found
 
 
-def _use(records: Records, members: Ints) -> Iterator[tuple[float, int]]:
-    """Changes of the number of GPUs in use by some spells, of which start and end are known."""
-    spells = records.spells
-    whole = members[~np.isnan(spells.start[members]) & ~np.isnan(spells.end[members])]
-    gpus = spells.gpus[whole]
-    yield from zip(spells.start[whole].tolist(), gpus.tolist(), strict=True)
-    yield from zip(spells.end[whole].tolist(), (-gpus).tolist(), strict=True)
-
-
-# Starts out of order: how many, and how many of them did harm.
-
-_HEAD = columns(
+_ORDER = columns(
     ("among", "among", ValueUnit.TEXT),
     ("starts", "first starts", ValueUnit.COUNT),
     ("out_of_order", "out of order", ValueUnit.COUNT),
@@ -236,7 +230,7 @@ _HEAD = columns(
 
 
 def order(records: Records) -> StudyPart:
-    """First starts out of order, among all jobs and among those of one tenant."""
+    """Show first starts out of order, among all jobs and among those of one tenant."""
     title = "Starts out of order"
     if Covers.STARTS not in records.covers:
         return StudyPart("order", title, "", missing=NO_STARTS)
@@ -245,35 +239,31 @@ def order(records: Records) -> StudyPart:
         "is a job of the same tenant."
     )
     everything = out_of_order(records.submitted, records.started, records.left)
-    rows = [_row("all jobs", records, everything, records.room)]
+    rows = [_row("all jobs", records, everything, records.cluster)]
     if Covers.TENANTS in records.covers:
-        rows.append(_row("jobs of the same tenant", records, _within_tenants(records), None))
-    if records.room is None:
+        within = np.zeros(len(records.gpus), dtype=bool)
+        for each in by_code(records.tenant, records.tenants):
+            own = each.members
+            within[own] = out_of_order(records.submitted[own], records.started[own], records.left[own])
+        rows.append(_row("jobs of the same tenant", records, within, None))
+    if records.cluster is None:
         caveat = (
             "Whether that did harm cannot be told: the input does not describe the cluster. Jobs that it leaves out are not "
             "looked at."
         )
-        return StudyPart("order", title, text, _HEAD, tuple(rows), caveat=caveat)
+        return StudyPart("order", title, text, _ORDER, tuple(rows), caveat=caveat)
     text += (
         " It is harmful if, at some moment while the job runs, the job that has waited longest for its first start was "
         "overtaken by it and would fit into the idle GPUs of a type that it can use together with those held by jobs which "
         "overtook it, but not into the idle ones alone. How close together GPUs are is not looked at."
     )
-    return StudyPart("order", title, text, _HEAD, tuple(rows))
+    return StudyPart("order", title, text, _ORDER, tuple(rows))
 
 
-def _within_tenants(records: Records) -> Bools:
-    found = np.zeros(len(records.gpus), dtype=bool)
-    for each in by_code(records.tenant, records.tenants):
-        rows = each.members
-        found[rows] = out_of_order(records.submitted[rows], records.started[rows], records.left[rows])
-    return found
-
-
-def _row(among: str, records: Records, late: Bools, room: ClusterCapacity | None) -> Row:
+def _row(among: str, records: Records, late: Bools, cluster: ClusterRecord | None) -> Row:
     starts, count = int(np.sum(~np.isnan(records.started))), int(late.sum())
-    if room is None:
+    if cluster is None:
         return among, starts, count, ratio(count, starts), None, None, None, None
-    harmful = int(np.sum(room.harm.harmful & late))
-    harm = room.harm
+    harmful = int(np.sum(cluster.harm.harmful & late))
+    harm = cluster.harm
     return among, starts, count, ratio(count, starts), harmful, ratio(harmful, count), harm.heads, harm.seconds

@@ -1,19 +1,17 @@
-"""Attempts, failures by category, and GPU time that led to nothing."""
-
-from collections.abc import Sequence
+"""Parts of a study about attempts, failures by category, and GPU time that led to nothing."""
 
 import numpy as np
 
-from poise.lab.analysis.exhibits import (
+from poise.lab.analysis.records import ENDS, Covers, Records
+from poise.lab.analysis.tables import (
     ALL,
     HOUR,
-    BarGroup,
     Chart,
     ChartCurve,
     ChartShape,
+    JobGroup,
     Row,
     StudyPart,
-    Value,
     ValueUnit,
     bars,
     by_code,
@@ -23,15 +21,13 @@ from poise.lab.analysis.exhibits import (
     nearest,
     ratio,
 )
-from poise.lab.analysis.history import RunEnd
-from poise.lab.analysis.records import ENDS, Covers, Records
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.failures import category_of, verdict
 
 UNTOLD = "not told"
-"""The category of failures of which the input names no cause."""
+"""The category of failures whose cause the input does not name."""
 MOST_CURVES = 5
-"""Categories of which the run times to failure are drawn, that of everything among them."""
+"""Most categories whose run times to failure are drawn, that of all failures included."""
 
 _FAILURES = columns(
     ("category", "category", ValueUnit.TEXT),
@@ -63,7 +59,7 @@ _UNKEPT = (
 
 
 def attempts(records: Records) -> StudyPart:
-    """How often jobs were tried."""
+    """Show how often jobs were tried."""
     title = "Attempts and retries"
     if Covers.ATTEMPTS not in records.covers:
         return StudyPart("attempts", title, "", missing="The input says nothing of attempts.")
@@ -81,16 +77,16 @@ def attempts(records: Records) -> StudyPart:
         "set apart belong to one. "
     ) + ("" if average is None else f"Jobs that ran had {average:.2f} attempts on average.")
     caveat = ""
-    if records.room is None and records.attempts.max(initial=0) <= 1:
+    if records.cluster is None and records.attempts.max(initial=0) <= 1:
         caveat = "The input tells of one attempt a job, which need not have been the only one."
     charts = (bars("Jobs by attempts", head, rows, "jobs_share"),)
     return StudyPart("attempts", title, text, head, rows, charts, caveat=caveat, bar="jobs_share")
 
 
 def failures(records: Records) -> StudyPart:
-    """Failed attempts by category, as in the Philly study."""
+    """Show failed attempts by category, as in the Philly study."""
     title = "Failures by category"
-    tried = records.spells.attempts
+    tried = records.runs.attempts
     failed = np.flatnonzero(tried.failed)
     if Covers.ATTEMPTS not in records.covers:
         return StudyPart("failures", title, "", missing="The input says nothing of attempts, and so nothing of failed ones.")
@@ -102,8 +98,12 @@ def failures(records: Records) -> StudyPart:
         text += (
             f" {_UNKEPT}; here of the runs that failed: work since their last checkpoint, restart overhead, being spread."
         )
-    names, codes = _categories(records.spells.causes, tried.cause[failed])
-    groups = [BarGroup(ALL, np.arange(len(failed))), *by_code(codes, names)] if len(failed) else []
+    # A cause that belongs to no category is one by itself; an attempt without a cause has the code -1: the last.
+    causes = records.runs.causes
+    categories = [found.name if (found := category_of(cause)) else cause for cause in causes] + [UNTOLD]
+    names = list(dict.fromkeys(categories))
+    codes = np.array([names.index(each) for each in categories], dtype=np.int64)[tried.cause[failed]]
+    groups = [JobGroup(ALL, np.arange(len(failed))), *by_code(codes, names)] if len(failed) else []
     rows = tuple(_failure_row(records, each.label, failed[each.members], failed) for each in groups)
     text += "" if rows else " No attempt failed, as far as the input says."
     curves = tuple(ChartCurve(each.label, known(tried.seconds[failed[each.members]])) for each in groups[:MOST_CURVES])
@@ -114,20 +114,14 @@ def failures(records: Records) -> StudyPart:
     return StudyPart("failures", title, text, _FAILURES, rows, charts if rows else ())
 
 
-def _categories(causes: Sequence[str], cause: Ints) -> tuple[list[str], Ints]:
-    """Names of categories, and the category of each cause; a cause that is in none is one by itself."""
-    found = [category_of(each) for each in causes]
-    named = [each.name if each else cause for each, cause in zip(found, causes, strict=True)] + [UNTOLD]
-    names = list(dict.fromkeys(named))
-    code_of = np.array([names.index(each) for each in named], dtype=np.int64)
-    return names, code_of[cause]  # -1, no cause, is the last
-
-
 def _failure_row(records: Records, category: str, rows: Ints, failed: Ints) -> Row:
-    tried = records.spells.attempts
+    tried = records.runs.attempts
     seconds = known(tried.seconds[rows])
     held = float(np.nansum(tried.gpu_seconds[rows]))
     jobs = np.unique(tried.job[rows])
+    unkept = None
+    if Covers.CLUSTER in records.covers:
+        unkept = _unkept(records, np.flatnonzero(records.runs.failing & np.isin(records.runs.attempt_row, rows)))
     return (
         category,
         "" if category in (ALL, UNTOLD) else str(verdict(category)),
@@ -139,46 +133,38 @@ def _failure_row(records: Records, category: str, rows: Ints, failed: Ints) -> R
         ratio(float(np.sum(seconds)), float(np.nansum(tried.seconds[failed]))),
         held / HOUR,
         ratio(held, records.gpu_hours * HOUR),
-        _unkept_by_attempts(records, rows),
+        unkept,
     )
 
 
-def _unkept_by_attempts(records: Records, rows: Ints) -> Value:
-    if Covers.CLUSTER not in records.covers:
-        return None
-    spells = records.spells
-    return _unkept(records, np.flatnonzero(spells.failing & np.isin(spells.attempt_row, rows)))
-
-
 ROUNDING = 1e-9
-"""A part of a run that is smaller is the last bits of a division, not lost time."""
+"""A smaller share of a run is a rounding error of a division, not lost time."""
 
 
 def _unkept(records: Records, rows: Ints) -> float:
-    """GPU-hours of spells less those that their kept steps take packed; where nobody knows, nothing counts as not kept."""
-    spells = records.spells
-    seconds = spells.seconds[rows]
-    lost: Floats = np.nan_to_num(seconds - spells.ideal[rows], nan=0.0)
+    """Return GPU-hours of runs less those that their kept steps take packed; 0 where that is not known."""
+    runs = records.runs
+    seconds = runs.seconds[rows]
+    lost: Floats = np.nan_to_num(seconds - runs.ideal[rows], nan=0.0)
     lost[lost <= ROUNDING * seconds] = 0.0
-    return float(np.sum(lost * spells.gpus[rows])) / HOUR
+    return float(np.sum(lost * runs.gpus[rows])) / HOUR
 
 
 def losses(records: Records) -> StudyPart:
-    """GPU time by how runs ended: what preemptions, lost nodes and trials cost."""
+    """Show GPU time by how runs ended: what preemptions, lost nodes and trials cost."""
     title = "GPU time by how runs ended"
     if Covers.CLUSTER not in records.covers:
         missing = "The input does not say what ended each run, nor how far its job had come."
         return StudyPart("losses", title, "", missing=missing)
-    rows = tuple(_loss_row(records, ENDS[code], members) for code, members in by_value(records.spells.ended))
+    rows: list[Row] = []
+    for code, members in by_value(records.runs.ended):
+        held = float(records.runs.gpu_seconds[members].sum())
+        jobs = len(np.unique(records.runs.job[members]))
+        share = ratio(held, records.gpu_hours * HOUR)
+        rows.append((str(ENDS[code]), len(members), jobs, held / HOUR, share, _unkept(records, members)))
     text = (
         f"A run is a stretch of time in which a job holds its GPUs. {_UNKEPT}: lost work, restart overhead, being spread. "
         "Where the journal does not say how fast a packed gang would have been (tasks, cancelled runs, other numbers of "
         "GPUs than the job asks for), nothing counts as not kept. Trials are those of a validation pool."
     )
-    return StudyPart("losses", title, text, _LOSSES, rows)
-
-
-def _loss_row(records: Records, ended: RunEnd, rows: Ints) -> Row:
-    held = float(records.spells.gpu_seconds[rows].sum())
-    jobs = len(np.unique(records.spells.job[rows]))
-    return str(ended), len(rows), jobs, held / HOUR, ratio(held, records.gpu_hours * HOUR), _unkept(records, rows)
+    return StudyPart("losses", title, text, _LOSSES, tuple(rows))

@@ -1,19 +1,19 @@
 """Finish-time fairness ρ of every job, and Jain's index.
 
 ρ_m = JCT_m ÷ T_m, where T_m is the time that m would take alone on a 1/N slice of the cluster: a slice that holds N_j/N of
-every GPU type, in which a gang larger than the slice is served for a part of the time (ALGORITHMS §2.1, iso):
+every GPU type, in which a gang larger than the slice is served for a part of the time (docs/algorithms/gavel.md):
 
     T_m = steps_m / (Σ_j T_mj·N_j / C)  ·  max(1, g_m·N / C)            C GPUs in all
 
-N is the mean number of active jobs, or of tenants with active jobs, over the life of m. steps and T are the true ones, where
-the journal tells them (`History.rates_of`).
+N is the mean number of active jobs, or of tenants with active jobs, over the lifetime of m. steps and T are the true ones,
+where the journal tells them (`History.rates_of`).
 
 By app, all jobs of an app have its ρ: from its first submission to the end of its last job, over the time that all its work
-would take on a 1/N slice, N the mean number of active apps over the life of the app:
+would take on a 1/N slice, N the mean number of active apps over the lifetime of the app:
 
     T_a = Σ_m steps_m g_m / (Σ_j T_mj·N_j / C)  ÷  min(Σ_m g_m, C / N),   and no less than its longest job alone would take
 
-Of a job that its app gave up, work counts as far as GPUs were spent on it. A job that names no app is one by itself.
+The work of a job that its app gave up counts as far as GPUs were spent on it. A job that names no app is an app by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,63 +30,56 @@ Key = TypeVar("Key")
 
 
 class Fairness(StrEnum):
-    """Among whom a slice is 1/N."""
+    """What N counts: a slice is 1/N of the cluster."""
 
     JOB = "job"
     TENANT = "tenant"
     APP = "app"
 
 
-def rho(history: History, lives: Sequence[JobHistory], fairness: Fairness = Fairness.JOB) -> Floats:
-    """ρ of these jobs, which have ended; NaN for jobs without work, and for jobs whose work is unknown."""
+def rho(history: History, jobs: Sequence[JobHistory], fairness: Fairness = Fairness.JOB) -> Floats:
+    """Return ρ of these jobs, which have ended; NaN for jobs without work, and for jobs whose work is unknown."""
     if fairness is Fairness.APP:
-        return _rho_by_app(history, lives)
-    submitted = floats(life.submitted for life in lives)
-    ended = floats(life.ended for life in lives)
-    gangs = floats(life.gpus for life in lives)
-    slices = np.maximum(1.0, gangs * _mean_level(_active(history, fairness), submitted, ended) / history.cluster.gpus)
+        return _rho_by_app(history, jobs)
+    submitted = floats(job.submitted for job in jobs)
+    ended = floats(job.ended for job in jobs)
+    gangs = floats(job.gpus for job in jobs)
+    if fairness is Fairness.JOB:
+        active = _spans(history, history.jobs.values())
+    else:
+        active = _present(history, _groups(history.jobs.values(), lambda job: job.tenant))
+    slices = np.maximum(1.0, gangs * _mean_level(active, submitted, ended) / history.cluster.gpus)
     with np.errstate(divide="ignore", invalid="ignore"):
-        alone = floats(life.steps for life in lives) / _mean_rates(history, lives) * slices
+        alone = floats(job.steps for job in jobs) / _mean_rates(history, jobs) * slices
         return _ratio(ended - submitted, alone)
 
 
-def _rho_by_app(history: History, lives: Sequence[JobHistory]) -> Floats:
-    """ρ of the app of each of these jobs. An app that has not come to its end counts as if it ended with the journal."""
-    apps = _groups((life for life in history.jobs.values() if life.status is not Status.REJECTED), _app)
-    submitted = floats(min(life.submitted for life in members) for members in apps.values())
-    ended = floats(max(_end(history, life) for life in members) for members in apps.values())
+def _rho_by_app(history: History, jobs: Sequence[JobHistory]) -> Floats:
+    """Return ρ of the app of each of these jobs. An app that has not ended counts as if it ended with the journal."""
+    apps = _groups((job for job in history.jobs.values() if job.status is not Status.REJECTED), _app)
+    submitted = floats(min(job.submitted for job in members) for members in apps.values())
+    ended = floats(max(_end(history, job) for job in members) for members in apps.values())
     level = _mean_level(_present(history, apps), submitted, ended)
-    work = [
-        [_gpu_seconds(life, speed) for life, speed in zip(members, _mean_rates(history, members).tolist(), strict=True)]
-        for members in apps.values()
-    ]
-    gangs = [[life.gpus for life in members] for members in apps.values()]
-    slices = (history.cluster.gpus / np.maximum(level, 1.0)).tolist()
-    alone = floats(_alone(*each) for each in zip(work, gangs, slices, strict=True))
-    by_app = _ratio(ended - submitted, alone)
+    alone: list[float] = []  # seconds that each app takes on its slice: for all its work, or for its longest job
+    for members, gpus in zip(apps.values(), (history.cluster.gpus / np.maximum(level, 1.0)).tolist(), strict=True):
+        work: list[float] = []  # GPU-seconds of each job on the cluster's mix of types
+        for job, speed in zip(members, _mean_rates(history, members).tolist(), strict=True):
+            needed = job.steps * job.gpus / speed if job.steps and speed else 0.0
+            work.append(min(needed, job.gpu_seconds) if job.status is Status.CANCELLED else needed)
+        longest = max(each / min(job.gpus, gpus) for each, job in zip(work, members, strict=True))
+        alone.append(max(sum(work) / min(sum(job.gpus for job in members), gpus), longest))
+    by_app = _ratio(ended - submitted, floats(alone))
     place = {name: index for index, name in enumerate(apps)}
-    return by_app[[place[_app(life)] for life in lives]]
+    return by_app[[place[_app(job)] for job in jobs]]
 
 
-def _alone(work: Sequence[float], gangs: Sequence[int], gpus: float) -> float:
-    """Seconds that jobs of one app take on so many GPUs: for all their work, or for the longest of them."""
-    longest = max(each / min(gang, gpus) for each, gang in zip(work, gangs, strict=True))
-    return max(sum(work) / min(sum(gangs), gpus), longest)
-
-
-def _gpu_seconds(life: JobHistory, speed: float) -> float:
-    """What a job needs on the cluster's mix of types; of a job that was given up, no more than was spent on it."""
-    needed = life.steps * life.gpus / speed if life.steps and speed else 0.0
-    return min(needed, life.gpu_seconds) if life.status is Status.CANCELLED else needed
-
-
-def _app(life: JobHistory) -> tuple[str, ...]:
-    """What tells apps apart: their tenants and names, or the job itself."""
-    return ("job", life.id) if life.app is None else ("app", life.tenant, life.app)
+def _app(job: JobHistory) -> tuple[str, ...]:
+    """Return what tells apps apart: tenant and name, or the job itself."""
+    return ("job", job.id) if job.app is None else ("app", job.tenant, job.app)
 
 
 def jain(values: Floats) -> float:
-    """(Σx)² ÷ (n·Σx²): 1 if all are equal, 1/n if one has everything; 1 for none at all."""
+    """Return Jain's index (Σx)² ÷ (n·Σx²): 1 if all are equal, 1/n if one has everything; 1 for no values."""
     squares = len(values) * float(np.sum(values**2))
     return float(np.sum(values)) ** 2 / squares if squares else 1.0
 
@@ -96,64 +89,58 @@ def _ratio(took: Floats, alone: Floats) -> Floats:
         return np.where((alone > 0) & np.isfinite(alone), took / alone, np.nan)
 
 
-def _mean_rates(history: History, lives: Iterable[JobHistory]) -> Floats:
-    """Speed of each job on the cluster's mix of types."""
+def _mean_rates(history: History, jobs: Iterable[JobHistory]) -> Floats:
+    """Return the speed of each job on the cluster's mix of types."""
     cluster = history.cluster
     counts = [cluster.gpus_of(name) for name in cluster.gpu_types]
     known: dict[str | tuple[float, ...], float] = {}
 
-    def mean(life: JobHistory) -> float:
-        of = life.rates or life.kind
+    def mean(job: JobHistory) -> float:
+        of = job.rates or job.kind
         if of not in known:
-            rates = history.rates_of(life)
+            rates = history.rates_of(job)
             known[of] = sum(rate * count for rate, count in zip(rates, counts, strict=True)) / cluster.gpus
         return known[of]
 
-    return floats(mean(life) for life in lives)
+    return floats(mean(job) for job in jobs)
 
 
-def _active(history: History, fairness: Fairness) -> list[tuple[float, int]]:
-    """Changes of the number of active jobs, or of tenants that have some."""
-    if fairness is Fairness.JOB:
-        return _spans(history, history.jobs.values())
-    return _present(history, _groups(history.jobs.values(), lambda life: life.tenant))
-
-
-def _groups(lives: Iterable[JobHistory], key: Callable[[JobHistory], Key]) -> dict[Key, list[JobHistory]]:
+def _groups(jobs: Iterable[JobHistory], key: Callable[[JobHistory], Key]) -> dict[Key, list[JobHistory]]:
     groups: dict[Key, list[JobHistory]] = {}
-    for life in lives:
-        groups.setdefault(key(life), []).append(life)
+    for job in jobs:
+        groups.setdefault(key(job), []).append(job)
     return groups
 
 
 def _present(history: History, groups: Mapping[Key, list[JobHistory]]) -> list[tuple[float, int]]:
-    """Changes of the number of groups of which some job is active."""
+    """Return changes of the number of groups that have an active job."""
     changes: list[tuple[float, int]] = []
-    for lives in groups.values():
-        moments, levels = cumulated(_spans(history, lives))
+    for jobs in groups.values():
+        times, levels = cumulated(_spans(history, jobs))
         present = (levels > 0).astype(np.int64)
-        changes += zip(moments.tolist(), np.diff(present, prepend=0).tolist(), strict=True)
+        changes += zip(times.tolist(), np.diff(present, prepend=0).tolist(), strict=True)
     return changes
 
 
-def _spans(history: History, lives: Iterable[JobHistory]) -> list[tuple[float, int]]:
+def _spans(history: History, jobs: Iterable[JobHistory]) -> list[tuple[float, int]]:
+    """Return changes of the number of active jobs: from submission to end, or to the end of the journal."""
     changes: list[tuple[float, int]] = []
-    for life in lives:
-        changes.append((life.submitted, 1))
-        changes.append((_end(history, life), -1))
+    for job in jobs:
+        changes.append((job.submitted, 1))
+        changes.append((_end(history, job), -1))
     return changes
 
 
-def _end(history: History, life: JobHistory) -> float:
-    return life.ended if life.ended == life.ended else history.end
+def _end(history: History, job: JobHistory) -> float:
+    return job.ended if job.ended == job.ended else history.end
 
 
 def _mean_level(changes: list[tuple[float, int]], start: Floats, end: Floats) -> Floats:
-    """Mean of a level over spans; over a span of no length, the level at that moment."""
-    moments, levels = cumulated(changes)
-    area = np.concatenate(([0.0], np.cumsum(levels[:-1] * np.diff(moments))))
+    """Return the mean of a level over spans; over a span of no length, the level at that time."""
+    times, levels = cumulated(changes)
+    area = np.concatenate(([0.0], np.cumsum(levels[:-1] * np.diff(times))))
     span = end - start
-    at_start = np.maximum(1, levels[np.clip(np.searchsorted(moments, start, side="right") - 1, 0, None)])
+    at_start = np.maximum(1, levels[np.clip(np.searchsorted(times, start, side="right") - 1, 0, None)])
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = (np.interp(end, moments, area) - np.interp(start, moments, area)) / span
+        mean = (np.interp(end, times, area) - np.interp(start, times, area)) / span
     return np.where(span > 0, mean, at_start)

@@ -1,4 +1,9 @@
-"""What became of every job, read off a journal into columns: the input of all metrics."""
+"""What became of every job, read off a journal: the input of all metrics.
+
+`History.of` walks the entries of a journal once, in order. Each event and action updates the `JobHistory` of its job and
+appends to what is kept over time: runs (`RunInterval`: which GPUs a job held from when to when, and how that ended), and
+changes of the numbers of GPUs held, jobs waiting and GPUs there are. Times are seconds on the journal's clock.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -39,11 +44,9 @@ from poise.scheduler.model.event import (
 )
 from poise.scheduler.model.job import Status
 
-# Stints: who held which GPUs from when to when, and how that ended. Timelines, failures and locality are read off them.
-
 
 class RunEnd(StrEnum):
-    """How a stint ended."""
+    """How a run ended."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -55,50 +58,41 @@ class RunEnd(StrEnum):
     OPEN = "still under way"
 
 
+@dataclass(slots=True, eq=False)
 class RunInterval:
-    """One job's hold of some GPUs, from `start` to `end`.
+    """One job's hold of some GPUs, from `start` to `end`: a run, or one task of a round.
 
-    begun   steps that the job had done before;  kept: steps that were left of its work afterwards. Of tasks both are 0:
-            they make progress as rounds, not one by one
-    cause   of a failure, in the words of the journal
+    cause          of a failure, in the words of the journal
+    steps_before   work of the job that was done when the run began;  steps_after: work that was kept when it ended. Both
+                   are 0 for tasks, which make progress as rounds, not one by one
     """
 
-    __slots__ = ("begun", "cause", "end", "ended", "gpus", "job", "kept", "start")
-
-    def __init__(  # noqa: PLR0913, PLR0917 - who, when, where, how it ended, and two counts of steps
-        self,
-        job: str,
-        start: float,
-        end: float,
-        gpus: Holding,
-        ended: RunEnd,
-        cause: str = "",
-        begun: float = 0.0,
-        kept: float = 0.0,
-    ) -> None:
-        self.job = job
-        self.start = start
-        self.end = end
-        self.gpus = gpus
-        self.ended = ended
-        self.cause = cause
-        self.begun = begun
-        self.kept = kept
+    job: str
+    start: float
+    end: float
+    gpus: Holding
+    ended: RunEnd
+    cause: str = ""
+    steps_before: float = 0.0
+    steps_after: float = 0.0
 
 
 class JobHistory:
-    """One job. Moments are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
+    """One job. Times are NaN until they come; `gpus` it asked for, `using` in its last run; `waited`: seconds by cause.
 
-    steps   its work: the true one where the journal tells it, else the declared one, inf if unknown
-    rates   true steps per second by GPU type, packed; None where the journal tells nothing but what is believed of its kind
-    tasks   GPUs that compute a task for it now, as (node, bit of the slot), since when
-    kept    steps of its work that the last fact about a run of its says are done;  last: its last stint, if any
+    steps       its work: the true one where the journal tells it, else the declared one, inf if unknown
+    rates       true steps per second by GPU type, packed; None where the journal tells only what is believed of its kind
+    min_gpus    the fewest GPUs that it can run on
+    holding     GPUs of its last run; None if it has had none, or its last run was a trial or a round of tasks
+    tasks       GPUs that compute a task for it now, as (node, bit of the slot), with the start of that task
+    done        steps that the last event about one of its runs says are done
+    last_run    its last run that is over, if any
     """
 
     __slots__ = (
-        "app", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kept", "kind", "last", "least", "migrations",
-        "preemptions", "rates", "restarts", "since", "started", "status", "steps", "submitted", "tasks", "tenant", "using",
-        "waited", "weight",
+        "app", "done", "ended", "epoch", "gpu_seconds", "gpus", "holding", "id", "kind", "last_run", "migrations",
+        "min_gpus", "preemptions", "rates", "restarts", "since", "started", "status", "steps", "submitted", "tasks",
+        "tenant", "using", "waited", "weight",
     )  # fmt: skip
 
     def __init__(self, event: Submitted) -> None:
@@ -108,7 +102,7 @@ class JobHistory:
         self.app = job.app
         self.weight = job.weight
         self.gpus = job.gpus
-        self.least = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
+        self.min_gpus = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
         self.kind = event.kind
         self.steps = event.steps
         self.rates: tuple[float, ...] | None = None
@@ -122,44 +116,36 @@ class JobHistory:
         self.holding: Holding | None = None
         self.tasks: dict[tuple[int, int], float] = {}
         self.epoch = 0
-        self.kept = 0.0
-        self.last: RunInterval | None = None
+        self.done = 0.0
+        self.last_run: RunInterval | None = None
 
-    def launch(self, action: Launch, now: float) -> None:
-        """It gets GPUs."""
-        if self.started != self.started:  # NaN: it has not run before
+    def start(self, action: Launch | Compute, now: float) -> None:
+        """Give it GPUs: for a run, or for one task each of a round that is new or under way."""
+        is_first = self.started != self.started  # NaN: it has not run before
+        if is_first:
             self.started = now
-        elif self.holding not in (None, action.gpus) and self.using >= self.least:  # not from a trial
-            self.migrations += 1
-        self.holding = action.gpus
-        self.using = gpu_count(action.gpus)
+        if isinstance(action, Launch):
+            if not is_first and self.holding not in (None, action.gpus) and self.using >= self.min_gpus:  # not a trial
+                self.migrations += 1
+            self.holding, self.using = action.gpus, gpu_count(action.gpus)
+        else:
+            self.tasks.update((gpu, now) for gpu in _each(action.gpus))
+            self.holding, self.using = None, 0  # of the whole round it holds nothing
         self.epoch = action.epoch
         self.since = now
         self.status = Status.RUNNING
-        self._wait(action.waited)
-
-    def _wait(self, more: Waited) -> None:
         order, fragmentation, capacity = self.waited
+        more = action.waited
         self.waited = (order + more.order, fragmentation + more.fragmentation, capacity + more.capacity)
 
-    def compute(self, action: Compute, now: float) -> None:
-        """It gets GPUs for a task each, of a new round or of the one under way."""
-        if self.started != self.started:  # NaN: it has not run before
-            self.started = now
-        self.tasks.update((gpu, now) for gpu in _each(action.gpus))
-        self.holding, self.using, self.since = None, 0, now  # of the whole round it holds nothing
-        self.epoch = action.epoch
-        self.status = Status.RUNNING
-        self._wait(action.waited)
-
-    def give_back(self, gpus: Iterable[tuple[int, int]], now: float, ended: RunEnd, cause: str = "") -> list[RunInterval]:
-        """Tasks have been computed, or given up: a stint each."""
+    def end_tasks(self, gpus: Iterable[tuple[int, int]], now: float, ended: RunEnd, cause: str = "") -> list[RunInterval]:
+        """End the tasks on these GPUs, computed or given up; return a run for each."""
         found = [RunInterval(self.id, self.tasks.pop(gpu), now, (Slots(*gpu),), ended, cause) for gpu in gpus]
-        self.gpu_seconds += sum(now - stint.start for stint in found)
+        self.gpu_seconds += sum(now - run.start for run in found)
         return found
 
-    def release(self, now: float, status: Status) -> bool:
-        """It no longer has GPUs, if it had any; says whether it had."""
+    def end_run(self, now: float, status: Status) -> bool:
+        """Take its GPUs away, if it has any; return whether it had."""
         had = self.status is Status.RUNNING
         if had:
             self.gpu_seconds += self.using * (now - self.since)
@@ -174,26 +160,31 @@ def _each(gpus: Holding) -> Iterator[tuple[int, int]]:
     return ((node, bit) for node, mask in gpus for bit in bits(mask))
 
 
+Changes = list[tuple[float, int]]
+"""(time, change of a number), in order of time."""
+
+
 @dataclass
 class History:
-    """All jobs in order of submission, the GPUs that were there over time, and the span of the journal."""
+    """All jobs in order of submission, what was held when, and the GPUs that were there over time.
+
+    rates        steps per second, packed, by GPU type, of each kind of job, as believed; see `rates_of`
+    held         changes of the number of GPUs held;  waiting: of waiting jobs;  live: of the GPUs that there are
+    rejections   (job, why it can never run here)
+    remarks      (time, what people should know of the decision)
+    runs         in the order in which they ended; those that are open at the end of the journal come last
+    end          time of the last entry
+    """
 
     cluster: Cluster
     jobs: dict[str, JobHistory] = field(default_factory=dict)
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Steps per second, packed, a GPU type, by kind of job, as they are believed; `rates_of` knows better of some jobs."""
-    held: list[tuple[float, int]] = field(default_factory=list)
-    """(moment, change of the number of GPUs held)."""
-    waiting: list[tuple[float, int]] = field(default_factory=list)
-    """(moment, change of the number of waiting jobs)."""
-    live: list[tuple[float, int]] = field(default_factory=list)
-    """(moment, change of the number of GPUs there are)."""
+    held: Changes = field(default_factory=list)
+    waiting: Changes = field(default_factory=list)
+    live: Changes = field(default_factory=list)
     rejections: list[tuple[str, str]] = field(default_factory=list)
-    """(job, why it can never run here)."""
     remarks: list[tuple[float, str]] = field(default_factory=list)
-    """(moment, what people should know of the decision)."""
-    stints: list[RunInterval] = field(default_factory=list)
-    """Who held which GPUs when, in the order in which that ended; what the journal leaves open comes last."""
+    runs: list[RunInterval] = field(default_factory=list)
     end: float = -inf
     _holders: dict[Holding, int] = field(default_factory=dict)
 
@@ -207,7 +198,7 @@ class History:
         return history
 
     def take(self, entry: JournalEntry) -> None:
-        """Read one more instant."""
+        """Read one more entry."""
         now, events, actions = entry
         for event in events:
             self._event(event, now)
@@ -216,72 +207,110 @@ class History:
         self.end = now
 
     def close(self) -> None:
-        """The journal ends here, perhaps in the middle of runs."""
-        for life in self.jobs.values():
-            if life.status is Status.RUNNING:
-                life.gpu_seconds += life.using * (self.end - life.since)
-                life.gpu_seconds += sum(self.end - since for since in life.tasks.values())
-                self._open(life)
+        """End the journal here, perhaps in the middle of runs: they become open runs, and their jobs go on running."""
+        for job in self.jobs.values():
+            if job.status is Status.RUNNING:
+                job.gpu_seconds += job.using * (self.end - job.since)
+                job.gpu_seconds += sum(self.end - since for since in job.tasks.values())
+                if job.holding is not None:
+                    self._add_run(job, self.end, job.holding, RunEnd.OPEN)
+                self.runs += (
+                    RunInterval(job.id, since, self.end, (Slots(*gpu),), RunEnd.OPEN) for gpu, since in job.tasks.items()
+                )
 
-    def _open(self, life: JobHistory) -> None:
-        """What a job holds where the journal ends; the job itself is left as it is."""
-        if life.holding is not None:
-            self._note(life, self.end, life.holding, RunEnd.OPEN)
-        self.stints += (
-            RunInterval(life.id, since, self.end, (Slots(*gpu),), RunEnd.OPEN) for gpu, since in life.tasks.items()
-        )
+    def rates_of(self, job: JobHistory) -> tuple[float, ...]:
+        """Return steps per second by GPU type, packed: the true ones where the journal tells them, else those believed."""
+        return self.rates[job.kind] if job.rates is None else job.rates
+
+    def ended_jobs(self) -> list[JobHistory]:
+        """Return the jobs that came to an end of their own: finished, failed or cancelled."""
+        return [job for job in self.jobs.values() if job.status.is_final and job.status is not Status.REJECTED]
+
+    def count(self, status: Status) -> int:
+        """Return the number of jobs with this status."""
+        return sum(job.status is status for job in self.jobs.values())
 
     def _event(self, event: Event, now: float) -> None:
         match event:
-            case Finished() | Cancelled() if self.jobs[event.job].status.is_final:
-                pass  # whichever came first counts
-            case Finished():
-                self._finish(self.jobs[event.job], now)
             case Submitted():
                 self.jobs[event.job.id] = JobHistory(event)
                 self.waiting.append((now, 1))
             case Carried():
-                self._carry(event, now)
+                self._carried(event, now)
             case Failed() | Stopped() | Synchronised():
-                self._end_run(event, now)
+                self._run_ended(event, now)
             case Computed():
-                self._give_back(event, now)
-            case Cancelled():
-                self._release(self.jobs[event.job], now, Status.CANCELLED, RunEnd.CANCELLED)
-            case Estimated() | Revealed():
-                self._learn(event)
+                job = self.jobs[event.job]
+                if job.status is Status.RUNNING and job.epoch == event.epoch:
+                    self.runs += job.end_tasks(_each(event.gpus), now, RunEnd.COMPUTED)
+                    self.held.append((now, -gpu_count(event.gpus)))
+            case Finished() | Cancelled():
+                self._job_ended(event, now)
+            case Estimated():
+                self.rates[event.kind] = event.estimate.packed
+            case Revealed():
+                self.jobs[event.job].steps, self.jobs[event.job].rates = event.steps, event.rates
             case NodeLost() | NodeReturned():
                 gpus = self.cluster.nodes[event.node].gpus
                 self.live.append((now, gpus if isinstance(event, NodeReturned) else -gpus))
             case _:
                 pass
 
-    def _learn(self, event: Estimated | Revealed) -> None:
-        if isinstance(event, Estimated):
-            self.rates[event.kind] = event.estimate.packed
-        else:
-            life = self.jobs[event.job]
-            life.steps, life.rates = event.steps, event.rates
+    def _job_ended(self, event: Finished | Cancelled, now: float) -> None:
+        job = self.jobs[event.job]
+        if job.status.is_final:
+            return  # whichever end came first counts
+        if isinstance(event, Cancelled):
+            self._release(job, now, Status.CANCELLED, RunEnd.CANCELLED)
+            return
+        job.done = job.steps
+        if job.status is not Status.RUNNING and job.last_run is not None:  # it was done before it could be stopped
+            job.last_run.steps_after = job.steps
+        self._release(job, now, Status.FINISHED, RunEnd.FINISHED)
+
+    def _carried(self, event: Carried, now: float) -> None:
+        """Take over a job of an earlier journal. One that is known already stays as it is, unless its run is gone."""
+        job = self.jobs.get(event.job.id)
+        if job is not None:
+            if not event.gpus and job.status is Status.RUNNING:
+                self._release(job, now, Status.WAITING, RunEnd.LOST)
+            return
+        job = self.jobs[event.job.id] = JobHistory(Submitted(event.job, event.kind, event.steps))
+        self.waiting.append((now, 1))
+        job.done, job.epoch = event.done, event.epoch - bool(event.gpus)
+        if event.gpus:
+            self._action(Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
+
+    def _run_ended(self, event: Failed | Stopped | Synchronised, now: float) -> None:
+        """Let the job wait again. A complete round is no restart; an event about an older run changes nothing.
+
+        A run that was preempted was closed with that action. The event that follows says how far the run had come: also
+        if the job was launched elsewhere in the meantime, so that its epoch is one ahead.
+        """
+        job = self.jobs[event.job]
+        is_moving = job.status is Status.RUNNING and job.last_run is not None and job.epoch == event.epoch + 1
+        if job.epoch != event.epoch and not is_moving:
+            return
+        job.done = event.steps
+        if job.status is Status.RUNNING and not is_moving:
+            job.restarts += not isinstance(event, Synchronised)
+            ended, cause = (RunEnd.FAILED, event.cause) if isinstance(event, Failed) else (RunEnd.LOST, "")
+            self._release(job, now, Status.WAITING, ended, cause)
+        elif job.last_run is not None:
+            job.last_run.steps_after = event.steps
 
     def _action(self, action: Action, now: float) -> None:
         match action:
-            case Launch():
-                life = self.jobs[action.job]
-                life.launch(action, now)
-                self._holders[action.gpus] = self._holders.get(action.gpus, 0) + 1
-                if self._holders[action.gpus] == 1:  # GPUs that two jobs share are held once
-                    self.held.append((now, life.using))
-                self.waiting.append((now, -1))
-            case Compute():
-                self._compute(action, now)
+            case Launch() | Compute():
+                self._start(action, now)
             case Preempt():
-                life = self.jobs[action.job]
+                job = self.jobs[action.job]
                 tried = action.why is PreemptionCause.VALIDATED
-                self._release(life, now, Status.WAITING, RunEnd.TRIED if tried else RunEnd.PREEMPTED)
-                if tried:  # that was no run in earnest
-                    life.holding = None
+                self._release(job, now, Status.WAITING, RunEnd.TRIED if tried else RunEnd.PREEMPTED)
+                if tried:  # a trial does not count as a run
+                    job.holding = None
                 else:
-                    life.preemptions += 1
+                    job.preemptions += 1
             case Reject():
                 self._release(self.jobs[action.job], now, Status.REJECTED, RunEnd.CANCELLED)
                 self.rejections.append((action.job, action.reason))
@@ -294,101 +323,53 @@ class History:
             case _:
                 pass
 
-    def _finish(self, life: JobHistory, now: float) -> None:
-        """All its work is done, perhaps before it could be stopped."""
-        life.kept = life.steps
-        if life.status is not Status.RUNNING and life.last is not None:
-            life.last.kept = life.steps
-        self._release(life, now, Status.FINISHED, RunEnd.FINISHED)
-
-    def _carry(self, event: Carried, now: float) -> None:
-        """A job of an earlier journal; one that is known already stands where it stood, if that is still there."""
-        job = event.job
-        if job.id in self.jobs:
-            if not event.gpus and self.jobs[job.id].status is Status.RUNNING:
-                self._release(self.jobs[job.id], now, Status.WAITING, RunEnd.LOST)
-            return
-        life = self.jobs[job.id] = JobHistory(Submitted(job, event.kind, event.steps))
-        self.waiting.append((now, 1))
-        life.kept, life.epoch = event.done, event.epoch - bool(event.gpus)
-        if event.gpus:
-            self._action(Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
-
-    def _compute(self, action: Compute, now: float) -> None:
-        """A job that waits for its next round begins it with its first tasks; then it waits no more until its end."""
-        life = self.jobs[action.job]
-        if life.status is Status.WAITING:
+    def _start(self, action: Launch | Compute, now: float) -> None:
+        job = self.jobs[action.job]
+        if job.status is Status.WAITING or isinstance(action, Launch):  # not with further tasks of the same round
             self.waiting.append((now, -1))
-        life.compute(action, now)
+        job.start(action, now)
+        if isinstance(action, Launch):
+            self._holders[action.gpus] = self._holders.get(action.gpus, 0) + 1
+            if self._holders[action.gpus] > 1:  # GPUs that two jobs share are held once
+                return
         self.held.append((now, gpu_count(action.gpus)))
 
-    def _end_run(self, event: Failed | Stopped | Synchronised, now: float) -> None:
-        """A run ended, and its job waits again; a round that is complete is no restart."""
-        life = self.jobs[event.job]
-        is_moving = life.status is Status.RUNNING and life.last is not None and life.epoch == event.epoch + 1
-        if life.epoch != event.epoch and not is_moving:
-            return
-        life.kept = event.steps
-        if life.status is Status.RUNNING and not is_moving:
-            life.restarts += not isinstance(event, Synchronised)
-            ended, cause = (RunEnd.FAILED, event.cause) if isinstance(event, Failed) else (RunEnd.LOST, "")
-            self._release(life, now, Status.WAITING, ended, cause)
-        elif life.last is not None:  # it was preempted at this very moment, and now says how far it had come
-            life.last.kept = event.steps
-
-    def _give_back(self, event: Computed, now: float) -> None:
-        life = self.jobs[event.job]
-        if life.status is Status.RUNNING and life.epoch == event.epoch:
-            self.stints += life.give_back(_each(event.gpus), now, RunEnd.COMPUTED)
-            self.held.append((now, -gpu_count(event.gpus)))
-
-    def _release(self, life: JobHistory, now: float, status: Status, ended: RunEnd, cause: str = "") -> None:
-        if life.tasks:
-            self.held.append((now, -len(life.tasks)))
-            self.stints += life.give_back(list(life.tasks), now, ended, cause)
-        if life.release(now, status):
-            if life.holding is not None:
-                self._note(life, now, life.holding, ended, cause)
-                self._holders[life.holding] -= 1
-                if not self._holders[life.holding]:
-                    del self._holders[life.holding]
-                    self.held.append((now, -life.using))
+    def _release(self, job: JobHistory, now: float, status: Status, ended: RunEnd, cause: str = "") -> None:
+        """End whatever the job holds and give it a new status."""
+        if job.tasks:
+            self.held.append((now, -len(job.tasks)))
+            self.runs += job.end_tasks(list(job.tasks), now, ended, cause)
+        if job.end_run(now, status):
+            if job.holding is not None:
+                self._add_run(job, now, job.holding, ended, cause)
+                self._holders[job.holding] -= 1
+                if not self._holders[job.holding]:
+                    del self._holders[job.holding]
+                    self.held.append((now, -job.using))
             if not status.is_final:
                 self.waiting.append((now, 1))
         elif status.is_final:
             self.waiting.append((now, -1))
 
-    def _note(self, life: JobHistory, now: float, gpus: Holding, ended: RunEnd, cause: str = "") -> None:
-        """Remember a stint; what it began with is what the one before it kept."""
-        begun = life.last.kept if life.last else 0.0
-        life.last = RunInterval(life.id, life.since, now, gpus, ended, cause, begun, life.kept)
-        self.stints.append(life.last)
-
-    def rates_of(self, life: JobHistory) -> tuple[float, ...]:
-        """Steps per second by GPU type, packed: the true ones where the journal tells them, else those last believed."""
-        return self.rates[life.kind] if life.rates is None else life.rates
-
-    def ran(self) -> list[JobHistory]:
-        """Jobs that came to an end of their own: finished, failed or cancelled."""
-        return [life for life in self.jobs.values() if life.status.is_final and life.status is not Status.REJECTED]
-
-    def count(self, status: Status) -> int:
-        """Jobs of a status."""
-        return sum(life.status is status for life in self.jobs.values())
+    def _add_run(self, job: JobHistory, now: float, gpus: Holding, ended: RunEnd, cause: str = "") -> None:
+        """Add a run; it began with what the run before it kept."""
+        before = job.last_run.steps_after if job.last_run else 0.0
+        job.last_run = RunInterval(job.id, job.since, now, gpus, ended, cause, before, job.done)
+        self.runs.append(job.last_run)
 
 
 def floats(values: Iterable[float]) -> Floats:
-    """A column of numbers."""
+    """Return a column of numbers."""
     return np.fromiter(values, dtype=np.float64)
 
 
 def cumulated(changes: Iterable[tuple[float, int]]) -> tuple[Floats, Ints]:
-    """(moments, level from each moment on) of a list of changes; several changes at a moment count as one."""
+    """Return (times, level from each time on) of a list of changes; several changes at one time count as one."""
     table = np.array(list(changes), dtype=np.float64).reshape(-1, 2)
-    moments = table[:, 0]
-    if np.any(np.diff(moments) < 0):
-        table = table[np.argsort(moments, kind="stable")]
-        moments = table[:, 0]
+    times = table[:, 0]
+    if np.any(np.diff(times) < 0):
+        table = table[np.argsort(times, kind="stable")]
+        times = table[:, 0]
     levels = np.cumsum(table[:, 1].astype(np.int64))
-    last = np.append(np.diff(moments) > 0, True) if len(moments) else np.empty(0, dtype=bool)
-    return moments[last], levels[last]
+    last = np.append(np.diff(times) > 0, True) if len(times) else np.empty(0, dtype=bool)
+    return times[last], levels[last]

@@ -1,8 +1,8 @@
-"""What happened to jobs, in columns, whether a journal or somebody's log tells it: the input of a study.
+"""What happened to jobs, in columns, whether a journal or a cluster's log tells it: the input of a study.
 
-Jobs are in order of submission. A spell is a stretch of time in which a job held GPUs without a break. An attempt is what
-lies between a job's submission, or a failure of it, and its next failure or its end: one spell, or several where it was
-preempted in between (Philly, ATC'19; ALGORITHMS §6.3).
+Jobs are in order of submission. A run is a stretch of time in which a job held GPUs without a break. An attempt is what
+lies between a job's submission, or a failure of it, and its next failure or its end: one run, or several where it was
+preempted in between (Philly, ATC'19; docs/algorithms/philly.md). `sources.py` makes records of traces and journals.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from poise.lab.analysis.exhibits import HOUR, ChartCurve, totals
 from poise.lab.analysis.history import RunEnd
 from poise.lab.analysis.overtaking import Harm
+from poise.lab.analysis.tables import HOUR, ChartCurve, totals
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 
 ENDS = tuple(RunEnd)
@@ -33,8 +33,7 @@ class Final(StrEnum):
 
 FINALS = tuple(Final)
 
-
-NOBODY = "default"
+NO_TENANT = "default"
 """The tenant of jobs that name none."""
 
 
@@ -53,14 +52,14 @@ class Covers(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Spells:
-    """One row a spell, by job and then by start.
+class RunColumns:
+    """One row per run, by job and then by start.
 
     job       its index;  attempt: counted from 0 in the job
     start     NaN where it is not known, and so is `end`
     nodes     how many it was spread over; 0 where that is not known, and of trials
     ended     index into `ENDS`;  cause: index into `causes`, -1 for none
-    ideal     seconds that the steps it left would take at the speed of a packed gang alone; NaN where that is not known
+    ideal     seconds in which a packed gang alone does the steps that the run added; NaN where that is not known
     """
 
     job: Ints
@@ -77,59 +76,56 @@ class Spells:
 
     @property
     def gpu_seconds(self) -> Floats:
-        """GPUs × seconds."""
+        """Return GPUs × seconds."""
         return self.seconds * self.gpus
 
     @cached_property
     def gaps(self) -> Floats:
-        """Seconds between the end of what the job held before and this start; NaN at its first spell, or if not known.
+        """Return seconds from the end of what the job held before to this start; NaN at its first run, or if not known.
 
         Tasks of one job overlap: then what it held before ends with the last of them, and the gap is below 0.
         """
-        covered = np.concatenate(([-np.inf], self._covered()[:-1]))[: len(self.job)]
+        end = np.nan_to_num(self.end, nan=-np.inf)
+        order = np.lexsort((end, self.job))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        # The latest known end so far, by job: ranks of a later job are all higher, so the running maximum starts anew.
+        latest = end[order][np.maximum.accumulate(rank)]
+        covered = np.concatenate(([-np.inf], latest[:-1]))[: len(self.job)]
         last_end = np.concatenate(([np.nan], self.end[:-1]))[: len(self.job)]
         return np.where(self.firsts | np.isnan(last_end), np.nan, self.start - covered)
 
     @property
     def firsts(self) -> Bools:
-        """Spells that are the first of their jobs."""
+        """Return which runs are the first of their jobs."""
         return np.append(True, self.job[1:] != self.job[:-1])[: len(self.job)]
 
     @property
     def new(self) -> Floats:
-        """Seconds of each spell that no earlier spell of the same job overlaps."""
+        """Return seconds of each run that no earlier run of the same job overlaps."""
         overlap = np.where(np.nan_to_num(self.gaps, nan=0.0) < 0, -self.gaps, 0.0)
         return np.maximum(self.seconds - overlap, 0.0)
 
-    def _covered(self) -> Floats:
-        """The latest known end of a spell and of those before it of the same job."""
-        end = np.nan_to_num(self.end, nan=-np.inf)
-        order = np.lexsort((end, self.job))
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        # Ranks of a later job are all higher, so that a running maximum starts anew with every job.
-        return end[order][np.maximum.accumulate(rank)]
-
     @property
     def failing(self) -> Bools:
-        """Spells that ended with a failure."""
+        """Return which runs ended with a failure."""
         return np.isin(self.ended, [ENDS.index(each) for each in FAILURES])
 
     @property
     def _begins(self) -> Bools:
-        """Spells that are the first of an attempt."""
+        """Return which runs are the first of an attempt."""
         begins = self.firsts
         begins[1:] |= self.attempt[1:] != self.attempt[:-1]
         return begins
 
     @cached_property
     def attempt_row(self) -> Ints:
-        """The row of each spell's attempt in `attempts`."""
+        """Return the row of each run's attempt in `attempts`."""
         return np.cumsum(self._begins) - 1
 
     @cached_property
     def attempts(self) -> "Attempts":
-        """The attempts that these spells make up."""
+        """Return the attempts that these runs make up."""
         rows, begins = self.attempt_row, np.flatnonzero(self._begins)
         failing = np.flatnonzero(self.failing)
         failed, cause = np.zeros(len(begins), dtype=bool), np.full(len(begins), -1)
@@ -146,7 +142,7 @@ class Spells:
 
 @dataclass(frozen=True, eq=False)
 class Attempts:
-    """One row an attempt, by job and then in order; `seconds` it ran, NaN where that is not known."""
+    """One row per attempt, by job and then in order; `seconds` it ran, NaN where that is not known."""
 
     job: Ints
     seconds: Floats
@@ -156,12 +152,12 @@ class Attempts:
 
     @property
     def retried(self) -> Bools:
-        """Attempts after which their job had another one."""
+        """Return which attempts were followed by another one of the same job."""
         return np.append(self.job[1:] == self.job[:-1], False) if len(self.job) else self.failed
 
 
 @dataclass(frozen=True, eq=False)
-class ClusterCapacity:
+class ClusterRecord:
     """The cluster on which jobs ran, over time, and what overtaking did there."""
 
     gpus: int
@@ -176,11 +172,12 @@ class Records:
     """Jobs in columns of equal length, in order of submission. NaN where something is not known or never came about.
 
     tenant        index into `tenants`;  final: index into `FINALS`
-    started       its first start in earnest, which a trial is not
+    started       its first start; a trial is none
     left          when it left the queue for the first time: by that start, or by its end without one
     run_seconds   time with GPUs, of jobs that came to an end
-    waited        (jobs, causes): seconds it waited by cause, at each start since it last had GPUs
-    kinds         names of those causes
+    waited        (jobs, causes): seconds it waited by cause, added up at each start
+    wait_causes   names of those causes
+    cluster       None where the input does not describe it
     """
 
     covers: frozenset[Covers]
@@ -193,31 +190,31 @@ class Records:
     run_seconds: Floats
     gpu_seconds: Floats
     final: Ints
-    spells: Spells
+    runs: RunColumns
     waited: Floats
-    kinds: tuple[str, ...] = ()
-    room: ClusterCapacity | None = None
+    wait_causes: tuple[str, ...] = ()
+    cluster: ClusterRecord | None = None
 
     @property
     def delays(self) -> Floats:
-        """Seconds from submission to the first start."""
+        """Return seconds from submission to the first start."""
         return self.started - self.submitted
 
     @cached_property
     def gpu_hours(self) -> float:
-        """Of all jobs."""
+        """Return the GPU-hours of all jobs."""
         return float(np.nansum(self.gpu_seconds)) / HOUR
 
     @cached_property
     def attempts(self) -> Ints:
-        """How many attempts each job had; 0 where it had none, or they are not known."""
-        return np.bincount(self.spells.attempts.job, minlength=len(self.gpus))
+        """Return the number of attempts of each job; 0 where it had none, or they are not known."""
+        return np.bincount(self.runs.attempts.job, minlength=len(self.gpus))
 
     @cached_property
     def first_nodes(self) -> Ints:
-        """Over how many nodes each job was spread when it first ran in earnest; 0 where that is not known."""
-        told = self.spells.nodes > 0
-        job, first = np.unique(self.spells.job[told], return_index=True)
+        """Return the number of nodes of each job's first run, trials aside; 0 where that is not known."""
+        told = self.runs.nodes > 0
+        job, first = np.unique(self.runs.job[told], return_index=True)
         nodes = np.zeros(len(self.gpus), dtype=np.int64)
-        nodes[job] = self.spells.nodes[told][first]
+        nodes[job] = self.runs.nodes[told][first]
         return nodes

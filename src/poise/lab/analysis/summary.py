@@ -1,4 +1,7 @@
-"""One run in a few numbers: the keys of `--json` (INTERFACE §2)."""
+"""One run in a few numbers: the keys of `--json` (docs/reference/metrics.md).
+
+`measure` takes completion times and ρ of the jobs that ended, `summarise` makes the summary of them.
+"""
 
 from dataclasses import asdict, dataclass
 from math import ceil, isfinite
@@ -16,7 +19,7 @@ UNFAIR = 1.1
 
 @dataclass(frozen=True, slots=True)
 class SummaryLabels:
-    """What was run; `jobs` are all jobs of the trace, those not yet submitted when the run stopped included."""
+    """What was run; `jobs` counts all jobs of the trace, also those not yet submitted when the run stopped."""
 
     policy: str
     trace: str
@@ -27,7 +30,7 @@ class SummaryLabels:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What it took: decisions, and CPU seconds of the whole run and of the scheduler in it."""
+    """What the run took: decisions, CPU seconds in all, and seconds in the scheduler."""
 
     decisions: int
     cpu_seconds: float
@@ -73,13 +76,13 @@ class Summary:
     partial: bool
 
     def document(self) -> dict[str, object]:
-        """As a JSON document; a number that is beyond all floats is None there."""
+        """Return a JSON document; numbers that are not finite become None."""
         return {
             key: None if isinstance(value, float) and not isfinite(value) else value for key, value in asdict(self).items()
         }
 
     def repeatable(self) -> dict[str, object]:
-        """The same without what differs from run to run: CPU times."""
+        """Return the document without what differs from run to run: CPU times."""
         return {key: value for key, value in self.document().items() if not key.endswith("_seconds")}
 
 
@@ -87,16 +90,16 @@ class Summary:
 class Measured:
     """The jobs that came to an end, with their completion times and ρ, in order of submission."""
 
-    lives: list[JobHistory]
+    jobs: list[JobHistory]
     jcts: Floats
     rhos: Floats
 
 
 def measure(history: History, fairness: Fairness = Fairness.JOB) -> Measured:
-    """Completion times and ρ."""
-    lives = history.ran()
-    jcts = floats(life.ended - life.submitted for life in lives)
-    return Measured(lives, jcts, rho(history, lives, fairness) if lives else jcts)
+    """Return completion times and ρ of the jobs that ended."""
+    jobs = history.ended_jobs()
+    jcts = floats(job.ended - job.submitted for job in jobs)
+    return Measured(jobs, jcts, rho(history, jobs, fairness) if jobs else jcts)
 
 
 def summarise(
@@ -108,12 +111,12 @@ def summarise(
     round_seconds: float | None,
     partial: bool,
 ) -> Summary:
-    """The numbers of one run. `round_seconds` is None where there are no rounds."""
-    lives = history.jobs.values()
+    """Return the numbers of one run. `round_seconds` is None where there are no rounds."""
+    jobs = history.jobs.values()
     rhos = measured.rhos[np.isfinite(measured.rhos)]
-    first = min((life.submitted for life in lives), default=0.0)
-    last = max((life.ended for life in measured.lives), default=first)
-    unfinished = labels.jobs - len(measured.lives) - history.count(Status.REJECTED)
+    first = min((job.submitted for job in jobs), default=0.0)
+    last = max((job.ended for job in measured.jobs), default=first)
+    unfinished = labels.jobs - len(measured.jobs) - history.count(Status.REJECTED)
     return Summary(
         policy=labels.policy,
         trace=labels.trace,
@@ -128,18 +131,18 @@ def summarise(
         avg_jct=_mean(measured.jcts),
         median_jct=_quantile(measured.jcts, 0.5),
         p99_jct=_quantile(measured.jcts, 0.99),
-        weighted_jct=dot(measured.jcts, floats(life.weight for life in measured.lives)),
+        weighted_jct=dot(measured.jcts, floats(job.weight for job in measured.jobs)),
         makespan=last - first,
         utilisation=utilisation(history, first, last),
-        preemptions=sum(life.preemptions for life in lives),
-        migrations=sum(life.migrations for life in lives),
-        restarts=sum(life.restarts for life in lives),
+        preemptions=sum(job.preemptions for job in jobs),
+        migrations=sum(job.migrations for job in jobs),
+        restarts=sum(job.restarts for job in jobs),
         worst_rho=float(rhos.max()) if len(rhos) else None,
         mean_rho=_mean(rhos),
         unfair_fraction=_mean((rhos > UNFAIR).astype(np.float64)),
         jain=jain(1 / rhos[rhos > 0]) if len(rhos) else None,
-        gpu_hours=sum(life.gpu_seconds for life in lives) / 3600,
-        rounds=max(1, ceil((last - first) / round_seconds)) if round_seconds and measured.lives else 0,
+        gpu_hours=sum(job.gpu_seconds for job in jobs) / 3600,
+        rounds=max(1, ceil((last - first) / round_seconds)) if round_seconds and measured.jobs else 0,
         decisions=effort.decisions,
         cpu_seconds=effort.cpu_seconds,
         policy_seconds=effort.policy_seconds,
@@ -148,17 +151,17 @@ def summarise(
 
 
 def utilisation(history: History, first: float, last: float) -> float:
-    """GPU-seconds held by jobs ÷ GPU-seconds there were, between two moments."""
+    """Return GPU-seconds held by jobs ÷ GPU-seconds that there were, between two times."""
     there = _area([(first, history.cluster.gpus), *history.live], first, last)
     return _area(history.held, first, last) / there if there > 0 else 0.0
 
 
 def _area(changes: list[tuple[float, int]], first: float, last: float) -> float:
-    """∫ level dt between two moments."""
+    """Return ∫ level dt between two times."""
     if not changes or last <= first:
         return 0.0
-    moments, levels = cumulated(changes)
-    edges = np.clip(np.append(moments, last), first, last)
+    times, levels = cumulated(changes)
+    edges = np.clip(np.append(times, last), first, last)
     return float(np.sum(levels * np.diff(edges)))
 
 

@@ -127,7 +127,7 @@ class Played:
     @cached_property
     def spells(self) -> list[Spell]:
         """Who held what when."""
-        return list(_spells(self.history.stints, self.cluster, self.end))
+        return list(_spells(self.history.runs, self.cluster, self.end))
 
     def rates(self, job: Job) -> tuple[float, ...]:
         """`rates_of` a job here."""

@@ -5,7 +5,7 @@ from math import isfinite
 
 import numpy as np
 
-from poise.lab.analysis.exhibits import Chart, ChartShape, Layout, StudyPart, Value, ValueUnit
+from poise.lab.analysis.tables import Chart, ChartShape, Layout, StudyPart, Value, ValueUnit
 from poise.lab.report.axes import amount, bare_axis, nice_step
 from poise.lab.report.figures import Series, averaged, cdf, lines
 from poise.lab.report.frame import (

@@ -117,7 +117,7 @@ class Track:
         tenants = {name: place for place, name in enumerate(dict.fromkeys(life.tenant for life in lives))}
         place = {life.id: index for index, life in enumerate(lives)}
         first = min((life.submitted for life in lives), default=0.0)
-        stints = sorted((stint for stint in history.stints if stint.end > stint.start), key=lambda stint: stint.start)
+        stints = sorted((stint for stint in history.runs if stint.end > stint.start), key=lambda stint: stint.start)
         counts, row, rows = _blocks_of(stints, history.cluster)
         start = np.repeat(np.array([stint.start for stint in stints], dtype=np.float64), counts) - first
         end = np.repeat(np.array([stint.end for stint in stints], dtype=np.float64), counts) - first
