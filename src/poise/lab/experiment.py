@@ -14,7 +14,7 @@ from time import process_time
 
 from poise.engine.assembly import build_scheduler
 from poise.engine.journal import COMPLETE, INTERRUPTED, Header, JournalWriter
-from poise.engine.loop import run, collector_paused
+from poise.engine.loop import collector_paused, run
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
