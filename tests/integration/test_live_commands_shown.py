@@ -231,7 +231,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("POISE_STATE", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(streams, "LONGEST_LOOK", 0.05)
+    monkeypatch.setattr(streams, "LONGEST_POLL", 0.05)
     monkeypatch.setattr(live, "LONG_PATIENCE", 60.0)
     made = Service(tmp_path)
     yield made

@@ -75,7 +75,7 @@ def test_trying_again_is_bounded_and_ends_in_one_line() -> None:
 def test_somebody_who_watches_is_told_once_that_a_server_is_away() -> None:
     told: list[str] = []
     client, _ = talking(QUEUE, *[httpx.ReadError] * 20, QUEUE, httpx.ReadError, QUEUE, patience=600.0)
-    client._link.waiting = told.append
+    client._link.on_wait = told.append
     for _ in range(3):
         client.queue()
     assert told == ["no answer from http://server:1: it broke"]

@@ -74,17 +74,16 @@ def test_a_token_goes_to_no_other_server_while_its_own_is_restarted(
 
     announce("http://127.0.0.1:1")
     with Client.from_config() as client:
-        assert client._link.whereabouts is not None
         server.unlink()
         (tmp_path / "poise").mkdir()
         (tmp_path / "poise" / "client.toml").write_text('url = "http://127.0.0.1:2"\ntoken = "secret-token"\n')
-        assert client._link.whereabouts.look() == "http://127.0.0.1:1"
+        assert client._link.locate() == "http://127.0.0.1:1"
         announce("http://127.0.0.1:3")
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        assert client._link.locate() == "http://127.0.0.1:3"
         announce("https://127.0.0.1:4")
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        assert client._link.locate() == "http://127.0.0.1:3"
         monkeypatch.setenv("POISE_STATE", str(tmp_path / "other"))
-        assert client._link.whereabouts.look() == "http://127.0.0.1:3"
+        assert client._link.locate() == "http://127.0.0.1:3"
 
 
 def test_a_token_that_is_worth_nothing_is_named_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

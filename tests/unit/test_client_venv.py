@@ -8,7 +8,7 @@ import pytest
 from tests.fake_desk import SUBMITTED, talking
 
 from poise.service.client import JobRequest
-from poise.service.client.submission import active
+from poise.service.client.submission import active_environment as active
 
 ELSEWHERE = "/usr/local/bin/poise"
 

@@ -12,7 +12,7 @@ import click
 from poise.cli import INTERRUPTED
 from poise.scheduler.model.errors import RequestError
 from poise.service.client import Client, ServerRefusedError
-from poise.service.client.errors import NOT_FOUND
+from poise.service.client.connection import NOT_FOUND
 from poise.service.wire.request import Wire, plain
 
 PATIENCE = 30.0

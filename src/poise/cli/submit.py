@@ -21,7 +21,7 @@ from poise.scheduler.model.units import parse_seconds
 from poise.service.client import Client, WaitTimeoutError
 from poise.service.client.client import new_key
 from poise.service.client.streams import wait_for
-from poise.service.client.submission import placed
+from poise.service.client.submission import completed_request
 from poise.service.wire.draft import JobDraft, Variant, array_of, literal_words, parse_folder, sweep_of
 from poise.service.wire.jobfile import MOST_BYTES, parse_gang, read_draft, read_text
 from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Replicas, notes_on, plain
@@ -291,14 +291,10 @@ def tell(row: JobRow) -> None:
     click.echo(plain(f"{row.id}{name}: {state_of(row)}, {row.reason.text}"), err=True)
 
 
-def tell_nobody(_row: JobRow) -> None:
-    """Say nothing."""
-
-
 def waited(client: Client, jobs: Sequence[str], timeout: float | None, *, quiet: bool) -> tuple[dict[str, JobState], int]:
     """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 where the time is up, 130 on Ctrl-C."""
     try:
-        states = wait_for(client, jobs, timeout=timeout, told=tell_nobody if quiet else tell)
+        states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else tell)
     except WaitTimeoutError as error:
         click.echo(f"poise: {error}", err=True)
         return {}, LATE
@@ -390,7 +386,7 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], dry_run: bool, **option
     found = draft(file[0] if file else None, ctx.meta[_COMMAND], options)
     _note(found.notes)
     key = new_key()
-    requests = tuple(map(placed, found.requests(key)))
+    requests = tuple(map(completed_request, found.requests(key)))
     if dry_run:
         _note(notes_on(requests))
         shown = [request.model_dump(mode="json", exclude_defaults=True) for request in requests]

@@ -1,38 +1,33 @@
-"""The verbs of a live Poise, for Python programs."""
+"""The verbs of a live Poise, for Python programs: `Client`, and `JobHandle` for one job of it."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, overload
-
-from poise.service.client.streams import wait_for
-from poise.service.wire.views import CommandResult, JobDetail, JobState, WhyView
-
-if TYPE_CHECKING:
-    pass  # import gone
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 from uuid import uuid4
 
 import httpx
 
 from poise.scheduler.model.errors import RequestError, UnknownNameError
-from poise.service.client.config import ServerAddress, awaited_server, find_server
-from poise.service.client.connection import Again, Connection
-from poise.service.client.errors import NOT_FOUND, ServerRefusedError
-from poise.service.client.streams import growing_events, growing_log, last_lines, log_parts
-from poise.service.client.submission import made, no_request, placed, request_of, variants_of
+from poise.service.client import streams
+from poise.service.client.config import ServerAddress, await_server
+from poise.service.client.connection import NOT_FOUND, Again, Connection, ServerRefusedError
+from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
 from poise.service.wire.draft import JobDraft
 from poise.service.wire.request import MOST_JOBS, NAME, JobRequest, Submission
 from poise.service.wire.views import (
     Account,
     CancelledJobs,
+    CommandResult,
     EventPage,
     EventRow,
+    JobDetail,
+    JobState,
     MadeToken,
     NewToken,
     NodeList,
@@ -44,26 +39,32 @@ from poise.service.wire.views import (
     SubmittedView,
     TokenList,
     Weight,
+    WhyView,
 )
 
-# One job of a live Poise.
+Found = TypeVar("Found")
+
+MOST_NAMED = 11
+"""Jobs of one name that are looked for: one more than are listed."""
+PATIENCE = 15.0
+"""Seconds for which a request is sent again while the server is away: a restart takes less."""
 
 
 class JobHandle:
-    """A job, by its id or its name. Nothing about it is remembered: every question is asked anew."""
+    """A job, by its id or its name. Nothing is cached: every method asks the server."""
 
     def __init__(self, client: "Client", job: str, notes: tuple[str, ...] = ()) -> None:
         self._client = client
         self.id = job
         self.notes = notes
-        """What the server said of its submission: what was asked for and has no effect."""
+        """What its submission asked for and has no effect."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id!r})"
 
     @property
     def state(self) -> JobState:
-        """Where it stands now."""
+        """Its state now."""
         return self.show().job.state
 
     def show(self) -> JobDetail:
@@ -75,15 +76,15 @@ class JobHandle:
         return self._client.why(self.id)
 
     def cancel(self) -> CommandResult:
-        """Withdraw it."""
+        """Cancel it."""
         return self._client.cancel(self.id)
 
     def hold(self) -> CommandResult:
-        """Keep it from running until it is released; it is preempted as soon as that loses no work."""
+        """Keep it from running until it is released. If it runs, it is preempted as soon as that loses no work."""
         return self._client.hold(self.id)
 
     def stop(self) -> CommandResult:
-        """Hold it, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
+        """Hold it, and stop its run: it is asked to save, and gets TERM at its deadline. Unsaved work is lost."""
         return self._client.stop(self.id)
 
     def release(self) -> CommandResult:
@@ -101,27 +102,19 @@ class JobHandle:
         return self._client.logs(self.id, replica=replica)
 
     def wait(self, timeout: float | None = None) -> JobState:
-        """The final state, once it is reached; WaitTimeoutError after `timeout` seconds. Look at it: FAILED is final too."""
-        return wait_for(self._client, [self.id], timeout=timeout)[self.id]
-
-
-Found = TypeVar("Found")
-
-MOST_NAMED = 11
-"""Jobs of one name that are looked for: one more than are listed."""
-PATIENCE = 15.0
-"""Seconds for which a request is sent again while the server is away: a restart takes less."""
+        """The final state, once it is reached, FAILED included; WaitTimeoutError after `timeout` seconds."""
+        return streams.wait_for(self._client, [self.id], timeout=timeout)[self.id]
 
 
 class Client:
     """A live Poise.
 
     url, token   of the server; `Client.from_config()` finds them
-    verify       of an https server: True to trust what the machine trusts, or a file of certificates
-    timeout      seconds for which one answer is waited for
-    patience     seconds for which a request is sent again after a lost connection; a submission is taken once all the same
+    verify       certificates of an https server: True for those that the machine trusts, or a file of them
+    timeout      seconds to wait for one answer
+    patience     seconds for which a request is sent again after a lost connection; a submission is accepted only once
 
-    Every method raises RefusedError if the server says no, and UnavailableError if there is no answer.
+    Every method raises ServerRefusedError if the server refuses, and UnavailableError if there is no answer.
     """
 
     def __init__(
@@ -134,8 +127,8 @@ class Client:
         patience: float = PATIENCE,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        ServerAddress(url, token)  # refuses what makes no sense
-        self._link = Connection(url, token, verify=verify, timeout=timeout, patience=patience, transport=transport)
+        server = ServerAddress(url, token)
+        self._link = Connection(server, verify=verify, timeout=timeout, patience=patience, transport=transport)
 
     @classmethod
     def from_config(
@@ -143,13 +136,12 @@ class Client:
     ) -> Self:
         """The server of the environment, of this machine, or of client.toml; RequestError if none is known.
 
-        waiting   is told why, where an answer takes long
+        waiting   is called with the reason if an answer takes long
         """
-        found = awaited_server(os.environ, patience, waiting)
+        found = await_server(os.environ, patience, waiting)
         client = cls(found.url, found.token, verify=found.ca or True, timeout=timeout, patience=patience)
-        client._link.whereabouts = _Whereabouts(found)
-        client._link.waiting = waiting
-        client._link.token_in = found.token_in
+        client._link.server = found  # with its state directory, so that it is found again after a restart
+        client._link.on_wait = waiting
         return client
 
     def __enter__(self) -> Self:
@@ -159,27 +151,27 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._link.close()
 
     def submit(self, request: JobRequest | None = None, /, **fields: Any) -> JobHandle:  # noqa: ANN401 - fields of a request
-        """Submit a job: a Request, or its fields.
+        """Submit a job: a JobRequest, or its fields.
 
-        Without `cwd` it runs in the current folder, without `venv` in the virtual environment that is active; None: in none.
+        Without `cwd` it runs in the current folder, without `venv` in the active virtual environment; None: in none.
         """
         return self.submit_all([request_of(request, fields)])[0]
 
     def submit_all(self, requests: Sequence[JobRequest], *, key: str | None = None) -> tuple[JobHandle, ...]:
-        """Submit jobs that are taken all together or not at all, and once however often they are sent.
+        """Submit jobs that are accepted all together or not at all, and only once however often they are sent.
 
-        key   of the submission; what is sent again under the same one is taken once. None: a new one
+        key   of the submission; whatever is sent again under the same key is accepted once. None: a new one
         """
-        wrong = next((each for each in requests if not isinstance(each, JobRequest)), None)
-        if wrong is not None:
-            raise no_request(wrong)
+        for each in requests:
+            check_request(each)
         if not 1 <= len(requests) <= MOST_JOBS:
             raise RequestError(f"expected 1 to {MOST_JOBS:,} jobs in a submission, got {len(requests):,}")
-        submission = made(Submission, jobs=tuple(map(placed, requests)), key=new_key() if key is None else key)
+        jobs = tuple(map(completed_request, requests))
+        submission = validated(Submission, jobs=jobs, key=new_key() if key is None else key)
         try:
             taken = self._link.send(SubmittedView, "POST", "/v1/jobs", submission)
         except ServerRefusedError as error:
@@ -192,28 +184,27 @@ class Client:
     def map(
         self, request: JobRequest, params: Iterable[Mapping[str, object]] | Mapping[str, Iterable[object] | object]
     ) -> tuple[JobHandle, ...]:
-        """Submit an app: the request once with each environment, or with every combination of values.
+        """Submit an app: the request once per environment, or once per combination of values.
 
         `${NAME}` in the command stands for the variable's value, and the jobs share an `app`. A text or a number in place
         of a list of values is one value.
         """
-        if not isinstance(request, JobRequest):
-            raise no_request(request)
+        check_request(request)
         variants = variants_of(params)
         key = new_key()
         return self.submit_all(replace(JobDraft.of(request), variants=variants).requests(key), key=key)
 
     def job(self, job: str) -> JobHandle:
-        """A job by its id, or by its name if no other is called so. Nothing is asked yet."""
+        """A handle of a job, by its id, or by its name if no other job has it. The server is not asked yet."""
         return JobHandle(self, job)
 
     def find(self, job: str) -> str:
-        """The id of a job that is given by its id or its name; RequestError if there is none, or several have the name."""
+        """The id of a job, given by its id or its name; RequestError if there is none, or several have the name."""
         return self._named(job, lambda each: self._link.get(JobDetail, _job(each))).job.id
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
-        return wait_for(self, list(dict.fromkeys(map(str, jobs))), timeout=timeout)
+        return streams.wait_for(self, list(dict.fromkeys(map(str, jobs))), timeout=timeout)
 
     def queue(
         self,
@@ -225,7 +216,7 @@ class Client:
         limit: int = 50,
         offset: int = 0,
     ) -> QueuePage:
-        """Jobs in scheduling order; no states: those that have not ended."""
+        """Jobs in scheduling order; without states, those that have not ended."""
         words = [_state(word).value for word in ([states] if isinstance(states, str) else states)] or None
         asked = {"tenant": tenant, "app": app, "name": name}
         return self._link.get(QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
@@ -240,15 +231,15 @@ class Client:
 
     def log(self, job: str, *, replica: int = 0) -> str:
         """What a replica of a job has printed."""
-        return self._named(job, lambda each: "".join(part.text for part in log_parts(self._link, each, replica, 0)))
+        return self._named(job, lambda each: "".join(part.text for part in streams.log_parts(self._link, each, replica, 0)))
 
     def tail(self, job: str, lines: int, *, replica: int = 0) -> tuple[str, int]:
         """The last lines of a replica's log, and the offset to follow it from."""
-        return self._named(job, lambda each: last_lines(self._link, each, replica, lines))
+        return self._named(job, lambda each: streams.last_lines(self._link, each, replica, lines))
 
     def follow_log(self, job: str, *, replica: int = 0, offset: int = 0) -> Iterator[str]:
         """A replica's log, part by part as it is written, until nothing is added any more."""
-        parts = self._growing(_checked(job), lambda each: growing_log(self._link, each, replica, offset))
+        parts = self._stream(_checked(job), lambda each: streams.follow_log(self._link, each, replica, offset))
         return (part.text for part in parts)
 
     @overload
@@ -260,45 +251,45 @@ class Client:
         return self.follow_log(job, replica=replica) if follow else self.log(job, replica=replica)
 
     def cancel(self, job: str) -> CommandResult:
-        """Withdraw a job."""
-        return self._wish(job, "cancel")
+        """Cancel a job."""
+        return self._command(job, "cancel")
 
     def cancel_all(self, tenant: str) -> CancelledJobs:
-        """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
+        """Cancel all jobs of a tenant that have not ended; only operators may cancel those of other tenants."""
         return self._link.send(CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
 
     def hold(self, job: str) -> CommandResult:
-        """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
-        return self._wish(job, "hold")
+        """Keep a job from running until it is released. If it runs, it is preempted as soon as that loses no work."""
+        return self._command(job, "hold")
 
     def stop(self, job: str) -> CommandResult:
-        """Hold a job, and make its run leave: asked to save, it gets TERM at its deadline. What it has not saved is lost."""
-        return self._link.send(CommandResult, "POST", f"{_job(job)}/hold", parameters={"stop": "true"})
+        """Hold a job, and stop its run: it is asked to save, and gets TERM at its deadline. Unsaved work is lost."""
+        return self._command(job, "hold", {"stop": "true"})
 
     def release(self, job: str) -> CommandResult:
         """End a hold."""
-        return self._wish(job, "release")
+        return self._command(job, "release")
 
     def nodes(self) -> NodeList:
-        """All nodes, and who holds their GPUs."""
+        """All nodes, and the jobs that hold their GPUs."""
         return self._link.get(NodeList, "/v1/nodes")
 
     def shares(self) -> Shares:
-        """All tenants: what they are entitled to, hold and have received."""
+        """All tenants: what each is entitled to, holds and has received."""
         return self._link.get(Shares, "/v1/shares")
 
     def set_weight(self, tenant: str, weight: float) -> Shares:
-        """Change a tenant's share."""
+        """Change a tenant's weight."""
         return self.set_weights([(tenant, weight)])
 
     def set_weights(self, weights: Sequence[tuple[str, float]]) -> Shares:
-        """Change shares of tenants, one after the other. What can be seen to be wrong is refused before the first."""
-        wishes = [(f"/v1/shares/{_name('tenant', tenant)}", made(Weight, weight=weight)) for tenant, weight in weights]
-        answers = [self._link.send(Shares, "PUT", path, wish) for path, wish in wishes]
+        """Change weights of tenants, one after the other. All are checked before the first is sent."""
+        bodies = [(f"/v1/shares/{_name('tenant', tenant)}", validated(Weight, weight=weight)) for tenant, weight in weights]
+        answers = [self._link.send(Shares, "PUT", path, body) for path, body in bodies]
         return answers[-1] if answers else self.shares()
 
     def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> EventPage:
-        """What happened after a number of the journal; negative: the last so many."""
+        """The events after a number of the journal; negative: the last that many."""
 
         def ask(each: str | None) -> EventPage:
             return self._link.get(EventPage, "/v1/events", after=after, job=each, tenant=tenant, limit=limit)
@@ -306,13 +297,13 @@ class Client:
         return ask(None) if job is None else self._named(job, ask)
 
     def follow_events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None) -> Iterator[EventRow]:
-        """The same, and whatever happens from now on, without end."""
+        """The same events, and all later ones as they happen, without end."""
         if job is None:
-            return growing_events(self._link, after, None, tenant)
-        return self._growing(job, lambda each: growing_events(self._link, after, each, tenant))
+            return streams.follow_events(self._link, after, None, tenant)
+        return self._stream(job, lambda each: streams.follow_events(self._link, after, each, tenant))
 
     def service(self) -> ServiceView:
-        """What runs there."""
+        """The service: its policy, cluster and state."""
         return self._link.get(ServiceView, "/v1/service")
 
     def set_policy(self, policy: str) -> ServiceView:
@@ -320,52 +311,57 @@ class Client:
         return self.use(policy)
 
     def use(self, policy: str) -> ServiceView:
-        """Go on under another policy of the catalogue."""
-        return self._link.send(ServiceView, "PUT", "/v1/policy", made(PolicyName, policy=policy))
+        """Switch to another policy of the catalogue."""
+        return self._link.send(ServiceView, "PUT", "/v1/policy", validated(PolicyName, policy=policy))
 
     def me(self) -> Account:
-        """Whom the token stands for."""
+        """The account of the token."""
         return self._link.get(Account, "/v1/me")
 
     def tokens(self) -> TokenList:
-        """All tokens, without the tokens."""
+        """All accounts, without their tokens."""
         return self._link.get(TokenList, "/v1/tokens")
 
     def make_token(
         self, name: str, *, tenant: str | None = None, role: Role = Role.USER, days: float | None = None
     ) -> MadeToken:
-        """A new token, which is shown this once. tenant: whose jobs those are that it submits; None: called as the token."""
-        wish = made(NewToken, name=name, tenant=tenant, role=role, days=days)
-        return self._link.send(MadeToken, "POST", "/v1/tokens", wish, again=Again.UNSENT)
+        """Make a token, which is shown only now. `tenant`: owner of the jobs that it submits; None: named as the token."""
+        body = validated(NewToken, name=name, tenant=tenant, role=role, days=days)
+        return self._link.send(MadeToken, "POST", "/v1/tokens", body, again=Again.UNSENT)
 
     def drop_token(self, name: str) -> Account:
-        """Make a token worthless; whom it stood for."""
+        """Revoke a token; the account that it belonged to."""
         return self._link.send(Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
 
-    def _wish(self, job: str, verb: str) -> CommandResult:
-        return self._named(job, lambda each: self._link.send(CommandResult, "POST", f"{_job(each)}/{verb}"))
+    def _command(self, job: str, verb: str, parameters: dict[str, str | int | list[str]] | None = None) -> CommandResult:
+        def send(each: str) -> CommandResult:
+            return self._link.send(CommandResult, "POST", f"{_job(each)}/{verb}", parameters=parameters)
+
+        return self._named(job, send)
 
     def _named(self, job: str, ask: Callable[[str], Found]) -> Found:
-        """What is answered of a job that is given by its id or its name. An id is never taken for a name."""
+        """The answer about a job that is given by its id or its name. An id is never taken for a name."""
         given = _checked(job)
         try:
             return ask(given)
         except ServerRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
-            found = self._called(given)
+            found = self._id_of(given)
             if found is None or found == given:
                 raise
         return ask(found)
 
-    def _growing(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
-        """What is told bit by bit of a job that is given by its id or its name."""
-        first, others = self._named(job, lambda each: _begun(ask(each)))
-        if first is not None:
-            yield first
-            yield from others
+    def _stream(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
+        """A stream about a job that is given by its id or its name."""
 
-    def _called(self, name: str) -> str | None:
+        def begin(each: str) -> Iterator[Found]:
+            parts = ask(each)
+            return chain(list(islice(parts, 1)), parts)  # an unknown job is refused with the first item
+
+        yield from self._named(job, begin)
+
+    def _id_of(self, name: str) -> str | None:
         """The id of the one job of this name; None: there is none, or the server is too old to look for it."""
         try:
             rows = self.queue(states=list(JobState), name=name, limit=MOST_NAMED).jobs
@@ -378,36 +374,9 @@ class Client:
         return rows[0].id if rows else None
 
 
-class _Whereabouts:
-    """Where the server of the configuration is: it may come back under another address."""
-
-    def __init__(self, found: ServerAddress) -> None:
-        self._at = found
-
-    @property
-    def is_gone(self) -> bool:
-        return self._at.is_gone
-
-    @property
-    def is_restarting(self) -> bool:
-        return self._at.is_restarting
-
-    def look(self) -> str:
-        """Where it is by now. A token goes to no other server, also if that is all that is known at this moment."""
-        now = find_server(os.environ)
-        if now.is_same(self._at):
-            self._at = now
-        return self._at.url
-
-
 def new_key() -> str:
-    """Of a submission, like no other."""
+    """A unique key for a submission."""
     return uuid4().hex
-
-
-def _begun(parts: Iterator[Found]) -> tuple[Found | None, Iterator[Found]]:
-    """The first of them, if there is any, and the others: whatever is wrong with all of them shows with the first."""
-    return next(parts, None), parts
 
 
 def _job(job: str) -> str:
@@ -415,18 +384,18 @@ def _job(job: str) -> str:
 
 
 def _checked(job: str) -> str:
-    return _name("job", str(job))  # ids look like numbers, and programs have no types to go by
+    return _name("job", str(job))  # programs that are not type-checked pass ids as numbers
 
 
 def _state(word: str) -> JobState:
-    """A state by its word, in capitals or not."""
+    """A state by its name, in capitals or not."""
     if str(word).upper() not in JobState.__members__:
         raise UnknownNameError("state", str(word), list(JobState))
     return JobState[str(word).upper()]
 
 
 def _name(what: str, name: str) -> str:
-    """A name that can stand in a path."""
+    """A name that may be part of a URL."""
     if not re.fullmatch(NAME, name):
         raise RequestError(f"{what}: {name[:64]!r} is no name of a {what}; expected letters, digits, `.`, `_` and `-`")
     return name

@@ -3,6 +3,8 @@
 In this order: POISE_URL and POISE_TOKEN; the server that runs on this machine, which leaves its address and its
 first token in STATE; `url`, `token` and `ca` in ~/.config/poise/client.toml. POISE_TOKEN and POISE_CA go with any of
 these addresses.
+
+A server of this machine that is away is worth waiting for if it seems to come back (`is_restarting`).
 """
 
 import json
@@ -20,85 +22,44 @@ from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.lease_files import now
 from poise.service.backends.local.processes import start_of
 
-# Whether a server of this machine that is away seems to come back: then it is worth waiting for.
-#
-# It does if it was killed since the machine was started (its server.json is there, its process is not), if a process holds
-# the lock of its state directory (it starts, or stops), or if it stopped a moment ago (its server.json has just been
-# removed).
-
+NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
+_ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
+_SERVER, _LOCK, _FIRST_TOKEN = "server.json", "lock", "admin.token"
+"""Files of a state directory."""
+_TOKEN = "POISE_TOKEN"
+_KEYS = ("url", "token", "ca")
 RECENT = 10.0
 """Seconds after a stop during which another start is expected."""
-_SERVER, _LOCK, _START_TOKEN = "server.json", "lock", "admin.token"
+FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
+"""Seconds before the user is told that a server is waited for, and between two looks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of this machine; `born`: its start, as a pid alone is used again (None: not known)."""
+    """A process of this machine; `born`: its start time, because pids are reused (None: not known)."""
 
     pid: int
     born: int | None = None
 
     @property
     def is_alive(self) -> bool:
-        """It has not ended."""
+        """Whether it has not ended."""
         try:
             os.kill(self.pid, 0)
         except PermissionError:
-            pass  # somebody else's
+            pass  # it is there, and another user's
         except (OSError, OverflowError):
             return False
         return self.pid > 0 and self.born in (None, start_of(self.pid))
-
-
-def seems_to_restart(state: Path, said: Process | None) -> bool:
-    """Of a state directory and the process that its server.json names; None: it is not there."""
-    if said is not None:
-        return not said.is_alive and _time_of(state / _SERVER) > _booted()
-    return _is_locked(state / _LOCK) or ((state / _START_TOKEN).exists() and now() - _time_of(state) < RECENT)
-
-
-def _time_of(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _booted() -> float:
-    """The moment at which this machine was started; 0: not known."""
-    try:
-        return now() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _is_locked(path: Path) -> bool:
-    """A process holds it. To try to take it, be it for an instant, could keep a server from starting."""
-    try:
-        file = path.stat().st_ino
-        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return False
-    return any(f":{file} " in line and " FLOCK " in line for line in lines)
-
-
-NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
-_ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
-_SECRET = "admin.token"
-_TOKEN = "POISE_TOKEN"
-_KEYS = ("url", "token", "ca")
-FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
-"""Seconds before the user is told that a server is waited for, and between two looks for it."""
-_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """A server: its URL, a token that is never shown, and the file of certificates that it is checked against.
 
-    process   of a server of this machine. Once that has ended, anybody may listen in its place: no token goes there.
-    token_in  the variable or the file that the token is from
-    home      of a server of this machine: its state directory, which it comes back to, perhaps under another URL
+    process   of a server of this machine. Once that has ended, anyone may listen in its place: no token goes there
+    token_in  the variable or the file that the token comes from
+    home      of a server of this machine: its state directory, to which it returns, perhaps under another URL
     """
 
     url: str
@@ -109,38 +70,34 @@ class ServerAddress:
     home: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not _is_address(self.url):
+        try:
+            parts = urlsplit(self.url)
+            is_plain = self.url.isascii() and self.url.isprintable() and not set(" @?#") & set(self.url)
+            is_url = is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_url = False
+        if not is_url:
             raise RequestError(f"{self.url!r} is no address of a server; expected e.g. http://127.0.0.1:8642")
         if not self.token.isascii() or not self.token.isprintable() or not self.token or " " in self.token:
             raise RequestError(f"the token for {self.url} is empty or has characters that no token has")
 
     @property
     def is_gone(self) -> bool:
-        """Whoever listens there now, it is not the server that was."""
+        """Whether the server has ended: whoever listens there now is another program."""
         return self.process is not None and not self.process.is_alive
 
     @property
     def is_restarting(self) -> bool:
-        """It is gone, and another one is there in its place, or there is reason to think that one will be."""
-        return self.is_gone and self.home is not None and (_is_up(self.home) or is_restarting(self.home))
+        """Whether it has ended, and its successor is there or expected."""
+        if not self.is_gone or self.home is None:
+            return False
+        successor = _announced_process(self.home)
+        return (successor is not None and successor.is_alive) or is_restarting(self.home)
 
     def is_same(self, other: "ServerAddress") -> bool:
-        """It is the same server, with the same token and no less protection: of the same state directory or URL."""
-        is_there = self.url == other.url if self.home is None else _scheme(self.url) == _scheme(other.url)
+        """Whether it is the same server (of the same state directory or URL), with the same token and no less protection."""
+        is_there = self.url == other.url if self.home is None else urlsplit(self.url).scheme == urlsplit(other.url).scheme
         return self.home == other.home and self.token == other.token and is_there
-
-
-def _scheme(url: str) -> str:
-    return url.partition(":")[0]
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        is_plain = url.isascii() and url.isprintable() and not set(" @?#") & set(url)
-        return is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def find_server(environ: Mapping[str, str]) -> ServerAddress:
@@ -151,19 +108,25 @@ def find_server(environ: Mapping[str, str]) -> ServerAddress:
             raise RequestError(f"POISE_URL is {url}, and POISE_TOKEN is not set; set both")
         found: ServerAddress | None = ServerAddress(url, token.strip(), token_in=_TOKEN)
     else:
-        state, config = _state(environ), _config_file(environ)
-        local = None if state is None else _local(state, token)
-        found = _chosen(local, None if config is None else _configured(config))
+        state, config = _state(environ), _under(environ, "XDG_CONFIG_HOME", ".config", "poise/client.toml")
+        found = None if state is None else _local(state, token)
+        configured = None if config is None else _configured(config)
+        if configured is not None and (found is None or found.is_gone):
+            found = configured  # what a server that has ended left behind counts only if nothing else is known
     if found is None:
-        raise RequestError(_nothing(state_folder(environ)))
+        state = state_folder(environ)
+        announced = _announced(state)
+        if announced is None or not announced[1].is_alive:
+            raise RequestError(NOTHING)
+        raise RequestError(f"a server runs at {announced[0]}, and {state / _FIRST_TOKEN} is not there; {_ANOTHER}")
     found = replace(found, token=token.strip(), token_in=_TOKEN) if token else found
     return replace(found, ca=Path(environ["POISE_CA"])) if environ.get("POISE_CA") else found
 
 
-def awaited_server(environ: Mapping[str, str], patience: float, waiting: Callable[[str], None] | None) -> ServerAddress:
-    """The same. One of this machine that has just stopped, or is starting, is waited for, for so many seconds.
+def await_server(environ: Mapping[str, str], patience: float, on_wait: Callable[[str], None] | None) -> ServerAddress:
+    """The same. A server of this machine that has just stopped, or is starting, is waited for, up to `patience` seconds.
 
-    waiting   is told why, once
+    on_wait   is called once with the reason
     """
     begun = monotonic()
     while True:
@@ -173,33 +136,52 @@ def awaited_server(environ: Mapping[str, str], patience: float, waiting: Callabl
             state = None if environ.get("POISE_URL") else _state(environ)
             if state is None or monotonic() - begun > patience or not is_restarting(state):
                 raise
-        if waiting is not None and monotonic() - begun > FIRST_LOOKS:
-            waiting(f"the server of {state} is not there at the moment")
-            waiting = None
+        if on_wait is not None and monotonic() - begun > FIRST_LOOKS:
+            on_wait(f"the server of {state} is not there at the moment")
+            on_wait = None
         sleep(BETWEEN_LOOKS)
 
 
 def is_restarting(state: Path) -> bool:
-    """The server of a state directory is away, and there is reason to think that it comes back."""
-    return seems_to_restart(state, _process(state))
+    """Whether the server of a state directory is away, and there is reason to think that it comes back.
+
+    That is so if it was killed since the machine was started (its server.json is there, its process is not), if a process
+    holds the lock of its state directory (it starts, or stops), or if it has just stopped (its server.json was removed a
+    few seconds ago).
+    """
+    announced = _announced_process(state)
+    if announced is not None:
+        return not announced.is_alive and _modified(state / _SERVER) > _boot_time()
+    return _is_locked(state / _LOCK) or ((state / _FIRST_TOKEN).exists() and now() - _modified(state) < RECENT)
 
 
-def _is_up(state: Path) -> bool:
-    process = _process(state)
-    return process is not None and process.is_alive
-
-
-def _process(state: Path) -> Process | None:
-    """The server of a state directory, as it says itself; None: it says nothing that can be read."""
+def _modified(path: Path) -> float:
     try:
-        said = _announced(state)
-    except RequestError:
-        return None
-    return None if said is None else said[1]
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _boot_time() -> float:
+    """The timestamp at which this machine was started; 0: not known."""
+    try:
+        return now() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process holds the lock. Trying to take it, however briefly, could keep a server from starting."""
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return False
+    return any(f":{inode} " in line and " FLOCK " in line for line in lines)
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:
-    """Where the service of this user keeps everything; RequestError if the user has no home."""
+    """The state directory of this user's service; RequestError if the user has no home."""
     found = _state(environ)
     if found is None:
         raise RequestError(
@@ -214,26 +196,42 @@ def _state(environ: Mapping[str, str]) -> Path | None:
     return _under(environ, "XDG_STATE_HOME", ".local/state", "poise")
 
 
-def _chosen(local: ServerAddress | None, configured: ServerAddress | None) -> ServerAddress | None:
-    """What a server left behind that is gone by now counts only where nothing else is known."""
-    return configured if local is None or (local.is_gone and configured is not None) else local
+def _under(environ: Mapping[str, str], name: str, otherwise: str, path: str) -> Path | None:
+    """A path in a folder that a variable names, or in one of the user's home; None: there is neither."""
+    given = environ.get(name, "")
+    try:
+        return (Path(given) if given.startswith("/") else Path.home() / otherwise) / path
+    except RuntimeError:  # HOME is not set, and the user has no name
+        return None
 
 
 def _local(state: Path, token: str | None) -> ServerAddress | None:
-    """The server of this machine. Its first token is its owner's alone: others bring their own."""
-    said = _announced(state)
-    found = token or (None if said is None else _first_token(state))
-    if said is None or found is None:
+    """The server of this machine. Its first token is readable by its owner alone: others bring their own."""
+    announced = _announced(state)
+    if announced is None:
         return None
-    url, process = said
-    return ServerAddress(url, found, process=process, token_in=str(state / _SECRET), home=state)
+    path = state / _FIRST_TOKEN
+    try:
+        found = token or path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:  # its owner deleted it
+        return None
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}; {_ANOTHER}") from None
+    except ValueError:
+        raise RequestError(f"{path}: damaged; {_ANOTHER}") from None
+    url, process = announced
+    return ServerAddress(url, found, process=process, token_in=str(path), home=state)
 
 
 def _announced(state: Path) -> tuple[str, Process] | None:
-    """Where the server of this machine is, as it says itself."""
-    path = state / "server.json"
+    """URL and process of the server of a state directory, as it announced them; None: there is no announcement."""
+    path = state / _SERVER
     try:
-        said: Any = json.loads(_own(state, path))
+        # Whoever could write to the folder or the file could have a token sent elsewhere.
+        _check_own(state, state.stat())
+        with path.open("rb") as stream:
+            _check_own(path, os.fstat(stream.fileno()))
+            said: Any = json.loads(stream.read())
         return str(said["url"]), Process(int(said["pid"]), said.get("born"))
     except FileNotFoundError:
         return None
@@ -243,40 +241,19 @@ def _announced(state: Path) -> tuple[str, Process] | None:
         raise RequestError(f"{path}: damaged; restart `poise serve`, or set POISE_URL and POISE_TOKEN") from None
 
 
-def _first_token(state: Path) -> str | None:
-    """The token that the server made when it was first started; None: it was deleted."""
-    path = state / _SECRET
+def _announced_process(state: Path) -> Process | None:
     try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+        announced = _announced(state)
+    except RequestError:
         return None
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; {_ANOTHER}") from None
-    except ValueError:
-        raise RequestError(f"{path}: damaged; {_ANOTHER}") from None
-
-
-def _nothing(state: Path) -> str:
-    """What to do where no server is known, or one whose token is not."""
-    said = _announced(state)
-    if said is None or not said[1].is_alive:
-        return NOTHING
-    return f"a server runs at {said[0]}, and {state / _SECRET} is not there; {_ANOTHER}"
-
-
-def _own(folder: Path, path: Path) -> bytes:
-    """A file of a folder, if both are this user's: whoever could write there could have a token sent elsewhere."""
-    _check_own(folder, folder.stat())
-    with path.open("rb") as stream:
-        _check_own(path, os.fstat(stream.fileno()))
-        return stream.read()
+    return None if announced is None else announced[1]
 
 
 def _check_own(path: Path, found: os.stat_result) -> None:
     """Raise RequestError for what others own or may write."""
     if found.st_uid != os.geteuid():
         text = "belongs to somebody else, who could have your token sent elsewhere"
-    elif found.st_mode & _WRITABLE:
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), and could have your token sent elsewhere"
     else:
         return
@@ -284,6 +261,7 @@ def _check_own(path: Path, found: os.stat_result) -> None:
 
 
 def _configured(path: Path) -> ServerAddress | None:
+    """The server of client.toml; None: there is no such file."""
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -300,16 +278,3 @@ def _configured(path: Path) -> ServerAddress | None:
         raise RequestError(f"{path}: {problem}; it has url and token, and may have ca, each a text")
     ca = Path(os.path.expanduser(said["ca"])) if "ca" in said else None
     return ServerAddress(said["url"], said["token"], ca, token_in=str(path))
-
-
-def _config_file(environ: Mapping[str, str]) -> Path | None:
-    return _under(environ, "XDG_CONFIG_HOME", ".config", "poise/client.toml")
-
-
-def _under(environ: Mapping[str, str], name: str, otherwise: str, path: str) -> Path | None:
-    """A path in a folder that a variable names, or in one of the user's home; None: there is neither."""
-    given = environ.get(name, "")
-    try:
-        return (Path(given) if given.startswith("/") else Path.home() / otherwise) / path
-    except RuntimeError:  # HOME is not set, and the user has no name
-        return None

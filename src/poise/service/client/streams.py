@@ -1,4 +1,7 @@
-"""Things that grow: logs and events, read on as more comes."""
+"""Logs, events and job states, read on as more comes.
+
+The server is polled: soon again after news, less and less often without.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -6,31 +9,30 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from poise.scheduler.model.units import counted
-from poise.service.client.connection import Connection
-from poise.service.client.errors import UnavailableError, WaitTimeoutError
+from poise.service.client.connection import Connection, UnavailableError, WaitTimeoutError
 from poise.service.wire.views import EventPage, EventRow, JobRow, JobState, Log
 
 if TYPE_CHECKING:
     from poise.service.client.client import Client
 
-SHORTEST_LOOK, LONGEST_LOOK = 0.1, 2.0
-"""Seconds between two looks; longer while nothing happens."""
+SHORTEST_POLL, LONGEST_POLL = 0.1, 2.0
+"""Seconds between two polls; longer while nothing happens."""
 PART = 65_536
 """Bytes of a log that are asked for at once."""
 MOST_EVENTS = 1_000
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
-"""A bar of progress that is drawn again and again in one line is one line."""
+"""A progress bar that is redrawn in one line counts as one line."""
 
 
-class Pauses:
-    """Seconds to wait: short after news, longer and longer without."""
+class PollInterval:
+    """Sleeps between two polls: briefly after news, longer and longer without."""
 
     def __init__(self) -> None:
-        self._next = SHORTEST_LOOK
+        self._next = SHORTEST_POLL
 
-    def take(self, *, after_news: bool, until: float | None = None) -> None:
-        """Wait, but not beyond a moment of the monotonic clock."""
-        self._next = SHORTEST_LOOK if after_news else min(1.5 * self._next, LONGEST_LOOK)
+    def sleep(self, *, after_news: bool, until: float | None = None) -> None:
+        """Sleep, but not beyond `until` of the monotonic clock."""
+        self._next = SHORTEST_POLL if after_news else min(1.5 * self._next, LONGEST_POLL)
         sleep(self._next if until is None else max(0.0, min(self._next, until - monotonic())))
 
 
@@ -41,17 +43,14 @@ def log_part(link: Connection, job: str, replica: int, offset: int) -> Log:
 
 def log_parts(link: Connection, job: str, replica: int, offset: int) -> Iterator[Log]:
     """The log from an offset on, as far as it is written."""
-    while True:
-        part = log_part(link, job, replica, offset)
-        if not _has_more(part, offset):
-            return
+    while _has_more(part := log_part(link, job, replica, offset), offset):
         yield part
         offset = part.next
 
 
-def growing_log(link: Connection, job: str, replica: int, offset: int) -> Iterator[Log]:
+def follow_log(link: Connection, job: str, replica: int, offset: int) -> Iterator[Log]:
     """The log from an offset on, until nothing will be added any more."""
-    pauses = Pauses()
+    interval = PollInterval()
     while True:
         part = log_part(link, job, replica, offset)
         has_more = _has_more(part, offset)
@@ -61,17 +60,18 @@ def growing_log(link: Connection, job: str, replica: int, offset: int) -> Iterat
             return
         offset = part.next
         if part.next - part.offset < PART // 2:  # otherwise there may be more already
-            pauses.take(after_news=has_more)
+            interval.sleep(after_news=has_more)
 
 
 def last_lines(link: Connection, job: str, replica: int, lines: int) -> tuple[str, int]:
-    """The last lines of a log, and the offset at which it goes on."""
+    """The last lines of a log, and the offset at which it continues."""
     window, before = PART // 2, None
     while True:
         first = log_part(link, job, replica, -window)
         parts = [first, *log_parts(link, job, replica, first.next)]
         text = "".join(part.text for part in parts)
-        is_all = first.offset == 0 or (before is not None and first.offset >= before)  # what came earlier may be deleted
+        # A larger window that starts no earlier has reached the start of what is kept: earlier parts may be deleted.
+        is_all = first.offset == 0 or (before is not None and first.offset >= before)
         if is_all or text.count("\n") > lines:
             return "".join(_LINE.findall(text)[-lines:] if lines else []), parts[-1].next
         window, before = 4 * window, first.offset
@@ -81,44 +81,44 @@ def _has_more(part: Log, offset: int) -> bool:
     return bool(part.text) or part.next > offset >= 0
 
 
-def growing_events(link: Connection, after: int, job: str | None, tenant: str | None) -> Iterator[EventRow]:
-    """What happens after a number of the journal (negative: the last so many and on), without end."""
-    pauses = Pauses()
+def follow_events(link: Connection, after: int, job: str | None, tenant: str | None) -> Iterator[EventRow]:
+    """The events after a number of the journal (negative: the last that many, and on), without end."""
+    interval = PollInterval()
     while True:
         found = link.get(EventPage, "/v1/events", after=after, job=job, tenant=tenant, limit=MOST_EVENTS)
         yield from found.events
         after = found.next
         if len(found.events) < MOST_EVENTS:
-            pauses.take(after_news=bool(found.events))
-
-
-# Waiting until jobs have ended: one after the other, so that a thousand of them cost few more questions than one.
-
-
-def quietly(_row: JobRow) -> None:
-    """Tell nobody."""
+            interval.sleep(after_news=bool(found.events))
 
 
 def wait_for(
-    client: "Client", jobs: Sequence[str], *, timeout: float | None, told: Callable[[JobRow], None] = quietly
+    client: "Client", jobs: Sequence[str], *, timeout: float | None, on_change: Callable[[JobRow], None] | None = None
 ) -> dict[str, JobState]:
     """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds.
 
-    told   hears of the job that is waited for, whenever its state has changed
+    One job is polled after the other: waiting for a thousand costs few more requests than waiting for one.
+
+    on_change   is called with the job that is being waited for, whenever its state has changed
     """
     deadline = None if timeout is None else monotonic() + timeout
     found: dict[str, JobState] = {}
     for job in jobs:
-        state = _last(client, job, deadline, told)
+        state = _last_state(client, job, deadline, on_change)
         if state is None or not state.is_final:
-            raise WaitTimeoutError(_late(jobs[len(found) :], state, timeout or 0.0))
+            late = f"job {job} {'has not ended' if state is None else f'is {state}'} after {timeout or 0.0:g} s"
+            others = len(jobs) - len(found) - 1
+            more = f", and {counted(others, 'job')} after it may not have ended either; they go on"
+            raise WaitTimeoutError(late + (more if others else "; it goes on"))
         found[job] = state
     return found
 
 
-def _last(client: "Client", job: str, deadline: float | None, told: Callable[[JobRow], None]) -> JobState | None:
+def _last_state(
+    client: "Client", job: str, deadline: float | None, on_change: Callable[[JobRow], None] | None
+) -> JobState | None:
     """The final state of a job, or the one that it was last seen in when the time was up; None: it was not seen."""
-    pauses = Pauses()
+    interval = PollInterval()
     before: JobState | None = None
     while True:
         try:
@@ -127,16 +127,9 @@ def _last(client: "Client", job: str, deadline: float | None, told: Callable[[Jo
             if deadline is None or monotonic() < deadline:
                 raise
             return before
-        if row.state is not before:
-            told(row)
+        if row.state is not before and on_change is not None:
+            on_change(row)
         if row.state.is_final or (deadline is not None and monotonic() >= deadline):
             return row.state
-        pauses.take(after_news=row.state is not before, until=deadline)
+        interval.sleep(after_news=row.state is not before, until=deadline)
         before = row.state
-
-
-def _late(jobs: Sequence[str], state: JobState | None, timeout: float) -> str:
-    first = f"job {jobs[0]} {'has not ended' if state is None else f'is {state}'} after {timeout:g} s"
-    if len(jobs) == 1:
-        return f"{first}; it goes on"
-    return f"{first}, and {counted(len(jobs) - 1, 'job')} after it may not have ended either; they go on"

@@ -1,4 +1,9 @@
-"""What the server answers. Times are seconds: moments since 1970 (UTC), spans as they are."""
+"""What the server answers, one type per kind of answer: jobs, nodes, tenants, events, logs, tokens, the service itself.
+
+All times are in seconds. `submitted`, `started`, `finished`, `ended`, `time`, `now` and `expires` are timestamps since 1970
+(UTC); everything else is a duration. Fields are part of the HTTP API (docs/reference/api.md): they may be added, and neither
+renamed nor removed.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,7 +14,7 @@ from poise.service.wire.request import JobRequest, Name, Wire
 
 
 class JobState(StrEnum):
-    """Where a job stands. PAUSED: out of GPUs, and coming back by itself. The last three are final."""
+    """The state of a job. PAUSED: without GPUs for now, and resumed by itself. The last three are final."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"
@@ -22,12 +27,12 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Nothing happens to the job any more."""
+        """Whether the job has ended."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
 
 class Flag(StrEnum):
-    """What else there is to say of a job's state."""
+    """What qualifies a job's state."""
 
     HELD = "HELD"
     PREEMPTED = "PREEMPTED"
@@ -55,15 +60,15 @@ class WhyView(Wire):
 
 
 class JobRow(Wire):
-    """A line of the queue.
+    """A row of the queue.
 
-    position     place among waiting jobs, from 1; None if it does not wait, or further back than places are counted
-    gpus         GPUs it holds; `wanted`: GPUs it asked for
+    position     place among waiting jobs, from 1; None if it does not wait, or waits beyond the places that are counted
+    gpus         GPUs that it holds; `wanted`: GPUs that it asked for
     gpu_type     type that it runs on, `v100+k80` if on several; None if it does not run
-    waited, ran  seconds in all, until now
+    waited, ran  total seconds so far
     restarts     runs after the first
     eta          seconds until it is expected to end; None: not known
-    share        its tenant's part of all GPUs that are held now
+    share        its tenant's fraction of all GPUs that are held now
     """
 
     id: str
@@ -89,11 +94,12 @@ class JobRow(Wire):
 
 
 class RunView(Wire):
-    """A stretch during which a job held GPUs.
+    """One run of a job, from its launch to its end.
 
-    steps    where it began, and what of it was kept (None: not known yet)
     codes    exit codes of its replicas by rank; a signal counts negative
-    lost     GPU-seconds of work that was done and not kept
+    begun    step that it started from
+    kept     step up to which its work was saved; None: not known yet
+    lost     GPU-seconds of work that was done and not saved
     """
 
     epoch: int
@@ -109,9 +115,9 @@ class RunView(Wire):
 
 
 class JobDetail(Wire):
-    """Everything about a job. `request` is there for its owner and for operators.
+    """Everything about a job. Only its owner and operators are shown the `request`.
 
-    lost_gpu_seconds   of work that was done and not kept; None: not known, as a run never reported any steps
+    lost_gpu_seconds   work that was done and not saved; None: not known, because a run reported no steps
     """
 
     job: JobRow
@@ -132,7 +138,8 @@ class JobDetail(Wire):
 class QueuePage(Wire):
     """Jobs in scheduling order: those that hold GPUs, then those that wait.
 
-    total    how many there are of those that were asked for, on all pages;  counts: the same by state
+    total    number of matching jobs on all pages
+    counts   the same by state
     """
 
     jobs: tuple[JobRow, ...]
@@ -141,14 +148,14 @@ class QueuePage(Wire):
 
 
 class SubmittedView(Wire):
-    """What became of a submission: the jobs' ids, in order; notes: what was asked for and has no effect."""
+    """An accepted submission: the ids of its jobs, in order. `notes`: what was asked for and has no effect."""
 
     jobs: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 class CommandResult(Wire):
-    """A wish was taken: the state that the job is in now, and what comes of it where that does not say it."""
+    """A command was accepted: the state that the job is in now, and `text` if the state does not say what will follow."""
 
     job: str
     state: JobState
@@ -156,16 +163,17 @@ class CommandResult(Wire):
 
 
 class CancelledJobs(Wire):
-    """All jobs of a tenant that had not ended are cancelled: how many there were."""
+    """How many jobs of a tenant were cancelled: all that had not ended."""
 
     tenant: str
     jobs: int
 
 
 class NodeRow(Wire):
-    """A node: `jobs` are the ids of the jobs that hold its GPUs, by slot; None: none does; `1+2`: they share it.
+    """A node.
 
-    leaving   in the same way, jobs whose processes are still there though the GPU is no longer theirs
+    jobs      ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: two jobs share it
+    leaving   likewise, jobs whose processes still run though the GPU is no longer theirs
     free      GPUs without either
     """
 
@@ -188,10 +196,10 @@ class NodeList(Wire):
 class TenantShare(Wire):
     """A tenant, and what it gets.
 
-    weight       its own, and a factor of its jobs'
-    entitled     the part of all GPUs that the policy promises it while all have enough to run; None: it promises no shares
-    held         its part of the GPUs that are held now
-    gpu_seconds  what it has received since the service began to keep books
+    weight       multiplies the weights of its jobs
+    entitled     fraction of all GPUs that the policy promises it while every tenant has enough to run; None: no promise
+    held         its fraction of the GPUs that are held now
+    gpu_seconds  received since the service started to account for it
     """
 
     tenant: str
@@ -206,7 +214,7 @@ class TenantShare(Wire):
 
 
 class Shares(Wire):
-    """All tenants, by name. `policy` is the one in force, and `promise` says what it entitles tenants to."""
+    """All tenants, by name. `promise` says what the `policy` in force entitles tenants to."""
 
     tenants: tuple[TenantShare, ...]
     policy: str | None = None
@@ -226,7 +234,7 @@ class PolicyName(Wire):
 
 
 class Actor(StrEnum):
-    """Who does things beside people. No token is called so."""
+    """Actors that are not people. No token has such a name."""
 
     JOB = "job"
     POLICY = "policy"
@@ -234,9 +242,9 @@ class Actor(StrEnum):
 
 
 class EventRow(Wire):
-    """Something that happened: a view of the journal.
+    """One event, as a view of the journal.
 
-    number   place in the journal: ask for what came after it
+    number   position in the journal; later events are asked for by it
     actor    an Actor, or the name of a person's token
     """
 
@@ -250,14 +258,14 @@ class EventRow(Wire):
 
 
 class EventPage(Wire):
-    """In the order in which they happened; `next`: number to ask from for more."""
+    """Events in order. `next`: the number to ask from for more."""
 
     events: tuple[EventRow, ...]
     next: int
 
 
 class Log(Wire):
-    """A part of a replica's log. `next`: offset to ask from for more; `ended`: nothing will be added."""
+    """A part of a replica's log. `next`: the offset to ask from for more; `ended`: nothing will be added."""
 
     text: str
     offset: int
@@ -266,12 +274,12 @@ class Log(Wire):
 
 
 class Role(StrEnum):
-    """What a token may do, each more than the one before.
+    """What a token may do; each role includes the one before.
 
-    READER     look at everything but other people's logs, commands and environments
-    USER       and submit jobs, and do as they like with their own
-    OPERATOR   and with everybody's
-    ADMIN      and change policy, shares and tokens
+    READER     see everything except other people's logs, commands and environments
+    USER       submit jobs and control its own
+    OPERATOR   control all jobs
+    ADMIN      change policy, shares and tokens
     """
 
     READER = "reader"
@@ -281,7 +289,7 @@ class Role(StrEnum):
 
 
 class Account(Wire):
-    """Whom a token stands for."""
+    """The account that a token belongs to."""
 
     name: Name
     tenant: Name
@@ -290,7 +298,11 @@ class Account(Wire):
 
 
 class NewToken(Wire):
-    """A token to be made. `tenant`: whose jobs those are that it submits; None: called as it. `days`: None: it stays."""
+    """A token to be made.
+
+    tenant   owner of the jobs that it submits; None: a tenant of the token's name
+    days     until it expires; None: never
+    """
 
     name: Name
     tenant: Name | None = None
@@ -299,22 +311,22 @@ class NewToken(Wire):
 
 
 class MadeToken(Wire):
-    """The only time that the token itself is shown."""
+    """A new token; the only answer that shows the token itself."""
 
     token: str
     account: Account
 
 
 class TokenList(Wire):
-    """All tokens, without the tokens."""
+    """All accounts, without their tokens."""
 
     accounts: tuple[Account, ...]
 
 
 class ServiceView(Wire):
-    """What runs here. `ready` is False while it cannot decide or keep anything, and `problem` says why.
+    """The running service. `ready` is False while it can neither decide nor store, and `problem` says why.
 
-    warnings   what whoever runs the service should know of how it was started
+    warnings   about how it was started, for whoever runs it
     """
 
     version: str
@@ -330,7 +342,7 @@ class ServiceView(Wire):
 
 
 class ProblemView(Wire):
-    """Every answer that is not 2xx: one line for people, a stable code for programs."""
+    """Any answer that is not 2xx: one line for people, a stable code for programs."""
 
     code: str
     detail: str
