@@ -32,8 +32,7 @@ from poise.scheduler.model.plan import Grain, Policy
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.topology import Topology
 from poise.scheduler.placement.strategies import placement_named
-from poise.scheduler.policies.catalogue import policy_named
-from poise.scheduler.policies.combinators import shares_gpus
+from poise.scheduler.policies.catalogue import Capability, capabilities_of, policy_named
 from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import shipped
@@ -290,7 +289,8 @@ def simulate(
     truths = Speeds(true, where) if true else beliefs
     how = policy_named(policy) if isinstance(policy, str) else policy
     costs = truth or Truth(restart_overhead=settings.restart_overhead)
-    costs = replace(costs, reported_speeds=ReportedSpeeds.PAIRS if shares_gpus(how) else ReportedSpeeds.ALONE)
+    has_pairs = isinstance(policy, str) and Capability.PAIRS in capabilities_of(policy)
+    costs = replace(costs, reported_speeds=ReportedSpeeds.PAIRS if has_pairs else ReportedSpeeds.ALONE)
     world = Simulator(
         trace,
         where,

@@ -49,7 +49,7 @@ EVERY: tuple[Allocator, ...] = (
     HeterogeneityAgnostic(FinishTime()),
     Partitioned(FinishTime(), 3),
     Partitioned(MaxMin(), 4),
-    Fallback(Makespan(), Proportional()),
+    Fallback(Makespan(), Proportional(), "makespan", "proportional"),
 )
 NEAR = 1e-4
 

@@ -9,13 +9,12 @@ from tests.workloads import a_workload, drawn, example_g, overdrawn, throughput
 
 from poise.scheduler.model.errors import GaveUpError, RequestError
 from poise.scheduler.model.workload import Allocation, Allocator, Workload
-from poise.scheduler.policies.catalogue import policy_named
-from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, levelled
+from poise.scheduler.policies.catalogue import POLICIES, Family, policy_named
+from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, ShareCombinator, levelled
 from poise.scheduler.policies.finish_time import FinishTime
 from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
 from poise.scheduler.policies.min_cost import CostForm, MinCost
 from poise.scheduler.policies.partitioned import Partitioned, parted
-from poise.scheduler.policies.share_listings import SHARES
 from poise.scheduler.policies.shares import Count, Norm, isolated_throughput
 from poise.scheduler.policies.strategy_proof import StrategyProof
 
@@ -34,7 +33,7 @@ EVERY = (
     Proportional(),
     HeterogeneityAgnostic(MaxMin()),
     Partitioned(MaxMin(), 3),
-    Fallback(FinishTime(), IsolatedShares()),
+    Fallback(FinishTime(), IsolatedShares(), "finish-time", "isolated"),
 )
 
 
@@ -59,30 +58,24 @@ class GivesUp:
 
 
 def test_fallback_says_who_gave_up_why_and_who_answered() -> None:
-    policy = Fallback(GivesUp(), IsolatedShares())
+    policy = Fallback(GivesUp(), IsolatedShares(), "gives-up", "isolated")
     got, memory = policy.allocate(example_g(), policy.start())
     assert got.remarks == ("gives-up gave up: a gap of 7 is left; shares by isolated instead",)
     assert got.share == pytest.approx(shares(IsolatedShares(), example_g()).share)
     assert memory == policy.start()
 
 
-@dataclass(frozen=True)
-class Hindered(GivesUp):
-    """A combinator under which a policy never has an answer."""
-
-    allocator: Allocator
-
-
-@pytest.mark.parametrize("name", [listing.name for listing in SHARES])
+@pytest.mark.parametrize("name", [name for name, listing in POLICIES.items() if listing.family is Family.SHARE])
 def test_fallback_calls_policies_as_the_catalogue_does_whatever_combinators_are_around_them(name: str) -> None:
-    allocator = policy_named(name).answer
-    assert isinstance(allocator, Allocator)
-    got = shares(Fallback(Hindered(allocator), IsolatedShares()), example_g())
-    assert got.remarks[-1] == f"{name} gave up: a gap of 7 is left; shares by isolated instead"
+    policy = policy_named(f"{name}+agnostic+fallback:to={name}+packed").answer
+    assert isinstance(policy, ShareCombinator)
+    assert isinstance(policy.allocator, Fallback)
+    got = shares(replace(policy.allocator, allocator=GivesUp(), other=IsolatedShares()), example_g())
+    assert got.remarks[-1] == f"{name} gave up: a gap of 7 is left; shares by {name} instead"
 
 
 def test_fallback_is_not_noticed_where_the_policy_has_an_answer() -> None:
-    got = shares(Fallback(MaxMin(), IsolatedShares()), example_g())
+    got = shares(Fallback(MaxMin(), IsolatedShares(), "max-min", "isolated"), example_g())
     assert got.share.tolist() == shares(MaxMin(), example_g()).share.tolist()
     assert got.remarks == ()
 
@@ -135,7 +128,7 @@ def test_partitioned_has_no_part_without_a_job() -> None:
 
 
 def test_partitioned_remembers_jobs_that_move_to_another_part() -> None:
-    policy, workload = Partitioned(Fallback(FinishTime(), IsolatedShares()), 2), drawn(1, 12, 2)
+    policy, workload = Partitioned(Fallback(FinishTime(), IsolatedShares(), "finish-time", "isolated"), 2), drawn(1, 12, 2)
     _, memory = policy.allocate(workload, policy.start())
     assert memory.first.rows.tolist() == workload.rows.tolist()
     half = replace(workload, steps_left=workload.steps_left / 2).only(np.arange(1, 12))

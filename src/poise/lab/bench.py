@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf, nan
 from time import process_time
+from typing import cast
 
 import numpy as np
 
@@ -26,10 +27,8 @@ from poise.scheduler.model.plan import Policy
 from poise.scheduler.model.speed import Estimate
 from poise.scheduler.model.topology import PlacementView, Topology
 from poise.scheduler.model.workload import Allocation, Allocator, Workload
-from poise.scheduler.policies.allox import AlloX
-from poise.scheduler.policies.combinators import shares_gpus
+from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, schedule
-from poise.scheduler.policies.hare.offline import Hare
 from poise.scheduler.policies.themis.auction import Sale
 from poise.scheduler.policies.themis.bidders import AppRegistry
 from poise.scheduler.policies.themis.planner import Themis
@@ -88,17 +87,18 @@ def settled(policy: Policy, draw: MomentDraw) -> MomentDraw:
     Single GPUs for AlloX: it is made for them, and then all jobs are in one matching, which is the hardest. Gavel's number
     of classes where GPUs are shared. One GPU type for Themis, which knows no types, and half a GPU for each app.
     """
-    if isinstance(policy.answer, Themis):
+    can = capabilities_of(policy.name)
+    if Capability.AUCTIONS in can:
         return replace(draw, gangs=draw.gangs or distributions.GAVEL, types=1, gpus=draw.gpus or max(1, draw.jobs // 2))
-    gangs = draw.gangs or (ONE_GPU if isinstance(_innermost(policy), AlloX) else distributions.GAVEL)
-    classes = draw.classes or (CLASSES_OF_PAIRS if shares_gpus(policy) else None)
+    gangs = draw.gangs or (ONE_GPU if Capability.SINGLE_GPUS in can else distributions.GAVEL)
+    classes = draw.classes or (CLASSES_OF_PAIRS if Capability.PAIRS in can else None)
     return replace(draw, gangs=gangs, classes=classes)
 
 
 def drawn_for(policy: Policy, draw: MomentDraw) -> Workload:
     """The workload of a draw, with what is known of pairs if the policy shares GPUs. Raises RequestError for a bad draw."""
     draw = settled(policy, draw)
-    return with_pairs(drawn(draw), draw) if shares_gpus(policy) else drawn(draw)
+    return with_pairs(drawn(draw), draw) if Capability.PAIRS in capabilities_of(policy.name) else drawn(draw)
 
 
 def drawn(draw: MomentDraw) -> Workload:
@@ -196,14 +196,6 @@ def drawn_works(draw: MomentDraw) -> tuple[list[RoundWork], GpuPool]:
         jobs.append(RoundWork(str(job), float(workload.weight[job]), 0.0, turns, int(workload.gang[job]), seconds, sync))
     kinds = tuple(kind for kind, gpus in enumerate(workload.gpus.astype(int).tolist()) for _ in range(gpus))
     return jobs, GpuPool(kinds, (0.0,) * len(kinds))
-
-
-def _innermost(policy: Policy) -> object:
-    """The policy's own answer, without its combinators."""
-    answer: object = policy.answer
-    while hasattr(answer, "allocator"):
-        answer = answer.allocator
-    return answer
 
 
 def _generators(draw: MomentDraw) -> dict[str, np.random.Generator]:
@@ -315,9 +307,10 @@ class Timing:
 
 def measured(policy: Policy, draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
     """Time the policy on a settled draw. Raises RequestError for a bad draw, or for a policy that is not timed."""
-    if isinstance(policy.answer, Themis):
-        return time_auction(policy.answer, draw, repeats, done)
-    if isinstance(policy.answer, Hare):
+    can = capabilities_of(policy.name)
+    if Capability.AUCTIONS in can:
+        return time_auction(cast(Themis, policy.answer), draw, repeats, done)
+    if Capability.LISTS_TASKS in can:
         return time_plan(draw, repeats, done)
     allocator = allocator_of(policy)
     workload = drawn_for(policy, draw)

@@ -26,8 +26,7 @@ from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.cluster import MOST_GPUS, Cluster
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.job import Job
-from poise.scheduler.policies.catalogue import policy_named, with_combinators
-from poise.scheduler.policies.combinators import shares_gpus
+from poise.scheduler.policies.catalogue import Capability, capabilities_of, with_combinators
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import Throughputs, shipped
 
@@ -144,7 +143,7 @@ def check(trace: Trace, experiment: Experiment) -> None:
 def _world(trace: Trace, experiment: Experiment) -> Simulator:
     beliefs, truths = speeds_of(experiment)
     first = trace.jobs[0].job.submitted if trace.jobs else 0.0
-    reported = ReportedSpeeds.PAIRS if shares_gpus(policy_named(experiment.policy)) else ReportedSpeeds.ALONE
+    reported = ReportedSpeeds.PAIRS if Capability.PAIRS in capabilities_of(experiment.policy) else ReportedSpeeds.ALONE
     return Simulator(
         trace.jobs,
         experiment.cluster,

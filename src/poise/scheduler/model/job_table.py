@@ -205,6 +205,11 @@ class JobView:
         return None if math.isnan(skew) else skew
 
     @property
+    def deadline(self) -> float:
+        """Time by which it should be done; inf if it has no deadline."""
+        return self._columns.deadline[self.row]
+
+    @property
     def waiting_since(self) -> float:
         """When it was submitted, preempted or lost its node, whichever came last."""
         return self._columns.waiting_since[self.row]

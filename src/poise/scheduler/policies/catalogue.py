@@ -1,56 +1,109 @@
-"""The table of contents: every policy by name, with its paper, its claims and its parameters; and how to ask for one.
+"""The table of contents: every policy and combinator by name, and how to ask for one.
 
-`name`, `name:key=value,key=value` (lists with `/`), and combinators with `+`: `tiresias:limits=300/900,promote=8+agnostic`.
+A specification is `name`, or `name:key=value,key=value` (lists with `/`), then combinators with `+`:
+`tiresias:limits=300/900,promote=8+agnostic`. Each policy's listing stands beside its code; here they are only collected,
+in the order in which tables show them.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.scheduler.model.plan import Order, Policy
 from poise.scheduler.model.workload import Allocator
 from poise.scheduler.policies import (
+    allox,
     combinators,
+    finish_time,
+    gandiva_emulated,
+    gavel,
+    gavel_queues,
+    min_cost,
+    optimus,
     partitioned,
+    philly,
+    queues,
+    strategy_proof,
+    stride,
+    tiresias,
 )
-from poise.scheduler.policies.combinators import on_shares
+from poise.scheduler.policies.gandiva import planner as gandiva
+from poise.scheduler.policies.gandiva_fair import planner as gandiva_fair
+from poise.scheduler.policies.hare import offline as hare
+from poise.scheduler.policies.hare import online as hlas
 from poise.scheduler.policies.listing import (
+    Capability,
     Combinator,
     Family,
     Listing,
     Parameter,
     PolicyClaim,
+    any_text,
     at_least_one,
-    text,
 )
-from poise.scheduler.policies.market_listings import MARKETS
 from poise.scheduler.policies.promises import Promise
-from poise.scheduler.policies.queue_listings import QUEUES
-from poise.scheduler.policies.share_listings import SHARES
+from poise.scheduler.policies.themis import planner as themis
 
 __all__ = [
     "COMBINATORS",
     "POLICIES",
+    "Capability",
     "Family",
     "Listing",
     "Parameter",
     "PolicyClaim",
+    "capabilities_of",
     "listing_of",
     "policy_named",
     "promise_of",
     "with_combinators",
 ]
 
-POLICIES: Mapping[str, Listing] = {listing.name: listing for listing in (*QUEUES, *SHARES, *MARKETS)}
+POLICIES: Mapping[str, Listing] = {
+    listing.name: listing
+    for listing in (
+        queues.FIFO,
+        queues.FIFO_SKIP,
+        queues.SMALLEST_FIRST,
+        queues.SRTF,
+        queues.SRSF,
+        queues.LRTF,
+        queues.LAS,
+        tiresias.TIRESIAS,
+        tiresias.TIRESIAS_GITTINS,
+        queues.FFDL,
+        stride.LISTING,
+        gavel.MAX_MIN,
+        finish_time.LISTING,
+        gavel.MAKESPAN,
+        gavel.MAX_THROUGHPUT,
+        min_cost.LISTING,
+        gavel.HIERARCHICAL,
+        gavel.ISOLATED,
+        gavel.PROPORTIONAL,
+        strategy_proof.LISTING,
+        gavel_queues.FIFO_FASTEST,
+        gavel_queues.SJF,
+        allox.LISTING,
+        gandiva.LISTING,
+        gandiva_fair.LISTING,
+        gandiva_emulated.LISTING,
+        optimus.LISTING,
+        philly.LISTING,
+        themis.LISTING,
+        hare.LISTING,
+        hlas.LISTING,
+    )
+}
 
 
-def _with_fallback(policy: Policy, to: str = "isolated") -> Policy:
-    """Shares by another policy where this one finds none."""
+def _fallback(policy: Policy, to: str = "isolated") -> Policy:
+    """The policy with another one behind it; remarks call both by their names in the catalogue."""
     other = policy_named(to).answer
     if not isinstance(other, Allocator):
         raise RequestError(f"+fallback goes to a policy that answers with shares; {to!r} does not")
-    return on_shares(policy, "fallback", lambda allocator: combinators.Fallback(allocator, other))
+    names = (listing_of(policy.name).name, listing_of(to).name)
+    return combinators.around(policy, lambda allocator: combinators.Fallback(allocator, other, *names))
 
 
 COMBINATORS: Mapping[str, Combinator] = {
@@ -60,7 +113,11 @@ COMBINATORS: Mapping[str, Combinator] = {
         Combinator("stable", "equal ranks keep the order of the previous decision", combinators.stable, to=Order),
         Combinator("ticks", "queues change at whole seconds", combinators.ticks, to=Order),
         Combinator(
-            "packed", "two jobs may share GPUs where they were measured to gain by it", combinators.packed, to=Allocator
+            "packed",
+            "two jobs may share GPUs where they were measured to gain by it",
+            combinators.packed,
+            to=Allocator,
+            can=frozenset({Capability.PAIRS}),
         ),
         Combinator(
             "partitioned",
@@ -72,61 +129,81 @@ COMBINATORS: Mapping[str, Combinator] = {
         Combinator(
             "fallback",
             "shares by another policy where this one finds none",
-            _with_fallback,
-            (Parameter("to", "isolated", "the other policy", text),),
+            _fallback,
+            (Parameter("to", "isolated", "the other policy", any_text),),
             to=Allocator,
         ),
         Combinator(
-            "plain", "no second aim: what the objective does not need goes anywhere", combinators.plain, to=Allocator
+            "plain",
+            "no second aim: what the objective does not need goes anywhere",
+            lambda policy: policy,
+            to=Allocator,
+            sets=lambda listing: listing.plain,
         ),
     )
 }
+_APPLIES_TO: Mapping[type | None, str] = {
+    Order: "orders of jobs; {!r} plans as a whole",
+    Allocator: "policies that answer with shares; {!r} does not",
+}
+
+
+def policy_named(spec: str, *, live: bool = False) -> Policy:
+    """Build the policy that a specification asks for; `live`: as the live service uses it (`Listing.live`)."""
+    listing, values = _base(spec)
+    chosen = list(_combinators(spec))
+    for combinator, _ in chosen:
+        values |= combinator.sets(listing)
+    if live:
+        values |= listing.live
+    policy = Policy(spec, listing.make(**values))
+    for combinator, arguments in chosen:
+        if combinator.to is not None and not isinstance(policy.answer, combinator.to):
+            raise RequestError(f"+{combinator.name} applies to {_APPLIES_TO[combinator.to].format(spec)}")
+        policy = combinator.apply(policy, **arguments)
+    return policy
 
 
 def with_combinators(spec: str, more: str) -> str:
     """A specification with further combinators, `+a+b`, as far as they apply to its policy."""
     answer = policy_named(spec).answer
-    names = filter(None, more.split("+"))
-    return spec + "".join(f"+{name}" for name in names if isinstance(answer, COMBINATORS[name].to))
+    kinds = {name: COMBINATORS[name].to for name in more.split("+") if name}
+    return spec + "".join(f"+{name}" for name, kind in kinds.items() if kind is None or isinstance(answer, kind))
 
 
 def listing_of(spec: str) -> Listing:
-    """What the catalogue says of the policy that a specification asks for, whatever combinators it has."""
-    return _listed(spec.split("+")[0])[0]
+    """The listing of the policy that a specification asks for, whatever combinators it has."""
+    return _base(spec)[0]
+
+
+def capabilities_of(spec: str) -> frozenset[Capability]:
+    """What the policy can do, with what its combinators add."""
+    return listing_of(spec).can.union(*(combinator.can for combinator, _ in _combinators(spec)))
 
 
 def promise_of(spec: str) -> Promise:
-    """What the policy that a specification asks for promises to those who share. No combinator changes that."""
-    base = spec.split("+")[0]
-    listing, arguments = _listed(base)
-    return listing.promise(**_values(listing.name, listing.parameters, arguments, spec))
+    """What the policy promises to those who share. No combinator changes that."""
+    listing, values = _base(spec)
+    return listing.promise(**values)
 
 
-def _listed(base: str) -> tuple[Listing, str]:
-    name, arguments = _parted(base)
+def _base(spec: str) -> tuple[Listing, dict[str, Any]]:
+    """The listing of a specification's policy, and the values that it gives to parameters."""
+    name, _, arguments = spec.split("+")[0].partition(":")
     listing = POLICIES.get(name)
     if listing is None:
         raise UnknownNameError("policy", name, POLICIES)
-    return listing, arguments
+    return listing, _values(name, listing.parameters, arguments, spec)
 
 
-def policy_named(spec: str) -> Policy:
-    """The policy that a specification asks for."""
-    base, *combinators = spec.split("+")
-    listing, arguments = _listed(base)
-    policy = Policy(spec, listing.make(**_values(listing.name, listing.parameters, arguments, spec)))
-    for each in combinators:
-        name, arguments = _parted(each)
+def _combinators(spec: str) -> Iterator[tuple[Combinator, dict[str, Any]]]:
+    """The combinators of a specification in order, each with the values that it gives to parameters."""
+    for part in spec.split("+")[1:]:
+        name, _, arguments = part.partition(":")
         combinator = COMBINATORS.get(name)
         if combinator is None:
             raise UnknownNameError("combinator", name, COMBINATORS)
-        policy = combinator.apply(policy, **_values(f"+{name}", combinator.parameters, arguments, spec))
-    return replace(policy, name=spec)
-
-
-def _parted(part: str) -> tuple[str, str]:
-    name, _, arguments = part.partition(":")
-    return name, arguments
+        yield combinator, _values(f"+{name}", combinator.parameters, arguments, spec)
 
 
 def _values(name: str, parameters: tuple[Parameter, ...], arguments: str, spec: str) -> dict[str, Any]:

@@ -13,12 +13,13 @@ O(J log J).
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar
 
 import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.workload import Allocation, Awareness, Pairs, Workload
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, whole_number
+from poise.scheduler.policies.promises import among_jobs_alike
 from poise.scheduler.policies.shares import in_columns, isolated_shares, packed
 from poise.scheduler.solve import pseudo_random
 
@@ -29,8 +30,6 @@ Partners = MappingProxyType[int, int]
 @dataclass(frozen=True, slots=True)
 class GandivaEmulated:
     """Equal time for all combinations; `seed` of the pairs that are drawn."""
-
-    shares_gpus: ClassVar[bool] = True
 
     seed: int = 0
 
@@ -68,6 +67,26 @@ class GandivaEmulated:
                 pairs.append((one, other))
                 gains.append(gain)
         return pairs, gains
+
+
+LISTING = Listing(
+    "gandiva-emulated",
+    Family.SHARE,
+    "pairs by chance that stay while they gain, and equal time for all: Gandiva as others compare with it",
+    "Narayanan et al., Gavel, OSDI'20 §7, after Xiao et al., Gandiva, OSDI'18",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    GandivaEmulated,
+    (Parameter("seed", "0", "of the pairs that are drawn", whole_number),),
+    can=frozenset({Capability.PAIRS}),
+    promise=among_jobs_alike,
+    traits=Traits(
+        optimises="nothing; pairs raise throughput",
+        fairness="equal time for every pair and every job without one",
+        heterogeneity="blind, but pairs share a type only where they gain there",
+        gang="whole gangs; pairs of equal gang",
+        verified="no pair while demand fits; no pair that loses; feasible in random workloads",
+    ),
+)
 
 
 def _gains(workload: Workload, beside: Floats, one: int, other: int) -> Bools:

@@ -17,6 +17,8 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice
+from poise.scheduler.policies.shares import GAVEL, Memoryless
 
 
 class Sticky(StrEnum):
@@ -27,13 +29,10 @@ class Sticky(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FifoFastest:
+class FifoFastest(Memoryless):
     """In order of arrival; nobody passes the head of the queue."""
 
     sticky: Sticky = Sticky.ON
-
-    def start(self) -> None:
-        """There is nothing to remember."""
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Share 1 for who is to run now, on packed columns; a running job that stays has it on the column that it holds."""
@@ -46,6 +45,31 @@ class FifoFastest:
         blocked = _serve(workload, waiting.tolist(), free, share)
         remarks = () if blocked is None else _remarks(workload, blocked)
         return Allocation(share, objective=_worth(workload, share), leftover=Leftover.IDLE, remarks=remarks), memory
+
+
+FIFO_FASTEST = Listing(
+    "fifo-fastest",
+    Family.SHARE,
+    "arrival order, each job on its fastest free type; the head blocks",
+    f"{GAVEL} §4.2",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.IN_ORDER, PolicyClaim.NO_STARVATION),
+    FifoFastest,
+    (
+        Parameter(
+            "sticky",
+            "on",
+            "a running job stays where it is (on), or moves to what comes free",
+            choice(Sticky),
+        ),
+    ),
+    traits=Traits(
+        optimises="speed of the first jobs",
+        fairness="order of arrival",
+        heterogeneity="each job on its fastest free type",
+        gang="whole; the head blocks",
+        verified="the worked example; starts in order in random worlds",
+    ),
+)
 
 
 def _serve(workload: Workload, queue: list[int], free: Floats, share: Floats) -> int | None:
@@ -93,11 +117,8 @@ _Offer = tuple[float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Sjf:
+class Sjf(Memoryless):
     """The least time to the end first."""
-
-    def start(self) -> None:
-        """There is nothing to remember."""
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Share 1 on a packed column for who is to run now. The objective is the time of the first chosen, in seconds."""
@@ -115,6 +136,23 @@ class Sjf:
             for offer in _offers(workload, np.array([job]), free):
                 heapq.heappush(offers, offer)
         return Allocation(share, objective=soonest), memory
+
+
+SJF = Listing(
+    "sjf",
+    Family.SHARE,
+    "shortest job first, each on its fastest free type, preemptive",
+    f"{GAVEL} §4.2",
+    (PolicyClaim.WORK_CONSERVING,),
+    Sjf,
+    traits=Traits(
+        optimises="average completion time, with durations known",
+        fairness="none: long jobs may starve",
+        heterogeneity="each job on its fastest free type",
+        gang="whole, shortest first",
+        verified="no GPU idles that a gang could use, in random worlds",
+    ),
+)
 
 
 def _offers(workload: Workload, jobs: Ints, free: Floats) -> list[_Offer]:

@@ -1,11 +1,17 @@
-"""What the catalogue says of a policy: its family, its paper, its claims, its parameters and how their text is read."""
+"""What the catalogue says of a policy: a `Listing`, which stands beside the policy's code.
+
+A listing is all that the rest of Poise may know of a policy. Where the service, the simulator or a benchmark behaves
+differently from policy to policy, it asks for a claim, a capability or a promise; it never compares names or classes.
+
+Below the listing are the readers of parameters: each turns the text of a specification (`stride:quantum=30`) into a value,
+or raises ValueError with what it expected.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from types import UnionType
 from typing import Any
 
 from poise.scheduler.model.plan import Order, Planner, Policy
@@ -13,8 +19,17 @@ from poise.scheduler.model.workload import Allocator
 from poise.scheduler.policies.promises import Promise, no_shares
 
 
+class Family(StrEnum):
+    """What a policy answers with: an order of jobs, time slices, shares of time, or exactly who gets which GPUs."""
+
+    QUEUE = "queue"
+    STRIDE = "stride"
+    SHARE = "share"
+    MARKET = "market"
+
+
 class PolicyClaim(StrEnum):
-    """What a policy promises; the tests hold it to that, and `poise audit` measures what is said of those who share."""
+    """What holds under a policy on every trace: tests check it in random worlds, `poise audit` what concerns sharing."""
 
     NO_PREEMPTION = "never preempts"
     WORK_CONSERVING = "no GPU idles while a waiting gang would fit"
@@ -29,13 +44,15 @@ class PolicyClaim(StrEnum):
     NO_STARVATION = "nobody is passed over for ever in a crowded stream"
 
 
-class Family(StrEnum):
-    """What a policy answers with."""
+class Capability(StrEnum):
+    """What a policy can make use of, or is made for, beyond whole gangs of rigid jobs."""
 
-    QUEUE = "queue"
-    STRIDE = "stride"
-    SHARE = "share"
-    MARKET = "market"
+    DEADLINES = "keeps deadlines where they can be kept"
+    ELASTIC = "starts elastic jobs with fewer GPUs than they ask for"
+    PAIRS = "puts two jobs on the same GPUs"
+    AUCTIONS = "auctions free GPUs among apps, without regard to GPU types"
+    LISTS_TASKS = "plans every task of jobs of known length ahead"
+    SINGLE_GPUS = "made for jobs of one GPU; a gang counts as one machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +65,7 @@ class Parameter:
     read: Callable[[str], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """Where a policy stands among the systems of the field, in a few words each, and what of it was verified here."""
 
@@ -56,15 +73,19 @@ class Traits:
     fairness: str
     heterogeneity: str
     gang: str
-    elasticity: str
+    elasticity: str = "none"
     verified: str
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A row of the catalogue.
+    """One policy of the catalogue.
 
+    make      builds the policy from the values of its parameters
+    can       its capabilities
     promise   what it promises to those who share, from the values of its parameters
+    plain     values of parameters that `+plain` fixes: those of the authors' code, which has no second aim
+    live      values of parameters that the live service fixes, because processes cannot do what a simulator can
     """
 
     name: str
@@ -75,25 +96,32 @@ class Listing:
     make: Callable[..., Order | Planner | Allocator]
     parameters: tuple[Parameter, ...] = ()
     traits: Traits = field(kw_only=True)
+    can: frozenset[Capability] = field(default=frozenset(), kw_only=True)
     promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
+    plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    live: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Combinator:
     """A row of the combinators: a policy in, and values of its parameters; another policy out.
 
-    to   the answers of policies that it applies to
+    to     the kind of answer that a policy must have for it
+    sets   values of the policy's own parameters that it fixes
+    can    capabilities that it adds
     """
 
     name: str
     summary: str
     apply: Callable[..., Policy]
     parameters: tuple[Parameter, ...] = ()
-    to: type | UnionType = Order | Planner | Allocator
+    to: type[Order] | type[Allocator] | None = None
+    sets: Callable[[Listing], Mapping[str, Any]] = lambda _listing: {}
+    can: frozenset[Capability] = frozenset()
 
 
 SMALLEST = 0.001
-"""Of a parameter that is an amount of time or service: what is smaller makes runs that never end."""
+"""The least positive amount of time or service that a parameter may have; smaller ones make runs that never end."""
 
 
 def number(text: str) -> float:
@@ -117,14 +145,14 @@ def positive(text: str) -> float:
     return value
 
 
-def count(text: str) -> int:
+def whole_number(text: str) -> int:
     """A whole number that is not negative."""
     if not text.isascii() or not text.isdigit():
         raise ValueError("expected a whole number that is not negative")
     return int(text)
 
 
-def limits(text: str) -> tuple[float, ...]:
+def rising(text: str) -> tuple[float, ...]:
     """Rising limits, with `/` between them."""
     values = tuple(positive(part) for part in text.split("/"))
     if any(later <= earlier for earlier, later in pairwise(values)):
@@ -145,7 +173,7 @@ def choice(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
 
 def at_least_one(text: str) -> int:
     """A whole number from 1."""
-    value = count(text)
+    value = whole_number(text)
     if value < 1:
         raise ValueError("expected 1 or more")
     return value
@@ -159,7 +187,7 @@ def fraction(text: str) -> float:
     return value
 
 
-def part(text: str) -> float:
+def portion(text: str) -> float:
     """A number from 0 to 1."""
     value = number(text)
     if value > 1:
@@ -167,7 +195,7 @@ def part(text: str) -> float:
     return value
 
 
-def weights(text: str) -> tuple[float, ...]:
+def positives(text: str) -> tuple[float, ...]:
     """Numbers above 0 with `/` between them."""
     return tuple(positive(part) for part in text.split("/"))
 
@@ -188,6 +216,6 @@ def equal_or_per_tenant(text: str) -> tuple[tuple[str, float], ...]:
     return () if text == "equal" else per_tenant(text)
 
 
-def text(value: str) -> str:
+def any_text(value: str) -> str:
     """Any text."""
     return value

@@ -20,9 +20,13 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, choice
 from poise.scheduler.policies.shares import (
+    GAVEL,
+    IN_ROUNDS,
     Count,
     Given,
+    Memoryless,
     allocation_of,
     fastest,
     inverse,
@@ -50,14 +54,11 @@ class CostForm(StrEnum):
 
 
 @dataclass(frozen=True)
-class MinCost:
+class MinCost(Memoryless):
     """The most work for the money. `objective` is steps per second for each unit of price per hour."""
 
     form: CostForm = CostForm.RATIO
     count: Count = Count.RAW
-
-    def start(self) -> None:
-        """It remembers nothing."""
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares that maximise work per price, and meet the deadlines that can be met."""
@@ -73,6 +74,28 @@ class MinCost:
             return allocation_of(workload, ratio.solution, ratio.rho, given), memory
         solution = solver.maximise(ShareProblem(market, base=floor, value=gain / price))
         return allocation_of(workload, solution, float((gain / price * solution.x).sum()), Given(remarks=remarks)), memory
+
+
+LISTING = Listing(
+    "min-cost",
+    Family.SHARE,
+    "the most throughput for the money, deadlines kept",
+    f"{GAVEL} §4.2",
+    (PolicyClaim.DEADLINES,),
+    MinCost,
+    (
+        Parameter("form", "ratio", "ratio: throughput ÷ cost; sum: Σ throughput ÷ price", choice(CostForm)),
+        Parameter("count", "raw", "raw steps, or normalised", choice(Count)),
+    ),
+    can=frozenset({Capability.DEADLINES}),
+    traits=Traits(
+        optimises="throughput for the money",
+        fairness="none; deadlines are kept where they can be",
+        heterogeneity="chooses types by throughput and price",
+        gang=IN_ROUNDS,
+        verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
+    ),
+)
 
 
 def _prices(workload: Workload) -> Floats:

@@ -31,6 +31,18 @@ from poise.scheduler.model.job_table import JobTable, Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import next_round_end
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyClaim,
+    Traits,
+    choice,
+    fraction,
+    number,
+    positive,
+)
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.solve.curve_fitting import FEWEST_POINTS, convergence
 
@@ -255,6 +267,43 @@ class Optimus:
                 sketch.take(site)
                 claims.append(Claim(row, gpus=seat.gpus, site=site))
         return tuple(claims)
+
+
+LISTING = Listing(
+    "optimus",
+    Family.MARKET,
+    "each job its least GPUs, then every further GPU where it saves most time; resizes elastic jobs",
+    "Peng et al., Optimus, EuroSys'18",
+    (PolicyClaim.WORK_CONSERVING,),
+    Optimus,
+    (
+        Parameter("interval", "600", "seconds from one distribution of all GPUs to the next", positive),
+        Parameter(
+            "delta",
+            "0.01",
+            "a job is done when an epoch lowers its loss by less than this part of the greatest",
+            fraction,
+        ),
+        Parameter(
+            "nodes",
+            "emptiest",
+            "gangs go evenly to the emptiest nodes, or to the tightest ones",
+            choice(FreeNodes),
+        ),
+        Parameter(
+            "keep", "0", "how much more a GPU counts that a job holds than one it is restarted for, as a part", number
+        ),
+    ),
+    can=frozenset({Capability.ELASTIC}),
+    traits=Traits(
+        optimises="time to finish, summed over jobs, by marginal gain",
+        fairness="none: every job its least GPUs, in order of arrival",
+        heterogeneity="blind: a job's GPUs are of one type, the fastest with room",
+        gang="rigid jobs whole or not at all",
+        elasticity="grows and shrinks jobs every 10 minutes",
+        verified="the example with parameter servers, exactly; fits recover known curves; gains never rise",
+    ),
+)
 
 
 class _Work:

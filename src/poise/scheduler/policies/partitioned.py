@@ -1,4 +1,4 @@
-"""`+partitioned:k=`: k smaller problems in place of a large one (POP, SOSP'21; ALGORITHMS §16).
+"""`+partitioned:k=`: k smaller problems in place of a large one (POP, SOSP'21; docs/algorithms/pop.md).
 
 GPUs are dealt out evenly to k parts, remaining ones in turn; jobs are dealt out by gang and kind, largest gangs first, each
 to the part with the fewest GPUs wanted for what its own are worth, so that parts are alike. The same policy answers for
@@ -18,30 +18,25 @@ from numpy.typing import NDArray
 from poise.scheduler.model.arithmetic import Floats, Ints, times
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.plan import Policy
-from poise.scheduler.model.workload import Allocation, Allocator, Pairs, Workload
-from poise.scheduler.policies.combinators import on_shares
+from poise.scheduler.model.workload import Allocation, Pairs, Workload
+from poise.scheduler.policies.combinators import ShareCombinator, around
 from poise.scheduler.policies.shares import inverse, joined, packed, usable
 
 
 def partitioned(policy: Policy, k: int = 4) -> Policy:
     """The same policy on k parts of the problem."""
-    return on_shares(policy, "partitioned", lambda allocator: Partitioned(allocator, k))
+    return around(policy, lambda allocator: Partitioned(allocator, k))
 
 
 @dataclass(frozen=True)
-class Partitioned:
+class Partitioned(ShareCombinator):
     """An allocator asked k times for a k-th of everything. `objective` is nan if there are several parts."""
 
-    allocator: Allocator
     k: int
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise RequestError(f"partitioned: k={self.k}; give 1 part or more")
-
-    def start(self) -> Any:  # noqa: ANN401 - that of the allocator
-        """As the allocator starts."""
-        return self.allocator.start()
 
     def allocate(self, workload: Workload, memory: Any) -> tuple[Allocation, Any]:  # noqa: ANN401
         """The union of the parts' allocations."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isnan, nan
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,20 @@ from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import JobTable, Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyClaim,
+    Traits,
+    equal_or_per_tenant,
+    fraction,
+    number,
+    positive,
+    whole_number,
+)
 from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.policies.promises import Promise, Quotas
 
 # Virtual clusters: tenants with a quota of GPUs, and who uses how much of it (Philly §2.3; ALGORITHMS §6.1).
 
@@ -411,3 +424,39 @@ class Philly:
         for each, level in borrowing:
             draft.offer(each, level)
         return min((tries.next(each.since, now) for each in waiters if not draft.is_sure(each.row)), default=inf)
+
+
+def _by_quotas(quotas: tuple[tuple[str, float], ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401
+    return Quotas(stated=dict(quotas))
+
+
+LISTING = Listing(
+    "philly",
+    Family.MARKET,
+    "virtual clusters with quotas that lend idle GPUs; locality that relaxes after failed tries",
+    "Jeon et al., Philly, ATC'19 §2.3",
+    (PolicyClaim.NO_DURATIONS,),
+    Philly,
+    (
+        Parameter(
+            "quotas",
+            "equal",
+            "GPUs of tenants, e.g. prod:64/dev:16; tenants not named share the rest by weight, as many as came so far",
+            equal_or_per_tenant,
+        ),
+        Parameter("busy", "0.9", "part of the GPUs in use from which on jobs over quota are preempted", fraction),
+        Parameter("window", "150", "seconds that a try for a place lasts", positive),
+        Parameter("backoff", "120", "seconds without a try after one that failed", number),
+        Parameter("rack", "3", "failed tries after which any nodes of one rack will do", whole_number),
+        Parameter("any", "6", "failed tries after which any nodes will do", whole_number),
+    ),
+    promise=_by_quotas,
+    traits=Traits(
+        optimises="locality first, then use of idle GPUs",
+        fairness="a quota of GPUs a tenant; idle ones are lent and taken back when 90 % are in use",
+        heterogeneity="blind: quotas count GPUs of any type",
+        gang="whole, on the fewest nodes; after failed tries in one rack, then anywhere",
+        verified="nobody within quota is preempted; tries relax at the published moments; "
+        "on the Philly trace delay shifts from fair share to fragmentation as gangs grow",
+    ),
+)

@@ -1,12 +1,12 @@
 """What policies promise to those who share a cluster: parts of its GPUs over time, while all have enough to run.
 
 A policy divides among jobs, among tenants, or promises nothing: then no weight entitles anybody to anything. Which it is
-stands in the catalogue (`Listing.promise`), with the parameters that state more.
+stands in its listing (`Listing.promise`), a function of the values of its parameters, which may state more.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,59 +25,56 @@ Claimants = Mapping[str, Claimant]
 """All tenants that were met, in the order of their first submission."""
 
 
-class Promise(Protocol):
-    """What a policy promises."""
+@dataclass(frozen=True)
+class Promise:
+    """What a policy promises. This base promises nothing.
 
-    @property
-    def text(self) -> str:
-        """A sentence about the policy: `divides ...`."""
+    text   a sentence about the policy: `divides ...`
+    """
+
+    text: ClassVar[str] = "promises no shares"
 
     def parts(self, tenants: Claimants, gpus: int) -> dict[str, float] | None:
-        """The part of so many GPUs that each tenant is promised; None: no policy of this kind promises any."""
+        """The part of the cluster's `gpus` that each tenant is promised; None: this kind of policy promises none."""
+        return None
+
+    def stated_by(self, tenant: str) -> str | None:
+        """The policy's parameter that states this tenant's part whatever its weight; None: its weight counts."""
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class NoShares:
-    """No tenant is promised a share."""
+@dataclass(frozen=True)
+class AmongJobs(Promise):
+    """Every job has its part, by its weight, of which its tenant's is a factor; a tenant has what its jobs have."""
 
-    text: str = "promises no shares"
-
-    def parts(self, tenants: Claimants, gpus: int) -> None:
-        """None at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class AmongJobs:
-    """Every job has its part: by its weight, of which its tenant's is a factor."""
-
-    text: str = "divides among jobs by weight, so a tenant is entitled to what its jobs are"
+    text: ClassVar[str] = "divides among jobs by weight, so a tenant is entitled to what its jobs are"
 
     def parts(self, tenants: Claimants, gpus: int) -> dict[str, float]:
-        """Of each tenant, what its jobs have together."""
+        """In proportion to what the tenants' jobs weigh."""
         return _divided({name: each.job_weight for name, each in tenants.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class AmongJobsAlike:
-    """Every job has the same part, whatever it weighs."""
+@dataclass(frozen=True)
+class AmongJobsAlike(Promise):
+    """Every job has the same part, whatever it weighs; a tenant has what its jobs have."""
 
-    text: str = "gives all jobs equal parts whatever they weigh, so a tenant is entitled to what its jobs are"
+    text: ClassVar[str] = "gives all jobs equal parts whatever they weigh, so a tenant is entitled to what its jobs are"
 
     def parts(self, tenants: Claimants, gpus: int) -> dict[str, float]:
-        """Of each tenant, what its jobs have together."""
+        """In proportion to how many jobs the tenants have."""
         return _divided({name: float(each.jobs) for name, each in tenants.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class AmongTenants:
-    """Every tenant that has jobs has its part, by its weight times what the policy states.
+@dataclass(frozen=True)
+class AmongTenants(Promise):
+    """Every tenant that has jobs has its part, by its weight times a factor that the policy's parameters state.
 
     named    factors of some tenants;  listed: the same in the order of first submission
     """
 
     named: Mapping[str, float] = field(default_factory=dict)
     listed: tuple[float, ...] = ()
-    text: str = "divides among tenants by weight"
+    text: ClassVar[str] = "divides among tenants by weight"
 
     def parts(self, tenants: Claimants, gpus: int) -> dict[str, float]:
         """By weight, among those who have jobs."""
@@ -85,32 +82,36 @@ class AmongTenants:
         return _divided({name: each.weight * factors.get(name, 1.0) * bool(each.jobs) for name, each in tenants.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Quotas:
-    """Some tenants have so many GPUs; all others that were met share by weight what is left."""
+@dataclass(frozen=True)
+class Quotas(Promise):
+    """Some tenants have a stated number of GPUs; all others that were met share by weight what is left."""
 
     stated: Mapping[str, float] = field(default_factory=dict)
-    text: str = "gives tenants quotas, which those without a stated one divide by weight"
+    text: ClassVar[str] = "gives tenants quotas, which those without a stated one divide by weight"
 
     def parts(self, tenants: Claimants, gpus: int) -> dict[str, float]:
-        """Quotas, also of those who have no jobs now: they are kept for them, and lent."""
+        """Quotas, also of tenants without jobs now: their GPUs are kept for them, and lent meanwhile."""
         left = max(gpus - sum(self.stated.values()), 0.0) / gpus
         others = _divided({name: each.weight for name, each in tenants.items() if name not in self.stated})
         return {name: self.stated[name] / gpus if name in self.stated else left * others[name] for name in tenants}
 
+    def stated_by(self, tenant: str) -> str | None:
+        """The quotas of tenants that have one."""
+        return "quotas" if tenant in self.stated else None
+
 
 def no_shares(**_parameters: Any) -> Promise:  # noqa: ANN401 - whatever a policy takes
-    """Of a policy that promises nothing."""
-    return NoShares()
+    """The promise of a policy that promises nothing."""
+    return Promise()
 
 
 def among_jobs(**_parameters: Any) -> Promise:  # noqa: ANN401
-    """Of a policy that divides among jobs by weight."""
+    """The promise of a policy that divides among jobs by weight."""
     return AmongJobs()
 
 
 def among_jobs_alike(**_parameters: Any) -> Promise:  # noqa: ANN401
-    """Of a policy that does not look at weights."""
+    """The promise of a policy that does not look at weights."""
     return AmongJobsAlike()
 
 

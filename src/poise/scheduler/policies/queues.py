@@ -1,14 +1,30 @@
-"""First in, first out, without preemption (`fifo`, `fifo-skip`).
+"""Orders of jobs that need no memory: `fifo`, `fifo-skip`, `smallest-first`, `srtf`, `srsf`, `lrtf`, `las`, `ffdl`.
 
-Order jobs by a_m, the moment of submission. `fifo` stops at the first gang that does not fit (head of line blocks);
-`fifo-skip` passes over it, as the "first job fit" of the Tiresias simulator does. O(log J) an event, no memory.
+Each policy is a rank for each job m, smaller first, ties by submission. With a_m the submission time, g_m the gang, t_m the
+seconds with GPUs so far, and R_m the seconds that the job still needs on its fastest GPU type:
 
-Both are the baselines of every paper in the field: YARN-CS in Tiresias §5, FIFO in Gavel §4.2.
+    fifo, fifo-skip   a_m            baselines of every paper: YARN-CS in Tiresias §5, FIFO in Gavel §4.2
+    smallest-first    g_m            "sjf" in the Tiresias simulator; large gangs starve while small ones keep coming
+    srtf              R_m            shortest remaining time; optimal average JCT on one GPU
+    srsf              g_m R_m        shortest remaining service, i.e. GPU-time (Tiresias §2.2: better for gangs)
+    lrtf              −R_m           longest remaining time; the bad end of the scale, useful as a bound
+    las               t_m            least attained service; needs no durations
+    ffdl              a_m, then −g_m gang admission of FfDL
+
+O(log J) per event. Rules about a gang that does not fit, and about preemption, are part of each `Order`.
 """
 
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.listing import Family, Listing, PolicyClaim, Traits
+
+_TYPES = "on its fastest free type; never moved"
+_TABLE = "the Tiresias simulator's 60-job table, exactly"
+
+
+def _by_arrival(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+    return Rank(job.submitted)
 
 
 def fifo() -> Order:
@@ -16,110 +32,219 @@ def fifo() -> Order:
     return Order(rank=_by_arrival, preemption=PreemptionRule.NEVER, unfitting=Unfitting.BLOCKS)
 
 
+FIFO = Listing(
+    "fifo",
+    Family.QUEUE,
+    "arrival order; the head blocks",
+    "the baseline of the field",
+    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.IN_ORDER, PolicyClaim.NO_STARVATION),
+    fifo,
+    traits=Traits(
+        optimises="nothing: the baseline",
+        fairness="order of arrival",
+        heterogeneity=_TYPES,
+        gang="whole; the head waits for its gang and blocks",
+        verified=f"{_TABLE}; order of starts in random worlds",
+    ),
+)
+
+
 def fifo_skip() -> Order:
-    """Arrival order; those behind may pass a gang that does not fit."""
+    """Arrival order; a gang that does not fit is passed over ("first job fit" of the Tiresias simulator)."""
     return Order(rank=_by_arrival, preemption=PreemptionRule.NEVER, unfitting=Unfitting.SKIPPED)
 
 
-def _by_arrival(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(job.submitted)
-
-
-# Fewest GPUs first, preemptive (`smallest-first`; "sjf" in the Tiresias simulator).
-#
-# Order jobs by g_m, ties by submission. Knows nothing of durations; a large gang starves while small ones keep coming.
-# O(log J) an event, no memory.
+FIFO_SKIP = Listing(
+    "fifo-skip",
+    Family.QUEUE,
+    "arrival order; those behind may pass a gang that does not fit",
+    "first job fit of the Tiresias simulator, NSDI'19",
+    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    fifo_skip,
+    traits=Traits(
+        optimises="use of idle GPUs",
+        fairness="order of arrival, as far as gangs fit",
+        heterogeneity=_TYPES,
+        gang="whole; one that does not fit is passed over",
+        verified=f"{_TABLE}; no GPU idles that a gang could use",
+    ),
+)
 
 
 def smallest_first() -> Order:
-    """Smallest gang first; a smaller gang preempts larger ones."""
-    return Order(rank=_by_gang, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+    """Fewest GPUs first; a smaller gang preempts larger ones."""
+
+    def by_gang(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(float(job.gang))
+
+    return Order(rank=by_gang, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
 
 
-def _by_gang(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(float(job.gang))
+SMALLEST_FIRST = Listing(
+    "smallest-first",
+    Family.QUEUE,
+    "fewest GPUs first, preemptive",
+    "sjf of the Tiresias simulator, NSDI'19",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    smallest_first,
+    traits=Traits(
+        optimises="average completion time where small gangs are short jobs",
+        fairness="none: large gangs may starve",
+        heterogeneity=_TYPES,
+        gang="whole; smallest first",
+        verified=_TABLE,
+    ),
+)
 
-
-# Orders by believed remaining work, preemptive (`srtf`, `srsf`, `lrtf`).
-#
-# R_m = seconds that job m still needs on its fastest GPU type.
-# srtf   least R_m first            shortest remaining time; optimal average JCT on one GPU
-# srsf   least g_m·R_m first        shortest remaining service, i.e. GPU-time (Tiresias §2.2: better for gangs)
-# lrtf   most R_m first             longest remaining time; the bad end of the scale, useful as a bound
-#
-# While a job runs, R_m falls at its pace, so under srtf and srsf time alone never changes a decision; under lrtf it does,
-# and the order is looked at again at every round. Jobs of unknown length rank as endless. O(log J) an event, no memory.
+# Remaining work. A running job's R_m falls at its pace, so its rank only improves: under srtf and srsf time alone never
+# changes a decision. Under lrtf it does, and the order is looked at again at every round. A job of unknown length ranks as
+# endless.
 
 
 def srtf() -> Order:
     """Least remaining time first."""
-    return Order(rank=_remaining_time, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+
+    def remaining_time(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(job.remaining_seconds, slope=-job.pace)
+
+    return Order(rank=remaining_time, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+
+
+SRTF = Listing(
+    "srtf",
+    Family.QUEUE,
+    "least remaining time first, preemptive",
+    "Schrage 1968; SRTF in Tiresias, NSDI'19",
+    (PolicyClaim.WORK_CONSERVING,),
+    srtf,
+    traits=Traits(
+        optimises="average completion time, with durations known",
+        fairness="none: long jobs may starve",
+        heterogeneity=_TYPES,
+        gang="whole, in order of remaining time",
+        verified=_TABLE,
+    ),
+)
 
 
 def srsf() -> Order:
     """Least remaining GPU-time first."""
-    return Order(rank=_remaining_service, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+
+    def remaining_service(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(job.remaining_seconds * job.gang, slope=-job.pace * job.gang)
+
+    return Order(rank=remaining_service, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+
+
+SRSF = Listing(
+    "srsf",
+    Family.QUEUE,
+    "least remaining GPU-time first, preemptive",
+    "SRSF in Tiresias, NSDI'19 §2.2",
+    (PolicyClaim.WORK_CONSERVING,),
+    srsf,
+    traits=Traits(
+        optimises="average completion time, with durations known and gangs counted",
+        fairness="none: large long jobs may starve",
+        heterogeneity=_TYPES,
+        gang="whole, in order of remaining GPU-time",
+        verified=_TABLE,
+    ),
+)
 
 
 def lrtf() -> Order:
     """Most remaining time first."""
-    return Order(rank=_most_remaining, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+
+    def most_remaining(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(-job.remaining_seconds, slope=job.pace)
+
+    return Order(rank=most_remaining, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
 
 
-def _remaining_time(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(job.remaining_seconds, slope=-job.pace)
-
-
-def _remaining_service(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(job.remaining_seconds * job.gang, slope=-job.pace * job.gang)
-
-
-def _most_remaining(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(-job.remaining_seconds, slope=job.pace)
-
-
-# Least attained service first (`las`).
-#
-# Order jobs by t_m, the seconds with GPUs so far; equal ones by submission. Needs no knowledge of durations. A running job
-# falls behind as it runs, so the order is looked at again at every round (a continuous order would slice time without
-# end); `tiresias` is the discretised form that preempts far less. O(log J) an event, no memory.
-#
-# Nuyens and Wierman, "The foreground-background queue: a survey" (2008); Tiresias (NSDI'19) §3.2.
+LRTF = Listing(
+    "lrtf",
+    Family.QUEUE,
+    "most remaining time first, preemptive",
+    "the opposite of SRTF, as a bound",
+    (PolicyClaim.WORK_CONSERVING,),
+    lrtf,
+    traits=Traits(
+        optimises="nothing: a bound on what order can do",
+        fairness="none",
+        heterogeneity=_TYPES,
+        gang="whole, in order of remaining time",
+        verified="an oracle of the Tiresias simulator, job by job",
+    ),
+)
 
 
 def las() -> Order:
-    """Least attained seconds first."""
-    return Order(rank=_attained, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
+    """Least attained seconds first.
+
+    A running job falls behind as it runs, so the order is looked at again at every round: a continuous order would slice
+    time without end. `tiresias` is the discretised form, which preempts far less.
+    """
+
+    def attained(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(job.attained_seconds, slope=1.0 if job.running else 0.0)
+
+    return Order(rank=attained, preemption=PreemptionRule.BY_RANK, unfitting=Unfitting.SKIPPED)
 
 
-def _attained(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(job.attained_seconds, slope=1.0 if job.running else 0.0)
-
-
-# First come, first served with gang admission (`ffdl`; Jayaram et al., FfDL, Middleware'19).
-#
-# Order jobs by a_m, the moment of submission; of those that arrive together the one with the largest gang g_m first, because
-# it is the hardest to place. A job is admitted with all its GPUs or not at all, and the first that cannot be placed
-# stops the
-# queue. Admitting a job pod by pod instead lets two jobs hold a part each and wait for the other's for ever.
-#
-# What is placed is a learner pod, which is on one node. A gang that fits on a node is one pod; a larger one is pods of whole
-# nodes. So every gang insists on the fewest nodes. Which node is the other half of FfDL, and it is the placement:
-# `pack` takes
-# the one with the fewest free GPUs that has enough, `spread` the one with the most. O(log J) an event, no memory.
+LAS = Listing(
+    "las",
+    Family.QUEUE,
+    "least attained seconds first, preemptive at rounds",
+    "Nuyens and Wierman 2008; Tiresias, NSDI'19 §3.2",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    las,
+    traits=Traits(
+        optimises="average completion time, without durations",
+        fairness="least attained seconds first",
+        heterogeneity=_TYPES,
+        gang="whole, in order of attained seconds",
+        verified="an oracle of the Tiresias simulator, job by job; no GPU idles that a gang could use",
+    ),
+)
 
 PER_SECOND = 1_000_000
-"""Arrivals that differ by less than a microsecond are together."""
+"""Arrivals that differ by less than a microsecond count as simultaneous."""
 
 
 def ffdl() -> Order:
-    """Arrival order, the largest gang first among equals; the head blocks; every gang on the fewest nodes."""
-    return Order(rank=_by_gang_arrival, preemption=PreemptionRule.NEVER, unfitting=Unfitting.BLOCKS, asks=_pods)
+    """Arrival order, the largest gang first among simultaneous arrivals; the head blocks; every gang on the fewest nodes.
+
+    The largest gang is the hardest to place. A job is admitted with all its GPUs or not at all: admitting it pod by pod
+    lets two jobs hold a part each and wait for the other's part for ever. A learner pod is on one node; a gang that fits
+    on a node is one pod, a larger one is pods of whole nodes, so every gang insists on the fewest nodes. Which node is the
+    other half of FfDL, and it is the placement: `pack` takes the fullest node that has enough free GPUs, `spread` the
+    emptiest.
+    """
+
+    def by_arrival_then_gang(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
+        return Rank(-job.gang, queue=round(job.submitted * PER_SECOND))
+
+    return Order(
+        rank=by_arrival_then_gang,
+        preemption=PreemptionRule.NEVER,
+        unfitting=Unfitting.BLOCKS,
+        asks=lambda _job: Locality.PACKED,
+    )
 
 
-def _by_gang_arrival(job: JobView, _previous: Rank | None, _memory: None) -> Rank:
-    return Rank(-job.gang, queue=round(job.submitted * PER_SECOND))
-
-
-def _pods(_job: JobView) -> Locality:
-    return Locality.PACKED
+FFDL = Listing(
+    "ffdl",
+    Family.QUEUE,
+    "arrival order, the largest gang first among equals; whole gangs on the fewest nodes; the head blocks",
+    "Jayaram et al., FfDL, Middleware'19",
+    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.NO_STARVATION),
+    ffdl,
+    traits=Traits(
+        optimises="nothing: admission without deadlock",
+        fairness="order of arrival, the largest gang first among equals",
+        heterogeneity=_TYPES,
+        gang="whole, on the fewest nodes; the head blocks; pack or spread is the placement",
+        verified="pack starts the 4-GPU job that spread keeps waiting; no deadlock where pods one by one have one",
+    ),
+)

@@ -6,7 +6,8 @@
     iso_mj   N_j / (n g_m), each row divided by max(1, its sum);  iso_m = Σ_j T_mj iso_mj     isolated
     fast_m   max_j T_mj                                                        fastest
 
-Normalisers come from packed columns alone, so that what a split gang costs changes θ but not what is fair (ALGORITHMS §2.5).
+Normalisers come from packed columns alone, so that what a split gang costs changes θ but not what is fair
+(docs/algorithms/gavel.md).
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats, times
 from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Workload
+from poise.scheduler.policies.listing import Parameter, choice
 from poise.scheduler.solve.program import GpuMarket, PairThroughputs, Solution
 
 
@@ -43,6 +45,21 @@ class Count(StrEnum):
 
     NORMALISED = "normalised"
     RAW = "raw"
+
+
+GAVEL = "Narayanan et al., Gavel, OSDI'20"
+IN_ROUNDS = "whole, in rounds by how far behind its share"
+BY_THROUGHPUT = "chooses types by measured throughput"
+"""Words that listings of share policies have in common."""
+
+SECOND_AIM = Parameter("then", "throughput", "what becomes of the rest: throughput, or nothing", choice(SecondAim))
+
+
+class Memoryless:
+    """A share policy that remembers nothing from one allocation to the next."""
+
+    def start(self) -> None:
+        """There is nothing to remember."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ have equal discounts: one program for each class of equal jobs, and one more. Th
 two discounts.
 
 The discounts leave GPUs idle, about 1 − 1/e of them among many alike jobs. They are left to the mechanism, which gives them
-to jobs by how far they are behind their shares; the promise above is that of the shares alone (ALGORITHMS §3.3).
+to jobs by how far they are behind their shares; the promise above is that of the shares alone (docs/algorithms/gavel.md).
 The authors' code divides by the weight inside the logarithm, where it has no effect; here a larger weight is a larger share.
 """
 
@@ -22,18 +22,26 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints, dot, log
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Allocation, Pairs, Workload
-from poise.scheduler.policies.shares import inverse, market_of, nothing_for, proportional, usable
+from poise.scheduler.policies.listing import Family, Listing, PolicyClaim, Traits
+from poise.scheduler.policies.promises import among_jobs
+from poise.scheduler.policies.shares import (
+    GAVEL,
+    IN_ROUNDS,
+    Memoryless,
+    inverse,
+    market_of,
+    nothing_for,
+    proportional,
+    usable,
+)
 from poise.scheduler.solve import solver
 from poise.scheduler.solve.leave_one_out import without_one
 from poise.scheduler.solve.program import ShareProblem, Solution
 
 
 @dataclass(frozen=True)
-class StrategyProof:
+class StrategyProof(Memoryless):
     """The Nash optimum, discounted. `objective` is Σ w ln(g θ / prop) before discounts."""
-
-    def start(self) -> None:
-        """It remembers nothing."""
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares from which nobody gains by misreporting."""
@@ -47,6 +55,24 @@ class StrategyProof:
         share[able] = discount[:, None] * best.x
         objective = dot(some.weight, log(best.throughput * some.gang * inverse(proportional(some))))
         return Allocation(share, _pairs(best, discount, able), objective), memory
+
+
+LISTING = Listing(
+    "strategy-proof",
+    Family.SHARE,
+    "proportional fairness with discounts that make lying about speeds useless",
+    f"Cole et al., EC'13; {GAVEL}'s code",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING, PolicyClaim.NO_ENVY, PolicyClaim.NO_INFLATION),
+    StrategyProof,
+    promise=among_jobs,
+    traits=Traits(
+        optimises="the product of throughputs, less a discount",
+        fairness="proportional fairness; lying about speeds gains nothing",
+        heterogeneity="chooses types by stated throughput",
+        gang=IN_ROUNDS,
+        verified="the worked allocation and discounts, to 1e-3; no misreport on a grid gains",
+    ),
+)
 
 
 def discounts(workload: Workload, throughput: Floats) -> Floats:

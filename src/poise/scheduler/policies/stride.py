@@ -19,6 +19,8 @@ from types import MappingProxyType
 
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Unfitting
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice, positive
+from poise.scheduler.policies.promises import among_jobs
 
 
 class Clamp(StrEnum):
@@ -133,3 +135,25 @@ class Stride:
     @staticmethod
     def _plan(order: list[int], wake: float) -> Plan:
         return Plan(tuple(map(Claim, order)), Unfitting.SKIPPED, PreemptionRule.BY_RANK, wake)
+
+
+LISTING = Listing(
+    "stride",
+    Family.STRIDE,
+    "gang-aware stride: time slices in proportion to weight",
+    "Chaudhary et al., Gandiva_fair, EuroSys'20 §3.2",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.NO_STARVATION),
+    Stride,
+    (
+        Parameter("quantum", "60", "length of a time slice in seconds", positive),
+        Parameter("clamp", "lag", "lag bounds how far a job may fall behind; off does not", choice(Clamp)),
+    ),
+    promise=among_jobs,
+    traits=Traits(
+        optimises="GPU-time in proportion to weight",
+        fairness="proportional share by weight, lag of at most one quantum",
+        heterogeneity="on its fastest free type",
+        gang="whole, by pass; one that does not fit keeps its pass",
+        verified="the published tables of passes, exactly; shares over 2,000 quanta to 0.01",
+    ),
+)

@@ -32,6 +32,17 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyClaim,
+    Traits,
+    choice,
+    number,
+    rising,
+    whole_number,
+)
 
 RUNNING, WAITING = 0, 1
 """Sections of a queue."""
@@ -160,6 +171,41 @@ def tiresias(
     )
 
 
+_LIMITS = Parameter("limits", "3250/7200", "service at which a job moves to the next queue, in GPU-seconds", rising)
+_PROMOTE = Parameter(
+    "promote",
+    "0",
+    "waiting of this many times its running time brings a job back to the first queue; 0: never",
+    number,
+)
+_PACKLIMIT = Parameter(
+    "packlimit", "0.5", "models of greater skew (largest tensor ÷ size) insist on the fewest nodes", number
+)
+_TIRESIAS = "Gu et al., Tiresias, NSDI'19"
+
+TIRESIAS = Listing(
+    "tiresias",
+    Family.QUEUE,
+    "queues by attained GPU-time (discretised 2D-LAS)",
+    _TIRESIAS,
+    (PolicyClaim.NO_DURATIONS,),
+    tiresias,
+    (
+        _LIMITS,
+        _PROMOTE,
+        _PACKLIMIT,
+        Parameter("service", "gpu-seconds", "what is counted: gpu-seconds or seconds", choice(AttainedService)),
+    ),
+    traits=Traits(
+        optimises="average completion time, without durations",
+        fairness="least attained GPU-time first, in coarse queues",
+        heterogeneity="on its fastest free type; never moved",
+        gang="whole; skewed models insist on the fewest nodes",
+        verified="the authors' simulator on its 60-job trace, job by job",
+    ),
+)
+
+
 # Discretised two-dimensional Gittins index (`tiresias-gittins`; Tiresias-G of NSDI'19).
 #
 # S is the GPU-time of a whole job. With its distribution known, serve the job of highest index first:
@@ -258,6 +304,30 @@ def gittins(
         learn=_learn,
         ticking=ticking,
     )
+
+
+TIRESIAS_GITTINS = Listing(
+    "tiresias-gittins",
+    Family.QUEUE,
+    "queues by attained GPU-time, highest Gittins index first inside each",
+    _TIRESIAS,
+    (PolicyClaim.NO_DURATIONS,),
+    gittins,
+    (
+        _LIMITS,
+        _PROMOTE,
+        _PACKLIMIT,
+        Parameter("delta", "limit", "how far the index looks: limit of the queue, or best", choice(Delta)),
+        Parameter("samples", "10", "finished jobs needed before the index is used", whole_number),
+    ),
+    traits=Traits(
+        optimises="average completion time, with the distribution of durations",
+        fairness="highest Gittins index first inside queues by attained GPU-time",
+        heterogeneity="on its fastest free type; never moved",
+        gang="whole; skewed models insist on the fewest nodes",
+        verified="the worked indices, to 1e-4",
+    ),
+)
 
 
 def _learn(sizes: Sizes, job: JobView) -> tuple[Sizes, bool]:

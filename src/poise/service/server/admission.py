@@ -16,10 +16,7 @@ from poise.scheduler.model.job import Job, Yields
 from poise.scheduler.model.speed import Estimate
 from poise.scheduler.model.topology import Topology
 from poise.scheduler.placement.strategies import placement_named
-from poise.scheduler.policies.catalogue import policy_named
-from poise.scheduler.policies.combinators import shares_gpus
-from poise.scheduler.policies.hare.offline import Hare
-from poise.scheduler.policies.hare.rank_sharing import Dealer
+from poise.scheduler.policies.catalogue import Capability, capabilities_of, policy_named
 from poise.scheduler.throughput.speeds import GENERIC, Speeds
 from poise.scheduler.throughput.table import Throughputs, shipped
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
@@ -53,7 +50,7 @@ class Admission:
         self._table = table or shipped()
         self._speeds = Speeds(self._table, cluster)
         self._check = check
-        self._pairs = shares_gpus(policy_named(policy))
+        self._pairs = Capability.PAIRS in capabilities_of(policy)
         self._told: set[str] = set()
         self._measured: dict[str, Job] = {}
         """Of the kinds that it was told of, those that something is known of beside others: a job of each."""
@@ -172,13 +169,6 @@ def known(cluster: Cluster) -> Cluster:
 
 
 def core_of(header: Header) -> Scheduler:
-    """A fresh core. GPUs are lent for a lease, never for a single task of a step: no process is started for that."""
-    policy = with_rounds(policy_named(header.policy), header.settings, header.seed)
-    match policy.answer:
-        case Dealer() as dealer:
-            policy = replace(policy, answer=replace(dealer, long=inf))
-        case Hare(dealer):
-            policy = replace(policy, answer=Hare(replace(dealer, long=inf)))
-        case _:
-            pass
+    """A fresh core, with the policy as a live service uses it."""
+    policy = with_rounds(policy_named(header.policy, live=True), header.settings, header.seed)
     return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)

@@ -10,8 +10,7 @@ from poise.scheduler.core.reasons import Code, Reason
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import counted, format_seconds
-from poise.scheduler.policies.catalogue import Family, PolicyClaim, listing_of
-from poise.scheduler.policies.philly import Philly
+from poise.scheduler.policies.catalogue import POLICIES, Capability, Family, PolicyClaim, listing_of, promise_of
 from poise.service.backends.api import RunEnding
 from poise.service.server.batch import awaited, is_awaited, remedy
 from poise.service.server.records import JobRecord
@@ -23,8 +22,6 @@ from poise.service.wire.views import JobState
 _CODES = {WaitCause.ORDER: Code.ORDER, WaitCause.FRAGMENTATION: Code.FRAGMENTATION, WaitCause.CAPACITY: Code.CAPACITY}
 MOST_HOLDERS = 3
 """Jobs that are named as holding what another one waits for."""
-RESIZING = ("optimus", "themis")
-"""Policies that let an elastic job begin with fewer GPUs than it would like to have."""
 
 
 def reason_of(situation: ServiceState, record: JobRecord, now: float) -> views.ReasonView:
@@ -272,21 +269,24 @@ def _holders(situation: ServiceState, record: JobRecord) -> Iterator[JobRecord]:
 
 def _larger_share(situation: ServiceState, tenant: str) -> str:
     """Of a job that would take its tenant beyond its share: whether that is for others of its jobs, or it is too large."""
-    policy = situation.scheduler.policy.answer
+    spec = situation.header.policy
     mine = situation.tally.held.by_tenant[tenant]
     starts = f"jobs of tenant {tenant} that hold GPUs end" if mine else "others leave enough GPUs idle"
-    is_stated = isinstance(policy, Philly) and tenant in dict(policy.quotas)
-    raised = "poise use philly:quotas=..., which states it" if is_stated else f"poise shares --set {tenant}=WEIGHT"
+    stated = promise_of(spec).stated_by(tenant)
+    raised = f"poise shares --set {tenant}=WEIGHT"
+    if stated is not None:
+        raised = f"poise use {listing_of(spec).name}:{stated}=..., which states it"
     return f"it starts when {starts}, or an admin raises its share: {raised}"
 
 
 def _elastic(policy: str, gpus: int, most: int) -> str:
     """Of a job that would do with what is free, and is not given it."""
-    name = policy.split("+")[0].split(":")[0]
-    if name in RESIZING:
-        return f"Nothing to do: policy {name} looks for a number of GPUs for it when it plans again"
-    others = " or ".join(RESIZING)
-    return f"policy {name} gives it {counted(gpus, 'GPU')} or none: submit it with -g {most}, or ask an admin for {others}"
+    listing = listing_of(policy)
+    if Capability.ELASTIC in listing.can:
+        return f"Nothing to do: policy {listing.name} looks for a number of GPUs for it when it plans again"
+    others = " or ".join(each.name for each in POLICIES.values() if Capability.ELASTIC in each.can)
+    given = f"policy {listing.name} gives it {counted(gpus, 'GPU')} or none"
+    return f"{given}: submit it with -g {most}, or ask an admin for {others}"
 
 
 def _look(record: JobRecord) -> str | None:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from types import MappingProxyType
-from typing import ClassVar
 
 from poise.scheduler.model.cluster import NodeGpus, Site, site_of
 from poise.scheduler.model.job_table import Snapshot
@@ -39,6 +38,7 @@ from poise.scheduler.policies.gandiva.introspection import (
     part,
 )
 from poise.scheduler.policies.gandiva.reaction import GandivaMemory, GandivaMoment, NodeMark, PlacedUnit, seat
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, fraction, positive
 
 # Turns on nodes where more jobs are at home than fit (Gandiva, OSDI'18 §3.1: suspend and resume).
 #
@@ -154,8 +154,6 @@ class Turns:
 class Gandiva:
     """Seconds: `quantum` of a turn, `period` between looks around; a node is fragmented if this part of it is free."""
 
-    shares_gpus: ClassVar[bool] = True
-
     quantum: float = 60.0
     period: float = 300.0
     fragmented: float = 0.75
@@ -230,6 +228,30 @@ class Gandiva:
         free = snapshot.placement.free() if moment is None else moment.sketch.free
         may_help = memory.homes or snapshot.placement.partner or memory.spread or memory.is_elastic
         return memory.look if may_help or fragments(free, snapshot.placement, self.fragmented) else inf
+
+
+LISTING = Listing(
+    "gandiva",
+    Family.MARKET,
+    "nodes serve gangs of one size; turns of a minute under overload; pairs by trial, migration, growth",
+    "Xiao et al., Gandiva, OSDI'18",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    Gandiva,
+    (
+        Parameter("quantum", "60", "length of a turn in seconds, where more jobs share a node than fit on it", positive),
+        Parameter("period", "300", "seconds between two looks around: pairs, migration, growth", positive),
+        Parameter("fragmented", "0.75", "a node in use with this part of its GPUs free is emptied, if possible", fraction),
+    ),
+    can=frozenset({Capability.PAIRS}),
+    traits=Traits(
+        optimises="early feedback and GPU use",
+        fairness="none: jobs of a node take turns",
+        heterogeneity="blind: the fastest type with room",
+        gang="whole gangs; turns together",
+        elasticity="grows onto idle GPUs of the node, gives them back before anybody waits",
+        verified="no pair while demand fits; a pair that loses is parted within a period; a shrink comes before a wait",
+    ),
+)
 
 
 def _having_seen(memory: GandivaMemory, snapshot: Snapshot) -> GandivaMemory:

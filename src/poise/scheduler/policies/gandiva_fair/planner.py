@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from types import MappingProxyType
+from typing import Any
 
 from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
@@ -46,7 +47,19 @@ from poise.scheduler.policies.gandiva_fair.entitlements import (
 )
 from poise.scheduler.policies.gandiva_fair.load_balance import Homes, Lodger, retyped, type_for
 from poise.scheduler.policies.gandiva_fair.split_stride import Contender, Quantum, decide
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyClaim,
+    Traits,
+    choice,
+    equal_or_per_tenant,
+    number,
+    positive,
+)
 from poise.scheduler.policies.placement_draft import PlacementDraft
+from poise.scheduler.policies.promises import AmongTenants, Promise
 from poise.scheduler.policies.upgrades import Seen, upgrades
 
 # One decision of Gandiva_fair in the making: entitlements, homes, accounts, and who runs in each pool.
@@ -400,6 +413,45 @@ def gandiva_fair(
 ) -> "GandivaFair":
     """The policy with these parameters; `SlicingRules` says what they mean."""
     return GandivaFair(SlicingRules(tickets, quantum, division, trade, profile, rest, cost))
+
+
+def _by_tickets(tickets: tuple[tuple[str, float], ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401
+    return AmongTenants(named=dict(tickets))
+
+
+LISTING = Listing(
+    "gandiva-fair",
+    Family.MARKET,
+    "tenants' tickets into GPU time: split stride, load balance, trade of fast GPUs for slow ones",
+    "Chaudhary et al., Gandiva_fair, EuroSys'20",
+    (PolicyClaim.NO_DURATIONS, PolicyClaim.NO_INFLATION),
+    gandiva_fair,
+    (
+        Parameter("tickets", "equal", "tickets of tenants, alice:2/bob:1; 1 for those not named", equal_or_per_tenant),
+        Parameter("quantum", "60", "length of a time slice in seconds", positive),
+        Parameter("division", "gang", "tickets of a tenant's jobs: by gang, or equal", choice(TicketDivision)),
+        Parameter("trade", "on", "whether tenants trade GPU types: on or off", choice(Trading)),
+        Parameter(
+            "profile",
+            "running",
+            "speed-ups that count for trades: those of types that jobs have run on (running), or all believed (known)",
+            choice(Profiling),
+        ),
+        Parameter("rest", "300", "seconds between two moves of a job from node to node", number),
+        Parameter("cost", "60", "seconds of running that a move is taken to cost; it must gain more", number),
+    ),
+    promise=_by_tickets,
+    traits=Traits(
+        optimises="GPU time of tenants in proportion to tickets",
+        fairness="between tenants, over any hour; jobs of a tenant alike",
+        heterogeneity="tickets of every type; fast traded for slow at a second price",
+        gang="gang-aware stride, large gangs by the centre, bounded lag",
+        elasticity="none; time slices and migration",
+        verified="the published tables and trades; every hour within 3 % of the tickets' share of the GPU time used "
+        "with gangs of 1 to 16, and mostly of all GPU time; two of four tenants gain about 30 % by trade and "
+        "nobody loses",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)

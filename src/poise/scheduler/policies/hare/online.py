@@ -16,7 +16,8 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import Snapshot
-from poise.scheduler.policies.hare.rank_sharing import Dealer, StarvationGuard
+from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, StarvationGuard
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,32 @@ def step_service(snapshot: Snapshot, row: int) -> float:
 def hlas(*, lease: float = 360.0, long: float = 30.0, guard: StarvationGuard = StarvationGuard.OFF) -> Dealer:
     """Least attained service first, on any mix of GPUs."""
     return Dealer(AttainedByType(), lease, long, guard)
+
+
+LISTING = Listing(
+    "hlas",
+    Family.MARKET,
+    "least attained service, normalised to each job's fastest type, on any mix of GPUs",
+    "Chen et al., Hare, HPDC'22 and TCC'24 (its online scheduler, by name)",
+    (PolicyClaim.NO_DURATIONS,),
+    hlas,
+    (
+        Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
+        Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+        Parameter(
+            "guard",
+            "off",
+            "whether a task waits for a faster GPU where that gets it done sooner",
+            choice(StarvationGuard),
+        ),
+    ),
+    live=LEASES_ONLY,
+    traits=Traits(
+        optimises="average completion time, without durations",
+        fairness="equal service, in seconds of each job's own fastest type",
+        heterogeneity="aware; one job may use several types at once",
+        gang="needs none where rounds divide into micro-batches; whole gangs otherwise",
+        elasticity="any number of GPUs up to the micro-batches of a round",
+        verified="two equal jobs alternate; slow GPUs are charged less; a newcomer gets the next GPU",
+    ),
+)

@@ -27,6 +27,9 @@ from poise.scheduler.model.speed import Estimate, Locality
 from poise.scheduler.model.units import is_round_end, next_round_end
 from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, computes_as_fast, share_out
 
+LEASES_ONLY: Mapping[str, Any] = MappingProxyType({"long": inf})
+"""Parameters in the live service: no process is started for a single task, so GPUs are always lent for a lease."""
+
 
 class StarvationGuard(StrEnum):
     """Whether a task is kept from a slow GPU when waiting for a faster one, which is busy, would get it done sooner."""

@@ -28,6 +28,18 @@ from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Plan
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyClaim,
+    Traits,
+    choice,
+    portion,
+    positive,
+    whole_number,
+)
 from poise.scheduler.policies.themis.auction import WORTH_MOVING, AuctionRules, Payment, Sale
 from poise.scheduler.policies.themis.bidders import Agent, App, AppRegistry, Honest
 from poise.scheduler.policies.themis.halving import Halving
@@ -223,6 +235,39 @@ def themis(
 ) -> Themis:
     """With agents that bid what the scheduler believes."""
     return Themis(f, lease, error, payment, seed, halving)
+
+
+LISTING = Listing(
+    "themis",
+    Family.MARKET,
+    "auctions of GPUs under leases among the worst-off apps, with hidden payments",
+    "Mahajan et al., Themis, NSDI'20",
+    (PolicyClaim.WORK_CONSERVING,),
+    themis,
+    (
+        Parameter("f", "0.8", "part of the apps, the best off, that is not shown the GPUs; 0 shows them to all", portion),
+        Parameter("lease", "600", "seconds that GPUs are granted for, on average", positive),
+        Parameter("error", "0", "bids are off by up to this part, as drawn", portion),
+        Parameter(
+            "payment",
+            "gpus",
+            "winners pay with GPUs of what they won, or with time of their lease",
+            choice(Payment),
+        ),
+        Parameter("seed", "0", "of what is drawn: who gets what is left over, and how bids are off", whole_number),
+        Parameter("halving", "2", "one in so many jobs of a sweep goes on beyond each rung; 1: all do", positive),
+    ),
+    can=frozenset({Capability.AUCTIONS, Capability.ELASTIC}),
+    traits=Traits(
+        optimises="the worst finish-time fairness of an app, then the product of 1/rho",
+        fairness="finish time shared over finish time alone on 1/N of the cluster, by app",
+        heterogeneity="one auction a type, the fastest first; the paper knows no types",
+        gang="whole gangs; payments round down to them",
+        elasticity="bids for more GPUs of elastic jobs, and of sweeps",
+        verified="the worked auctions exactly; payments ((n-1)/n)^(n-1); no gain from lying with divisible GPUs; "
+        "lower worst rho than las, srtf and fifo on a mix that is sensitive to placement",
+    ),
+)
 
 
 def _next(until: Floats, now: float) -> float:
