@@ -1,1 +1,1 @@
-"""The scheduler: a deterministic machine, facts in, wishes out. No clock, no randomness, no I/O."""
+"""The core of the scheduler: a deterministic machine, events in, actions out. Start with `scheduler.py`."""

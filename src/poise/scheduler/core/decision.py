@@ -1,8 +1,16 @@
-"""One decision in the making: claims in order are given GPUs, taken from running jobs further back if need be.
+"""One decision in the making: claims in order get GPUs, taken from running jobs further back if need be.
 
-Going through all jobs in order and giving each its gang if it still fits, the running ones keeping what they have, is what
-a decision means. Here only waiting claims are looked at: before a claim there is free what nobody holds plus what jobs
-further back hold. A job that lost its GPUs competes again from its own place, and gets them back if nobody needed them.
+What a decision means: go through all jobs in order and give each its gang if it still fits; running jobs keep what they
+have. What is computed (`grant`): only waiting claims are looked at, because before a claim there is available what no job
+holds plus what jobs further back hold. A job that loses its GPUs competes again from its own place, and gets them back if
+no claim needed them.
+
+    ClaimSource      waiting claims in order, and the running jobs behind each: `RankedClaims` or `PlannedClaims`
+    grant            the loop: seat the claim, else make room for it by preemption, else by moving small jobs
+    DecisionDraft    the changes so far, as GPUs before and after for each job concerned; nothing else changes meanwhile
+
+The draft changes `free` as it goes and nothing else. So a claim that cannot be served is undone by giving GPUs back, and
+`Lifecycle.apply` turns the finished draft into transitions.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,29 +37,68 @@ class ClaimSource(Protocol):
     preemption: PreemptionRule
 
     def next(self) -> tuple[int, ClaimShape] | None:
-        """The next claim that may fit."""
+        """The next claim that may fit; None if there is no other."""
 
     def served(self, row: int) -> None:
-        """It got its GPUs."""
+        """Note that this claim got its GPUs."""
 
     def behind(self, row: int) -> Iterator[int]:
-        """Running jobs further back than a claim, the last one first."""
+        """Running jobs further back than this claim, the last one first: those that it may preempt."""
 
     def returned(self, row: int) -> None:
-        """A running job lost its GPUs; from now on it is a claim like others."""
+        """Note that a running job lost its GPUs: from now on it is a claim like others."""
+
+
+class Holdings(Protocol):
+    """What running jobs hold."""
+
+    def of(self, row: int) -> Holding:
+        """The GPUs of a running job."""
+
+    def gpus_of(self, row: int, gpu_type: int) -> int:
+        """The number of GPUs of a type that come free if a running job stops."""
+
+
+Defragmenting = Callable[["DecisionDraft", int, ClaimShape], bool]
+"""Makes room for a claim by moving running jobs; says whether it could."""
+
+
+def grant(
+    candidates: ClaimSource, draft: "DecisionDraft", holdings: Holdings, defragment: Defragmenting | None = None
+) -> bool:
+    """Serve the claims in order; say whether one that does not fit left the queue blocked."""
+    preempting = candidates.preemption is PreemptionRule.BY_RANK
+    needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
+    while (claim := candidates.next()) is not None:
+        row, shape = claim
+        if needs_idle and not any(draft.idle):
+            break  # nothing is free, and nothing can be made free
+        if (
+            draft.seat(row, shape)
+            or (preempting and draft.make_room(row, shape, candidates, holdings))
+            or (defragment is not None and defragment(draft, row, shape))
+        ):
+            candidates.served(row)
+        elif candidates.unfitting is Unfitting.BLOCKS:
+            draft.keep_in_place()
+            return True
+    draft.keep_in_place()
+    return False
 
 
 class DecisionDraft:
-    """The changes of one decision: `before` and `after` say what each job concerned held and will hold.
+    """The changes of one decision: for each job concerned, the GPUs it holds `before` and `after`; None: none.
 
-    beneficiary       for a job that lost its GPUs: the job they were taken for
-    unworked          says of a run that it has worked for less time than it took to start; it is spared then (None: no)
-    joins             jobs that are to share GPUs, each with the job that holds them
-    sites             claims that insist on certain nodes;  mixes: claims for so many GPUs of each type
-    computes          GPUs on which tasks are to be computed, by job
-    ends              jobs to be given up; what they held is free for the claims
-    notes             what people should know of the decision
-    protected_until   first moment at which a job that was spared for having just started may be preempted
+    `after` lists launches in the order in which they were granted. A row of `before` is in `after`, and the other way round.
+
+    beneficiary       for each job that lost its GPUs, the job that they were taken for
+    unworked          says whether a run has worked for less time than it took to start, and so is spared; None: none is
+    joins             jobs that will share GPUs, each with the job that holds them
+    sites             nodes that a claim requires;  mixes: number of GPUs of each type that a claim asks for
+    computes          GPUs on which tasks will be computed, by job
+    ends              jobs that their app gives up; what they held is available to the claims
+    notes             remarks on the decision, for people
+    protected_until   first time at which a job that was spared for having just started may be preempted
     """
 
     __slots__ = (
@@ -85,15 +132,15 @@ class DecisionDraft:
         self.ends: tuple[JobEnding, ...] = ()
         self._shapes: dict[int, ClaimShape] = {}
         self._short: dict[ClaimShape, tuple[int, ...]] = {}
-        """What was idle when such a claim could not have room made for it."""
+        """For claims of a shape that got no room by preemption: what was idle then. No other one gets room with less."""
 
     @property
     def idle(self) -> list[int]:
-        """Free GPUs by type."""
+        """The number of free GPUs by type."""
         return self.free.idle
 
     def evict(self, row: int, holding: Holding, partner: int | None = None) -> None:
-        """Take a running job's GPUs, for now; they come free once the job that it shares them with has lost them too."""
+        """Take the GPUs of a running job; they come free once the job that it shares them with has lost them too."""
         self.before.setdefault(row, holding)
         self.after[row] = None
         if partner is None or (partner in self.before and self.after[partner] is None):
@@ -107,7 +154,7 @@ class DecisionDraft:
         self.joins[row] = other
 
     def holders(self, before: set[int]) -> set[int]:
-        """Jobs that hold GPUs after the decision, as far as it has been taken; `before` are those that held some."""
+        """The jobs that hold GPUs after the decision so far, given those that held some before; changes `before`."""
         for row, holding in self.after.items():
             if holding is None:
                 before.discard(row)
@@ -118,11 +165,11 @@ class DecisionDraft:
     def settle_stops(
         self, stopped: Collection[int], partner: Mapping[int, int], kept: Collection[int] = frozenset()
     ) -> None:
-        """Of jobs that were stopped to make room: those whose GPUs nobody took go on; of the others, say who took them.
+        """Let stopped jobs go on whose GPUs no claim took, and note for the others who took them.
 
-        Two that shared their GPUs go on together. One whose partner was left alone on purpose was stopped for that one.
+        Two that shared their GPUs go on together. A job whose partner goes on alone on purpose was stopped for that one.
 
-        kept   jobs that were to be stopped too, and could not be
+        kept   jobs that the plan wanted to stop too, and that must not be preempted
         """
         for row in sorted(stopped):
             if self.after[row] is not None:
@@ -144,7 +191,7 @@ class DecisionDraft:
                 self.beneficiary[row] = partner[row] if taker is None else taker
 
     def seat(self, row: int, shape: ClaimShape) -> bool:
-        """Give a claim free GPUs: those it had, or what the placement chooses on the best type that has room."""
+        """Give a claim free GPUs: those that it had, or what the placement chooses on the best type that has room."""
         self._shapes[row] = shape
         if self.sites and row in self.sites:
             return self._seat_at(row, self.sites[row])
@@ -164,12 +211,12 @@ class DecisionDraft:
         return self._seat_part(row, shape)
 
     def _seat_part(self, row: int, shape: ClaimShape) -> bool:
-        """Give a claim of a job whose rounds divide what is free and of use to it, of whatever types."""
+        """Give a job whose steps divide what is free and of use to it, of whatever types."""
         mix = shape.tasks.fewest(self.free.idle) if shape.tasks else None
         return mix is not None and self._seat_mix(row, mix)
 
     def _seat_mix(self, row: int, mix: Mix) -> bool:
-        """Give a claim so many GPUs of each type, those that it had among them."""
+        """Give a claim this number of GPUs of each type, those that it had among them."""
         if any(gpus > idle for gpus, idle in zip(mix, self.free.idle, strict=True)):
             return False
         left = list(mix)
@@ -181,7 +228,7 @@ class DecisionDraft:
         return True
 
     def _kept(self, had: Holding, left: list[int]) -> Iterator[Slots]:
-        """Free GPUs that a job had and that it is to have again; `left` says of how many types, and is counted down."""
+        """Free GPUs that a job had and keeps; `left` is the number still needed of each type, and is counted down."""
         for node, mask in had:
             kind = self.free.topology.type_of[node]
             free = mask & self.free.masks[node]
@@ -191,7 +238,7 @@ class DecisionDraft:
                 yield Slots(node, lowest_slots(free, gpus))
 
     def _found(self, mix: Sequence[int]) -> list[Slots]:
-        """GPUs that the placement takes, so many of each type as there are free ones of."""
+        """GPUs that the placement takes, this number of each type; that many are free."""
         parts: list[Slots] = []
         for kind, gpus in enumerate(mix):
             found = self._placement(self.free, kind, gpus, Locality.CLUSTER) if gpus else None
@@ -201,11 +248,11 @@ class DecisionDraft:
         return parts
 
     def start_tasks(self, row: int, mix: Mix) -> None:
-        """Compute one task on each of so many GPUs of each type, or on as many as are free."""
+        """Compute one task per GPU on this number of GPUs of each type, or on as many as are free."""
         self._compute(row, self._found([min(gpus, idle) for gpus, idle in zip(mix, self.free.idle, strict=True)]))
 
     def start_tasks_at(self, row: int, site: Site) -> None:
-        """Compute one task on each of so many GPUs of these nodes, or on as many as are free."""
+        """Compute one task per GPU on these nodes, or on as many of these GPUs as are free."""
         masks = self.free.masks
         wanted = [(node, min(gpus, masks[node].bit_count())) for node, gpus in site]
         found = tuple(Slots(node, lowest_slots(masks[node], gpus)) for node, gpus in wanted if gpus)
@@ -218,7 +265,7 @@ class DecisionDraft:
             self.computes[row] = gpus
 
     def _seat_at(self, row: int, site: Site) -> bool:
-        """Give a claim GPUs of just these nodes."""
+        """Give a claim GPUs of exactly these nodes."""
         had = self.before.get(row)
         if had is not None and site_of(had) == site and self.free.are_free(had):
             self._take(row, had)
@@ -230,7 +277,7 @@ class DecisionDraft:
         return True
 
     def _suits(self, holding: Holding, shape: ClaimShape) -> bool:
-        """These GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
+        """Say whether these GPUs are what the claim asks for; a plan may want a job elsewhere than where it was."""
         topology = self.free.topology
         if gpu_count(holding) != shape.gang or not shape.is_for(holding, topology.type_of):
             return False
@@ -243,14 +290,14 @@ class DecisionDraft:
         self.after[row] = holding
 
     def beneficiary_of(self, row: int) -> int | None:
-        """The job that GPUs were taken for in the end: a victim that kept its own GPUs took others for somebody else."""
+        """The job that a victim's GPUs were taken for in the end: follow victims that got their own GPUs back."""
         found = self.beneficiary.get(row)
         while found is not None and self.before.get(found) is not None and self.before[found] == self.after[found]:
             found = self.beneficiary.get(found)
         return found
 
     def keep_in_place(self) -> None:
-        """Jobs that lost their GPUs and were given others get their own back, if those who start can do with the rest."""
+        """Give victims that got other GPUs their own ones back, if the starting jobs fit on the rest: saves migrations."""
         shared = {*self.joins, *self.joins.values()}  # who shares GPUs stays with them
         after = {row: holding for row, holding in self.after.items() if holding is not None and row not in shared}
         moved = [row for row, holding in after.items() if self.before[row] not in (None, holding)]
@@ -266,7 +313,7 @@ class DecisionDraft:
             self._restore(agreed)
 
     def retract(self, row: int, movers: Iterable[int]) -> None:
-        """A claim is not to have a place after all, and those who were to move for it stay where they were."""
+        """Undo the seat of a claim, and the moves of the jobs that made room for it."""
         for each in (row, *movers):
             found = self.after.get(each)
             if found is not None:
@@ -284,7 +331,7 @@ class DecisionDraft:
             self.after[row] = None
 
     def _restore(self, agreed: dict[int, Holding]) -> None:
-        """Back to what was agreed."""
+        """Go back to what was agreed before."""
         for row, holding in agreed.items():
             found = self.after[row]
             if found is not None and found is not holding:
@@ -292,12 +339,8 @@ class DecisionDraft:
         for row, holding in agreed.items():
             self._take(row, holding)
 
-    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: "Holdings") -> bool:
-        """Take GPUs from jobs further back, as few and as far back as possible, and give them to the claim.
-
-        Claims come in their order: where GPUs are only counted, what one could not get, another like it cannot get later,
-        unless more is idle.
-        """
+    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: Holdings) -> bool:
+        """Preempt jobs further back, as few and as far back as possible, and seat the claim on their GPUs."""
         if shape in self._short and all(self.free.idle[each] <= self._short[shape][each] for each in shape.types):
             return False
         for gpu_type in shape.types:
@@ -307,20 +350,18 @@ class DecisionDraft:
             for victim in victims:
                 self.evict(victim, holdings.of(victim))
             if not self.seat(row, shape):
-                self._undo(victims)
+                for victim in victims:
+                    self._spare(victim)
                 continue
             for victim in reversed(victims):
                 if not self._spare(victim):
                     self.beneficiary[victim] = row
                     candidates.returned(victim)
             return True
+        # Claims come in order: where GPUs are only counted, what this one could not get, a later one like it cannot get.
         if shape.locality is Locality.CLUSTER and row not in self.sites and row not in self.mixes:
             self._short[shape] = tuple(self.free.idle)
         return False
-
-    def _undo(self, victims: list[int]) -> None:
-        for victim in victims:
-            self._spare(victim)
 
     def _spare(self, victim: int) -> bool:
         """Give a victim its GPUs back if they are still free."""
@@ -330,8 +371,8 @@ class DecisionDraft:
         self._take(victim, holding)
         return True
 
-    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
-        """The jobs furthest back whose GPUs, with what is free, hold the claim; none if all together do not."""
+    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: Holdings) -> list[int]:
+        """The jobs furthest back whose GPUs, with what is free, hold the claim; empty if all together do not."""
         if shape.locality is not Locality.CLUSTER:
             return self._victims_on_nodes(shape, gpu_type, rows, holdings)
         need = shape.gang - self.free.idle[gpu_type]
@@ -346,15 +387,15 @@ class DecisionDraft:
         else:
             return []
         surplus = -need
-        for victim in reversed(victims):  # who stands further ahead is spared first
+        for victim in reversed(victims):  # spare those that stand further ahead first
             gpus = holdings.gpus_of(victim, gpu_type)
             if gpus <= surplus:
                 surplus -= gpus
                 victims.remove(victim)
         return victims
 
-    def _victims_on_nodes(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: "Holdings") -> list[int]:
-        """As `_victims`, for a claim that insists on few nodes: GPUs count where enough of them come together."""
+    def _victims_on_nodes(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: Holdings) -> list[int]:
+        """As `_victims`, for a claim that requires locality: GPUs count where enough of them come together."""
         topology = self.free.topology
         most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
         room = [mask.bit_count() for mask in self.free.masks]
@@ -376,7 +417,7 @@ class DecisionDraft:
         return []
 
     def may_preempt(self, row: int) -> bool:
-        """The job has run for long enough to be stopped, and the decision has not moved it."""
+        """Say whether a running job may be stopped: it is not protected, and this decision has not moved it."""
         if self.before.get(row) != self.after.get(row):
             return False
         until = self._protected.get(row)
@@ -386,48 +427,10 @@ class DecisionDraft:
         return False
 
 
-class Holdings(Protocol):
-    """What running jobs hold."""
-
-    def of(self, row: int) -> Holding:
-        """Its GPUs."""
-
-    def gpus_of(self, row: int, gpu_type: int) -> int:
-        """How many of a type would come free if it stopped."""
-
-
-Clearing = Callable[[DecisionDraft, int, ClaimShape], bool]
-"""Makes place for a claim by moving others; says whether it could."""
-
-
-def grant(candidates: ClaimSource, draft: DecisionDraft, holdings: Holdings, clear: Clearing | None = None) -> bool:
-    """Serve the claims in order. Says whether the queue was left blocked by one that does not fit."""
-    preempting = candidates.preemption is PreemptionRule.BY_RANK
-    needs_idle = not preempting and candidates.unfitting is Unfitting.SKIPPED
-    while (claim := candidates.next()) is not None:
-        row, shape = claim
-        if needs_idle and not any(draft.idle):
-            break  # nothing is left to give, and nobody can be made to give
-        if (
-            draft.seat(row, shape)
-            or (preempting and draft.make_room(row, shape, candidates, holdings))
-            or (clear is not None and clear(draft, row, shape))
-        ):
-            candidates.served(row)
-        elif candidates.unfitting is Unfitting.BLOCKS:
-            draft.keep_in_place()
-            return True
-    draft.keep_in_place()
-    return False
-
-
-# The two sources of claims: index that are kept in order, and a plan that a planner wrote down.
-
-
 class RankedClaims:
-    """Claims by rank: of each shape the head; a shape whose head does not fit has nobody behind it that does.
+    """Claims by rank: the head of each shape. If the head of a shape does not fit, no job behind it does.
 
-    current   key of the claim that was asked for last
+    current   key of the claim that `next` gave last
     lost      keys of the jobs that lost GPUs, whether they got them back or not
     """
 
@@ -458,19 +461,19 @@ class RankedClaims:
         heapify(self._open)
 
     def but_later(self, shapes: Iterable[ClaimShape]) -> Self:
-        """Look at these shapes too once somebody has lost GPUs: what is left over may be enough for them."""
+        """Look at these shapes too once a job has lost GPUs: what is left over may be enough for them."""
         self._left_out = shapes
         return self
 
     def next(self) -> tuple[int, ClaimShape] | None:
-        """The claim of least key."""
+        """The claim with the least key."""
         if not self._open:
             return None
         self.current, self._shape = heappop(self._open)
         return self.current[4], self._shape
 
     def served(self, row: int) -> None:
-        """A waiting job leaves its heap, and the next of its shape may come; a victim has no heap to leave."""
+        """Take a waiting job off its heap, so that the next of its shape can come; a victim is in no heap."""
         if row in self.lost:
             return
         self._index.stop_waiting(row)
@@ -478,12 +481,12 @@ class RankedClaims:
             heappush(self._open, (key, self._shape))
 
     def behind(self, _row: int) -> Iterator[int]:
-        """Running jobs behind the current claim, last first; their ranks are brought up to date first."""
+        """Running jobs behind the current claim, last first. Their ranks may have been put off until now."""
         self._catch_up(self._now)
         return self._index.running_behind(self.current, self._now)
 
     def returned(self, row: int) -> None:
-        """A victim competes from the place it had."""
+        """Let a victim compete from the place that it had."""
         key = self.lost[row] = self._index.running_key(row, self._now)
         self._index.stop_running(row)
         heappush(self._open, (key, self._index.shape_of[row]))
@@ -494,7 +497,7 @@ class RankedClaims:
 
 
 class PlannedClaims:
-    """Claims as a plan lists them; running jobs are passed over unless they lost their GPUs on the way."""
+    """Claims as a plan lists them. Running jobs are passed over, unless they lost their GPUs on the way."""
 
     def __init__(
         self,
@@ -512,7 +515,7 @@ class PlannedClaims:
 
     @cached_property
     def _place(self) -> dict[int, int]:
-        """Where each job stands in the plan."""
+        """The place of each job in the plan."""
         return {claim.row: place for place, claim in enumerate(self._claims)}
 
     @cached_property
@@ -530,7 +533,7 @@ class PlannedClaims:
         return None
 
     def served(self, row: int) -> None:
-        """It holds GPUs now."""
+        """Note that it holds GPUs now."""
         self._holds.add(row)
 
     def behind(self, row: int) -> Iterator[int]:
@@ -545,5 +548,5 @@ class PlannedClaims:
                 yield each
 
     def returned(self, row: int) -> None:
-        """The plan will come to it."""
+        """Note that it holds none: the plan comes to it later."""
         self._holds.discard(row)

@@ -1,8 +1,11 @@
-"""The rules that every decision keeps, checked on every decision against an account of its own.
+"""The ledger of who holds which GPUs. It checks the rules that every decision must keep, and raises where one breaks a rule.
 
-No GPU twice, but for two jobs that are to share theirs · whole gangs of one type, but for jobs whose rounds divide, and
-those only on types that they can use · no more than there is · only live nodes. Only what a decision changes is looked at;
-everything else was checked when it changed.
+- No GPU is held twice, except by two jobs that share all of theirs.
+- Gangs are whole and of one type, except for jobs whose steps divide, which hold types that they can use.
+- Only GPUs that exist are held, and only on live nodes.
+
+The ledger is kept apart from `FreeGpus`, the structure that placements search, so that a mistake in one shows in the other.
+It looks only at what changes: everything else was checked when it changed.
 """
 
 from poise.scheduler.model.cluster import Holding, Slots, merged
@@ -11,7 +14,7 @@ from poise.scheduler.model.topology import Topology
 
 
 class Ledger:
-    """Who holds what, kept apart from the structure that placements search."""
+    """Holdings by row. A row is in at most one of `holdings` and `trials`."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -19,12 +22,12 @@ class Ledger:
         self._alive = [True] * len(topology.full)
         self.holdings: dict[int, Holding] = {}
         self.trials: dict[int, Holding] = {}
-        """What jobs on trial hold, which policies do not see."""
+        """What jobs on a validation trial hold, which policies do not see."""
         self.partner: dict[int, int] = {}
-        """Jobs that share their GPUs with another one, both ways."""
+        """For jobs that share their GPUs: the other job, both ways."""
 
     def join(self, row: int, other: int) -> Holding:
-        """The job shares the GPUs of another one; returns them."""
+        """Let a job share the GPUs of another one; return them."""
         if row in self.holdings or other in self.partner:
             raise InvariantError(f"job in row {row} is to share GPUs with row {other}, which is not possible twice")
         self.holdings[row] = self.holdings[other]
@@ -32,7 +35,7 @@ class Ledger:
         return self.holdings[row]
 
     def open(self, row: int, holding: Holding, least: int, most: int, mixed: tuple[int, ...] | None = None) -> int:
-        """The job takes these GPUs, as many as it can do with; refused if that breaks a rule. Returns how many they are.
+        """Let a job take these GPUs; return their number, which is within its bounds.
 
         mixed   types that it can use at once; None: it needs GPUs of one type
         """
@@ -44,12 +47,12 @@ class Ledger:
         return got
 
     def extend(self, row: int, holding: Holding, mixed: tuple[int, ...]) -> None:
-        """The job takes these GPUs besides those that it holds; refused if that breaks a rule."""
+        """Let a job take these GPUs besides those that it holds."""
         self._take(row, holding, mixed)
         self.holdings[row] = merged((*self.holdings.get(row, ()), *holding))
 
     def reduce(self, row: int, holding: Holding) -> None:
-        """The job gives some of its GPUs back, perhaps all of them, and goes on."""
+        """Take some GPUs of a job back, perhaps all of them; it goes on."""
         left = dict(self.holdings[row])
         for node, mask in holding:
             if left.get(node, 0) & mask != mask:
@@ -61,7 +64,7 @@ class Ledger:
         self.holdings[row] = tuple(Slots(node, mask) for node, mask in left.items() if mask)
 
     def lend(self, row: int, holding: Holding) -> None:
-        """The job is tried on these GPUs; refused if that breaks a rule."""
+        """Let a job on trial take these GPUs."""
         self._check_empty_handed(row)
         self._take(row, holding, None)
         self.trials[row] = holding
@@ -89,7 +92,7 @@ class Ledger:
         return got
 
     def close(self, row: int) -> Holding:
-        """The job gives its GPUs back; returns those that nobody holds any more."""
+        """Take all GPUs of a job back; return those that no other job holds."""
         holding = self.holdings.pop(row) if row in self.holdings else self.trials.pop(row, None)
         if holding is None:
             raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
@@ -102,23 +105,23 @@ class Ledger:
         return holding
 
     def rows(self) -> set[int]:
-        """The jobs that hold GPUs, but for those on trial."""
+        """Rows of the jobs that hold GPUs, except those on trial."""
         return set(self.holdings)
 
     def held_by(self, row: int) -> Holding | None:
-        """What a job holds, if it holds anything."""
+        """The GPUs of a job; None if it holds none."""
         return self.holdings.get(row)
 
     def holding(self, row: int) -> Holding:
-        """What a running job holds."""
+        """The GPUs of a running job."""
         return self.holdings[row]
 
     def lose(self, node: int) -> list[int]:
-        """The node is gone; returns the rows of the jobs that held GPUs there, ascending."""
+        """Mark a node as lost; return the rows of the jobs that hold GPUs there, ascending."""
         self._alive[node] = False
         held = (*self.holdings.items(), *self.trials.items())
         return sorted(row for row, holding in held if any(slots.node == node for slots in holding))
 
     def restore(self, node: int) -> None:
-        """The node is there again."""
+        """Mark a node as live."""
         self._alive[node] = True

@@ -1,9 +1,11 @@
-"""A decision where some jobs' rounds divide: all jobs in order, each with the best of what is left, then what that changes.
+"""Decisions of an order policy where the steps of some jobs divide into micro-batches, so that any mix of GPUs will do.
 
-Who has too few GPUs to run as fast as it could is a claim like others, and a job may get a part of what it could use, so
-that looking at waiting claims alone (`granting.py`) does not do. Numbers are settled first, by type; then those whose
-numbers change are given GPUs, those that they had among them. A gang that wants to be close together may find no place for
-its numbers: then those behind it are put elsewhere, or, if that does not help, all is settled anew without it.
+A job that has fewer GPUs than it could use is a claim like others, and a job may get a part of what it could use. So looking
+at waiting claims alone, as `decision.py` does, is not enough. Instead:
+1. go through all jobs in order and settle the number of GPUs of each type that each gets (`solve/rank_sharing.py`);
+2. stop the jobs whose numbers change, and give them GPUs of the new numbers, those that they had among them;
+3. a gang that requires locality may find no place for its numbers: then jobs behind it are put elsewhere, and if that does
+   not help, all numbers are settled again without that gang.
 """
 
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from poise.scheduler.core.claim_shapes import ClaimShape
-from poise.scheduler.core.decision import Clearing, DecisionDraft
+from poise.scheduler.core.decision import DecisionDraft, Defragmenting
 from poise.scheduler.core.rank_index import Key, RankIndex
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.micro_batches import Mix
@@ -19,11 +21,15 @@ from poise.scheduler.model.plan import PreemptionRule, Unfitting
 from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, share_out
 
 RUNNING = -1
-"""In place of the shape of those who wait."""
+"""In the queue of `_in_order`: marks a running job, in place of the index of a waiting shape."""
 
 
 class MixedTypeDecision:
-    """One decision. `taken` are waiting jobs that were to get something: those that did not still wait."""
+    """One decision.
+
+    taken        waiting jobs that were taken off their heaps to get GPUs; those that got none have to be put back
+    _placeless   gangs that found no place close together
+    """
 
     def __init__(
         self,
@@ -32,7 +38,7 @@ class MixedTypeDecision:
         draft: DecisionDraft,
         preemption: PreemptionRule,
         unfitting: Unfitting,
-        clear: Clearing | None,
+        defragment: Defragmenting | None,
     ) -> None:
         self.taken: list[int] = []
         self._index = index
@@ -40,18 +46,18 @@ class MixedTypeDecision:
         self._draft = draft
         self._preemption = preemption
         self._unfitting = unfitting
-        self._clear = clear
+        self._defragment = defragment
         self._placeless: set[int] = set()
 
     def decide(self) -> None:
-        """Settle numbers, stop those who lose something, and give."""
+        """Settle numbers and seat the jobs; again without a gang that finds no place, until none is left."""
         requests = self._requests()
         while (row := self._tried(requests)) is not None:
             self._placeless.add(row)
             self._undo()
 
     def _tried(self, requests: dict[int, ShareRequest]) -> int | None:
-        """Carry it out at the draft; the first gang that finds no place close together, if there is one."""
+        """Settle numbers and carry them out in the draft; return the first gang that finds no place close together."""
         state, draft = self._state, self._draft
         gets = self._settled(requests)
         evicted = [
@@ -69,12 +75,12 @@ class MixedTypeDecision:
         return None
 
     def _gives(self, row: int, mix: Mix, requests: dict[int, ShareRequest], gets: dict[int, Mix]) -> bool:
-        """Give a job GPUs of these numbers; a gang if need be before running jobs that are behind it."""
+        """Give a job GPUs of these numbers; a gang may take the place of running jobs behind it."""
         draft, shape = self._draft, self._state.shape_of[row]
         if shape.tasks is not None:
             draft.mixes[row] = mix
             return draft.seat(row, shape)
-        if draft.seat(row, shape) or (self._clear is not None and self._clear(draft, row, shape)):
+        if draft.seat(row, shape) or (self._defragment is not None and self._defragment(draft, row, shape)):
             return True
         order = list(gets)
         behind = order[order.index(row) + 1 :]
@@ -82,7 +88,7 @@ class MixedTypeDecision:
         return self._goes_before(row, shape, [each for each in lent if each not in draft.before])
 
     def _goes_before(self, row: int, shape: ClaimShape, others: list[int]) -> bool:
-        """Seat a gang where these running jobs are; they stay as far as they can, or go to as many GPUs elsewhere."""
+        """Seat a gang where these running jobs are; they stay as far as they can, or move to as many GPUs elsewhere."""
         state, draft = self._state, self._draft
         for each in others:
             draft.evict(each, state.of(each))
@@ -94,7 +100,7 @@ class MixedTypeDecision:
         return is_seated
 
     def _undo(self) -> None:
-        """Everybody has again what they had before the decision."""
+        """Give all jobs back what they had before the decision."""
         draft, index = self._draft, self._index
         for holding in draft.after.values():
             draft.free.give(holding or ())
@@ -107,7 +113,7 @@ class MixedTypeDecision:
         self.taken.clear()
 
     def _requests(self) -> dict[int, ShareRequest]:
-        """Of those who run, but for those that cannot be changed: that share GPUs, or compute single tasks."""
+        """Requests of the running jobs, except those that cannot change: they share GPUs, or compute single tasks."""
         state, draft = self._state, self._draft
         fixed = {row for row, until in state.protected.items() if until == inf}
         requests: dict[int, ShareRequest] = {}
@@ -121,28 +127,29 @@ class MixedTypeDecision:
 
     @staticmethod
     def _request(row: int, shape: ClaimShape, has: Mix | None, title: Ownership) -> ShareRequest:
-        """A gang that runs stays on its type, whatever else has room: under an order nobody is moved for speed."""
+        """What a job could use. A running gang stays on its type whatever has room: an order moves no job for speed."""
         types = shape.types if has is None else (has.index(max(has)), *shape.types)
         return ShareRequest(row, shape.gang, types, shape.tasks, has=has, title=title)
 
     def _placeable(self, request: ShareRequest) -> ShareRequest:
-        """A gang that has found no place can be given nothing new."""
+        """A request that gets nothing new if its gang found no place."""
         return request._replace(types=()) if request.who in self._placeless else request
 
     def _settled(self, requests: dict[int, ShareRequest]) -> dict[int, Mix]:
-        """What everybody gets, in order, until nothing is left or somebody blocks those behind.
+        """What each job gets, in order, until nothing is left or a claim blocks those behind it.
 
-        Who keeps what it has may exchange it for something better: a second look is for those who were passed over before.
+        A job that exchanges what it has for something better leaves GPUs that jobs before it could use, so the waiting ones
+        are looked at twice.
         """
         left = list(self._state.free.idle)
         for request in requests.values():
             if request.has is not None and request.title is Ownership.LENT:
                 left = [most + gpus for most, gpus in zip(left, request.has, strict=True)]
         gets: dict[int, Mix] = {}
-        ground = GpuSupply.of(self._state.topology)
-        nobody: dict[int, ShareRequest] = {}
-        for who_runs in (requests, nobody):
-            for request, mix in share_out(self._in_order(who_runs, gets), left, ground):
+        supply = GpuSupply.of(self._state.topology)
+        none_running: dict[int, ShareRequest] = {}
+        for running in (requests, none_running):
+            for request, mix in share_out(self._in_order(running, gets), left, supply):
                 if mix is not None:
                     gets[request.who] = mix
                 elif self._unfitting is Unfitting.BLOCKS and request.has is None:
@@ -152,7 +159,7 @@ class MixedTypeDecision:
         return gets
 
     def _in_order(self, requests: dict[int, ShareRequest], gets: dict[int, Mix]) -> Iterator[ShareRequest]:
-        """Running jobs and those who wait, by rank. Of a shape whose first gets nothing, nobody behind it does."""
+        """Requests of running and waiting jobs by rank. If the first job of a shape gets nothing, none behind it does."""
         index, shapes, now = self._index, self._state.waiting_shapes, self._draft.now
         queue: list[tuple[Key, int]] = [(index.key(row, now), RUNNING) for row in requests]
         queue += [(key, place) for place, shape in shapes.items() if (key := index.head(shape))]

@@ -1,12 +1,20 @@
-"""What the scheduler asks of a policy whatever it answers with, and how an order's ranks are kept, job by job."""
+"""The driver of a policy that is an order: it asks for a rank only when something happened to the job.
+
+Two shortcuts make most events cheap, and both are exact:
+- **Catching up.** While no job waits, ranks decide nothing. So ranks of jobs that start are not asked for (`_unranked`), and
+  ranks whose time has come (`_due`) are left as they are. Once a job waits (`_contended`), `catch_up` asks for all of them,
+  each as of the time at which it would have been asked.
+- **Only what is new.** If nothing but arrivals happened since the last decision (`_fresh`), only the new jobs are looked at:
+  whatever could not start before cannot start now. Anything else sets `_look_at_all`.
+"""
 
 from heapq import heappop, heappush
 from math import inf
 
 from poise.scheduler.core.claim_shapes import ClaimShape
-from poise.scheduler.core.decision import Clearing, DecisionDraft, RankedClaims, grant
+from poise.scheduler.core.decision import DecisionDraft, Defragmenting, RankedClaims, grant
 from poise.scheduler.core.mixed_types import MixedTypeDecision
-from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TieBreaker, TiesByPreviousDecision, TiesBySubmission
+from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TiesByPreviousDecision, TiesBySubmission
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.job_table import JobView
@@ -14,40 +22,44 @@ from poise.scheduler.model.plan import Order, PreemptionRule, Rank, TieBreak, Un
 
 
 class RankDriver:
-    """Keeps an order's ranks; asks for a rank only when something happened to the job."""
+    """Keeps the ranks of an order up to date, job by job.
 
-    def __init__(self, order: Order, state: SchedulerState, clear: Clearing | None) -> None:
+    _due        heap of (time, row): when a rank has to be asked for again; entries may be out of date
+    _unsettled  jobs whose rank holds for one decision only, and has to be asked for again right after it
+    _blocked    key of the claim that blocked the queue at the last decision, under policies where a claim can
+    _arrived    jobs that were new at the decision under way;  _victims: jobs that lost GPUs in it, by place
+    """
+
+    def __init__(self, order: Order, state: SchedulerState, defragment: Defragmenting | None) -> None:
         self._order = order
-        self._clear = clear
+        self._defragment = defragment
         self._state = state
         self._memory = order.memory
         self._index = RankIndex(state.shape_of)
-        self._ties: TieBreaker = (
-            TiesByPreviousDecision() if order.ties is TieBreak.BY_PREVIOUS_DECISION else TiesBySubmission()
-        )
+        self._ties = TiesByPreviousDecision() if order.ties is TieBreak.BY_PREVIOUS_DECISION else TiesBySubmission()
         self._view = JobView(state.columns)
         self._due: list[tuple[float, int]] = []
         self._unsettled: list[int] = []
         self._fresh: list[int] = []
-        self._everybody = False
+        self._look_at_all = False
         self._contended = False
         self._unranked: dict[int, float] = {}
         self._blocked: Key | None = None
         self._arrived: list[int] = []
-        self._lost: dict[int, int] = {}
+        self._victims: dict[int, int] = {}
 
     @property
     def drifts(self) -> bool:
-        """Some running job falls behind as it runs."""
+        """Whether some running job falls behind as it runs."""
         return self._index.drifts
 
     def arrived(self, row: int, now: float) -> None:
-        """It gets its first rank."""
+        """Give it its first rank."""
         self._index.add(row, self._rank(row, now, None), self._ties.arrived(row))
         self._fresh.append(row)
 
     def started(self, row: int, now: float) -> None:
-        """It gets a rank among the running once that matters: most jobs are gone before anybody has to wait."""
+        """Give it a rank among the running jobs, or put that off while no job waits: many end before one does."""
         self._index.stop_waiting(row)
         if self._order.preemption is PreemptionRule.NEVER:
             return
@@ -57,39 +69,39 @@ class RankDriver:
             self._unranked[row] = now
 
     def _join(self, row: int, since: float) -> None:
-        """It gets a rank among the running, as of when it started."""
+        """Give a running job its rank, as of when it started."""
         previous, tie = self._index.ranks[row], self._index.ties[row]
         rank = self._rank(row, since, previous)
         self._index.run(row, rank, self._ties.started(tie, previous, rank), since)
 
     def preempted(self, row: int, now: float) -> None:
-        """It gets a rank among the waiting."""
+        """Give it a rank among the waiting jobs."""
         if self._index.runs(row):  # one that is only moved did not lose its place on the way
             self._index.stop_running(row)
         self._unranked.pop(row, None)
         previous, tie = self._index.ranks[row], self._index.ties[row]
         rank = self._rank(row, now, previous)
-        self._index.wait(row, rank, self._ties.stopped(tie, previous, rank, self._lost.get(row, row)))
+        self._index.wait(row, rank, self._ties.stopped(tie, previous, rank, self._victims.get(row, row)))
 
     def interrupted(self, row: int, now: float) -> None:
-        """It goes from the running to the waiting."""
+        """Give it a rank among the waiting jobs; its GPUs may be of use to any claim."""
         self.preempted(row, now)
-        self._everybody = True
+        self._look_at_all = True
 
     def reported(self, row: int, now: float) -> None:
-        """It gets a new rank where it is, if it has one."""
+        """Ask for its rank again, if it has one."""
         if row not in self._unranked:
             self._rank_again(row, now)
 
     def reshaped(self, row: int, now: float) -> None:
-        """It waits among those of its new shape, and is looked at like a newcomer."""
+        """Let it wait among the jobs of its new shape, and look at it like at a new job."""
         self._index.wait(row, self._index.ranks[row], self._index.ties[row])
         self._fresh.append(row)
         if self._blocked is not None and self._blocked[4] == row:
             self._blocked = None
 
     def ended(self, row: int, now: float) -> None:
-        """Its place is given up, and the order may learn from it."""
+        """Give its place up; the policy may learn from a job that finished."""
         if self._unranked.pop(row, None) is None:
             if self._index.runs(row):
                 self._index.stop_running(row)
@@ -97,27 +109,27 @@ class RankDriver:
                 self._index.stop_waiting(row)
         if self._state.columns.status[row] == Status.FINISHED:
             self._learn(row, now)
-        self._everybody = True
+        self._look_at_all = True
 
     def opened(self) -> None:
-        """All claims are to be looked at."""
-        self._everybody = True
+        """Look at all claims in the next decision."""
+        self._look_at_all = True
 
     def refresh(self, now: float) -> bool:
-        """Ranks whose time has come are asked for again; as long as nobody waits they decide nothing and can wait too."""
+        """Ask again for the ranks whose time has come, unless no job waits."""
         if not self._contended:
             return False
         asked: set[int] = set()
         while self._due and self._next_due() <= now:
             _, row = heappop(self._due)
-            if row not in asked:  # a moment that was named twice is one moment
+            if row not in asked:  # a job may be due twice at one time
                 asked.add(row)
                 self._rank_again(row, now)
-                self._everybody = True
+                self._look_at_all = True
         return bool(asked)
 
     def catch_up(self, now: float) -> None:
-        """Ask for the ranks that were put off while nobody waited, each as of its own time."""
+        """Ask for the ranks that were put off while no job waited, each as of its own time."""
         if self._contended:
             return
         self._contended = True
@@ -139,16 +151,16 @@ class RankDriver:
         self.refresh(now)
 
     def is_due(self, now: float) -> bool:
-        """An order has no moments of its own besides those of its ranks."""
+        """An order has no times of its own besides those of its ranks."""
         return False
 
     def is_idle(self) -> bool:
-        """Nobody waits, nor could anybody use more GPUs."""
+        """Say whether no job waits, and no running one could use more GPUs."""
         state = self._state
         return not state.waiting_shapes and not (state.divisible and any(state.free.idle))
 
     def decide(self, now: float, draft: DecisionDraft, allowed: PreemptionRule) -> None:
-        """Only new claims are looked at if nothing else can have changed."""
+        """Grant claims by rank; look only at new ones if nothing else can have changed."""
         preemption = self._order.preemption if allowed is PreemptionRule.BY_RANK else allowed
         if self._state.divisible:
             self._divide(now, draft, preemption)
@@ -157,28 +169,28 @@ class RankDriver:
             return
         candidates = self._candidates(now, preemption)
         self._arrived, self._fresh = self._fresh, []
-        self._everybody = allowed is not PreemptionRule.BY_RANK
-        if grant(candidates, draft, self._state, self._clear):
+        self._look_at_all = allowed is not PreemptionRule.BY_RANK
+        if grant(candidates, draft, self._state, self._defragment):
             self._blocked = candidates.current
         lost = candidates.lost
-        self._lost = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
+        self._victims = {row: place for place, row in enumerate(sorted(lost, key=lost.__getitem__))} if lost else {}
 
     def _divide(self, now: float, draft: DecisionDraft, preemption: PreemptionRule) -> None:
-        """Everybody is looked at, for who runs may want more."""
+        """Decide where steps of some jobs divide: all jobs are looked at, because a running one may want more GPUs."""
         if self._order.preemption is PreemptionRule.BY_RANK:
             self.catch_up(now)
-        division = MixedTypeDecision(self._index, self._state, draft, preemption, self._order.unfitting, self._clear)
+        division = MixedTypeDecision(self._index, self._state, draft, preemption, self._order.unfitting, self._defragment)
         division.decide()
         for row in division.taken:
             if draft.after.get(row) is None:
                 self._index.wait(row, self._index.ranks[row], self._index.ties[row])
         self._arrived, self._fresh = self._fresh, []
-        self._everybody = True
+        self._look_at_all = True
         self._blocked = None
 
     def _serves_newcomer(self, draft: DecisionDraft) -> bool:
-        """What happens most: one job has arrived, nobody else waits, and there is room. Nothing need be compared then."""
-        if self._everybody or len(self._fresh) != 1:
+        """Serve the most common case at once: one job arrived, no other waits, and there is room for it."""
+        if self._look_at_all or len(self._fresh) != 1:
             return False
         row = self._fresh[0]
         shape = self._state.shape_of[row]
@@ -189,9 +201,9 @@ class RankDriver:
         return True
 
     def _candidates(self, now: float, preemption: PreemptionRule) -> RankedClaims:
-        """Everybody, or only new jobs where nothing but their arrival has happened."""
+        """All claims, or only new ones where nothing but arrivals has happened."""
         shapes, unfitting = self._state.waiting_shapes, self._order.unfitting
-        if self._everybody or self._index.drifts:
+        if self._look_at_all or self._index.drifts:
             return RankedClaims(self._index, shapes.values(), unfitting, preemption, now, self.catch_up)
         if unfitting is Unfitting.BLOCKS:
             able = () if self._is_blocked() else shapes.values()
@@ -201,13 +213,17 @@ class RankDriver:
         return RankedClaims(self._index, new, unfitting, preemption, now, self.catch_up).but_later(others)
 
     def settle(self, now: float) -> bool:
-        """Jobs that got their GPUs back return to their index; ranks that held for one decision are asked for again."""
-        for row in self._lost:
+        """Put victims that got their GPUs back into their lanes; ask again for ranks that held for one decision."""
+        for row in self._victims:
             if self._state.running(row) and not self._index.runs(row):
                 self._index.resume(row)
-        self._lost = {}
-        if self._order.ties is TieBreak.BY_PREVIOUS_DECISION:
-            self._settle_ties()
+        self._victims = {}
+        if self._order.ties is TieBreak.BY_PREVIOUS_DECISION:  # who arrived for this decision has a place in the list now
+            for row in self._arrived:
+                if self._index.waits(row):
+                    self._index.wait(row, self._index.ranks[row], self._ties.settled(self._index.ties[row]))
+            self._arrived = []
+            self._ties.decided()
         if self._state.waiting_shapes:
             self.catch_up(now)
         else:
@@ -219,25 +235,17 @@ class RankDriver:
             self._unsettled.clear()
         return False
 
-    def _settle_ties(self) -> None:
-        """Who arrived for this decision and still waits is no newcomer any more."""
-        for row in self._arrived:
-            if self._index.waits(row):
-                self._index.wait(row, self._index.ranks[row], self._ties.settled(self._index.ties[row]))
-        self._arrived = []
-        self._ties.decided()
-
     def next_change(self) -> float:
-        """The first moment at which a rank is to be asked for, if anybody waits."""
+        """The first time at which a rank has to be asked for again, if any job waits."""
         return self._next_due() if self._contended else inf
 
     def line(self, most: int) -> list[int]:
-        """By rank."""
+        """Rows of the first waiting jobs, by rank."""
         return self._index.line(most)
 
     def place(self, row: int) -> tuple[float | Tie, ...]:
-        """By rank."""
-        return self._index.key(row, 0.0)  # of those who wait it is the same at any time
+        """The key of a waiting job, which is the same at any time."""
+        return self._index.key(row, 0.0)
 
     def _next_due(self) -> float:
         due, active, ranks = self._due, self._state.active, self._index.ranks
@@ -254,7 +262,7 @@ class RankDriver:
         return [shape for row, shape in shapes.items() if (head := self._index.head(shape)) and head[4] == row]
 
     def _is_blocked(self) -> bool:
-        """The claim that blocked the queue still waits, and nobody new stands before it."""
+        """Say whether the claim that blocked the queue still waits, with no new one before it."""
         blocked = self._blocked
         if blocked is None or not self._index.waits(blocked[4]):
             return False

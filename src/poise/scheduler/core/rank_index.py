@@ -1,139 +1,40 @@
-"""The order of an order policy, kept up to date instead of sorted anew (DESIGN §5).
+"""The order of jobs by rank, kept up to date instead of sorted at every decision.
 
-Waiting jobs stand still in rank, so they are heaps, one a shape: of one shape only the head can be next. Running jobs change
-rank along straight lines, so those of equal (queue, section, slope) keep their order for ever: each such set is a sorted
-lane, and the order of all of them at a moment is a merge of a few lanes.
+A rank is a straight line over time. That makes two cheap structures enough:
+- **Waiting jobs** stand still in rank. They are heaps, one per claim shape: of one shape only the head can be next, because
+  whatever the head needs, those behind it need too.
+- **Running jobs** change rank along their lines, so those of equal (queue, section, slope) never overtake one another. Each
+  such set is a sorted lane, and the order of all running jobs at any time is a merge of a few lanes.
+
+Heap entries are not removed when a job stops waiting; each carries a ticket, and one that is not the job's current ticket is
+skipped when it comes to the top.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 from math import inf
-from typing import Protocol
 
 from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.model.plan import Rank
 
-# How equal ranks are ordered: by submission, or by the place they had at the previous decision.
-#
-# The second is what one gets by keeping one list and sorting it stably at every event, as the Tiresias authors' simulator
-# does. No list is kept here, because the outcome follows from how ranks got to be equal:
-# - a job whose value falls came from above, so it stands behind one whose value stands still, and that behind one whose
-# value
-# rises: at equal value the larger slope comes first
-# - a job that has just arrived is at the end of the list, behind everybody
-# - running jobs of equal slope have been equal since the later one started: where values fall it was waiting below the other
-# and stays ahead of it (unless it had just arrived), where they do not it came from behind
-# - likewise for a job that stops: behind the waiting ones if its value was falling, ahead of them if it was rising
-# - a job that changes queue goes to the end, by submission
-# A tie is a tuple that compares accordingly; by submission it is empty, and rows decide.
-
 Tie = tuple[float, ...]
-
-
-class TieBreaker(Protocol):
-    """Gives every job a tie when something happens to it. `previous` is the rank it had until now."""
-
-    def arrived(self, row: int) -> Tie:
-        """It has just arrived."""
-
-    def settled(self, tie: Tie) -> Tie:
-        """It has come earlier than just now."""
-
-    def started(self, tie: Tie, previous: Rank, rank: Rank) -> Tie:
-        """It runs; those that start at one decision are told in order."""
-
-    def stopped(self, tie: Tie, previous: Rank, rank: Rank, place: int) -> Tie:
-        """It waits; `place` is its place among those that stopped at this decision."""
-
-    def changed(self, row: int, tie: Tie, previous: Rank, rank: Rank) -> Tie:
-        """It has another rank, and runs or waits as before."""
-
-    def decided(self) -> None:
-        """A decision is over."""
-
-
-class TiesBySubmission:
-    """Rows decide: there is nothing to say about ties."""
-
-    def arrived(self, _row: int) -> Tie:
-        """Empty."""
-        return ()
-
-    def settled(self, _tie: Tie) -> Tie:
-        """Empty."""
-        return ()
-
-    def started(self, _tie: Tie, _previous: Rank, _rank: Rank) -> Tie:
-        """Empty."""
-        return ()
-
-    def stopped(self, _tie: Tie, _previous: Rank, _rank: Rank, _place: int) -> Tie:
-        """Empty."""
-        return ()
-
-    def changed(self, _row: int, _tie: Tie, _previous: Rank, _rank: Rank) -> Tie:
-        """Empty."""
-        return ()
-
-    def decided(self) -> None:
-        """Nothing to count."""
-
-
-class TiesByPreviousDecision:
-    """Ties are (−slope, decision with a sign, what happened at it, place); who has just come has inf for its slope."""
-
-    def __init__(self) -> None:
-        self._decision = 1
-        self._starts = 0
-
-    def arrived(self, row: int) -> Tie:
-        """At the end of the list."""
-        return (inf, self._decision, 1, row)
-
-    def settled(self, tie: Tie) -> Tie:
-        """A waiting job's value stands still."""
-        return (0.0, *tie[1:])
-
-    def started(self, tie: Tie, previous: Rank, rank: Rank) -> Tie:
-        """Ahead of its equals where values fall, unless it had just arrived."""
-        if _stands_still(previous, rank):
-            return self.settled(tie)
-        self._starts += 1
-        ahead = rank.slope < 0 and tie[0] < inf
-        return (-rank.slope, -self._decision if ahead else self._decision, 0, self._starts)
-
-    def stopped(self, tie: Tie, previous: Rank, rank: Rank, place: int) -> Tie:
-        """Behind its equals, unless its value was rising."""
-        if _stands_still(previous, rank):
-            return self.settled(tie)
-        return (0.0, -self._decision if previous.slope > 0 else self._decision, 0, place)
-
-    def changed(self, row: int, tie: Tie, previous: Rank, rank: Rank) -> Tie:
-        """Behind everybody, those that arrived now included, if it changed queue; otherwise where it was."""
-        if rank.queue != previous.queue:
-            return (inf if rank.queue < previous.queue else -rank.slope, self._decision, 2, row)
-        return (-rank.slope, *tie[1:])
-
-    def decided(self) -> None:
-        """What happens from now on is later."""
-        self._decision += 1
-
-
-def _stands_still(previous: Rank, rank: Rank) -> bool:
-    """Neither has the rank changed, nor does it as time goes by: among its equals the job stays where it was."""
-    return previous[:3] == rank[:3] and previous.slope == rank.slope == 0
-
+"""Orders jobs of equal rank; compared before the row."""
 
 Key = tuple[int, int, float, Tie, int]
-"""(queue, section, value now, tie, row): the total order of jobs at one moment."""
+"""(queue, section, value now, tie, row): the total order of jobs at one time."""
 
 Lane = list[tuple[float, Tie, int]]
 """(value at time 0, tie, row), ascending."""
 
 
 class RankIndex:
-    """All active jobs in order of rank. `shape_of` is the core's own list of shapes by row."""
+    """All active jobs in order of rank.
+
+    shape_of   the core's own list of claim shapes by row; a waiting job is in the heap of the shape that it had when it was
+               put there, so a job whose shape changes has to be put there again
+    ranks      the current rank of each job, by row;  ties: likewise
+    """
 
     def __init__(self, shape_of: list[ClaimShape]) -> None:
         self.shape_of = shape_of
@@ -141,14 +42,17 @@ class RankIndex:
         self.ties: list[Tie] = []
         self._heaps: dict[int, list[tuple[int, int, float, Tie, int, int]]] = {}
         self._tickets: list[int] = []
+        """Ticket of the valid heap entry, by row; 0: the job does not wait."""
         self._last_ticket = 0
         self._running: dict[tuple[int, int], dict[float, Lane]] = {}
         self._spots: list[float] = []
+        """Value of a running job's line at time 0, by row."""
         self._runs: list[bool] = []
         self._rising = 0
+        """Number of running jobs whose value rises, that is, which fall behind as they run."""
 
     def add(self, row: int, rank: Rank, tie: Tie) -> None:
-        """A new row arrives, and waits. Rows between it and the last one belong to jobs that never compete."""
+        """Add a job that waits. Rows between it and the last one belong to jobs that never competed."""
         while len(self.ranks) <= row:
             self.ranks.append(rank)
             self.ties.append(tie)
@@ -158,7 +62,7 @@ class RankIndex:
         self.wait(row, rank, tie)
 
     def wait(self, row: int, rank: Rank, tie: Tie) -> None:
-        """The job waits with this rank; an earlier entry of it is void from now on."""
+        """Let a job wait with this rank; its earlier entry is void from now on."""
         self.ranks[row] = rank
         self.ties[row] = tie
         self._last_ticket += 1
@@ -167,20 +71,20 @@ class RankIndex:
         heappush(heap, (rank.queue, rank.section, rank.value, tie, row, self._last_ticket))
 
     def stop_waiting(self, row: int) -> None:
-        """The job no longer waits."""
+        """Take a job out of the waiting ones."""
         self._tickets[row] = 0
 
     def clear_waiting(self, row: int) -> None:
-        """The job no longer waits, and it was the only one of its shape."""
+        """Take out a job that was the only one waiting with its shape, and void entries with it."""
         self._tickets[row] = 0
         self._heaps[self.shape_of[row].index].clear()
 
     def waits(self, row: int) -> bool:
-        """The job is among the waiting."""
+        """Say whether the job is among the waiting ones."""
         return self._tickets[row] > 0
 
     def head(self, shape: ClaimShape) -> Key | None:
-        """The first waiting job of a shape."""
+        """The key of the first waiting job of a shape."""
         heap = self._heaps.get(shape.index)
         while heap:
             queue, section, value, tie, row, ticket = heap[0]
@@ -190,7 +94,7 @@ class RankIndex:
         return None
 
     def run(self, row: int, rank: Rank, tie: Tie, now: float) -> None:
-        """The job runs, with this rank as of now."""
+        """Let a job run, with this rank as of now."""
         self.ranks[row] = rank
         self.ties[row] = tie
         self._tickets[row] = 0
@@ -206,7 +110,7 @@ class RankIndex:
         insort(lanes.setdefault(rank.slope, []), (spot, self.ties[row], row))
 
     def runs(self, row: int) -> bool:
-        """The job is in a lane of running jobs."""
+        """Say whether the job is in a lane of running jobs."""
         return self._runs[row]
 
     def stop_running(self, row: int) -> None:
@@ -223,19 +127,19 @@ class RankIndex:
                 del self._running[rank.queue, rank.section]
 
     def running_key(self, row: int, now: float) -> Key:
-        """Where a running job stands now."""
+        """The key of a running job now."""
         rank = self.ranks[row]
         return rank.queue, rank.section, self._spots[row] + rank.slope * now, self.ties[row], row
 
     def key(self, row: int, now: float) -> Key:
-        """Where a job stands now, be it that running jobs have no lanes because nobody can be made to give way."""
+        """The key of a job now. Under policies that never preempt, running jobs are in no lane and keep their last rank."""
         if self._runs[row]:
             return self.running_key(row, now)
         rank = self.ranks[row]
         return rank.queue, rank.section, rank.value, self.ties[row], row
 
     def line(self, most: int) -> list[int]:
-        """Rows of the first waiting jobs, in order. Of each heap only what is smaller than the last of them is looked at."""
+        """Rows of the first waiting jobs, in order. Walks the heaps from their tops, so it costs O(most log heaps)."""
         found: list[int] = []
         heads = [(heap[0], shape, 0) for shape, heap in self._heaps.items() if heap]
         heapify(heads)
@@ -251,27 +155,108 @@ class RankIndex:
 
     @property
     def drifts(self) -> bool:
-        """Time alone may bring a running job behind a waiting one."""
+        """Whether time alone may bring a running job behind a waiting one."""
         return self._rising > 0
 
     def running_behind(self, key: Key, now: float) -> Iterator[int]:
-        """Running jobs that stand behind this key, the last one first."""
+        """Rows of the running jobs behind this key, the last one first."""
         level, place = key[:2], key[2:]
         for each in sorted(self._running, reverse=True):
             if each < level:
                 return
-            for behind in _backwards(self._running[each], now):
+            lanes = [_backwards(lane, slope, now) for slope, lane in self._running[each].items()]
+            for behind in merge(*lanes, reverse=True) if len(lanes) > 1 else lanes[0]:
                 if each == level and behind <= place:
                     return
                 yield behind[2]
 
 
-def _backwards(lanes: dict[float, Lane], now: float) -> Iterator[tuple[float, Tie, int]]:
-    """(value now, tie, row) of all jobs in the lanes, the last one first."""
-    parts = [_lane_backwards(lane, slope, now) for slope, lane in lanes.items()]
-    return merge(*parts, reverse=True) if len(parts) > 1 else parts[0]
-
-
-def _lane_backwards(lane: Lane, slope: float, now: float) -> Iterator[tuple[float, Tie, int]]:
+def _backwards(lane: Lane, slope: float, now: float) -> Iterator[tuple[float, Tie, int]]:
+    """(value now, tie, row) of the jobs of a lane, the last one first."""
     for spot, tie, row in reversed(lane):
         yield spot + slope * now, tie, row
+
+
+class TiesBySubmission:
+    """Break ties by submission: ties are empty, so that rows decide."""
+
+    def arrived(self, _row: int) -> Tie:
+        """The tie of a job that has just arrived."""
+        return ()
+
+    def settled(self, _tie: Tie) -> Tie:
+        """The tie of a waiting job that arrived before this decision."""
+        return ()
+
+    def started(self, _tie: Tie, _previous: Rank, _rank: Rank) -> Tie:
+        """The tie of a job that starts; those that start at one decision are told in order."""
+        return ()
+
+    def stopped(self, _tie: Tie, _previous: Rank, _rank: Rank, _place: int) -> Tie:
+        """The tie of a job that stops, at `place` among those that stop at this decision."""
+        return ()
+
+    def changed(self, _row: int, _tie: Tie, _previous: Rank, _rank: Rank) -> Tie:
+        """The tie of a job that has another rank, and runs or waits as before."""
+        return ()
+
+    def decided(self) -> None:
+        """Note that a decision is over."""
+
+
+class TiesByPreviousDecision(TiesBySubmission):
+    """Break ties by the place at the previous decision, as a list that is sorted stably at every event would.
+
+    The Tiresias authors' simulator keeps such a list. None is kept here, because the outcome follows from how ranks became
+    equal:
+    - A job whose value falls came from above. So it stands behind one whose value stands still, and that one behind a job
+      whose value rises: at equal value the larger slope comes first.
+    - A job that has just arrived is at the end of the list.
+    - Running jobs of equal slope have been equal since the later one started. Where values fall it was waiting below the
+      other and stays ahead of it, unless it had just arrived; where they do not, it came from behind.
+    - Likewise a job that stops: behind the waiting ones if its value was falling, ahead of them if it was rising.
+    - A job that changes queue goes to the end, by submission.
+
+    A tie is (−slope, decision with a sign, what happened at it, place); a job that has just arrived has inf for its slope.
+    """
+
+    def __init__(self) -> None:
+        self._decision = 1
+        self._starts = 0
+
+    def arrived(self, row: int) -> Tie:
+        """Put it at the end of the list."""
+        return (inf, self._decision, 1, row)
+
+    def settled(self, tie: Tie) -> Tie:
+        """Keep its place; the value of a waiting job stands still."""
+        return (0.0, *tie[1:])
+
+    def started(self, tie: Tie, previous: Rank, rank: Rank) -> Tie:
+        """Put it ahead of its equals where values fall, unless it had just arrived."""
+        if _stands_still(previous, rank):
+            return self.settled(tie)
+        self._starts += 1
+        ahead = rank.slope < 0 and tie[0] < inf
+        return (-rank.slope, -self._decision if ahead else self._decision, 0, self._starts)
+
+    def stopped(self, tie: Tie, previous: Rank, rank: Rank, place: int) -> Tie:
+        """Put it behind its equals, unless its value was rising."""
+        if _stands_still(previous, rank):
+            return self.settled(tie)
+        return (0.0, -self._decision if previous.slope > 0 else self._decision, 0, place)
+
+    def changed(self, row: int, tie: Tie, previous: Rank, rank: Rank) -> Tie:
+        """Put it behind all others, also those that arrived now, if it changed queue; keep its place otherwise."""
+        if rank.queue != previous.queue:
+            return (inf if rank.queue < previous.queue else -rank.slope, self._decision, 2, row)
+        return (-rank.slope, *tie[1:])
+
+    def decided(self) -> None:
+        """Count decisions: what happens from now on is later."""
+        self._decision += 1
+
+
+def _stands_still(previous: Rank, rank: Rank) -> bool:
+    """Say whether the rank neither changed nor changes with time, so that the job keeps its place among its equals."""
+    return previous[:3] == rank[:3] and previous.slope == rank.slope == 0

@@ -1,4 +1,7 @@
-"""Why a job runs, waits or has ended, in one sentence with numbers, from the state as it is."""
+"""Why a job runs, waits or has ended: a stable code and one sentence with numbers, read off the current state.
+
+`poise why` adds to it what the service knows of runs and owners (`service/server/explain.py`).
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -39,7 +42,7 @@ _TOGETHER = "puts together what the tasks of its round have computed"
 
 
 def explain(state: SchedulerState, row: int) -> Reason:
-    """The one dominant reason."""
+    """The one dominant reason for where the job stands."""
     status = Status(state.columns.status[row])
     match status:
         case Status.REJECTED | Status.FAILED | Status.CANCELLED:
@@ -83,7 +86,7 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
 
 
 def _waiting_for_any(cause: WaitCause, free: str) -> Reason:
-    """Of a job whose rounds divide: one GPU would do to begin with."""
+    """The reason of a job whose steps divide, for which one GPU is enough to begin with."""
     if cause is WaitCause.CAPACITY:
         return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
     return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")

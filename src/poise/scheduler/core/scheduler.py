@@ -16,7 +16,7 @@ from math import inf
 from typing import assert_never
 
 from poise.scheduler.core.decision import DecisionDraft
-from poise.scheduler.core.defragmenter import defragmenter
+from poise.scheduler.core.defragmenter import Defragmenter
 from poise.scheduler.core.delay_scheduling import LocalityWaits
 from poise.scheduler.core.lifecycle import ENDED, SUSPENDED, Lifecycle
 from poise.scheduler.core.plan_driver import PlanDriver, Thinking
@@ -76,11 +76,11 @@ class Scheduler:
         self.state = SchedulerState(cluster, placement, settings)
         self.decisions = 0
         self.thinking: Thinking = nullcontext
-        clear = defragmenter(self.state, settings)
+        defragment = Defragmenter(self.state, settings.defragment) if settings.defragment else None
         self._driver: PolicyDriver = (
-            RankDriver(answer, self.state, clear)
+            RankDriver(answer, self.state, defragment)
             if isinstance(answer, Order)
-            else PlanDriver(answer, self.state, clear, lambda: self.thinking())
+            else PlanDriver(answer, self.state, defragment, lambda: self.thinking())
         )
         asks = answer.asks if isinstance(answer, Order) else any_locality
         self.lifecycle = Lifecycle(self.state, self._driver, settings, asks)

@@ -1,4 +1,4 @@
-"""The choices of an experiment that are neither policy nor placement."""
+"""The settings of the core: everything about a set-up that is neither policy nor placement."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,7 +47,7 @@ class DelayScheduling:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Seconds, but rounds, counts and ways of doing something where it is said.
+    """Times are in seconds unless it says rounds.
 
     backfill           with cadence `rounds`: GPUs freed inside a round go to waiting jobs at once, without preemption
     restart_overhead   time without progress at each start, as the core believes it
@@ -57,8 +57,8 @@ class Settings:
     patience           rounds that a running job may get ahead of its share before it has to make way, with debts carried
                        along when shares change; 0: neither, as Gavel
     filling            when GPUs left over by shares go to other jobs: after all shares, or type by type as in Gavel
-    packed_wait        a waiting job insists on as few nodes as possible for this long
-    rack_wait          a waiting job insists on one rack for this long
+    packed_wait        a waiting job requires as few nodes as possible for this long
+    rack_wait          a waiting job requires one rack for this long
     defragment         running jobs may be moved to make room on one node, each this long after its start; 0: never
     validation_gpus    GPUs set aside for trials: jobs of several GPUs first run on one of them for `validation_time`
     retry              by count, or by cause: what no retry heals is given up at once, what passes is tried again after

@@ -1,4 +1,9 @@
-"""What the core believes of speeds, as the policy perceives it, and what follows: on which types a job runs best."""
+"""What the core believes about speeds, as the policy perceives them, and what follows from it.
+
+SpeedProfile      one kind of job: how fast it is with which GPUs, and which types it prefers
+WorkloadBuilder   all active jobs as the arrays of a `Workload`, for policies that solve programs
+ClaimShapes       the shapes of claims, made once and shared by all jobs that wait for the same
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,11 +25,12 @@ from poise.scheduler.placement.strategies import Placement, count
 
 
 class SpeedProfile:
-    """One kind of job: rates as the policy perceives them, types by falling speed, and the best speed.
+    """Rates of one kind of job as the policy perceives them.
 
-    index        place among all beliefs
+    index        index among all profiles; a column of `JobTable` refers to it
+    types        types that it can use, the fastest first;  best: steps per second on the fastest
     impossible   why no job of this kind can ever run here; None if it can
-    shapes       shapes of its jobs' claims, by GPUs, types and locality
+    shapes       shapes of its jobs' claims, by GPUs, types and locality: a cache of `ClaimShapes`
     """
 
     __slots__ = ("_mixed", "_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "tasks", "types")
@@ -44,11 +50,11 @@ class SpeedProfile:
         self._mixed: dict[tuple[Mix, Locality], float] = {}
 
     def rates_with(self, gpus: int) -> Rates:
-        """Rates with so many GPUs, be they the gang or another number that jobs of this kind can do with."""
+        """Rates with this number of GPUs: the gang, or another number that jobs of this kind can do with."""
         return self._others.get(gpus, self.rates)
 
     def rate_on(self, holding: Holding, topology: Topology) -> float:
-        """Steps per second on these GPUs, of one type or, where rounds divide, of several."""
+        """Steps per second on these GPUs, of one type or, where steps divide, of several."""
         locality = topology.locality(holding)
         if self.tasks is None:
             return self.rates_with(gpu_count(holding))[topology.type_of[holding[0].node]][locality]
@@ -60,9 +66,9 @@ class SpeedProfile:
 
 
 def within(estimate: Estimate, gpus: Sequence[int]) -> Estimate:
-    """What holds of a job whose rounds divide where only so many GPUs of each type are to be had.
+    """The estimate of a job whose steps divide, where there are only this many GPUs of each type.
 
-    Policies that think in gangs ask for no more than there are of one type.
+    Its gang shrinks to what one type has, so that policies that think in gangs can serve it.
     """
     tasks = estimate.tasks
     most = max((gpus[kind] for kind in tasks.types), default=0) if tasks else 0
@@ -77,13 +83,13 @@ def within(estimate: Estimate, gpus: Sequence[int]) -> Estimate:
 
 
 NO_PROFILE = SpeedProfile(0, Estimate(rates=()))
-"""Of a job that runs nowhere."""
+"""The profile of a job that was rejected."""
 
 
 def why_impossible(job: Job, profile: SpeedProfile, topology: Topology, reserved: list[int]) -> str | None:
-    """The constraint that the whole cluster cannot meet for this job, and the nearest that it can; None if there is none.
+    """Why the whole cluster cannot run this job, with the nearest that it could; None if it can.
 
-    reserved   GPUs of each type that no job gets
+    reserved   number of GPUs of each type that no job gets: those of the validation pool
     """
     allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
     if not allowed:
@@ -102,14 +108,16 @@ def why_impossible(job: Job, profile: SpeedProfile, topology: Topology, reserved
     return None
 
 
-# What is believed of all active jobs, laid out as the arrays of a `Workload`.
-
 NO_PRICE = 1.0
-"""Of a GPU-hour where the cluster states none."""
+"""Price of a GPU-hour where the cluster states none."""
 
 
 class WorkloadBuilder:
-    """The estimates by index. Spread columns are there once some kind of job is believed to lose speed by being split."""
+    """The estimates of all kinds, and the arrays that are made of them.
+
+    Columns are GPU types with packed GPUs, and again with GPUs spread over nodes. The second half is left out while no kind
+    is believed to lose speed by being spread: programs are half as large then. Arrays are cached until a new estimate comes.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -124,7 +132,7 @@ class WorkloadBuilder:
         self._price = np.array([prices.get(name, NO_PRICE) for name in topology.types])
 
     def learn(self, perceived: Estimate) -> int:
-        """Take in an estimate; returns its index."""
+        """Take in an estimate; return its index."""
         rates = _by_column(perceived)
         self._is_split_costly = self._is_split_costly or rates[: self._types] != rates[self._types :]
         self._estimates.append(perceived)
@@ -133,22 +141,22 @@ class WorkloadBuilder:
         return len(self._rates) - 1
 
     def learn_pair(self, one: int, other: int, rates: tuple[tuple[float, float], ...]) -> None:
-        """Take in what two kinds do to each other, by type."""
+        """Take in how fast two kinds are on the same GPUs, by type."""
         self._pairs[one, other] = tuple(mine for mine, _ in rates)
         self._pairs[other, one] = tuple(others for _, others in rates)
         self._beside = None
 
     def beside(self, one: int, other: int, gpu_type: int) -> float:
-        """Steps per second of a kind beside another one; 0 if nothing is known of the two, or they do not fit together."""
+        """Steps per second of a kind beside another; 0 if nothing is known of the two, or they do not fit together."""
         return self._pairs[one, other][gpu_type] if (one, other) in self._pairs else 0.0
 
     @property
     def knows_pairs(self) -> bool:
-        """Whether anything is known of pairs: only where the policy lets jobs share GPUs."""
+        """Whether anything is known of pairs, which is so only under policies that share GPUs."""
         return bool(self._pairs)
 
     def _known_beside(self, columns: int) -> Floats | None:
-        """(kinds, kinds, columns); pairs are packed. None if nothing is known of pairs."""
+        """Rates by (kind, other kind, column); None if nothing is known of pairs. Pairs are always packed."""
         if not self._pairs:
             return None
         if self._beside is None or self._beside.shape[2] != columns:
@@ -159,11 +167,11 @@ class WorkloadBuilder:
         return self._beside
 
     def column(self, gpu_type: int, locality: Locality) -> int:
-        """The column that a run on such GPUs is counted in."""
+        """The column of a run on GPUs of this type and locality."""
         return gpu_type if locality is Locality.PACKED else gpu_type + self._types
 
     def workload(self, live: tuple[int, ...], partner: dict[int, int], snapshot: Snapshot) -> Workload:
-        """The jobs of a snapshot, with so many GPUs alive; `partner` says by row who shares GPUs with whom."""
+        """The jobs of a snapshot as arrays; `live` GPUs by type, `partner` says by row who shares GPUs with whom."""
         columns = snapshot.columns
         if self._table is None:
             self._table = np.array(self._rates)
@@ -208,14 +216,14 @@ class WorkloadBuilder:
         )
 
     def _kept(self, snapshot: Snapshot) -> Floats:
-        """GPUs of each type that pinned jobs hold."""
+        """The number of GPUs of each type that pinned jobs hold."""
         kept = np.zeros(self._types)
         for holding in snapshot.kept().values():
             kept += self._topology.mix(holding)
         return kept
 
     def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
-        """Jobs whose rounds divide and whose gang no type has enough live GPUs for are to have what there is."""
+        """Shrink gangs of jobs whose steps divide where no type has enough live GPUs; changes `gang` and `speed`."""
         most = np.where(speed[:, : self._types] > 0, gpus, 0.0).max(axis=1)
         for job in np.flatnonzero(divides & (gang > most)).tolist():
             fewer = within(self._estimates[kind[job]], gpus.astype(int).tolist())
@@ -224,45 +232,43 @@ class WorkloadBuilder:
 
 
 def _by_column(estimate: Estimate) -> tuple[float, ...]:
-    """Rates by type, packed and then spread."""
+    """Rates by type: packed, then spread."""
     packed = [row[Locality.PACKED] for row in estimate.rates]
     return (*packed, *[row[Locality.CLUSTER] for row in estimate.rates])
 
 
 def _part(snapshot: Snapshot, speed: Floats, held: Ints) -> Floats:
-    """Speed now ÷ speed of the whole gang on the column held; 1 of those who wait, or hold what they could not share in."""
+    """Speed now ÷ speed of the whole gang on the column held; 1 for jobs that wait, or whose column has no speed."""
     whole = speed[np.arange(len(held)), held]
     known = (held >= 0) & (whole > 0)
     return np.where(known, snapshot.floats(snapshot.columns.rate) / np.where(known, whole, 1.0), 1.0)
 
 
 def _places(rows: Ints, partner: dict[int, int]) -> Ints:
-    """Each job's partner, as a place among the rows; -1 for none."""
+    """The place of each job's partner among the rows; -1 if it has none."""
     places = np.full(len(rows), -1)
     for row, other in partner.items():
         places[np.searchsorted(rows, row)] = np.searchsorted(rows, other)
     return places
 
 
-# The shapes of claims: made once, and shared by all jobs that wait for the same.
-
-Key = tuple[int, tuple[int, ...], Locality, Tasks | None]
-"""GPUs, types by preference, locality, and what rounds divide into."""
+ShapeKey = tuple[int, tuple[int, ...], Locality, Tasks | None]
+"""Number of GPUs, types by preference, locality, and the tasks that steps divide into."""
 
 
 class ClaimShapes:
-    """All shapes there have been. `empty` makes the cluster without any job."""
+    """All shapes so far. `empty` makes the cluster without any job, to see what could ever be granted."""
 
     def __init__(self, placement: Placement, empty: Callable[[], FreeGpus]) -> None:
         self._placement = placement
         self._empty = empty
-        self._known: dict[Key, ClaimShape] = {}
+        self._known: dict[ShapeKey, ClaimShape] = {}
         self._made = 0
 
     def of(self, profile: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality) -> ClaimShape:
-        """The shape of a claim at some locality, or else at the nearest wider one that could ever be granted.
+        """The shape of a claim at this locality, or else at the nearest wider one that could ever be granted.
 
-        A job whose rounds divide insists on no locality: it takes the GPUs that there are.
+        A job whose steps divide requires no locality: it takes the GPUs that there are.
         """
         shape = profile.shapes.get((gpus, types, locality))
         if shape is None:
@@ -274,27 +280,27 @@ class ClaimShapes:
         return shape
 
     def held_back(self, shape: ClaimShape) -> ClaimShape:
-        """The shape of such jobs that are held back for their tenant's share."""
+        """The twin of a shape for jobs that are held back for their tenant's share."""
         if shape.held is None:
-            shape.held = self._made_anew(shape.gang, shape.types, shape.locality, shape.tasks)
+            shape.held = self._make(shape.gang, shape.types, shape.locality, shape.tasks)
             shape.held.held = shape.held
         return shape.held
 
-    def _shape(self, key: Key) -> ClaimShape:
+    def _shape(self, key: ShapeKey) -> ClaimShape:
         shape = self._known.get(key)
         if shape is None:
             gang, types, locality, tasks = key
             wider = not self._could_be_granted(gang, types, locality)
-            shape = self._shape((gang, types, Locality(locality + 1), tasks)) if wider else self._made_anew(*key)
+            shape = self._shape((gang, types, Locality(locality + 1), tasks)) if wider else self._make(*key)
             self._known[key] = shape
         return shape
 
-    def _made_anew(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:
+    def _make(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:
         self._made += 1
         return ClaimShape(self._made - 1, gang, types, locality, tasks)
 
     def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
-        """The empty cluster has room for such a claim; where GPUs are only counted, none are close together."""
+        """Say whether the empty cluster has room for such a claim; placement `count` knows no distances."""
         if locality is Locality.CLUSTER:
             return True
         empty = self._empty()

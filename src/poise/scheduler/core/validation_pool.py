@@ -1,8 +1,9 @@
-"""A few GPUs on which jobs first run for a while, so that broken ones fail cheaply (Philly's third guideline, ATC'19 §5).
+"""The validation pool: a few GPUs on which gangs first run for a while, so that broken ones fail cheaply.
 
-A job of several GPUs begins with a trial on one GPU of the pool. What it does there is thrown away, unless it can do with
-one GPU; if it is broken it dies having cost one GPU instead of its gang, and without having queued for it. Policies neither
-see the pool nor jobs on trial. Where the whole pool is lost, jobs compete untried.
+This is Philly's third guideline (docs/algorithms/philly.md). A job of several GPUs begins with a trial on one GPU of the
+pool. Its progress there is thrown away, unless it can do with one GPU. A broken job dies having cost one GPU instead of its
+gang, and without having queued for it. Policies see neither the pool nor jobs on trial. Where the whole pool is lost, jobs
+compete untried.
 """
 
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from poise.scheduler.model.units import counted
 
 
 class ValidationPool:
-    """The pool's GPUs: the last ones of the cluster. Jobs are tried in the order in which they came.
+    """The GPUs of the pool, which are the last ones of the cluster, and the jobs on them, in order of arrival.
 
-    reserved   GPUs of the pool by type
+    reserved   number of GPUs of the pool by type
     """
 
     def __init__(self, topology: Topology, gpus: int, seconds: float) -> None:
@@ -40,41 +41,41 @@ class ValidationPool:
         return bool(self.slots)
 
     def suits(self, gang: int, types: tuple[int, ...]) -> bool:
-        """A trial would tell something: the job needs more than one GPU and runs on what the pool has."""
+        """Say whether a trial would tell something: the job needs more than one GPU and runs on what the pool has."""
         return gang > 1 and any(self.reserved[gpu_type] for gpu_type in types)
 
     def add(self, row: int, types: tuple[int, ...]) -> None:
-        """A job that runs on these types is to be tried on one of them."""
+        """Queue a job for a trial on one of these types."""
         self._queue[row] = types
 
     def drop(self, row: int) -> None:
-        """A job that waits for its trial, or is on trial, is to be tried no more; its GPU is free again."""
+        """Take a job out of the queue or off its GPU, which is free again."""
         if row in self._at:
             self._free.append(self._at.pop(row))
             del self._until[row]
         self._queue.pop(row, None)
 
     def tries(self, row: int) -> bool:
-        """The job is on trial."""
+        """Say whether the job is on trial."""
         return row in self._at
 
     def waits(self, row: int) -> bool:
-        """The job waits for its trial."""
+        """Say whether the job waits for its trial."""
         return row in self._queue
 
     def on(self, node: int) -> Holding:
-        """The pool's GPUs on a node."""
+        """The GPUs of the pool on a node."""
         return tuple(slots for slots in self.slots if slots.node == node)
 
     def passed(self, now: float) -> list[int]:
-        """Jobs whose trial is over, ascending; their GPUs are free again."""
+        """Rows of the jobs whose trial is over, ascending; their GPUs are free again."""
         over = sorted(row for row, until in self._until.items() if until <= now)
         for row in over:
             self.drop(row)
         return over
 
     def begin(self, now: float, alive: list[bool]) -> Iterator[tuple[int, Holding]]:
-        """Jobs whose trial begins now, each with its GPU."""
+        """Rows of the jobs whose trial begins now, each with its GPU."""
         usable = [slots for slots in self._free if alive[slots.node]]
         for row, types in list(self._queue.items()) if usable else ():
             slots = next((each for each in reversed(usable) if self._type_of[each.node] in types), None)
@@ -87,7 +88,7 @@ class ValidationPool:
                 yield row, (slots,)
 
     def waived(self, alive: list[bool]) -> list[int]:
-        """Jobs that there is no GPU to try on, as nodes are lost; they are waited for no more."""
+        """Rows of the queued jobs that no live GPU of the pool can try; they leave the queue."""
         there = {self._type_of[slots.node] for slots in self.slots if alive[slots.node]}
         rows = [row for row, types in self._queue.items() if there.isdisjoint(types)]
         for row in rows:
