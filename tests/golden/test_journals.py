@@ -7,7 +7,6 @@ the changelog what it changed and why.
 import hashlib
 import json
 import shlex
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -78,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
