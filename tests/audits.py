@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 from poise.lab.audit.findings import Case
-from poise.lab.audit.instances import Among, Instance
+from poise.lab.audit.instances import AgentKind, Instance
 from poise.lab.experiment import Experiment
 from poise.lab.traces.schema import Trace, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings
@@ -20,12 +20,12 @@ def an_instance(
     cluster: str = "gpu:1",
     turn: float = 1.0,
     until: float = inf,
-    among: Among = Among.JOBS,
+    agent_kind: AgentKind = AgentKind.JOBS,
 ) -> Instance:
     """Exact: decisions at every change, and no rounds."""
     settings = Settings(cadence=Cadence.EVENTS)
     experiment = Experiment(parse_cluster(cluster), policy, placement="count", settings=settings, until=until)
-    return Instance(Trace("by hand", jobs), experiment, turn, among)
+    return Instance(Trace("by hand", jobs), experiment, turn, agent_kind)
 
 
 def by_agent(cases: list[Case]) -> dict[str, Case]:

@@ -6,7 +6,7 @@ All policies of the catalogue take about four minutes of two cores.
 import sys
 
 from poise.cli.audit import carried_out
-from poise.lab.audit.audit import built_in, findings
+from poise.lab.audit.audit import built_in_tasks, findings
 from poise.lab.audit.findings import Finding, Property
 from poise.lab.audit.misreporting import LieKind
 from poise.lab.experiment import Experiment
@@ -21,7 +21,7 @@ def main() -> int:
     """Print the table, row by row."""
     print(f"| policy | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 1)}")
     for name in sys.argv[1:] or POLICIES:
-        tasks = built_in(Experiment(parse_cluster("gpu:1"), name))
+        tasks = built_in_tasks(Experiment(parse_cluster("gpu:1"), name))
         print(
             f"| `{name}` | {' | '.join(map(_cell, _row(findings(tasks, carried_out(tasks, name, quiet=True)))))} |",
             flush=True,

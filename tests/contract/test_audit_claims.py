@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.lab.audit.audit import AUDITED, audit, built_in, claimed
+from poise.lab.audit.audit import AUDITED, audit, built_in_tasks, check_claims
 from poise.lab.experiment import Experiment
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
@@ -22,7 +22,7 @@ CLAIMS = [
 def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: PolicyClaim) -> None:
     experiment = Experiment(parse_cluster("gpu:1"), name)
     about, kind = AUDITED[claim]
-    findings = audit(built_in(experiment), [about], [] if kind is None else [kind])
-    (answer,) = (each for each in claimed(experiment, findings) if each.claim is claim)
+    findings = audit(built_in_tasks(experiment), [about], [] if kind is None else [kind])
+    (answer,) = (each for each in check_claims(experiment, findings) if each.claim is claim)
     assert answer.found.cases > 0
     assert answer.holds, answer.text

@@ -19,7 +19,7 @@ from poise.lab.analysis.fairness import Fairness, jain, rho
 from poise.lab.analysis.history import History
 from poise.lab.analysis.sources import records_of
 from poise.lab.analysis.summary import measure
-from poise.lab.audit.playback import Lie, MisreportedSpeeds
+from poise.lab.audit.instance_run import Lie, MisreportedSpeeds
 from poise.lab.experiment import Experiment
 from poise.lab.experiment import simulate as run
 from poise.lab.simulator.world import Truth

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from poise.lab.audit import pareto
-from poise.lab.audit.audit import AUDITED, Task, audit, built_in, claimed, clusters, on_trace
+from poise.lab.audit.audit import AUDITED, Task, audit, built_in_tasks, check_claims, clusters, trace_tasks
 from poise.lab.audit.findings import Finding, Property
-from poise.lab.audit.instances import CROWDED, STANDING, STREAMS, InstanceDraw, turn_of
+from poise.lab.audit.instance_run import run_instance
+from poise.lab.audit.instances import CROWDED, STANDING, STREAMS, InstanceGenerator, turn_of
 from poise.lab.audit.misreporting import LieKind
-from poise.lab.audit.playback import play
 from poise.lab.audit.starvation import LASTS, cut, equal_shares
 from poise.lab.experiment import Experiment, speeds_of
 from poise.scheduler.core.settings import Settings
@@ -49,7 +49,7 @@ def favourite(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def tasks(policy: str, seed: int = 0) -> list[Task]:
-    return built_in(Experiment(ANYWHERE, policy), seed=seed)
+    return built_in_tasks(Experiment(ANYWHERE, policy), seed=seed)
 
 
 def found(policy: str, *about: Property, seed: int = 0) -> dict[Property, Finding]:
@@ -76,7 +76,7 @@ def test_an_unfair_policy_is_caught_on_every_property(favourite: str) -> None:
 
 def test_a_claim_that_does_not_hold_is_contradicted(favourite: str) -> None:
     experiment = Experiment(ANYWHERE, favourite)
-    answers = claimed(experiment, found(favourite, Property.ENVY_FREENESS))
+    answers = check_claims(experiment, found(favourite, Property.ENVY_FREENESS))
     assert [(answer.claim, answer.holds) for answer in answers] == [(PolicyClaim.NO_ENVY, False)]
     assert "agent-" in answers[0].text
     assert answers[0].document()["measured"] > 1
@@ -124,10 +124,10 @@ def test_the_same_seed_gives_the_same_findings_and_another_one_others() -> None:
 
 
 def test_agents_of_built_in_instances_are_tenants_with_models_of_their_own_and_ask_for_more_than_there_is() -> None:
-    draw = InstanceDraw(Experiment(ANYWHERE), 720.0, 0)
+    draw = InstanceGenerator(Experiment(ANYWHERE), 720.0, 0)
     for shape in STANDING:
         instance = draw.standing(shape)
-        crowd = play(instance).agents
+        crowd = run_instance(instance).agents
         assert len(crowd) == shape.agents
         assert all({job.model for job in jobs} == {agent} for agent, jobs in crowd.items())
         assert sum(job.gpus for jobs in crowd.values() for job in jobs) > instance.experiment.cluster.gpus
@@ -135,7 +135,7 @@ def test_agents_of_built_in_instances_are_tenants_with_models_of_their_own_and_a
 
 
 def test_a_crowded_stream_outlasts_what_its_victims_would_need_three_times() -> None:
-    instance = cut(InstanceDraw(Experiment(ANYWHERE), 720.0, 1).crowded(CROWDED))
+    instance = cut(InstanceGenerator(Experiment(ANYWHERE), 720.0, 1).crowded(CROWDED))
     taken = equal_shares(instance, speeds_of(instance.experiment)[1])
     victims = [each.job for each in instance.trace.jobs if each.job.id in instance.marked]
     assert len(victims) == 3
@@ -150,20 +150,20 @@ def test_turns_are_the_longest_of_leases_and_rounds() -> None:
 
 def test_longer_turns_make_longer_instances_and_the_same_verdicts() -> None:
     experiment = Experiment(ANYWHERE, "srtf")
-    usual, longer = (audit(built_in(experiment, turn=turn), HONEST) for turn in (720.0, 7200.0))
+    usual, longer = (audit(built_in_tasks(experiment, turn=turn), HONEST) for turn in (720.0, 7200.0))
     assert {about: finding.holds for about, finding in usual.items()} == {
         about: each.holds for about, each in longer.items()
     }
 
 
 def test_one_tenant_is_audited_job_by_job_and_several_as_tenants() -> None:
-    instance = InstanceDraw(Experiment(ANYWHERE, "srtf"), 720.0, 0).stream(STREAMS[0])
+    instance = InstanceGenerator(Experiment(ANYWHERE, "srtf"), 720.0, 0).stream(STREAMS[0])
     one = replace(
         instance.trace,
         jobs=tuple(replace(each, job=replace(each.job, tenant="all")) for each in instance.trace.jobs),
     )
-    several = audit(on_trace(instance.trace, instance.experiment), (Property.SHARING_INCENTIVE,))
-    alone = audit(on_trace(one, instance.experiment), (Property.SHARING_INCENTIVE,))
+    several = audit(trace_tasks(instance.trace, instance.experiment), (Property.SHARING_INCENTIVE,))
+    alone = audit(trace_tasks(one, instance.experiment), (Property.SHARING_INCENTIVE,))
     assert several[Property.SHARING_INCENTIVE].cases == alone[Property.SHARING_INCENTIVE].cases == len(one.jobs)
     assert alone[Property.SHARING_INCENTIVE].holds is False
     worst = several[Property.SHARING_INCENTIVE].worst
@@ -174,8 +174,8 @@ def test_one_tenant_is_audited_job_by_job_and_several_as_tenants() -> None:
 def test_claims_are_about_a_policy_by_its_name_alone_in_the_usual_settings() -> None:
     findings = found("isolated", Property.ENVY_FREENESS)
     usual = Experiment(ANYWHERE, "isolated")
-    assert [(answer.claim, answer.holds, answer.text) for answer in claimed(usual, findings)] == [
+    assert [(answer.claim, answer.holds, answer.text) for answer in check_claims(usual, findings)] == [
         (PolicyClaim.NO_ENVY, True, "")
     ]
-    assert claimed(replace(usual, settings=Settings(round=60.0)), findings) == []
-    assert claimed(replace(usual, policy="isolated+agnostic"), findings) == []
+    assert check_claims(replace(usual, settings=Settings(round=60.0)), findings) == []
+    assert check_claims(replace(usual, policy="isolated+agnostic"), findings) == []

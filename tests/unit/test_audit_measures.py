@@ -14,9 +14,9 @@ from poise.lab.analysis.fairness import rho
 from poise.lab.audit import envy, pareto, sharing_incentive
 from poise.lab.audit.envy import Bundles
 from poise.lab.audit.findings import Case, Finding
-from poise.lab.audit.instances import Among
-from poise.lab.audit.pareto import WAITS, AuditMoment, Lasting, _programmed, _tried
-from poise.lab.audit.playback import play
+from poise.lab.audit.instance_run import run_instance
+from poise.lab.audit.instances import AgentKind
+from poise.lab.audit.pareto import WAITS, TimeShares, TypeAssignment, by_enumeration, by_integer_program
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.policies.gandiva_fair.entitlements import both_gain, trade
 
@@ -70,8 +70,8 @@ def test_alone_on_a_slice_follows_the_number_of_agents() -> None:
 
 
 def test_the_second_of_two_equal_jobs_in_a_queue_is_worse_off_than_on_half_a_gpu() -> None:
-    played = play(an_instance(a_job("first", seconds=10), a_job("second", seconds=10)))
-    found = by_agent(list(sharing_incentive.cases_on_slices(played)))
+    run = run_instance(an_instance(a_job("first", seconds=10), a_job("second", seconds=10)))
+    found = by_agent(list(sharing_incentive.cases_on_slices(run)))
     assert found["first"].measured == pytest.approx(10 / 15)
     assert found["second"].measured == pytest.approx(20 / 15)
     assert found["second"].bound == pytest.approx(17 / 15), "two turns of a second"
@@ -79,22 +79,24 @@ def test_the_second_of_two_equal_jobs_in_a_queue_is_worse_off_than_on_half_a_gpu
 
 
 def test_sharing_incentive_is_rho_where_the_number_of_jobs_stands_still() -> None:
-    played = play(an_instance(*(a_job(f"{place}", gpus=2, seconds=100) for place in range(2)), cluster="gpu:4"))
-    measured = [case.measured for case in sharing_incentive.cases_on_slices(played)]
-    assert measured == pytest.approx(rho(played.history, played.history.ended_jobs()).tolist())
+    run = run_instance(an_instance(*(a_job(f"{place}", gpus=2, seconds=100) for place in range(2)), cluster="gpu:4"))
+    measured = [case.measured for case in sharing_incentive.cases_on_slices(run)]
+    assert measured == pytest.approx(rho(run.history, run.history.ended_jobs()).tolist())
     assert measured == pytest.approx([1.0, 1.0])
 
 
 def test_a_tenant_is_compared_with_itself_on_a_slice_of_whole_gpus() -> None:
     jobs = [of("long", a_job("l", seconds=100)), of("short", a_job("s", at=1, seconds=10))]
-    found = by_agent(list(sharing_incentive.tenant_cases(play(an_instance(*jobs, cluster="gpu:2", among=Among.TENANTS)))))
+    found = by_agent(
+        list(sharing_incentive.tenant_cases(run_instance(an_instance(*jobs, cluster="gpu:2", agent_kind=AgentKind.TENANTS))))
+    )
     assert found["short"].data["slice"] == "gpu:1@1"
     assert found["short"].measured == found["long"].measured == 1.0
 
 
 def test_where_a_slice_would_have_no_gpu_the_whole_cluster_is_slower() -> None:
     jobs = [of("a", a_job("a", seconds=10)), of("b", a_job("b", seconds=10))]
-    found = by_agent(list(sharing_incentive.tenant_cases(play(an_instance(*jobs, among=Among.TENANTS)))))
+    found = by_agent(list(sharing_incentive.tenant_cases(run_instance(an_instance(*jobs, agent_kind=AgentKind.TENANTS)))))
     assert found["a"].data["slice"] == "gpu:1@1 at 1/2 of its speed"
     assert (found["a"].measured, found["b"].measured) == (0.5, 1.0)
 
@@ -103,8 +105,8 @@ def test_who_could_not_run_on_its_slice_has_the_whole_cluster_slower() -> None:
     """A slice of two K80s is wide enough, and of no use to a gang that must have V100s."""
     wide = a_job("w", gpus=2, seconds=100)
     only = of("a", replace(wide, job=replace(wide.job, gpu_types=("v100",))))
-    instance = an_instance(only, of("b", a_job("n", seconds=10)), cluster="v100:2,k80:4", among=Among.TENANTS)
-    found = by_agent(list(sharing_incentive.tenant_cases(play(instance))))
+    instance = an_instance(only, of("b", a_job("n", seconds=10)), cluster="v100:2,k80:4", agent_kind=AgentKind.TENANTS)
+    found = by_agent(list(sharing_incentive.tenant_cases(run_instance(instance))))
     assert found["a"].data["slice"] == "v100:2@2,k80:4 at 1/2 of its speed"
     assert found["a"].measured == 0.5
 
@@ -113,7 +115,11 @@ def test_alone_the_window_closes_at_the_same_moment() -> None:
     """`b` comes after 60 of 100 s and needs 1000: it is watched for 40 s, together and alone."""
     jobs = [of("a", a_job("a", seconds=1000)), of("b", a_job("b", at=60, seconds=1000))]
     found = by_agent(
-        list(sharing_incentive.tenant_cases(play(an_instance(*jobs, cluster="gpu:2", until=100.0, among=Among.TENANTS))))
+        list(
+            sharing_incentive.tenant_cases(
+                run_instance(an_instance(*jobs, cluster="gpu:2", until=100.0, agent_kind=AgentKind.TENANTS))
+            )
+        )
     )
     assert (found["b"].data["seconds"], found["b"].data["alone_seconds"]) == (40.0, 40.0)
 
@@ -176,16 +182,16 @@ def test_nobody_values_more_gpus_than_its_jobs_can_use() -> None:
 
 def test_who_waits_envies_who_runs_by_what_it_would_gain() -> None:
     """Two jobs on one GPU for 100 s: an equal slice is 50 s, and the second has got nothing."""
-    played = play(an_instance(a_job("first", seconds=1000), a_job("second", seconds=1000), until=100.0))
-    found = by_agent(list(envy.cases(played)))
+    run = run_instance(an_instance(a_job("first", seconds=1000), a_job("second", seconds=1000), until=100.0))
+    found = by_agent(list(envy.cases(run)))
     assert found["second"].measured == pytest.approx(2.0)
     assert found["second"].bound == pytest.approx(2 * 1.0 / 50), "two turns of a second"
     assert found["first"].measured == pytest.approx(-2.0)
 
 
 def test_agents_that_hardly_met_are_not_compared() -> None:
-    played = play(an_instance(a_job("first", seconds=3), a_job("second", at=1, seconds=3)))
-    assert list(envy.cases(played)) == []
+    run = run_instance(an_instance(a_job("first", seconds=3), a_job("second", at=1, seconds=3)))
+    assert list(envy.cases(run)) == []
 
 
 # Pareto efficiency
@@ -195,21 +201,21 @@ def test_equal_slices_can_be_improved_upon_for_everybody_and_max_min_shares_cann
     """Acceptance 2: in the running example everybody can be 1/11 faster than isolated."""
     size, gpus = np.ones(3), np.ones(2)
     isolated = G.mean(axis=1) * 2 / 3
-    gain, better = Lasting(G, size, gpus, isolated).better()
+    gain, better = TimeShares(G, size, gpus, isolated).better()
     assert (better >= isolated - 1e-6).all()
     assert gain == pytest.approx(float(np.sum((better - isolated) / G.max(axis=1))))
     assert gain > 0.09 * float(np.sum(isolated / G.max(axis=1)))
     shares = np.array([[5, 0], [5, 1], [1, 10]]) / 11
-    assert Lasting(G, size, gpus, (G * shares).sum(axis=1)).better()[0] == pytest.approx(0.0, abs=1e-6)
+    assert TimeShares(G, size, gpus, (G * shares).sum(axis=1)).better()[0] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_equal_slices_cannot_be_improved_upon_where_types_are_alike() -> None:
     """Acceptance 3 and 16: blind to types, isolated is the best there is, and everybody has 2/3 of a GPU."""
-    assert Lasting(np.ones((3, 2)), np.ones(3), np.ones(2), np.full(3, 2 / 3)).better()[0] == pytest.approx(0.0, abs=1e-6)
+    assert TimeShares(np.ones((3, 2)), np.ones(3), np.ones(2), np.full(3, 2 / 3)).better()[0] == pytest.approx(0.0, abs=1e-6)
 
 
-def a_moment(speed: list[list[float]], held: list[int], gpus: list[int], gang: list[int] | None = None) -> AuditMoment:
-    return AuditMoment(np.array(speed), np.array(gang or [1] * len(held)), np.array(gpus), np.array(held))
+def a_moment(speed: list[list[float]], held: list[int], gpus: list[int], gang: list[int] | None = None) -> TypeAssignment:
+    return TypeAssignment(np.array(speed), np.array(gang or [1] * len(held)), np.array(gpus), np.array(held))
 
 
 def test_two_jobs_on_each_others_types_are_found() -> None:
@@ -238,17 +244,17 @@ def test_an_integer_program_finds_what_trying_everything_finds(seed: int) -> Non
         kind = int(rng.integers(-1, types))
         if kind >= 0 and speed[job, kind] > 0 and gang[job] <= left[kind]:
             held[job], left[kind] = kind, left[kind] - gang[job]
-    moment = AuditMoment(speed, gang, gpus, held)
-    options = [moment._options(job) for job in range(jobs)]
-    values = [moment._value(find(moment, options)) for find in (_tried, _programmed)]
+    moment = TypeAssignment(speed, gang, gpus, held)
+    options = moment.options()
+    values = [moment.value(find(moment, options)) for find in (by_enumeration, by_integer_program)]
     assert values[0] == pytest.approx(values[1])
     assert moment.better()[0] >= -1e-12
 
 
 def test_a_job_that_is_left_on_a_slow_gpu_is_seen_moment_by_moment() -> None:
     """`a` is done on the V100 after 10 s; `b` stays on the K80 for 100 s although it is 4 times as fast on the V100."""
-    played = play(a_mixed_instance("fifo", {"a": 40.0, "b": 100.0}, {"a": 4.0, "b": 4.0}))
-    (case,) = pareto.at_moments(played)
+    run = run_instance(a_mixed_instance("fifo", {"a": 40.0, "b": 100.0}, {"a": 4.0, "b": 4.0}))
+    (case,) = pareto.cases_at_moments(run)
     assert case.measured == pytest.approx(0.75 * 90 / (10 + 100))
     assert case.bound == pytest.approx(2 / 55), "of lives of 55 s on average"
     assert "b ran on k80 and could have run on v100" in case.text
@@ -257,7 +263,7 @@ def test_a_job_that_is_left_on_a_slow_gpu_is_seen_moment_by_moment() -> None:
 
 def test_shares_that_others_would_better_are_seen_in_the_long() -> None:
     """Each has what it can use less of: 1 + 1 steps/s, where 4 + 1 are to be had."""
-    played = play(a_mixed_instance("fifo", {"slow": 1e6, "fast": 1e6}, {"slow": 1.0, "fast": 4.0}, until=100.0))
-    (case,) = pareto.in_the_long(played)
+    run = run_instance(a_mixed_instance("fifo", {"slow": 1e6, "fast": 1e6}, {"slow": 1.0, "fast": 4.0}, until=100.0))
+    (case,) = pareto.cases_of_shares(run)
     assert case.measured == pytest.approx((4.0 - 1.0) / 4.0 / 2)
     assert case.data["could_have"] == pytest.approx([1.0, 4.0])

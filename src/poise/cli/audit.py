@@ -10,7 +10,16 @@ from click.core import ParameterSource
 from poise.cli.options import DURATION, ExperimentRequest, experiment_options, request_of
 from poise.cli.output import show_notes, show_table, watching
 from poise.cli.parallel import spread
-from poise.lab.audit.audit import Claimed, Measurement, Task, built_in, claimed, clusters, findings, on_trace
+from poise.lab.audit.audit import (
+    CheckedClaim,
+    Measurement,
+    Task,
+    built_in_tasks,
+    check_claims,
+    clusters,
+    findings,
+    trace_tasks,
+)
 from poise.lab.audit.findings import Finding, Property
 from poise.lab.audit.instances import turn_of
 from poise.lab.report.axes import amount
@@ -75,11 +84,11 @@ def audit(
     usual = turn_of(request.experiment.settings)
     seconds = usual if turn is None else turn
     if trace is None:
-        tasks = built_in(request.experiment, seed=options["seed"], draws=instances, turn=seconds)
+        tasks = built_in_tasks(request.experiment, seed=options["seed"], draws=instances, turn=seconds)
     else:
         tasks = _on_trace(request, seconds)
     found = findings(tasks, carried_out(tasks, policy, quiet=request.quiet))
-    claims = claimed(request.experiment, found) if trace is None and seconds == usual else []
+    claims = check_claims(request.experiment, found) if trace is None and seconds == usual else []
     about = {
         "policy": policy,
         "trace": request.trace.name if trace else None,
@@ -120,7 +129,7 @@ def _on_trace(request: ExperimentRequest, turn: float) -> list[Task]:
     if not request.trace.jobs:
         raise RequestError(f"{request.trace.name}: there is no job to audit")
     show_notes(request.notes, quiet=request.quiet)
-    return on_trace(request.trace, request.experiment, turn=turn)
+    return trace_tasks(request.trace, request.experiment, turn=turn)
 
 
 def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Measurement]:
@@ -137,13 +146,13 @@ def _work(task: Task) -> list[Measurement]:
     return task.work()
 
 
-def document(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[Claimed]) -> dict[str, Any]:
+def document(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[CheckedClaim]) -> dict[str, Any]:
     """Everything as JSON."""
     properties = {str(name): finding.document() for name, finding in found.items()}
     return {**about, "properties": properties, "claims": [claim.document() for claim in claims]}
 
 
-def _show(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[Claimed]) -> None:
+def _show(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[CheckedClaim]) -> None:
     where = f"{about['trace']} on {about['cluster']}" if about["trace"] else f"built-in instances, seed {about['seed']}"
     show_table(_table(found), f"{about['policy']}: {where}")
     for name, finding in found.items():
@@ -173,7 +182,7 @@ def _words(name: str) -> str:
     return str(name).replace("_", " ")
 
 
-def _concluded(claims: Sequence[Claimed]) -> int:
+def _concluded(claims: Sequence[CheckedClaim]) -> int:
     """The exit code; says so if the catalogue claims what does not hold."""
     wrong = [claim for claim in claims if not claim.holds]
     for claim in wrong:

@@ -1,45 +1,49 @@
-"""What there is to measure, as tasks that can be done one by one or side by side, and what their results say together."""
+"""The audit of a policy: what there is to measure, as independent tasks, and what their results say together.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+`built_in_tasks` and `trace_tasks` list the tasks, which can be done one by one (`audit`) or in other processes; `findings`
+sums up what they measured, one finding per property; `check_claims` holds that against what the catalogue claims.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from poise.lab.audit import envy, misreporting, pareto, sharing_incentive, starvation
 from poise.lab.audit.findings import Case, Finding, Property
+from poise.lab.audit.instance_run import InstanceRun, Lie, run_instance
 from poise.lab.audit.instances import (
     CROWDED,
     GANG_STREAM,
     STANDING,
     STREAMS,
-    Among,
+    AgentKind,
     Instance,
-    InstanceDraw,
-    InstanceShape,
+    InstanceGenerator,
     turn_of,
 )
-from poise.lab.audit.misreporting import LieKind
-from poise.lab.audit.playback import play
+from poise.lab.audit.misreporting import Liar, LieKind, LieOutcome
+from poise.lab.audit.pareto import ParetoKind
 from poise.lab.experiment import Experiment
 from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
 
 LYING = 2
-"""Of the standing crowds, the first so many are those in which agents lie."""
-
-INFLATION = {misreporting.LieKind.SPEED_UPS, misreporting.LieKind.INFLATION, misreporting.LieKind.BUYERS_INFLATION}
-"""Kinds that an inflated speed-up may belong to."""
-
+"""In the first so many of the standing instances, agents lie."""
 LIARS = 3
 """Agents that lie in each of them."""
-
-
+INFLATION = frozenset({LieKind.SPEED_UPS, LieKind.INFLATION, LieKind.BUYERS_INFLATION})
+"""Kinds that an inflated speed-up may belong to."""
 PARTS: Mapping[Property, tuple[str, ...]] = {
-    Property.PARETO_EFFICIENCY: tuple(pareto.ParetoKind),
-    Property.STRATEGY_PROOFNESS: tuple(misreporting.LieKind),
+    Property.PARETO_EFFICIENCY: tuple(ParetoKind),
+    Property.STRATEGY_PROOFNESS: tuple(LieKind),
 }
-"""Kinds of cases that are told apart."""
+"""Kinds of cases for which findings are reported on their own."""
+
+Draw = Callable[[], Instance]
+Lies = Callable[[Liar], Iterable[tuple[LieKind, Lie]]]
+Judge = Callable[[InstanceRun, Liar, Iterable[tuple[LieKind, Lie]]], Iterable[LieOutcome]]
 
 
 class Measurement(NamedTuple):
@@ -50,11 +54,20 @@ class Measurement(NamedTuple):
     case: Case
 
 
+class Measure(NamedTuple):
+    """How the cases of a property are read off a run, and the kinds that they belong to."""
+
+    about: Property
+    cases: Callable[[InstanceRun], Iterable[Case]]
+    kinds: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A piece of work by itself: the properties that it says something about, how to do it, and which kinds of their cases
+    """An independent piece of work; it can be pickled and sent to another process.
 
-    it is about; empty: those that are there.
+    about   the properties that its measurements are about
+    kinds   the kinds of cases that they may be of; empty: any
     """
 
     about: tuple[Property, ...]
@@ -62,136 +75,104 @@ class Task:
     kinds: frozenset[str] = frozenset()
 
 
-def built_in(experiment: Experiment, *, seed: int = 0, draws: int = 1, turn: float | None = None) -> list[Task]:
-    """The tasks of an audit on instances drawn from so many seeds on; policy and settings are those of the experiment.
+SHARING = Measure(Property.SHARING_INCENTIVE, sharing_incentive.cases_on_slices)
+SHARING_OF_GANGS = Measure(Property.SHARING_INCENTIVE_OF_GANGS, sharing_incentive.cases_on_slices)
+SHARING_OF_TENANTS = Measure(Property.SHARING_INCENTIVE, sharing_incentive.tenant_cases)
+ENVY = Measure(Property.ENVY_FREENESS, envy.cases)
+PARETO_SHARES = Measure(Property.PARETO_EFFICIENCY, pareto.cases_of_shares, (ParetoKind.SHARES,))
+PARETO_MOMENTS = Measure(Property.PARETO_EFFICIENCY, pareto.cases_at_moments, (ParetoKind.MOMENTS,))
+STARVATION = Measure(Property.STARVATION_FREEDOM, starvation.cases)
 
-    turn   seconds for which GPUs are given out at the longest; None: what holds with these settings
+
+def built_in_tasks(experiment: Experiment, *, seed: int = 0, draws: int = 1, turn: float | None = None) -> list[Task]:
+    """The tasks of an audit on the built-in instances, drawn from `draws` seeds from `seed` on.
+
+    Policy and settings are those of the experiment. `turn`: the longest time, in seconds, for which GPUs are given out;
+    None: what these settings imply.
     """
     seconds = turn_of(experiment.settings) if turn is None else turn
-    return [task for number in range(draws) for task in _drawn(InstanceDraw(experiment, seconds, seed + number))]
+    tasks: list[Task] = []
+    for number in range(draws):
+        draw = InstanceGenerator(experiment, seconds, seed + number)
+        tasks += [_honest_task(partial(draw.stream, shape), SHARING) for shape in STREAMS]
+        tasks.append(_honest_task(partial(draw.stream, GANG_STREAM), SHARING_OF_GANGS))
+        for shape in STANDING:
+            tasks.append(_honest_task(partial(draw.standing, shape), ENVY, PARETO_SHARES))
+            tasks.append(_honest_task(partial(draw.batch, shape), PARETO_MOMENTS))
+        tasks.append(_honest_task(partial(starvation.short_stream, draw, CROWDED), STARVATION))
+        for shape in STANDING[:LYING]:
+            standing, batch = partial(draw.standing, shape), partial(draw.batch, shape)
+            deflated = partial(Liar.about_speeds, factors=misreporting.DEFLATING)
+            inflated = partial(Liar.about_speeds, factors=misreporting.INFLATING)
+            for place in range(LIARS):
+                tasks += [
+                    _lying_task(standing, place, deflated, misreporting.by_progress, {LieKind.SPEED_UPS}),
+                    _lying_task(standing, place, inflated, misreporting.by_progress, INFLATION),
+                    _lying_task(standing, place, Liar.in_bids, misreporting.by_progress, {LieKind.BIDS}),
+                    _lying_task(batch, place, Liar.about_sizes, misreporting.by_completion, {LieKind.SIZES}),
+                ]
+    return tasks
 
 
 def clusters() -> list[str]:
-    """Those of the built-in instances."""
+    """The clusters of the built-in instances."""
     return list(dict.fromkeys(shape.cluster for shape in (*STREAMS, GANG_STREAM, *STANDING, CROWDED)))
 
 
-def _drawn(draw: InstanceDraw) -> Iterator[Task]:
-    strategy = (Property.STRATEGY_PROOFNESS,)
-    for shape in STREAMS:
-        yield Task((Property.SHARING_INCENTIVE,), partial(_share, draw, shape, Property.SHARING_INCENTIVE))
-    gangs = Property.SHARING_INCENTIVE_OF_GANGS
-    yield Task((gangs,), partial(_share, draw, GANG_STREAM, gangs))
-    for shape in STANDING:
-        yield Task((Property.ENVY_FREENESS, Property.PARETO_EFFICIENCY), partial(_stand, draw, shape))
-        yield Task((Property.PARETO_EFFICIENCY,), partial(_look, draw, shape))
-    yield Task((Property.STARVATION_FREEDOM,), partial(_starve, draw, CROWDED))
-    for shape in STANDING[:LYING]:
-        for place in range(LIARS):
-            for factors, kinds in (
-                (misreporting.DEFLATING, {misreporting.LieKind.SPEED_UPS}),
-                (misreporting.INFLATING, INFLATION),
-            ):
-                yield Task(strategy, partial(_lie_about_speeds, draw, shape, place, factors), frozenset(kinds))
-            yield Task(strategy, partial(_lie_in_bids, draw, shape, place), frozenset({misreporting.LieKind.BIDS}))
-            yield Task(strategy, partial(_lie_about_sizes, draw, shape, place), frozenset({misreporting.LieKind.SIZES}))
-
-
-def _share(draw: InstanceDraw, shape: InstanceShape, about: Property) -> list[Measurement]:
-    return [Measurement(about, (), case) for case in sharing_incentive.cases_on_slices(play(draw.stream(shape)))]
-
-
-def _stand(draw: InstanceDraw, shape: InstanceShape) -> list[Measurement]:
-    played = play(draw.standing(shape))
-    envious = [Measurement(Property.ENVY_FREENESS, (), case) for case in envy.cases(played)]
-    return envious + [
-        Measurement(Property.PARETO_EFFICIENCY, (pareto.ParetoKind.SHARES,), case) for case in pareto.in_the_long(played)
-    ]
-
-
-def _look(draw: InstanceDraw, shape: InstanceShape) -> list[Measurement]:
-    played = play(draw.batch(shape))
-    return [
-        Measurement(Property.PARETO_EFFICIENCY, (pareto.ParetoKind.MOMENTS,), case) for case in pareto.at_moments(played)
-    ]
-
-
-def _starve(draw: InstanceDraw, shape: InstanceShape) -> list[Measurement]:
-    played = play(starvation.cut(draw.crowded(shape)))
-    return [Measurement(Property.STARVATION_FREEDOM, (), case) for case in starvation.cases(played)]
-
-
-def _lie_about_speeds(draw: InstanceDraw, shape: InstanceShape, place: int, factors: tuple[float, ...]) -> list[Measurement]:
-    honest = play(draw.standing(shape))
-    liar = misreporting.liars(honest)[place]
-    return _told(misreporting.by_progress(honest, liar, liar.about_speeds(factors)))
-
-
-def _lie_in_bids(draw: InstanceDraw, shape: InstanceShape, place: int) -> list[Measurement]:
-    honest = play(draw.standing(shape))
-    liar = misreporting.liars(honest)[place]
-    return _told(misreporting.by_progress(honest, liar, liar.in_bids()))
-
-
-def _lie_about_sizes(draw: InstanceDraw, shape: InstanceShape, place: int) -> list[Measurement]:
-    honest = play(draw.batch(shape))
-    liar = misreporting.liars(honest)[place]
-    return _told(misreporting.by_completion(honest, liar, liar.about_sizes()))
-
-
-def _told(attempts: Iterable[misreporting.LieOutcome]) -> list[Measurement]:
-    return [Measurement(Property.STRATEGY_PROOFNESS, each.kinds, each.case) for each in attempts]
-
-
-def on_trace(trace: Trace, experiment: Experiment, *, turn: float | None = None) -> list[Task]:
+def trace_tasks(trace: Trace, experiment: Experiment, *, turn: float | None = None) -> list[Task]:
     """The tasks of an audit on a trace: agents are its tenants, or its jobs if it has one tenant only."""
-    tenants = {each.job.tenant for each in trace.jobs}
-    among = Among.TENANTS if len(tenants) > 1 else Among.JOBS
-    instance = Instance(trace, experiment, turn_of(experiment.settings) if turn is None else turn, among)
-    honest = (Property.SHARING_INCENTIVE, Property.ENVY_FREENESS, Property.PARETO_EFFICIENCY, Property.STARVATION_FREEDOM)
-    lies = (Task((Property.STRATEGY_PROOFNESS,), partial(_lie_in_trace, instance, place)) for place in range(LIARS))
-    return [Task(honest, partial(_watch, instance)), *lies]
+    has_tenants = len({each.job.tenant for each in trace.jobs}) > 1
+    kind = AgentKind.TENANTS if has_tenants else AgentKind.JOBS
+    instance = Instance(trace, experiment, turn_of(experiment.settings) if turn is None else turn, kind)
+    draw = partial(_itself, instance)
+    sharing = SHARING_OF_TENANTS if has_tenants else SHARING
+    lying = (_lying_task(draw, place, Liar.in_every_way, misreporting.by_completion) for place in range(LIARS))
+    return [_honest_task(draw, sharing, ENVY, PARETO_MOMENTS, STARVATION), *lying]
 
 
-def _watch(instance: Instance) -> list[Measurement]:
-    """All that the honest run says."""
-    played = play(instance)
-    shared = (
-        sharing_incentive.cases_on_slices(played) if instance.among is Among.JOBS else sharing_incentive.tenant_cases(played)
-    )
+def _itself(instance: Instance) -> Instance:
+    return instance
+
+
+# Tasks carry partial functions of what is at module level, since closures cannot be pickled. They draw their instance when
+# they are done: that is cheaper than sending it.
+
+
+def _honest_task(draw: Draw, *measures: Measure) -> Task:
+    return Task(tuple(dict.fromkeys(each.about for each in measures)), partial(_measure, draw, measures))
+
+
+def _measure(draw: Draw, measures: Iterable[Measure]) -> list[Measurement]:
+    """Run an instance in which all agents tell the truth."""
+    run = run_instance(draw())
+    return [Measurement(each.about, each.kinds, case) for each in measures for case in each.cases(run)]
+
+
+def _lying_task(draw: Draw, place: int, lies: Lies, judge: Judge, kinds: Iterable[LieKind] = ()) -> Task:
+    return Task((Property.STRATEGY_PROOFNESS,), partial(_measure_lies, draw, place, lies, judge), frozenset(kinds))
+
+
+def _measure_lies(draw: Draw, place: int, lies: Lies, judge: Judge) -> list[Measurement]:
+    """Run an instance honestly and once for each lie of the liar at this place; nothing if there are fewer liars."""
+    honest = run_instance(draw())
     return [
-        *(Measurement(Property.SHARING_INCENTIVE, (), case) for case in shared),
-        *(Measurement(Property.ENVY_FREENESS, (), case) for case in envy.cases(played)),
-        *(Measurement(Property.PARETO_EFFICIENCY, (pareto.ParetoKind.MOMENTS,), case) for case in pareto.at_moments(played)),
-        *(Measurement(Property.STARVATION_FREEDOM, (), case) for case in starvation.cases(played)),
+        Measurement(Property.STRATEGY_PROOFNESS, outcome.kinds, outcome.case)
+        for liar in misreporting.liars(honest)[place : place + 1]
+        for outcome in judge(honest, liar, lies(liar))
     ]
 
 
-def _lie_in_trace(instance: Instance, place: int) -> list[Measurement]:
-    honest = play(instance)
-    liars = misreporting.liars(honest)
-    if place >= len(liars):
-        return []
-    liar = liars[place]
-    lies = (*liar.about_speeds(), *liar.about_sizes(), *liar.in_bids())
-    return _told(misreporting.by_completion(honest, liar, lies))
-
-
-def findings(tasks: Iterable[Task], found: Iterable[Measurement]) -> dict[Property, Finding]:
+def findings(tasks: Iterable[Task], measurements: Iterable[Measurement]) -> dict[Property, Finding]:
     """What the results of these tasks say of each property that they are about."""
-    everything = list(found)
+    measured = list(measurements)
     wanted = {about for task in tasks for about in task.about}
-    return {
-        about: Finding.of(
-            (each.case for each in everything if each.about is about),
-            {
-                kind: [each.case for each in everything if each.about is about and kind in each.kinds]
-                for kind in PARTS.get(about, ())
-            },
-        )
-        for about in Property
-        if about in wanted
-    }
+    found = {}
+    for about in Property:
+        if about in wanted:
+            mine = [each for each in measured if each.about is about]
+            parts = {kind: [each.case for each in mine if kind in each.kinds] for kind in PARTS.get(about, ())}
+            found[about] = Finding.of((each.case for each in mine), parts)
+    return found
 
 
 def audit(
@@ -200,13 +181,13 @@ def audit(
     """Do the tasks about these properties one by one; if kinds of cases are named, only the tasks that have some of them."""
     wanted, some = set(about), frozenset(kinds)
     chosen = [task for task in tasks if wanted & set(task.about) and not (some and task.kinds and not some & task.kinds)]
-    every = findings(chosen, (each for task in chosen for each in task.work()))
-    return {name: finding for name, finding in every.items() if name in wanted}
+    found = findings(chosen, (each for task in chosen for each in task.work()))
+    return {name: finding for name, finding in found.items() if name in wanted}
 
 
-# What the catalogue claims of a policy, held against what was measured.
+# Claims of the catalogue
 #
-# Claims are about a policy by its name alone, on built-in instances, with the usual settings.
+# A claim is about a policy by its name alone, on built-in instances, with the usual settings.
 
 AUDITED: Mapping[PolicyClaim, tuple[Property, LieKind | None]] = {
     PolicyClaim.SHARING_INCENTIVE: (Property.SHARING_INCENTIVE, None),
@@ -219,7 +200,7 @@ AUDITED: Mapping[PolicyClaim, tuple[Property, LieKind | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class CheckedClaim:
     """A claim, and what was found about it."""
 
     claim: PolicyClaim
@@ -228,7 +209,7 @@ class Claimed:
 
     @property
     def holds(self) -> bool:
-        """Nothing that was measured contradicts it."""
+        """Whether nothing that was measured contradicts it."""
         return self.found.holds is not False
 
     @property
@@ -238,21 +219,23 @@ class Claimed:
         return "" if case is None else case.text
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The claim as JSON."""
         measured = self.found.document()
         return {"claim": str(self.claim), "property": str(self.about), "measured": measured["worst"], "holds": self.holds}
 
 
-def claimed(experiment: Experiment, found: Mapping[Property, Finding]) -> list[Claimed]:
+def check_claims(experiment: Experiment, found: Mapping[Property, Finding]) -> list[CheckedClaim]:
     """The claims that these findings are about; none for a policy with parameters or in other than the usual settings."""
     listing = POLICIES.get(experiment.policy)
     usual = Experiment(experiment.cluster)
-    as_usual = (experiment.settings, experiment.placement, experiment.truth) == (Settings(), usual.placement, usual.truth)
-    if listing is None or not as_usual:
+    is_usual = (experiment.settings, experiment.placement, experiment.truth) == (Settings(), usual.placement, usual.truth)
+    if listing is None or not is_usual:
         return []
-    answers = [(claim, *AUDITED[claim]) for claim in listing.claims if claim in AUDITED]
-    return [Claimed(claim, about, _found(found[about], kind)) for claim, about, kind in answers if about in found]
-
-
-def _found(finding: Finding, kind: LieKind | None) -> Finding:
-    return finding if kind is None else finding.parts[kind]
+    checked = []
+    for claim in listing.claims:
+        if claim not in AUDITED:
+            continue
+        about, kind = AUDITED[claim]
+        if about in found:
+            checked.append(CheckedClaim(claim, about, found[about] if kind is None else found[about].parts[kind]))
+    return checked

@@ -1,19 +1,17 @@
-"""What was found: one case a measurement, one finding a property, and the counterexample where it does not hold."""
+"""The vocabulary of results: one `Case` per measurement, one `Finding` per property."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 ROUNDING = 1e-9
-"""By so much a measurement may pass its bound: the last bits of a sum."""
+"""How much a measurement may exceed its bound: the last bits of a sum."""
 
 TOO_SHORT = 0.5
-"""A gain is a part of a slice, a life or a speed: where more than this is allowed, times are so short that turns decide,
-
-and there is nothing to measure.
-"""
+"""Largest bound on a gain, as a fraction of a slice, a life or a speed. Where more would be allowed, times are so short that
+turns decide, and there is nothing to measure."""
 
 
 class Property(StrEnum):
@@ -29,9 +27,10 @@ class Property(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement: it is within its bound, or it is a counterexample.
+    """One measurement: within its bound, or a counterexample.
 
-    text   the case in a sentence;  data: the same for programs: who, what they got, what they would have had
+    text   the case in a sentence
+    data   the same for programs: who, what they got, what they would have had
     """
 
     measured: float
@@ -41,12 +40,12 @@ class Case:
 
     @property
     def excess(self) -> float:
-        """By how much it is beyond its bound; negative if it is not."""
+        """How far it is beyond its bound; negative if it is not."""
         return self.measured - self.bound
 
     @property
     def holds(self) -> bool:
-        """It is within its bound."""
+        """Whether it is within its bound."""
         return self.excess <= ROUNDING
 
 
@@ -65,7 +64,7 @@ class Finding:
 
     @staticmethod
     def of(cases: Iterable[Case], parts: Mapping[str, Sequence[Case]] | None = None) -> "Finding":
-        """The first of the worst cases counts."""
+        """Sum up cases; of several that are equally bad, the first is the worst."""
         found = list(cases)
         worst = max(found, key=lambda case: case.excess, default=None)
         return Finding(worst, len(found), {name: Finding.of(each) for name, each in (parts or {}).items()})
@@ -81,17 +80,14 @@ class Finding:
         return None if self.holds is not False else self.worst
 
     def document(self) -> dict[str, Any]:
-        """As JSON; what is beyond all numbers is None there."""
+        """The finding as JSON; infinities become None."""
         case = self.counterexample
+        worst, bound = (inf, inf) if self.worst is None else (self.worst.measured, self.worst.bound)
         return {
             "holds": self.holds,
-            "worst": None if self.worst is None else _finite(self.worst.measured),
-            "bound": None if self.worst is None else _finite(self.worst.bound),
+            "worst": worst if isfinite(worst) else None,
+            "bound": bound if isfinite(bound) else None,
             "cases": self.cases,
             "counterexample": None if case is None else {**case.data, "text": case.text},
             **{name: part.document() for name, part in self.parts.items()},
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

@@ -1,6 +1,6 @@
-"""Small clusters with a few agents, drawn from a seed, on which properties are measured.
+"""Instances: small clusters with a few agents, drawn from a seed, on which properties are measured.
 
-Every agent is a tenant with jobs of a model of its own, so that policies that look at jobs, at apps or at tenants all deal
+Each agent is a tenant with jobs of a model of its own, so that policies that look at jobs, at apps or at tenants all deal
 with the same agents. Times are counted in turns: a turn is the longest time for which a policy gives out GPUs before it
 looks again, and all that a policy can do about time is to deal out turns. With the usual settings it takes 720 s: two rounds
 of 360 s in a row, which a job may have under shares (`Settings.patience`); leases take 600 s and less.
@@ -24,25 +24,25 @@ LEASE = 600.0
 """Seconds of the longest lease, interval or time slice that a policy of the catalogue has by default."""
 
 WINDOW = 60
-"""Turns that a standing crowd is watched for: a turn more or less is a small part of anybody's share."""
+"""Turns that a standing instance is watched for: one turn more or less is a small part of any share."""
 
 SPEEDUPS = (1.2, 6.5)
 """How much faster the fastest type is than the slowest, from model to model (Gandiva_fair, EuroSys'20, Table 1)."""
 
 LOAD = 1.05
-"""GPUs that a crowded stream asks for ÷ GPUs that there are."""
+"""GPUs that a crowded stream asks for ÷ GPUs of the cluster."""
 
 CROWDED_TURNS = 300
-"""Turns that such a stream lasts, before it is cut to what the question needs."""
+"""Turns that such a stream lasts, before `starvation` cuts it to what it needs."""
 
 
 def turn_of(settings: Settings) -> float:
-    """Seconds of a turn under these settings."""
+    """Seconds of a turn under these settings: the longest time for which a policy gives out GPUs."""
     return max(LEASE, settings.round * (1.0 + settings.patience))
 
 
-class Among(Enum):
-    """Whose share is looked at."""
+class AgentKind(Enum):
+    """Whose shares are measured."""
 
     TENANTS = auto()
     JOBS = auto()
@@ -50,31 +50,31 @@ class Among(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A trace, the experiment that it is run with, and whose shares are looked at.
+    """A trace, the experiment that it is run with, and whose shares are measured.
 
     turn      seconds
-    marked    jobs that the question is about; empty: all of them
+    marked    ids of the jobs to watch for starvation; empty: all of them
     """
 
     trace: Trace
     experiment: Experiment
     turn: float
-    among: Among = Among.TENANTS
+    agent_kind: AgentKind = AgentKind.TENANTS
     marked: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return self.trace.name
 
     def agent(self, job: Job) -> str:
-        """Whose job it is."""
-        return job.tenant if self.among is Among.TENANTS else job.id
+        """The agent that a job belongs to."""
+        return job.tenant if self.agent_kind is AgentKind.TENANTS else job.id
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceShape:
-    """A cluster and a crowd: agents with so many jobs each, of so many GPUs."""
+    """A cluster and a number of agents, each with `jobs` jobs of `gang` GPUs."""
 
     name: str
     cluster: str
@@ -88,7 +88,7 @@ STANDING = (
     InstanceShape("four tenants of four jobs", "v100:4,k80:4", 4, jobs=4),
     InstanceShape("six gangs of two", "v100:4@2,k80:4@2", 6, gang=2),
 )
-"""More is asked for than there is. The first two are those in which agents lie."""
+"""Overloaded from the start. The first two are those in which agents lie."""
 
 STREAMS = (
     InstanceShape("long jobs in a stream", "v100:2@2,k80:2@2", 4),
@@ -99,91 +99,98 @@ CROWDED = InstanceShape("a crowded stream", "v100:2@2,k80:2@2", 4)
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceDraw:
-    """Where instances come from: an experiment whose policy and settings they take, seconds of a turn, and a seed."""
+class InstanceGenerator:
+    """Draws instances from a seed; they take policy and settings from the experiment. `turn`: seconds."""
 
     experiment: Experiment
     turn: float
     seed: int
 
     def standing(self, shape: InstanceShape) -> Instance:
-        """All jobs are there from the start, and none comes to its end before the window is over."""
+        """All jobs are submitted at the start, and none ends before the window closes."""
         rng = self._rng("standing", shape)
-        crowd = _Crowd(rng, shape, shape.agents)
+        agents = _AgentSpeeds(rng, shape, shape.agents)
         window = WINDOW * self.turn
         jobs = [
-            crowd.job(agent, 0.0, window * rng.uniform(1.5, 3.0) * crowd.fastest(agent), shape.gang, f"-{number}")
+            agents.job(agent, 0.0, window * rng.uniform(1.5, 3.0) * agents.fastest(agent), shape.gang, f"-{number}")
             for agent in range(shape.agents)
             for number in range(shape.jobs)
         ]
-        return self._instance(shape, crowd, jobs, until=window)
+        return self._instance(shape, agents, jobs, until=window)
 
     def batch(self, shape: InstanceShape) -> Instance:
-        """All jobs are there from the start, and all come to their end."""
+        """All jobs are submitted at the start, and all run to their end."""
         rng = self._rng("batch", shape)
-        crowd = _Crowd(rng, shape, shape.agents)
+        agents = _AgentSpeeds(rng, shape, shape.agents)
         jobs = [
-            crowd.job(agent, 0.0, self._turns(rng, 20, 40) / shape.jobs * crowd.mean(agent), shape.gang, f"-{number}")
+            agents.job(agent, 0.0, self._turns(rng, 20, 40) / shape.jobs * agents.mean(agent), shape.gang, f"-{number}")
             for agent in range(shape.agents)
             for number in range(shape.jobs)
         ]
-        return self._instance(shape, crowd, jobs)
+        return self._instance(shape, agents, jobs)
 
     def stream(self, shape: InstanceShape) -> Instance:
         """Long jobs from the start, and a stream of shorter ones that asks for four fifths of the GPUs."""
         rng = self._rng("stream", shape)
         shorts = 4 * shape.agents
-        crowd = _Crowd(rng, shape, shape.agents + shorts)
+        agents = _AgentSpeeds(rng, shape, shape.agents + shorts)
         gangs = [1 + index % shape.gang for index in range(shape.agents + shorts)]
         work = [self._turns(rng, 60, 80) for _ in range(shape.agents)] + [self._turns(rng, 16, 24) for _ in range(shorts)]
-        jobs = [crowd.job(index, 0.0, work[index] * crowd.mean(index), gangs[index]) for index in range(shape.agents)]
+        jobs = [agents.job(index, 0.0, work[index] * agents.mean(index), gangs[index]) for index in range(shape.agents)]
         moment = 0.0
         for index in range(shape.agents, shape.agents + shorts):
-            jobs.append(crowd.job(index, moment, work[index] * crowd.mean(index), gangs[index]))
-            moment += work[index] * gangs[index] / (0.8 * crowd.gpus) * rng.uniform(0.5, 1.5)
-        return self._instance(shape, crowd, jobs)
+            jobs.append(agents.job(index, moment, work[index] * agents.mean(index), gangs[index]))
+            moment += work[index] * gangs[index] / (0.8 * agents.gpus) * rng.uniform(0.5, 1.5)
+        return self._instance(shape, agents, jobs)
 
     def crowded(self, shape: InstanceShape) -> Instance:
-        """A stream of short jobs that asks for a little more than there is, and three jobs that are easily passed over:
+        """A stream of short jobs that slightly overloads the cluster, and three jobs that are easily passed over.
 
-        a long one, a gang as large as can be, and one that can use the slowest type only. All short jobs are of one model:
-        nobody can do more of them in the same time by giving each the right type.
+        Those are a long one, a gang as large as a type allows, and one that can use the slowest type only. All short jobs
+        are of one model, so that no policy gains throughput by giving each the right type.
         """
         rng = self._rng("crowded", shape)
-        crowd = _Crowd(rng, shape, shape.agents)
+        agents = _AgentSpeeds(rng, shape, shape.agents)
         long, wide, narrow, short = range(4)
         victims = [
-            crowd.job(long, self.turn, self._turns(rng, 5, 7) * crowd.mean(long), 1),
-            crowd.job(wide, self.turn, self._turns(rng, 2, 4) * crowd.mean(wide), max(crowd.counts)),
+            agents.job(long, self.turn, self._turns(rng, 5, 7) * agents.mean(long), 1),
+            agents.job(wide, self.turn, self._turns(rng, 2, 4) * agents.mean(wide), max(agents.counts)),
             replace(
-                crowd.job(narrow, self.turn, self._turns(rng, 2, 4) * crowd.mean(narrow, -1), 1), gpu_types=crowd.types[-1:]
+                agents.job(narrow, self.turn, self._turns(rng, 2, 4) * agents.mean(narrow, -1), 1),
+                gpu_types=agents.types[-1:],
             ),
         ]
         jobs: list[Job] = []
         moment = 0.0
         while moment < CROWDED_TURNS * self.turn:
             work, name = self._turns(rng, 1, 2), f"short-{len(jobs)}"
-            jobs.append(replace(crowd.job(short, moment, work * crowd.mean(short), 1), id=name, tenant=name))
-            moment += work / (LOAD * crowd.gpus) if len(jobs) > crowd.gpus else 0.0
-        drawn = self._instance(shape, crowd, sorted((*jobs, *victims), key=lambda job: job.submitted))
+            jobs.append(replace(agents.job(short, moment, work * agents.mean(short), 1), id=name, tenant=name))
+            moment += work / (LOAD * agents.gpus) if len(jobs) > agents.gpus else 0.0
+        drawn = self._instance(shape, agents, sorted((*jobs, *victims), key=lambda job: job.submitted))
         return replace(drawn, marked=tuple(job.id for job in victims))
 
     def _turns(self, rng: random.Random, least: float, most: float) -> float:
+        """A time of `least` to `most` turns, in seconds."""
         return rng.uniform(least, most) * self.turn
 
     def _rng(self, kind: str, shape: InstanceShape) -> random.Random:
         return random.Random(f"{self.seed}/{kind}/{shape.name}")
 
-    def _instance(self, shape: InstanceShape, crowd: "_Crowd", jobs: Sequence[Job], until: float = inf) -> Instance:
+    def _instance(self, shape: InstanceShape, agents: "_AgentSpeeds", jobs: Sequence[Job], until: float = inf) -> Instance:
         trace = Trace(f"{shape.name}, seed {self.seed}", tuple(map(TraceJob, jobs)))
         experiment = replace(
-            self.experiment, cluster=crowd.cluster, throughputs=crowd.table(), truths=None, until=until, faults=None
+            self.experiment,
+            cluster=agents.cluster,
+            throughputs=agents.table(),
+            truths=None,
+            until=until,
+            faults=None,
         )
         return Instance(trace, experiment, self.turn)
 
 
-class _Crowd:
-    """Agents with speeds of their own on the types of a cluster, the fastest type first."""
+class _AgentSpeeds:
+    """Agents, each with its own speed on each GPU type of a cluster, the fastest type first."""
 
     def __init__(self, rng: random.Random, shape: InstanceShape, agents: int) -> None:
         self.cluster = parse_cluster(shape.cluster)
@@ -193,7 +200,7 @@ class _Crowd:
         self._rates = list(_rates(rng, agents, len(self.types)))
 
     def table(self) -> Throughputs:
-        """Steps per second of one GPU; more GPUs are as much faster as they are more."""
+        """Steps per second of one GPU; speed is proportional to the number of GPUs."""
         rows = [
             Alone(JobClass(_named(agent)), name, 1, Locality.PACKED, rate)
             for agent, rates in enumerate(self._rates)
@@ -202,7 +209,7 @@ class _Crowd:
         return Throughputs.of("audit", self.types[-1], rows)
 
     def mean(self, agent: int, since: int = 0) -> float:
-        """Steps per second of a GPU of the cluster's mix, if only types from the one at this place on are of use."""
+        """Mean steps per second over the cluster's GPUs, if only types from the index `since` on can be used."""
         rates = zip(self._rates[agent][since:], self.counts[since:], strict=True)
         return sum(rate * count for rate, count in rates) / self.gpus
 
@@ -211,7 +218,7 @@ class _Crowd:
         return self._rates[agent][0]
 
     def job(self, agent: int, submitted: float, steps: float, gang: int, suffix: str = "") -> Job:
-        """A job of so many steps for each GPU of its gang."""
+        """A job of `steps` for each GPU of its gang."""
         name = _named(agent)
         return Job(name + suffix, submitted, gang, steps=steps * gang, tenant=name, model=name)
 
@@ -221,7 +228,7 @@ def _named(agent: int) -> str:
 
 
 def _rates(rng: random.Random, agents: int, types: int) -> Iterator[tuple[float, ...]]:
-    """Speed-ups spread evenly over their range, in random order; types between the ends are somewhere between."""
+    """Speeds by type, per agent. Speed-ups are spread evenly over their range, in random order."""
     low, high = map(log, SPEEDUPS)
     places = [(place + rng.uniform(0.2, 0.8)) / agents for place in range(agents)]
     rng.shuffle(places)

@@ -1,25 +1,26 @@
-"""Gain from lying: is anybody better off for saying what is not true?
+"""Strategy-proofness: does an agent gain by misreporting?
 
-One agent lies about all its jobs, all others are honest, and the world stays what it is. With every factor f of `FACTORS`
-it says
+One agent lies about all its jobs, all others are honest, and the world stays what it is. With each factor f of `FACTORS` it
+states
 
     speed_ups   that its fastest GPU type is f times as fast for it as it is
     sizes       that it has f times the work
     bids        twice the speed-up and half the work; or that it cannot use its slowest type, or its fastest: hidden bundles
 
-The gain is measured in truth. In a standing crowd it is true progress over the window, in parts of what an equal slice would
-have done; where jobs run to their ends, the part of its mean completion time that the liar saves. The bound is two turns of
-its whole demand, on its fastest type, as a part of the same.
+The gain is measured in truth. In a standing instance it is true progress over the window, in parts of what an equal slice
+would have done; where jobs run to their ends, the part of its mean completion time that the liar saves. The bound is two
+turns of its whole demand, on its fastest type, as a part of the same.
 
-A buyer is somebody who, honest, holds more than an equal part of its fastest type.
+A buyer is an agent that, honest, holds more than an equal part of its fastest type.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from poise.lab.audit.findings import TOO_SHORT, Case
-from poise.lab.audit.playback import Lie, Played, play
+from poise.lab.audit.instance_run import InstanceRun, Lie, run_instance
 from poise.lab.report.axes import amount
 from poise.scheduler.model.job import Job
 
@@ -40,7 +41,7 @@ class LieKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LieOutcome:
-    """What a lie was about, and what came of it."""
+    """What a lie was about, and what it gained."""
 
     kinds: tuple[LieKind, ...]
     case: Case
@@ -48,7 +49,7 @@ class LieOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Liar:
-    """Somebody who may lie: its jobs, and the names of its fastest and slowest GPU type; None if it can use one only."""
+    """An agent that may lie, its jobs, and the names of its fastest and slowest GPU type (None if it can use one only)."""
 
     agent: str
     jobs: Sequence[Job]
@@ -57,7 +58,7 @@ class Liar:
     speedup: float
 
     @staticmethod
-    def of(honest: Played, agent: str, jobs: Sequence[Job]) -> "Liar":
+    def of(honest: InstanceRun, agent: str, jobs: Sequence[Job]) -> "Liar":
         """Its first job stands for all of them."""
         named = zip(honest.cluster.gpu_types, honest.rates(jobs[0]), strict=True)
         rates = {name.lower(): rate for name, rate in named if rate > 0}
@@ -69,7 +70,7 @@ class Liar:
         return ((LieKind.SPEED_UPS, Lie(((self.fastest, factor),))) for factor in factors if self.slowest)
 
     def in_bids(self) -> Iterator[tuple[LieKind, Lie]]:
-        """It is fast and has little to do; or there are types that it hides."""
+        """States that it is fast and has little to do; or hides types that it can use."""
         yield LieKind.BIDS, Lie(((self.fastest, FACTORS[-1]),), FACTORS[0])
         if self.slowest is not None:
             yield LieKind.BIDS, Lie(((self.slowest, 0.0),))
@@ -79,73 +80,63 @@ class Liar:
         """Lies about sizes alone."""
         return ((LieKind.SIZES, Lie(size=factor)) for factor in FACTORS)
 
+    def in_every_way(self) -> Iterator[tuple[LieKind, Lie]]:
+        """All of these lies."""
+        return chain(self.about_speeds(), self.about_sizes(), self.in_bids())
 
-def liars(honest: Played) -> list[Liar]:
-    """Those with the largest, the middle and the smallest speed-up."""
+
+def liars(honest: InstanceRun) -> list[Liar]:
+    """The agents with the largest, the middle and the smallest speed-up."""
     found = sorted((Liar.of(honest, agent, jobs) for agent, jobs in honest.agents.items()), key=lambda liar: -liar.speedup)
     places = dict.fromkeys((0, len(found) // 2, len(found) - 1)) if found else {}
     return [found[place] for place in places]
 
 
-def by_progress(honest: Played, liar: Liar, lies: Iterable[tuple[LieKind, Lie]]) -> Iterator[LieOutcome]:
-    """Lies in a standing crowd."""
-    buyer = (LieKind.BUYERS_INFLATION,) if _buys(honest, liar) else ()
-    for kind, lie in lies:
-        lying = play(honest.instance, {job.id: lie for job in liar.jobs})
-        also = (LieKind.INFLATION, *buyer) if _inflates(kind, lie) else ()
-        yield LieOutcome((kind, *also), _by_progress(honest, lying, liar, lie))
-
-
-def _inflates(kind: LieKind, lie: Lie) -> bool:
-    return kind is LieKind.SPEED_UPS and lie.speeds[0][1] in INFLATING
-
-
-def _buys(honest: Played, liar: Liar) -> bool:
-    """It holds more than an equal part of its fastest type."""
+def by_progress(honest: InstanceRun, liar: Liar, lies: Iterable[tuple[LieKind, Lie]]) -> Iterator[LieOutcome]:
+    """Outcomes in a standing instance."""
+    window, agents = honest.end - honest.start, len(honest.agents)
     fast = [name.lower() for name in honest.cluster.gpu_types].index(liar.fastest)
-    spells = (spell for job in liar.jobs for spell in honest.held_by(job.id) if spell.gpu_type == fast)
-    held = sum((spell.end - spell.start) * spell.gpus for spell in spells)
-    window = honest.end - honest.instance.trace.jobs[0].job.submitted
-    return held > honest.counts[fast] * window / len(honest.agents)
-
-
-def _by_progress(honest: Played, lying: Played, liar: Liar, lie: Lie) -> Case:
-    before, after = (sum(played.progress(job) for job in liar.jobs) for played in (honest, lying))
+    held = sum(
+        (hold.end - hold.start) * hold.gpus for job in liar.jobs for hold in honest.held_by(job.id) if hold.gpu_type == fast
+    )
+    is_buyer = held > honest.counts[fast] * window / agents
     demand = sum(job.gpus for job in liar.jobs)
-    window = honest.end - honest.instance.trace.jobs[0].job.submitted
-    part = min(1.0, honest.cluster.gpus / len(honest.agents) / demand)
+    part = min(1.0, honest.cluster.gpus / agents / demand)
     fair = sum(honest.mean_rate(job) for job in liar.jobs) * part * window
     turns = 2.0 * honest.instance.turn * sum(max(honest.rates(job)) for job in liar.jobs)
-    text = f"does {amount(after, 'plain')} steps instead of {amount(before, 'plain')}"
-    data = {"honest_steps": before, "lying_steps": after, "equal_slice_steps": fair}
-    return _case(honest, liar, lie, (after - before) / fair, turns / fair, text, data)
+    for kind, lie in lies:
+        lying = run_instance(honest.instance, {job.id: lie for job in liar.jobs})
+        before, after = (sum(run.progress(job) for job in liar.jobs) for run in (honest, lying))
+        text = f"does {amount(after, 'plain')} steps instead of {amount(before, 'plain')}"
+        data = {"honest_steps": before, "lying_steps": after, "equal_slice_steps": fair}
+        case = _case(honest, liar, lie, (after - before) / fair, turns / fair, text, data)
+        yield LieOutcome(_kinds(kind, lie, is_buyer=is_buyer), case)
 
 
-def by_completion(honest: Played, liar: Liar, lies: Iterable[tuple[LieKind, Lie]]) -> Iterator[LieOutcome]:
-    """Lies where jobs run to their ends; none if they are too short. One for which a job is turned away is left out."""
-    before = _completion(honest, liar.jobs)
-    if 2.0 * honest.instance.turn > TOO_SHORT * before:
+def by_completion(honest: InstanceRun, liar: Liar, lies: Iterable[tuple[LieKind, Lie]]) -> Iterator[LieOutcome]:
+    """Outcomes where jobs run to their ends; none if they are too short. Lies that get a job rejected are left out."""
+    before, turns = honest.mean_completion(liar.jobs), 2.0 * honest.instance.turn
+    if turns > TOO_SHORT * before:
         return
     for kind, lie in lies:
-        lying = play(honest.instance, {job.id: lie for job in liar.jobs})
-        also = (LieKind.INFLATION,) if _inflates(kind, lie) else ()
-        if not lying.refused(liar.jobs):
-            yield LieOutcome((kind, *also), _by_completion(honest, lying, liar, lie))
+        lying = run_instance(honest.instance, {job.id: lie for job in liar.jobs})
+        if lying.rejected_any(liar.jobs):
+            continue
+        after = lying.mean_completion(liar.jobs)
+        text = f"is done after {amount(after, 'seconds')} instead of {amount(before, 'seconds')}"
+        if len(liar.jobs) > 1:
+            text += " on average"
+        data = {"honest_seconds": before, "lying_seconds": after}
+        case = _case(honest, liar, lie, (before - after) / before, turns / before, text, data)
+        yield LieOutcome(_kinds(kind, lie, is_buyer=False), case)
 
 
-def _by_completion(honest: Played, lying: Played, liar: Liar, lie: Lie) -> Case:
-    before, after = (_completion(played, liar.jobs) for played in (honest, lying))
-    text = f"is done after {amount(after, 'seconds')} instead of {amount(before, 'seconds')}"
-    if len(liar.jobs) > 1:
-        text += " on average"
-    data = {"honest_seconds": before, "lying_seconds": after}
-    return _case(honest, liar, lie, (before - after) / before, 2.0 * honest.instance.turn / before, text, data)
+def _kinds(kind: LieKind, lie: Lie, *, is_buyer: bool) -> tuple[LieKind, ...]:
+    if kind is not LieKind.SPEED_UPS or lie.speeds[0][1] not in INFLATING:
+        return (kind,)
+    return (kind, LieKind.INFLATION, *((LieKind.BUYERS_INFLATION,) if is_buyer else ()))
 
 
-def _completion(played: Played, jobs: Sequence[Job]) -> float:
-    return sum(played.ended(job.id) - job.submitted for job in jobs) / len(jobs)
-
-
-def _case(honest: Played, liar: Liar, lie: Lie, gain: float, bound: float, text: str, data: dict[str, float]) -> Case:
+def _case(honest: InstanceRun, liar: Liar, lie: Lie, gain: float, bound: float, text: str, data: dict[str, float]) -> Case:
     whole = {"instance": honest.instance.name, "agent": liar.agent, "lie": f"says that it {lie}", **data}
     return Case(gain, bound, f"{honest.instance.name}: {liar.agent} says that it {lie}, and {text}", whole)

@@ -1,14 +1,14 @@
-"""Starvation: is anybody passed over for ever?
+"""Starvation: is a job passed over for ever?
 
-The yardstick is the time that a job takes under equal shares: at every moment each of the N active jobs is served for
+The yardstick is the time that a job takes under equal shares: at all times each of the N active jobs is served for
 min(1, C/(g·N)) of the time on the cluster's mix of GPU types, whatever the policy under audit does.
 
     measured   time without GPUs while a job that came later has some that it could use  ÷  time under equal shares
     bound      twice the time under equal shares, and two turns                       ÷  time under equal shares
 
-Taking turns costs no more than about 1, however many jobs there are. In a stream that asks for more than there is, a job
-that is passed over again and again comes to any number if only the stream lasts; ours lasts three times as long as the
-slowest of those who are watched takes under equal shares.
+Taking turns costs no more than about 1, however many jobs there are. In an overloaded stream, a job that is passed over
+again and again reaches any number if only the stream lasts; ours lasts three times as long as the slowest of the watched
+jobs takes under equal shares.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from math import inf, isfinite
 import numpy as np
 
 from poise.lab.audit.findings import Case
-from poise.lab.audit.instances import Instance
-from poise.lab.audit.playback import Played, Spell, mean_rate, rates_of
+from poise.lab.audit.instance_run import GpuHold, InstanceRun, mean_rate, rates_of
+from poise.lab.audit.instances import Instance, InstanceGenerator, InstanceShape
 from poise.lab.experiment import speeds_of
 from poise.lab.report.axes import amount
 from poise.scheduler.model.arithmetic import Floats
@@ -28,13 +28,54 @@ from poise.scheduler.model.job import Job
 from poise.scheduler.throughput.speeds import Speeds
 
 BOUND = 2.0
-"""Times under equal shares, besides two turns."""
+"""Bound, in times under equal shares, besides two turns."""
 LASTS = 3.0
-"""Times under equal shares that a stream lasts."""
+"""How long a stream lasts, in times under equal shares."""
+
+
+def cases(run: InstanceRun) -> Iterator[Case]:
+    """One case per job that is watched."""
+    alone = equal_shares(run.instance, run.truths)
+    submitted = {each.job.id: each.job.submitted for each in run.instance.trace.jobs}
+    holders = LatestHolders.of(run.holds, submitted, len(run.counts))
+    for job in run.jobs:
+        is_watched = not run.instance.marked or job.id in run.instance.marked
+        if is_watched and alone.get(job.id, 0.0) > 0:
+            usable = [place for place, rate in enumerate(run.rates(job)) if rate > 0]
+            passed = holders.passed_over(job, run.ended(job.id), run.held_by(job.id), usable)
+            yield _case(run, job, passed, alone[job.id])
+
+
+def _case(run: InstanceRun, job: Job, passed: float, fair: float) -> Case:
+    is_done = isfinite(run.history.jobs[job.id].ended)
+    so_far = "it took" if is_done else "after which it had not ended"
+    took = run.ended(job.id) - job.submitted
+    limits = f", {' or '.join(job.gpu_types)} only" * bool(job.gpu_types)
+    text = (
+        f"{run.instance.agent(job)} ({job.gpus} GPU{'s' * (job.gpus > 1)}{limits}) was passed over for"
+        f" {amount(passed, 'seconds')} of the {amount(took, 'seconds')} {so_far};"
+        f" with equal shares it would have taken {amount(fair, 'seconds')}"
+    )
+    data = {
+        "instance": run.instance.name,
+        "agent": run.instance.agent(job),
+        "job": job.id,
+        "gpus": job.gpus,
+        "passed_over_seconds": passed,
+        "seconds": took,
+        "finished": is_done,
+        "equal_share_seconds": fair,
+    }
+    return Case(passed / fair, BOUND + 2.0 * run.instance.turn / fair, f"{run.instance.name}: {text}", data)
+
+
+def short_stream(draw: InstanceGenerator, shape: InstanceShape) -> Instance:
+    """A crowded stream no longer than it takes to tell which jobs starve."""
+    return cut(draw.crowded(shape))
 
 
 def cut(instance: Instance) -> Instance:
-    """The stream no longer than it takes to tell who starves; the run ends with it."""
+    """Shorten a stream to what it takes to tell which watched jobs starve; the run ends with it."""
     taken = equal_shares(instance, speeds_of(instance.experiment)[1])
     first = instance.trace.jobs[0].job.submitted
     watched = {each.job.id: each.job.submitted for each in instance.trace.jobs if each.job.id in instance.marked}
@@ -48,112 +89,71 @@ def cut(instance: Instance) -> Instance:
 
 
 def equal_shares(instance: Instance, truths: Speeds) -> dict[str, float]:
-    """Seconds that every job takes under equal shares; jobs that can run nowhere are left out."""
+    """Seconds that each job takes under equal shares; jobs that can run nowhere are left out."""
     cluster = instance.experiment.cluster
     counts = [cluster.gpus_of(name) for name in cluster.gpu_types]
+    coming: list[tuple[Job, float]] = []  # with its seconds of full service on the cluster's mix
+    for each in instance.trace.jobs:
+        speed = mean_rate(rates_of(each.job, truths, counts), counts)
+        seconds = truths.steps(each.job) / speed if speed > 0 else inf
+        if seconds < inf:
+            coming.append((each.job, seconds))
+    active: dict[str, Job] = {}
     left: dict[str, float] = {}
-    gangs: dict[str, int] = {}
     taken: dict[str, float] = {}
-    came = {each.job.id: each.job.submitted for each in instance.trace.jobs}
-    now = -inf
-    coming = [(each.job, _seconds(each.job, truths, counts)) for each in instance.trace.jobs]
-    coming = [(job, seconds) for job, seconds in coming if seconds < inf]
-    place = 0
-    while left or place < len(coming):
-        pace = {job: min(1.0, cluster.gpus / (gangs[job] * len(left))) for job in left}
-        soonest = min((now + left[job] / pace[job] for job in left), default=inf)
+    now, place = -inf, 0
+    while active or place < len(coming):
+        pace = {name: min(1.0, cluster.gpus / (job.gpus * len(active))) for name, job in active.items()}
+        soonest = min((now + left[name] / pace[name] for name in active), default=inf)
         arrival = coming[place][0].submitted if place < len(coming) else inf
-        moment = min(soonest, arrival)
-        for job in left:
-            left[job] -= pace[job] * (moment - now)
-        now = moment
+        time = min(soonest, arrival)
+        for name in active:
+            left[name] -= pace[name] * (time - now)
+        now = time
         if arrival <= soonest:
-            newcomer, seconds = coming[place]
-            left[newcomer.id], gangs[newcomer.id] = seconds, newcomer.gpus
+            job, seconds = coming[place]
+            active[job.id], left[job.id] = job, seconds
             place += 1
         else:
-            done = min(left, key=lambda job: left[job] / pace[job])
-            taken[done] = now - came[done]
-            del left[done]
+            done = min(active, key=lambda name: left[name] / pace[name])
+            taken[done] = now - active.pop(done).submitted
     return taken
 
 
-def _seconds(job: Job, truths: Speeds, counts: Sequence[int]) -> float:
-    """Of the whole gang's service on the cluster's mix; infinite if it can run nowhere."""
-    speed = mean_rate(rates_of(job, truths, counts), counts)
-    return truths.steps(job) / speed if speed > 0 else inf
-
-
 @dataclass(frozen=True)
-class Rota:
-    """Of those who hold GPUs of a type, when the last one came: (types, intervals)."""
+class LatestHolders:
+    """For each GPU type and interval, when the latest-submitted job that holds some was submitted: (types, intervals)."""
 
-    moments: Floats
+    times: Floats
     latest: Floats
 
     @staticmethod
-    def of(spells: Sequence[Spell], came: Mapping[str, float], types: int) -> "Rota":
-        """Read it off who held what when; -inf where nobody holds any."""
-        moments = sorted({moment for spell in spells for moment in (spell.start, spell.end)})
-        by_type = [[spell for spell in spells if spell.gpu_type == gpu_type] for gpu_type in range(types)]
-        return Rota(np.array(moments), np.array([_latest(moments, held, came) for held in by_type]))
+    def of(holds: Sequence[GpuHold], submitted: Mapping[str, float], types: int) -> "LatestHolders":
+        """Read it off what jobs held; -inf where no job holds any."""
+        times = sorted({time for hold in holds for time in (hold.start, hold.end)})
+        by_type = [[hold for hold in holds if hold.gpu_type == gpu_type] for gpu_type in range(types)]
+        return LatestHolders(np.array(times), np.array([_latest(times, held, submitted) for held in by_type]))
 
-    def passed(self, job: Job, ended: float, held: Sequence[Spell], usable: Sequence[int]) -> float:
-        """Seconds of a job's life in which somebody who came later had GPUs of a type it can use, and it had none."""
-        if not len(self.moments):
+    def passed_over(self, job: Job, ended: float, held: Sequence[GpuHold], usable: Sequence[int]) -> float:
+        """Seconds of a job's life in which one submitted later had GPUs of a type it can use, and it had none."""
+        if not len(self.times):
             return 0.0
-        edges = np.clip(np.append(self.moments, max(ended, self.moments[-1])), job.submitted, ended)
+        edges = np.clip(np.append(self.times, max(ended, self.times[-1])), job.submitted, ended)
         is_passed = self.latest[usable].max(axis=0) > job.submitted
-        for spell in held:
-            is_passed[np.searchsorted(self.moments, spell.start) : np.searchsorted(self.moments, spell.end)] = False
+        for hold in held:
+            is_passed[np.searchsorted(self.times, hold.start) : np.searchsorted(self.times, hold.end)] = False
         return float(np.diff(edges)[is_passed].sum())
 
 
-def _latest(moments: Sequence[float], spells: Sequence[Spell], came: Mapping[str, float]) -> list[float]:
-    starting = sorted((spell.start, came[spell.job], spell.end) for spell in spells)
+def _latest(times: Sequence[float], holds: Sequence[GpuHold], submitted: Mapping[str, float]) -> list[float]:
+    starting = sorted((hold.start, submitted[hold.job], hold.end) for hold in holds)
     latest, place = [], 0
-    holding: list[tuple[float, float]] = []  # (-came, until): the last comer is on top
-    for moment in moments:
-        while place < len(starting) and starting[place][0] <= moment:
+    holding: list[tuple[float, float]] = []  # (-submitted, until): the last comer is on top
+    for time in times:
+        while place < len(starting) and starting[place][0] <= time:
             heappush(holding, (-starting[place][1], starting[place][2]))
             place += 1
-        while holding and holding[0][1] <= moment:
+        while holding and holding[0][1] <= time:
             heappop(holding)
         latest.append(-holding[0][0] if holding else -inf)
     return latest
-
-
-def cases(played: Played) -> Iterator[Case]:
-    """One case a job that is watched."""
-    taken = equal_shares(played.instance, played.truths)
-    came = {each.job.id: each.job.submitted for each in played.instance.trace.jobs}
-    rota = Rota.of(played.spells, came, len(played.counts))
-    for job in played.jobs:
-        is_watched = not played.instance.marked or job.id in played.instance.marked
-        if is_watched and taken.get(job.id, 0.0) > 0:
-            usable = [place for place, rate in enumerate(played.rates(job)) if rate > 0]
-            passed = rota.passed(job, played.ended(job.id), played.held_by(job.id), usable)
-            yield _case(played, job, passed, taken[job.id])
-
-
-def _case(played: Played, job: Job, passed: float, fair: float) -> Case:
-    is_done = isfinite(played.history.jobs[job.id].ended)
-    so_far = "it took" if is_done else "after which it had not ended"
-    took = played.ended(job.id) - job.submitted
-    limits = f", {' or '.join(job.gpu_types)} only" * bool(job.gpu_types)
-    text = (
-        f"{played.instance.agent(job)} ({job.gpus} GPU{'s' * (job.gpus > 1)}{limits}) was passed over for"
-        f" {amount(passed, 'seconds')} of the {amount(took, 'seconds')} {so_far};"
-        f" with equal shares it would have taken {amount(fair, 'seconds')}"
-    )
-    data = {
-        "instance": played.instance.name,
-        "agent": played.instance.agent(job),
-        "job": job.id,
-        "gpus": job.gpus,
-        "passed_over_seconds": passed,
-        "seconds": took,
-        "finished": is_done,
-        "equal_share_seconds": fair,
-    }
-    return Case(passed / fair, BOUND + 2.0 * played.instance.turn / fair, f"{played.instance.name}: {text}", data)
