@@ -69,7 +69,7 @@ class ComparedRun:
         """Extract it from a finished run."""
         first = min((life.submitted for life in history.jobs.values()), default=0.0)
         changes = (moment for each in (history.held, history.waiting) for moment, _ in each[-1:])
-        end = max((*changes, *(stint.end for stint in history.runs[-1:])), default=first)  # open stints come last
+        end = max((*changes, *(run.end for run in history.runs[-1:])), default=first)  # open runs come last
 
         def levels_of(changes: list[tuple[float, int]], scale: float) -> tuple[Floats, Floats]:
             times, levels = cumulated([*changes, (end, 0)] if changes else changes)

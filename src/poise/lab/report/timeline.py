@@ -117,21 +117,21 @@ class Track:
         tenants = {name: place for place, name in enumerate(dict.fromkeys(life.tenant for life in lives))}
         place = {life.id: index for index, life in enumerate(lives)}
         first = min((life.submitted for life in lives), default=0.0)
-        stints = sorted((stint for stint in history.runs if stint.end > stint.start), key=lambda stint: stint.start)
-        counts, row, rows = _blocks_of(stints, history.cluster)
-        start = np.repeat(np.array([stint.start for stint in stints], dtype=np.float64), counts) - first
-        end = np.repeat(np.array([stint.end for stint in stints], dtype=np.float64), counts) - first
+        runs = sorted((run for run in history.runs if run.end > run.start), key=lambda run: run.start)
+        counts, row, rows = _blocks_of(runs, history.cluster)
+        start = np.repeat(np.array([run.start for run in runs], dtype=np.float64), counts) - first
+        end = np.repeat(np.array([run.end for run in runs], dtype=np.float64), counts) - first
         return Track(
             jobs=tuple(place),
             tenants=tuple(tenants),
             tenant=_int32s(tenants[life.tenant] for life in lives),
             gpus=_int32s(life.gpus for life in lives),
-            job=np.repeat(_int32s(place[stint.job] for stint in stints), counts),
+            job=np.repeat(_int32s(place[run.job] for run in runs), counts),
             row=row,
             rows=rows,
             start=start,
             end=end,
-            ended=np.repeat(_int32s(_END_INDEX[stint.ended] for stint in stints), counts),
+            ended=np.repeat(_int32s(_END_INDEX[run.ended] for run in runs), counts),
             lane=_lanes(row, start, end),
         )
 
@@ -318,15 +318,15 @@ def _int32s(values: Iterable[int]) -> Int32s:
     return np.fromiter(values, dtype=np.int32)
 
 
-def _blocks_of(stints: Sequence[RunInterval], cluster: Cluster) -> tuple[Int32s, Int32s, Int32s]:
-    """How many blocks each stint is, and the first row and the number of rows of each block."""
+def _blocks_of(runs: Sequence[RunInterval], cluster: Cluster) -> tuple[Int32s, Int32s, Int32s]:
+    """How many blocks each run is, and the first row and the number of rows of each block."""
     first = first_rows(cluster)
-    known: dict[Holding, list[Rows]] = {}  # few holdings recur in many stints
+    known: dict[Holding, list[Rows]] = {}  # few holdings recur in many runs
     found: list[list[Rows]] = []
-    for stint in stints:
-        pieces = known.get(stint.gpus)
+    for run in runs:
+        pieces = known.get(run.gpus)
         if pieces is None:
-            pieces = known[stint.gpus] = _neighbours(stint.gpus, first)
+            pieces = known[run.gpus] = _neighbours(run.gpus, first)
         found.append(pieces)
     flat = np.array([piece for pieces in found for piece in pieces], dtype=np.int32).reshape(-1, 2)
     return _int32s(map(len, found)), flat[:, 0].copy(), flat[:, 1].copy()
