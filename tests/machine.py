@@ -23,8 +23,8 @@ from poise.service.backends.api import (
     RunOrder,
     RunProgressed,
 )
-from poise.service.server.admission import Admission, core_of, known, live
-from poise.service.server.dependencies import Dependencies, ServiceClock
+from poise.service.server.admission import Admission
+from poise.service.server.dependencies import Dependencies, ServiceClock, core_of, live_cluster, live_settings
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
@@ -244,20 +244,22 @@ class Service:
         machine, store = self.machine, CrashingStore(self.directory, self._tick)
         last = store.chapter()
         policy = self.policy or ("las" if last is None else read_header(last[0]).policy)
-        header = Header("live", known(parse_cluster(self.cluster)), policy, "consolidate", live(self.settings), 0)
+        header = Header(
+            "live", live_cluster(parse_cluster(self.cluster)), policy, "consolidate", live_settings(self.settings), 0
+        )
         self.loop = ServiceEngine(
             Dependencies(
                 store=store,
                 header=header,
-                scheduler_of=core_of,
-                intake_of=lambda each: Admission(each.cluster, self.check, each.policy),
-                backend_of=lambda tell: self.backend(machine, tell, self._tick),
+                new_scheduler=core_of,
+                new_admission=lambda each: Admission(each.cluster, self.check, each.policy),
+                new_backend=lambda tell: self.backend(machine, tell, self._tick),
                 log=Logbook(StringIO()),
                 metrics=Metrics(),
                 retries=self.settings.retries,
                 keeps_policy=self.policy is None,
                 allowance=self.allowance,
-                clock_of=partial(ServiceClock, wall=lambda: machine.wall, steady=lambda: machine.now),
+                new_clock=partial(ServiceClock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )
         )
         self.engine = LiveService(self.loop)

@@ -8,42 +8,41 @@ from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.job import Status
 from poise.service.backends.api import RunEnding
-from poise.service.server.admission import core_of
-from poise.service.server.records import JobRecord, places
-from poise.service.server.state_counts import StateCounts
+from poise.service.server.dependencies import core_of
+from poise.service.server.records import JobRecord, StateCounts, slots_by_node
 from poise.service.wire.views import JobRow, JobState
 
 
 def check_standing(service: Service) -> None:
     """Core, records, tallies and processes say the same of every job."""
-    situation = service.loop.situation
-    for record in situation.records.values():
+    live = service.loop.state
+    for record in live.records.values():
         if record.finished is None:
             _check_core(service, record)
             _check_state(service, record)
-    columns = situation.scheduler.state.columns
+    columns = live.scheduler.state.columns
     for job, status in zip(columns.ids, columns.status, strict=False):
-        record_of = situation.records.get(job)
+        record_of = live.records.get(job)
         assert Status(status).is_final == (record_of is None or record_of.finished is not None), job
     _check_counts(service)
     check_free(service)
 
 
 def _check_core(service: Service, record: JobRecord) -> None:
-    situation, job = service.loop.situation, record.job.id
-    state, run = situation.scheduler.state, record.current
-    if job in situation.stranded:
+    live, job = service.loop.state, record.job.id
+    state, run = live.scheduler.state, record.current
+    if job in live.stranded:
         assert job not in state.rows
         assert run is None
         return
     row = state.rows[job]
-    assert state.running(row) == (run is not None) == (job in situation.running), job
+    assert state.running(row) == (run is not None) == (job in live.running), job
     # A hold that would lose work is not the core's business before it loses none.
     assert (row in state.on_hold) == (record.held and run is None), job
     assert state.columns.failures[row] == record.failures, job
     assert state.columns.epoch[row] == (record.runs[-1].epoch if record.runs else 0), job
     if run is not None:
-        assert places(situation.header.cluster, state.of(row)) == run.gpus, job
+        assert slots_by_node(live.header.cluster, state.of(row)) == run.gpus, job
 
 
 def _check_state(service: Service, record: JobRecord) -> None:
@@ -62,19 +61,19 @@ def _check_state(service: Service, record: JobRecord) -> None:
 
 
 def _check_counts(service: Service) -> None:
-    situation = service.loop.situation
+    live = service.loop.state
     anew = StateCounts()
-    for record in situation.records.values():
+    for record in live.records.values():
         anew.count(record)
-    kept = situation.tally
+    kept = live.counts
     assert (anew.states, anew.waiting, anew.holders, anew.held) == (kept.states, kept.waiting, kept.holders, kept.held)
-    held = {(node, slot) for job in situation.running for node, slot in _gpus(situation.records[job])}
+    held = {(node, slot) for job in live.running for node, slot in _gpus(live.records[job])}
     assert set(kept.holders) == held
-    assert len(held) + sum(situation.scheduler.state.free.idle) == situation.header.cluster.gpus
-    unended = [record for record in situation.records.values() if record.finished is None]
+    assert len(held) + sum(live.scheduler.state.free.idle) == live.header.cluster.gpus
+    unended = [record for record in live.records.values() if record.finished is None]
     assert sum(service.engine.reasons().values()) == len(unended)
-    assert all(service.engine.why(job).reason.text for job in situation.records)
-    assert sorted(row.id for row in paged(service)) == sorted(situation.records)
+    assert all(service.engine.why(job).reason.text for job in live.records)
+    assert sorted(row.id for row in paged(service)) == sorted(live.records)
 
 
 def check_free(service: Service) -> None:
@@ -116,7 +115,7 @@ def finish_all(service: Service) -> None:
             leaves = (job, epoch) in service.machine.leaving
             service.machine.end(job, RunEnding.YIELDED if leaves else RunEnding.FINISHED)
         service.pass_time(10)
-        if not service.loop.situation.records:
+        if not service.loop.state.records:
             return
     raise AssertionError("some job never ends")
 
@@ -128,7 +127,7 @@ def check_books(service: Service, jobs: list[str]) -> None:
     ends = [first for _, first in chapters[1:]] + [None]
     for (header, first), end in zip(chapters, ends, strict=True):
         replay(core_of(read_header(header)), map(read_entry, store.entries(first, end)))
-    history = History.of(map(read_entry, store.entries(1)), service.loop.situation.header.cluster)
+    history = History.of(map(read_entry, store.entries(1)), service.loop.state.header.cluster)
     details = {job: service.engine.show(job) for job in jobs}
     charged = {job: each.gpu_seconds for job, each in details.items()}
     assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in jobs})

@@ -27,7 +27,7 @@ from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.cluster import bits
 from poise.service.client import Client
-from poise.service.server.admission import core_of
+from poise.service.server.dependencies import core_of
 from poise.service.server.records import MOST_RUNS
 from poise.service.server.storage.store import Store
 from poise.service.wire.views import JobDetail, JobState

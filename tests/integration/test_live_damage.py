@@ -23,9 +23,9 @@ from poise.service.wire.views import JobState
 def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "state")
     yield made
-    for job in list(made.engine._loop.situation.records):
+    for job in list(made.engine._engine.state.records):
         made.engine.cancel(ANN, job).result(PATIENCE)
-    until(lambda: not made.engine._loop.situation.records)
+    until(lambda: not made.engine._engine.state.records)
     made.engine.close()
 
 
@@ -89,7 +89,7 @@ def test_a_journal_that_lost_its_end_is_refused_until_it_is_repaired_and_no_numb
     until(lambda: served.engine.show(first).job.state is JobState.RUNNING)
     shutil.copytree(served.state, tmp_path / "before", ignore=shutil.ignore_patterns("jobs", MARK))
     assert [served.submit(command=("true",)) for _ in range(3)] == ["2", "3", "4"]
-    last = served.engine._loop.store.last
+    last = served.engine._engine.store.last
     served.engine.close()
     with closing(sqlite3.connect(tmp_path / "before" / FILE)) as db:
         had = db.execute("SELECT max(number) FROM entries").fetchone()[0]
@@ -108,7 +108,7 @@ def test_a_journal_that_lost_its_end_is_refused_until_it_is_repaired_and_no_numb
     assert served.engine.show(first).job.state is JobState.RUNNING  # the same processes go on
     assert len(served.engine.show(first).runs) == 1
     assert served.submit(command=("true",)) == "5"
-    assert served.engine._loop.store.last > last
+    assert served.engine._engine.store.last > last
     assert poise("replay", "--json", served.state).json["missing"] == []
 
 

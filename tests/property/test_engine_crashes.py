@@ -12,7 +12,7 @@ from poise.engine.loop import replay
 from poise.lab.analysis.history import History
 from poise.scheduler.model.action import JournalEntry
 from poise.service.backends.api import RunEnding
-from poise.service.server.admission import core_of
+from poise.service.server.dependencies import core_of
 from poise.service.server.engine_api import RequestRefusedError
 from poise.service.server.storage.store import StorageError
 from poise.service.wire.request import Submission
@@ -43,7 +43,7 @@ def scenario(service: Service) -> list[str]:
             if service.engine.show(job).job.ran > 30:
                 service.machine.end(job, RunEnding.FINISHED, steps=1)
         service.settle()
-        if not service.loop.situation.records:
+        if not service.loop.state.records:
             return jobs
     raise AssertionError("some job never ends")
 
@@ -84,7 +84,7 @@ def check(service: Service, jobs: list[str]) -> None:
     }
     assert sorted(service.machine.finished) == sorted(set(jobs) - {jobs[4]})
     assert not service.machine.alive
-    history = History.of(entries(service), service.loop.situation.header.cluster)
+    history = History.of(entries(service), service.loop.state.header.cluster)
     charged = {job: each.gpu_seconds for job, each in details.items()}
     assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in jobs})
     books = service.engine.shares().tenants

@@ -91,8 +91,8 @@ class Life:
             self.service.restart()
 
     def want(self) -> None:
-        if self.service.loop.situation.records:
-            self._want(self.draw.choice(sorted(self.service.loop.situation.records)))
+        if self.service.loop.state.records:
+            self._want(self.draw.choice(sorted(self.service.loop.state.records)))
 
     def _want(self, job: str) -> None:
         with suppress(RequestRefusedError):
@@ -120,7 +120,7 @@ class Life:
         service = self.service
         service.crash_at = None
         for _ in range(400):
-            for job, record in service.loop.situation.records.items():
+            for job, record in service.loop.state.records.items():
                 if record.held and record.finished is None:
                     service.engine.release(ALICE, job)
             for job, epoch in sorted(service.machine.alive):
@@ -129,10 +129,10 @@ class Life:
                 elif self.draw.random() < 0.5:
                     service.machine.end(job, RunEnding.FINISHED)
             service.pass_time(self.draw.choice((1, 10, 37)))
-            if not service.loop.situation.records:
+            if not service.loop.state.records:
                 assert not service.machine.alive
                 return
-        raise AssertionError(f"some jobs never end: {list(service.loop.situation.records)}")
+        raise AssertionError(f"some jobs never end: {list(service.loop.state.records)}")
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, *COMBINED])

@@ -82,7 +82,7 @@ class World:
         self.service.wish(lambda engine: engine.set_policy(ALICE, policy))
 
     def check(self) -> None:
-        usage = self.service.loop.situation.usage
+        usage = self.service.loop.state.usage
         tenants, users = Counter[str](), Counter[tuple[str, str]]()
         sizes: Counter[object] = Counter()
         for by, size in self.live.values():

@@ -54,11 +54,11 @@ def test_a_run_is_attached_once_it_has_done_a_step_and_can_save(
     [job] = service.submit(a_request(gpus=2))
     service.machine.report(job, steps=steps, checkpoint=checkpoint, throughput=throughput)
     service.settle()
-    run = service.loop.situation.records[job].current
+    run = service.loop.state.records[job].current
     assert run is not None
     assert (run.attached is not None) == is_attached
     service.restart()
-    assert service.loop.situation.records[job].current == run
+    assert service.loop.state.records[job].current == run
 
 
 def test_a_job_that_was_asked_to_leave_and_kept_nothing_is_not_asked_again_before_it_saves(tmp_path: Path) -> None:

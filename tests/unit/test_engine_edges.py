@@ -37,7 +37,7 @@ def two_that_restart(**more: object) -> tuple[JobRequest, JobRequest]:
 
 def until_launched_again(slow: Service, job: str) -> None:
     """Its first run is still leaving, its second one never began, and its third one waits."""
-    while slow.loop.situation.records[job].launches < 3:
+    while slow.loop.state.records[job].launches < 3:
         slow.pass_time(10)
         assert slow.machine.now < 2_000
 
@@ -61,7 +61,7 @@ def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Ser
 def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(slow: Service) -> None:
     first, _ = slow.submit(*two_that_restart(steps=100, duration=100))
     until_launched_again(slow, first)
-    state = slow.loop.situation.scheduler.state
+    state = slow.loop.state.scheduler.state
     slow.machine.end(first, RunEnding.YIELDED, steps=42.0)
     slow.settle()
     assert state.columns.steps_done[state.rows[first]] == 42
@@ -107,8 +107,8 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_charge(service: Service)
 
 
 def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service) -> None:
-    service.loop.situation.wake = 1e300
-    assert service.loop._patience() == engine_module.LONGEST_WAIT
+    service.loop.state.wake = 1e300
+    assert service.loop._timeout() == engine_module.LONGEST_WAIT
 
 
 # What was done, kept and lost
@@ -117,7 +117,7 @@ def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service
 def test_time_in_which_a_run_waits_for_its_gpus_is_no_time_that_it_runs(service: Service) -> None:
     """`max_duration` bounds that: a job may wait for long until those before it have left."""
     [job] = service.submit(a_request())
-    record = service.loop.situation.records[job]
+    record = service.loop.state.records[job]
     started = record.runs[0].started
     record.runs[0].began = None
     record.release(started + 5)
@@ -203,9 +203,9 @@ def test_an_instant_holds_no_more_jobs_than_one_large_submission_has(
         service.engine.submit(ALICE, Submission(jobs=(a_request(),) * size))
     sizes = []
     while not service.loop.is_idle:
-        before = len(service.loop.situation.records)
+        before = len(service.loop.state.records)
         service.loop.turn(0.0)
-        sizes.append(len(service.loop.situation.records) - before)
+        sizes.append(len(service.loop.state.records) - before)
     assert [each for each in sizes if each] == [6, 5, 2]
 
 
@@ -228,13 +228,13 @@ def test_a_long_chapter_is_followed_by_another_and_nobody_notices(
 
 
 def test_names_of_models_that_people_make_up_are_not_all_remembered(service: Service) -> None:
-    intake = service.loop.situation.intake
+    admission = service.loop.state.admission
     for number in range(MOST_KINDS + 10):
-        intake.admit(a_request(model=f"made-up-{number}"))
-    assert len(intake._possible) <= MOST_KINDS
-    assert len(intake._speeds._kinds) <= MOST_KINDS + 10
+        admission.admit(a_request(model=f"made-up-{number}"))
+    assert len(admission._possible) <= MOST_KINDS
+    assert len(admission._speeds._kinds) <= MOST_KINDS + 10
     with pytest.raises(RequestRefusedError, match="needs 3 GPUs"):
-        intake.admit(a_request(model="made-up-1", gpus=3))
+        admission.admit(a_request(model="made-up-1", gpus=3))
 
 
 # Policies that put two jobs on the same GPUs
@@ -268,7 +268,7 @@ def test_a_policy_that_shares_no_gpus_takes_over_from_one_that_does(pair: tuple[
     service, jobs = pair
     service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
     check_standing(service)
-    assert len(service.loop.situation.running) == 1
+    assert len(service.loop.state.running) == 1
     assert len(service.machine.leaving) == 1
     finish_all(service)
     check_books(service, jobs)
@@ -311,7 +311,7 @@ def test_what_a_run_did_beside_another_counts_once_in_a_new_chapter(tmp_path: Pa
 
 def left(service: Service, job: str) -> float:
     """Seconds that a job is believed to have left at its best."""
-    state = service.loop.situation.scheduler.state
+    state = service.loop.state.scheduler.state
     return JobView(state.columns, state.rows[job], service.loop.clock.now()).remaining_seconds
 
 

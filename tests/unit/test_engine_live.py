@@ -9,8 +9,8 @@ from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_
 from poise.engine.journal import read_entry, read_header
 from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
-from poise.service.server.admission import core_of
-from poise.service.server.dispatch import held_runs
+from poise.service.server.dependencies import core_of
+from poise.service.server.dispatch import open_orders
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.wire.views import Flag, JobState
 
@@ -343,12 +343,12 @@ def test_rounds_end_when_they_end_though_the_machine_wakes_a_little_later(servic
 def test_a_run_on_unlike_gpus_is_told_how_fast_the_decision_took_them_for(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las", cluster="v100:2,k80:2")
     [divides] = service.submit(a_request(gpus=4, micro_batches=9))
-    [(order, _)] = held_runs(service.loop.store, service.loop.situation)
+    [(order, _)] = open_orders(service.loop.store, service.loop.state)
     assert [part.gpu_type for part in order.gpus] == ["v100", "k80"]
     assert order.speeds["v100"] > order.speeds["k80"] > 0
     service.restart()
     service.machine.end(divides, RunEnding.FINISHED)
     service.settle()
     [gang] = service.submit(a_request(gpus=2))
-    [(order, _)] = held_runs(service.loop.store, service.loop.situation)
+    [(order, _)] = open_orders(service.loop.store, service.loop.state)
     assert (order.job, order.speeds) == (gang, {})

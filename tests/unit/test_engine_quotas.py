@@ -30,7 +30,7 @@ def cancel(service: Service, job: str) -> None:
 
 
 def counted(service: Service, bound: str) -> float | None:
-    return service.loop.parts.metrics.registry.get_sample_value("poise_submissions_refused_total", {"bound": bound})
+    return service.loop.deps.metrics.registry.get_sample_value("poise_submissions_refused_total", {"bound": bound})
 
 
 def test_user_has_so_many_jobs_that_have_not_ended_and_a_restart_changes_nothing(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_tenant_whose_jobs_are_cancelled_is_asked_to_leave_and_a_crash_on_the_wa
             service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant))
         assert service.engine.states() == {JobState.CANCELLED.value: 6}
         assert not service.machine.alive
-        assert not service.loop.situation.usage.users
+        assert not service.loop.state.usage.users
 
 
 def test_cancelling_all_is_refused_by_a_service_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,8 @@ from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
 from poise.service.backends.api import BackendFailed, DesiredState, RunEnding, RunOrder
-from poise.service.server.commands import ChangeJobs, Verb
 from poise.service.server.engine import ServiceEngine
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import ChangeJob, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.service import LiveService
 from poise.service.server.storage.schema import FILE, sum_of
 from poise.service.server.storage.store import RESERVE, Changes, StorageError, Store
@@ -139,11 +138,11 @@ def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch:
     def broken(*_: object) -> None:
         raise InvariantError("a bug")
 
-    loop = ServiceEngine(service.loop.parts)
+    loop = ServiceEngine(service.loop.deps)
     engine = LiveService(loop)
     engine.start()
     [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
-    monkeypatch.setattr(loop.situation.scheduler, "handle", broken)
+    monkeypatch.setattr(loop.state.scheduler, "handle", broken)
     for _ in range(2):  # as it dies, and later
         with pytest.raises(RequestRefusedError, match="the engine has stopped: a bug"):
             engine.hold(ALICE, job).result(LONG)
@@ -154,7 +153,7 @@ def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch:
 
 
 def test_wishes_are_answered_when_the_engine_stops(service: Service) -> None:
-    loop = ServiceEngine(service.loop.parts)
+    loop = ServiceEngine(service.loop.deps)
     engine = LiveService(loop)
     engine.start()
     [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
@@ -270,7 +269,7 @@ def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Serv
     """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
     [job] = service.submit(a_request(gpus=2))
     store, adopt = service.loop.store, service.backend.adopt
-    late = ChangeJobs(ALICE, job, Verb.HOLD)
+    late = ChangeJob(ALICE, job, Verb.HOLD)
     failing(service, 1)
 
     def busy(self: FakeBackend, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
@@ -290,8 +289,8 @@ def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Serv
 
 def test_a_wish_that_comes_while_a_broken_world_is_opened_is_refused(service: Service) -> None:
     [job] = service.submit(a_request())
-    late = ChangeJobs(ALICE, job, Verb.HOLD)
-    loop = ServiceEngine(service.loop.parts)
+    late = ChangeJob(ALICE, job, Verb.HOLD)
+    loop = ServiceEngine(service.loop.deps)
     loop._inbox.put(late)
     loop._inbox.put(BackendFailed("nothing works"))
     with pytest.raises(InvariantError, match="nothing works"):

@@ -7,7 +7,7 @@ from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_
 
 from poise.scheduler.policies.catalogue import POLICIES, Capability
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
-from poise.service.server.dispatch import held_runs
+from poise.service.server.dispatch import open_orders
 from poise.service.wire.views import Account, EventRow, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -210,7 +210,7 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
 
 def reasons(service: Service) -> dict[str, str | None]:
     """Why runs are to end, as a back end is told that takes them over."""
-    return {order.job: order.reason for order, _ in held_runs(service.loop.store, service.loop.situation)}
+    return {order.job: order.reason for order, _ in open_orders(service.loop.store, service.loop.state)}
 
 
 # How many there are of those that were asked for

@@ -32,7 +32,7 @@ def while_thinking(service: Service, deed: Callable[[], None]) -> None:
         deed()
         yield
 
-    service.loop.situation.scheduler.thinking = thinking
+    service.loop.state.scheduler.thinking = thinking
 
 
 def listed(service: Service) -> list[str]:
@@ -90,7 +90,7 @@ def test_news_that_calls_for_no_decision_costs_no_plan(service: Service) -> None
     service.submit(a_request(gpus=2), a_request(gpus=2))
     service.pass_time(3)
     service.submit(a_request(gpus=2))
-    core = service.loop.situation.scheduler
+    core = service.loop.state.scheduler
     before = core.decisions
     for moment in range(1, 5):
         core.handle(core.state.origin + 3 + moment / 10, [Progressed("1", 1, float(moment), 1.0 / moment)])  # type: ignore[operator]

@@ -10,7 +10,7 @@ import pytest
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.server.http.listener import BindAddress, Certificate, bind
-from poise.service.server.startup import BindOptions, Exposure
+from poise.service.server.startup import BindOptions
 from poise.service.server.storage.state_dir import FolderLock, create_file, open_folder, replace_file
 
 
@@ -120,13 +120,13 @@ def test_loopback_needs_no_tls(host: str) -> None:
 def test_other_addresses_need_tls_or_the_word_insecure(host: str) -> None:
     with pytest.raises(RequestError, match="give --tls-cert and --tls-key, or say --insecure"):
         BindOptions(BindAddress(host, 8642)).check()
-    BindOptions(BindAddress(host, 8642), exposure=Exposure.INSECURE).check()
+    BindOptions(BindAddress(host, 8642), insecure=True).check()
 
 
 def test_server_answers_to_the_name_it_listens_on_and_never_to_every_address(tmp_path: Path) -> None:
-    hosts = BindOptions(BindAddress("gpu1", 1), exposure=Exposure.INSECURE).check()
+    hosts = BindOptions(BindAddress("gpu1", 1), insecure=True).check()
     assert hosts.allows("gpu1:1")
-    assert not BindOptions(BindAddress("0.0.0.0", 1), exposure=Exposure.INSECURE).check().allows("0.0.0.0:1")
+    assert not BindOptions(BindAddress("0.0.0.0", 1), insecure=True).check().allows("0.0.0.0:1")
 
 
 def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.backends.local.isolation import Isolate
     from poise.service.server.logs import Level, Logbook, LogFormat
-    from poise.service.server.startup import AsRoot, BackendKind, Setup
+    from poise.service.server.startup import BackendKind, Setup
 
     if options["policy"] is not None:
         policy_named(options["policy"])
@@ -147,7 +147,7 @@ def _setup(options: dict[str, Any]) -> "Setup":
         log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
         devices=devices,
         isolate=Isolate(options["isolate"]),
-        as_root=AsRoot.ALLOWED if options["allow_root"] else AsRoot.WARNED,
+        allow_root=options["allow_root"],
         allowance=_allowance(options),
     )
 
@@ -191,7 +191,7 @@ def _gpus(spec: str) -> tuple[Cluster, Mapping[tuple[str, int], str]]:
 
 def _door(options: dict[str, Any]) -> "BindOptions":
     from poise.service.server.http.listener import BindAddress, Certificate
-    from poise.service.server.startup import AdminToken, BindOptions, Exposure
+    from poise.service.server.startup import BindOptions
 
     chain, key = options["tls_cert"], options["tls_key"]
     if (chain is None) != (key is None):
@@ -200,8 +200,8 @@ def _door(options: dict[str, Any]) -> "BindOptions":
         BindAddress.parse(options["listen"]),
         None if chain is None else Certificate(chain, key),
         options["names"],
-        Exposure.INSECURE if options["insecure"] else Exposure.SAFE,
-        AdminToken.RENEW if options["new_admin_token"] else AdminToken.KEEP,
+        insecure=options["insecure"],
+        new_admin_token=options["new_admin_token"],
     )
 
 

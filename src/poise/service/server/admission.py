@@ -1,13 +1,9 @@
-"""From a request to a job of the core: what is believed of its speed, and whether it can ever run here."""
+"""Admission: from a request to a job of the core, with what is believed of its speed; and whether it can ever run here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from poise.engine.assembly import with_rounds
-from poise.engine.journal import Header
-from poise.scheduler.core.scheduler import Scheduler
-from poise.scheduler.core.settings import RetryRule, Settings
 from poise.scheduler.core.speed_profiles import SpeedProfile, why_impossible
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import PoiseError, RequestError
@@ -15,18 +11,16 @@ from poise.scheduler.model.event import Colocated, Estimated
 from poise.scheduler.model.job import Job, Yields
 from poise.scheduler.model.speed import Estimate
 from poise.scheduler.model.topology import Topology
-from poise.scheduler.placement.strategies import placement_named
-from poise.scheduler.policies.catalogue import Capability, capabilities_of, policy_named
-from poise.scheduler.throughput.speeds import GENERIC, Speeds
+from poise.scheduler.policies.catalogue import Capability, capabilities_of
+from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import Throughputs, shipped
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.wire.request import JobRequest, PreemptionMode
 
 UNKNOWN = "default"
-"""Prefix of names that jobs get which have none."""
-
+"""Tenant under which a request that names none is checked."""
 MOST_KINDS = 2_000
-"""Kinds of jobs that are remembered."""
+"""Kinds of jobs for which the answer is remembered."""
 
 _YIELDS = {
     PreemptionMode.CHECKPOINT: Yields.ATTACHED,
@@ -36,10 +30,13 @@ _YIELDS = {
 
 
 class Admission:
-    """Knows the cluster and what is believed of speeds; says once of each kind of job what that is.
+    """Knows the cluster and what is believed of speeds. One per chapter of the journal.
+
+    The core has to be told the speed of each kind of job once, before the first job of it: `estimates` keeps track of that.
+    `admit` is called from the threads of the HTTP server; everything else from the engine's.
 
     check    raises PoiseError for a request that this machine cannot run
-    policy   one that puts two jobs on the same GPUs is told what kinds of jobs do to each other there
+    policy   one that puts two jobs on the same GPUs also needs to know how kinds of jobs slow each other down
     """
 
     def __init__(
@@ -52,38 +49,35 @@ class Admission:
         self._check = check
         self._pairs = Capability.PAIRS in capabilities_of(policy)
         self._told: set[str] = set()
+        """Kinds whose speed the core knows."""
         self._measured: dict[str, Job] = {}
-        """Of the kinds that it was told of, those that something is known of beside others: a job of each."""
+        """Of those, the kinds whose speed beside others is known: one job of each."""
         self._possible: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
 
     def admit(self, request: JobRequest) -> None:
-        """Raise RefusedError, in one line, for a job that can never run here as it is asked for."""
+        """Raise RequestRefusedError, in one line, for a job that can never run here as it is asked for."""
         try:
             for name in request.gpu_types:
                 if name not in self._cluster.gpu_types:
                     here = ", ".join(self._cluster.gpu_types)
                     raise RequestError(f"gpu_types: the cluster has no {name!r}; it has {here}")
             self._check(request)
-            job = job_of(request, "new", 0.0, request.tenant or UNKNOWN, 1.0)
-            problem = self._impossible(job)
         except PoiseError as error:
             raise RequestRefusedError(RefusalCode.WRONG, str(error)) from error
+        problem = self.why_stranded(job_of(request, "new", 0.0, request.tenant or UNKNOWN, 1.0))
         if problem:
             raise RequestRefusedError(RefusalCode.WRONG, problem)
 
-    def stranded(self, job: Job) -> str | None:
-        """Why a job that was taken when the cluster was another one cannot run on this one; None: it can."""
+    def why_stranded(self, job: Job) -> str | None:
+        """Why a job cannot run on this cluster, however long it waits; None: it can."""
         try:
-            return self._impossible(job)
+            kind, estimate, _ = self.resolve(job)
         except PoiseError as error:
             return str(error)
-
-    def _impossible(self, job: Job) -> str | None:
-        kind, estimate, _ = self.resolve(job)
         key = (kind, job.gpus, job.gpu_types)
-        known = self._possible  # other threads may be here too
+        known = self._possible  # a local: another thread may replace it meanwhile
         if key not in known:
-            if len(known) >= MOST_KINDS:  # people make up names of models as they like
+            if len(known) >= MOST_KINDS:  # names of models are free text, so their number has no bound
                 known = self._possible = {}
                 self._speeds = Speeds(self._table, self._cluster)
             reserved = [0] * len(self._topology.types)
@@ -91,37 +85,34 @@ class Admission:
         return known[key]
 
     def resolve(self, job: Job) -> tuple[str, Estimate, float]:
-        """Kind, believed speed and work of a job; work of unknown length is endless.
-
-        Steps alone say nothing of a job's length if nobody knows how fast its model trains.
-        """
+        """Kind, believed speed and work of a job; infinite work if its length is unknown."""
         kind, estimate, steps = self._speeds.resolve(self._timed(job))
         return kind, estimate, inf if self._is_endless(job) else steps
 
     def _is_endless(self, job: Job) -> bool:
+        """Steps alone do not say how long a job is if the speed of its model is unknown."""
         return job.duration is None and (job.steps is None or not self._speeds.knows(job))
 
     def _timed(self, job: Job) -> Job:
-        """The job as one whose speed can be told."""
+        """The job with a length, which the speed tables ask for."""
         return replace(job, steps=None, duration=1.0) if self._is_endless(job) else job
 
-    def news(self, job: Job, kind: str, estimate: Estimate) -> list[Estimated | Colocated]:
-        """What the core has to be told before the first job of a kind."""
+    def estimates(self, job: Job, kind: str, estimate: Estimate) -> list[Estimated | Colocated]:
+        """Facts about speed that the core needs before this job; none unless it is the first of its kind."""
         if kind in self._told:
             return []
-        self.told(job, kind)
-        return [Estimated(kind, estimate), *(self._beside(kind) if kind in self._measured else ())]
+        self.mark_known(job, kind)
+        facts: list[Estimated | Colocated] = [Estimated(kind, estimate)]
+        if kind in self._measured:
+            timed = self._measured[kind]
+            for other, known in self._measured.items():
+                rates = self._speeds.pair(timed, known) if known.gpus == timed.gpus else ()
+                if any(mine > 0 and others > 0 for mine, others in rates):
+                    facts.append(Colocated(kind, other, rates))
+        return facts
 
-    def _beside(self, kind: str) -> Iterator[Colocated]:
-        """What is believed of a new kind beside each that the core knows."""
-        job = self._measured[kind]
-        for other, known in self._measured.items():
-            rates = self._speeds.pair(job, known) if known.gpus == job.gpus else ()
-            if any(mine > 0 and others > 0 for mine, others in rates):
-                yield Colocated(kind, other, rates)
-
-    def told(self, job: Job, kind: str) -> None:
-        """The core knows this kind, and a job of it, from the journal."""
+    def mark_known(self, job: Job, kind: str) -> None:
+        """Note that the core knows this kind of job, as the journal says."""
         self._told.add(kind)
         if self._pairs and self._speeds.knows(job):
             self._measured.setdefault(kind, self._timed(job))
@@ -130,45 +121,9 @@ class Admission:
 def job_of(request: JobRequest, job: str, now: float, tenant: str, weight: float) -> Job:
     """The job as the core knows it. `weight` is the tenant's."""
     return Job(
-        id=job,
-        submitted=now,
-        gpus=request.gpus,
-        duration=request.duration,
-        steps=request.steps,
-        tenant=tenant,
-        app=request.app,
-        model=request.model,
-        batch_size=request.batch_size,
-        weight=request.weight * weight,
-        tenant_weight=weight,
-        priority=request.priority,
-        gpu_types=request.gpu_types,
-        min_gpus=request.min_gpus,
-        max_gpus=request.max_gpus,
-        micro_batches=request.micro_batches,
-        name=request.name,
+        id=job, submitted=now, gpus=request.gpus, duration=request.duration, steps=request.steps, tenant=tenant,
+        app=request.app, model=request.model, batch_size=request.batch_size, weight=request.weight * weight,
+        tenant_weight=weight, priority=request.priority, gpu_types=request.gpu_types, min_gpus=request.min_gpus,
+        max_gpus=request.max_gpus, micro_batches=request.micro_batches, name=request.name,
         yields=_YIELDS[request.preemption],
-    )
-
-
-# The core as a live service uses it.
-
-NEVER = 1_000_000
-"""Retries that the core itself counts to: how many are forgiven depends on the job, and is counted by the engine."""
-
-
-def live(settings: Settings) -> Settings:
-    """The same settings, where failures are judged by their cause and counted by the engine."""
-    return replace(settings, retries=NEVER, retry=RetryRule.CAUSE)
-
-
-def known(cluster: Cluster) -> Cluster:
-    """The same cluster; GPU types that nobody has measured are taken to be as fast as the reference type."""
-    names = {*shipped().gpu_types, *cluster.speeds, GENERIC}
-    return replace(cluster, speeds=cluster.speeds | {name: 1.0 for name in cluster.gpu_types if name not in names})
-
-
-def core_of(header: Header) -> Scheduler:
-    """A fresh core, with the policy as a live service uses it."""
-    policy = with_rounds(policy_named(header.policy, live=True), header.settings, header.seed)
-    return Scheduler(header.cluster, policy, placement_named(header.placement), header.settings)
+    )  # fmt: skip

@@ -1,7 +1,22 @@
-"""The live engine: one thread that takes wishes and news, asks the core, commits, and only then has things done.
+"""The engine: one thread that takes what has arrived, asks the core, commits, and only then acts and answers.
 
-docs/design/0009-live.md says why it is safe to kill it at any instant. A commit that fails leads to the same place as a
-crash: what was decided is forgotten, and the state is read back from the store once something can be written again.
+Read `turn` and `_process` first. Together they are the whole pipeline:
+
+    1. take what has arrived: commands from the API, news from the back end, the time
+    2. turn it into a batch of facts                                               batch.py
+    3. ask the core, and apply facts and actions to the records                    service_state.py
+    4. commit all of it in one transaction                                         storage/store.py
+    5. dispatch: tell the back end what to stop and what to start                  dispatch.py
+    6. answer the commands
+
+Threads. HTTP handlers call `put`, the back end calls `_hear`; both only append to the inbox. Everything that changes the
+state happens in the engine's thread, under `lock`. Readers (`service.py`) take the lock too. It is released while the core
+plans, which can take seconds, and it is not held during commits and dispatch.
+
+What a loss costs. The service may be killed at any instant (docs/design/0009-live.md). Before step 4: nothing has happened,
+and clients that got no answer ask again. After it: at the next start the journal is replayed and the back end is handed
+every run whose end is unknown. A commit that fails takes the same road: the state in memory is thrown away and read back
+from the store. The inbox is never stored: commands in it are refused, and news is found again in the back end's own files.
 """
 
 import threading
@@ -11,217 +26,354 @@ from dataclasses import replace
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
-from typing import NamedTuple
 
-from poise.engine.journal import Header
+from poise.engine.journal import Header, header_line
 from poise.engine.loop import collector_paused, freeze_heap
 from poise.scheduler.model.errors import InvariantError, ReplayError, RequestError
-from poise.scheduler.model.event import Belated, Woke
+from poise.scheduler.model.event import Belated, Event, Woke
 from poise.service.backends.api import BackendFailed, LiveBackend, RunBegan, RunEnded, RunEvent
-from poise.service.server.batch import CANCELLED_AT_ONCE, Batch
-from poise.service.server.commands import (
-    AWAITED,
+from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, late_runs
+from poise.service.server.dependencies import Dependencies
+from poise.service.server.dispatch import dispatch, open_orders
+from poise.service.server.engine_api import (
     CancelTenant,
+    Command,
+    RefusalCode,
+    RequestRefusedError,
     SetPolicy,
     SetWeight,
     SubmitJobs,
-    Wish,
     frees_room,
     grant,
     refuse,
 )
-from poise.service.server.dependencies import Dependencies
-from poise.service.server.dispatch import carry_out, held_runs, told_late
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
-from poise.service.server.recovery import is_as_asked, opened, renewed, restored, told_aside
-from poise.service.server.service_state import CommittedReply, RunOrders, ServiceState
-from poise.service.server.storage.damaged_jobs import set_aside as kept_aside
+from poise.service.server.recovery import is_started_as_before, recovered, renewed, restored, set_aside, set_weight
+from poise.service.server.service_state import DEFERRED, Batch, Outcome, ServiceState
 from poise.service.server.storage.store import Changes, DamageError, StorageError
 
 MOST_AT_ONCE = 512
-"""Wishes and pieces of news that one commit may hold; a submission counts as many times as it has jobs."""
+"""Commands and pieces of news in one commit; a submission counts as many times as it has jobs."""
 SLOW_CHAPTER = 60.0
-"""Seconds of deciding after which it does: so long a restart may take for the same."""
+"""Start a new chapter after this many seconds of decision time; bounds the replay at a restart."""
 LONG_CHAPTER = 50_000
-"""Entries after which the journal goes on in a new chapter."""
+"""Start a new chapter after this many entries, for the same reason."""
 MANY_ENDED = 100_000
-"""Jobs that have ended in a chapter, after which it does too."""
+"""Start a new chapter after this many jobs have ended in it: the core remembers each of them."""
 RETRY_SECONDS = 1.0
-"""Between two looks whether something can be written again."""
+"""Between two attempts to write to a disk that is full."""
 GROWTH = 10_000
-"""Jobs more than before at which what there is is taken to stay."""
+"""New jobs after which Python's garbage collector is told to leave alone what is there."""
 LONGEST_WAIT = 3_600.0
 """Seconds without a look at the clock."""
 LATE = 2.0
-"""Seconds after which news counts as belated: it is told to the core as of when it happened."""
+"""Seconds after which news is late: the core is told of it as of when it happened."""
 STOPPING = "the service is stopping"
 
-
-class _Step(NamedTuple):
-    """An instant that the core has been asked about, and that is not kept yet; None: nothing of it has to be."""
-
-    instant: Batch
-    answer: CommittedReply | None
-    changes: Changes | None
-
-
-def _weight(item: Wish | RunEvent | BackendFailed) -> int:
-    """Of what a commit may hold."""
-    match item:
-        case SubmitJobs():
-            return len(item.submission.jobs)
-        case CancelTenant():
-            return CANCELLED_AT_ONCE
-        case _:
-            return 1
+Item = Command | RunEvent | BackendFailed
 
 
 class ServiceEngine:
-    """The engine's thread. Everything that changes the situation happens in it, under `lock`."""
+    """The engine's thread, its inbox and its state. Tests call `open` and `turn` themselves, without the thread.
 
-    def __init__(self, parts: Dependencies) -> None:
-        self.parts = parts
-        self.store = parts.store
+    trouble   why commands are refused at the moment; None: they are not
+    """
+
+    def __init__(self, deps: Dependencies) -> None:
+        self.deps = deps
+        self.store = deps.store
         self.lock = threading.RLock()
         self.trouble: RequestRefusedError | None = RequestRefusedError(RefusalCode.NOT_READY, "the service is starting")
-        self._inbox: SimpleQueue[Wish | RunEvent | BackendFailed | None] = SimpleQueue()
-        self._closing = threading.Event()
-        self._over = threading.Event()
-        self._started = threading.Event()
-        self._failed: BaseException | None = None
+        self.failed: BaseException | None = None
+        """What the engine died of, if it did."""
+        self.state: ServiceState
+        self.backend: LiveBackend
+        self.clock = deps.new_clock(self.store.last_moment())
+        self.began = self.clock.now()
+        self._inbox: SimpleQueue[Item | None] = SimpleQueue()  # None only wakes the thread up
+        self._closing, self._over, self._started = threading.Event(), threading.Event(), threading.Event()
         self._full: RequestRefusedError | None = None
-        """While room is short: what is said to those whose wishes need some."""
+        """Set while the disk is full but for the reserve: what those are told whose commands need room."""
         self._looked = -inf
-        self._losses: dict[str, float] = {}
+        self._loss_reported: dict[str, float] = {}
         self._deciding = 0.0
+        """Seconds of decision time in this chapter."""
         self._busy = inf, -inf
         """When the last turn began to do something, and when it was done."""
-        self._aside = 0
-        self.clock = parts.clock_of(self.store.last_moment())
-        self.began = self.clock.now()
+        self._frozen = 0
         self._last = self.store.last_moment()
-        self.situation: ServiceState
-        self.backend: LiveBackend
+        """Time of the last entry of the journal; entries never go back in time."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Read the journal, take over what runs, and begin to decide; raises what goes wrong with that."""
+        """Start the thread; return once the state is recovered and runs are adopted, or raise what went wrong."""
         self._thread.start()
         self._started.wait()
-        if self._failed is not None:
-            raise self._failed
+        if self.failed is not None:
+            raise self.failed
 
     def close(self) -> None:
-        """Decide nothing more; what runs goes on."""
+        """Stop deciding. Jobs go on running."""
         self._closing.set()
         self._inbox.put(None)
         self._thread.join()
 
-    @property
-    def failed(self) -> BaseException | None:
-        """What the engine died of, if it did."""
-        return self._failed
-
-    def put(self, wish: Wish) -> None:
-        """Want something."""
+    def put(self, command: Command) -> None:
+        """Enqueue a command, or refuse it at once. Called from any thread."""
         if self._closing.is_set():
-            refuse(wish, RequestRefusedError(RefusalCode.NOT_READY, STOPPING))
-        elif self.trouble is not None and (self._full is None or not frees_room(wish)):
-            refuse(wish, self.trouble)
+            refuse(command, RequestRefusedError(RefusalCode.NOT_READY, STOPPING))
+        elif self.trouble is not None and (self._full is None or not frees_room(command)):
+            refuse(command, self.trouble)
         else:
-            self._inbox.put(wish)
+            self._inbox.put(command)
             if self._over.is_set():  # that was too late for the engine to see it
-                self._refuse(self._drained())
+                self._refuse(self._drain())
+
+    def _hear(self, news: RunEvent | BackendFailed) -> None:
+        """Enqueue news, dated by the service's clock. Called from any thread of the back end."""
+        self._inbox.put(news if isinstance(news, BackendFailed) else replace(news, at=self.clock.from_wall(news.at)))
 
     def _run(self) -> None:
         try:
             self.open()
             self._started.set()
             while not self._closing.is_set():
-                self.turn(self._patience())
-        except BaseException as error:  # whatever it is, it ends the service, and somebody has to be told
-            self._failed = error
+                self.turn(self._timeout())
+        except BaseException as error:  # whatever it is, it ends the service, and `start` or `serve` reports it
+            self.failed = error
             self.trouble = RequestRefusedError(RefusalCode.NOT_READY, f"the engine has stopped: {error}")
-            self.parts.log.error("engine-stopped", problem=f"{type(error).__name__}: {error}")  # noqa: TRY400
+            self.deps.log.error("engine-stopped", problem=f"{type(error).__name__}: {error}")  # noqa: TRY400
         finally:
             self._started.set()
             self._over.set()
-            self._refuse(self._drained())
+            self._refuse(self._drain())
             if hasattr(self, "backend"):
                 self.backend.close()
             self.store.close()
 
-    def open(self) -> None:
-        """Rebuild the state from the journal, and hand the back end each run whose end the journal does not know."""
+    # The pipeline.
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing has arrived, and it is not time to wake the core."""
+        wake = self.state.wake
+        return self._inbox.empty() and (wake is None or wake > self.clock.now())
+
+    def _timeout(self) -> float | None:
+        """Seconds until the core is to be woken, or a full disk is to be looked at; None: neither."""
+        if self._full is not None:
+            return RETRY_SECONDS
+        wake = self.state.wake
+        return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
+
+    def turn(self, timeout: float | None) -> None:
+        """Process what has arrived, or arrives within `timeout` seconds; wake the core if it is time for that."""
+        # 1. Take what has arrived.
+        items = list(self._take(timeout))
+        commands = [each for each in items if isinstance(each, Command)]
+        began = self.clock.now()
+        try:
+            news = _news(items)
+            if self._full is not None:
+                self._process_on_full_disk(commands, news)
+                return
+            # In this order: late news as of when it happened, then the core's own wake-up call, then the present.
+            news = self._process_late(news, began - LATE)
+            self._wake_core()
+            if news or commands:
+                followups = self._process((self.clock.now(), [], [*news, *commands]))  # ends free GPUs for new jobs
+                self._follow_up(followups)
+            if self._is_chapter_long():
+                self._begin_chapter(None)
+        except StorageError as error:
+            self._survive_full_disk(error, commands)
+        except Exception as error:
+            self.trouble = RequestRefusedError(RefusalCode.NOT_READY, f"the engine has stopped: {error}")
+            self._refuse(commands)
+            raise
+        if len(self.state.records) > self._frozen + GROWTH:
+            self._frozen = len(self.state.records)
+            freeze_heap()
+        self._busy = began, self.clock.now()
+
+    def _take(self, timeout: float | None) -> Iterator[Item]:
+        left = MOST_AT_ONCE
+        with suppress(Empty):
+            item = self._inbox.get(timeout=timeout)
+            while item is not None:
+                yield item
+                match item:
+                    case SubmitJobs():
+                        left -= len(item.submission.jobs)
+                    case CancelTenant():
+                        left -= CANCELLED_AT_ONCE
+                    case _:
+                        left -= 1
+                if left <= 0:
+                    return
+                item = self._inbox.get_nowait()
+
+    def _process(self, *arrived: tuple[float, Sequence[Event], Sequence[Command | RunEvent]]) -> list[Command]:
+        """Take what arrived through steps 2 to 6; return the commands that have to follow.
+
+        Each element is one entry of the journal: its time, facts of the engine's own, and what arrived. All are committed
+        together, or none is; then StorageError is raised, nothing was dispatched or answered, and the state in memory must
+        not be used again.
+        """
+        outcomes: list[Outcome] = []
+        changes: list[Changes] = []
+        followups: list[Command] = []
+        for now, events, items in arrived:
+            with self.lock:
+                # 2. Turn it into facts.
+                builder = BatchBuilder(self.state, self.deps, self._loss_reported, now)
+                for event in events:
+                    builder.batch.add(event)
+                for item in items:
+                    builder.take(item)
+                followups += builder.followups
+                # 3. Ask the core.
+                outcome = self._decide(builder.batch)
+            outcomes.append(outcome)
+            if outcome.actions is not None or outcome.batch.touched:
+                changes.append(self.state.changes(outcome))
+        # 4. Commit.
+        self._commit(changes)
+        for outcome in outcomes:
+            # 5. Dispatch. 6. Answer.
+            self._dispatch(outcome)
+            for reply in outcome.batch.replies:
+                reply()
+        return followups
+
+    def _decide(self, batch: Batch) -> Outcome:
+        """Ask the core, unless the batch says nothing that concerns it: records may still have changed."""
+        if not batch.events and DEFERRED not in batch.notes:
+            self.state.count(batch.touched)
+            return Outcome(batch)
         began = perf_counter()
-        situation, answer = self._opened()
+        outcome = self.state.apply(batch)
+        took = perf_counter() - began
+        self._deciding += took
+        self.deps.metrics.decision(took)
+        self._last = batch.now
+        return outcome
+
+    def _commit(self, changes: Sequence[Changes]) -> None:
+        if not changes:
+            return
+        began = perf_counter()
+        self.store.commit(changes)
+        self.deps.metrics.committed(perf_counter() - began, sum(each.entry is not None for each in changes))
+        with self.lock:
+            for each in changes:
+                self.state.committed(each)
+
+    def _dispatch(self, outcome: Outcome) -> None:
+        dispatch(outcome, self.state, self.deps, self.backend)
+
+    def _process_late(self, news: list[RunEvent], since: float) -> list[RunEvent]:
+        """Tell the core of runs that ended before `since`, as of when they ended; return the rest of the news.
+
+        Nobody is charged for time in which the engine did not look. The core decides nothing about the past: it is woken
+        for that afterwards.
+        """
+        late, rest = late_runs(news, since)
+        if not late:
+            return news
+        self._process(*((max(run[-1].at, self._last), [Belated()], run) for run in late))
+        now, wake = self.clock.now(), self.state.wake
+        self.state.wake = now if wake is None else min(wake, now)
+        return rest
+
+    def _wake_core(self) -> None:
+        """Wake the core, if it is time, as of the very time that it named: rounds end then, not some milliseconds later.
+
+        Nor later by as long as a plan took that was made meanwhile. But an engine that slept through it decides for now.
+        """
+        wake, now = self.state.wake, self.clock.now()
+        if wake is not None and wake <= now:
+            self.state.wake = None
+            began, ended = self._busy
+            is_timely = now - wake < LATE or began <= wake <= ended
+            self._process((max(wake, self._last) if is_timely else now, [Woke()], []))
+
+    def _follow_up(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, SetWeight | SetPolicy):
+                self._begin_chapter(command)
+            else:
+                self.put(command)
+
+    # Opening, and chapters of the journal.
+
+    def open(self) -> None:
+        """Recover the state from the store; hand the back end every run whose end is unknown; hear what became of them."""
+        began = perf_counter()
+        state, outcome = self._recover()
         self._deciding = perf_counter() - began
-        if answer is not None:
-            changes = situation.chapter(answer, self.parts.header)
+        if outcome is not None:
+            changes = self._chapter_changes(state, outcome)
             self.store.commit([changes])
-            situation.kept(changes)
-        self._look_at(situation)
+            state.committed(changes)
+        self._replace_state(state)
         self._last = self.store.last_moment()
-        self._set_aside()
-        self.backend = self.parts.backend_of(self._hear)
+        self._set_aside_damaged()
+        self.backend = self.deps.new_backend(self._hear)
         with self.store.legible():
-            runs = held_runs(self.store, situation)
-        self.backend.adopt(runs)
-        if answer is not None:
-            self._carry_out(answer.orders)
-        self._look_back()
+            orders = open_orders(self.store, state)
+        self.backend.adopt(orders)
+        if outcome is not None:
+            self._dispatch(outcome)
+        # What ended meanwhile is processed before anything is decided; all else waits for its turn.
+        items: list[Item] = []
+        with suppress(Empty):
+            while (item := self._inbox.get_nowait()) is not None:
+                items.append(item)
+        for command in items:  # put before there was trouble
+            if isinstance(command, Command):
+                self._inbox.put(command)
+        for each in self._process_late(_news(items), self.clock.now()):
+            self._inbox.put(each)
         if self._full is None:
             self._go_on()
         self.trouble = self._full
-        now = self.situation
-        self.parts.log.info("ready", jobs=len(now.records), policy=now.header.policy, entries=self.store.last)
+        header = self.state.header
+        self.deps.log.info("ready", jobs=len(self.state.records), policy=header.policy, entries=self.store.last)
 
-    def _go_on(self) -> None:
-        """There is room: keep some of it for when there is not, and go on as the service was started."""
-        if not self.store.reserve.make():
-            self.parts.log.warning("no-reserve", bytes=self.store.reserve.size)
-        if not is_as_asked(self.parts):
-            self._renew(None, self.parts.header)
+    def _recover(self) -> tuple[ServiceState, Outcome | None]:
+        """The state as the journal has it; where this core would not have written it, as the records have it."""
+        with self.store.legible(), collector_paused():
+            try:
+                return recovered(self.deps, self.clock.now())
+            except (ReplayError, DamageError) as error:
+                what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
+                self.deps.log.error(what, problem=str(error))  # noqa: TRY400
+                return restored(self.deps, self.clock.now())
 
-    def _set_aside(self) -> None:
-        """Go on without the jobs that cannot be read. What is left of their runs is ended, as of any run not ordered."""
-        now, situation = self.clock.now(), self.situation
-        asides = [kept_aside(row, problem, now) for row, problem in situation.damaged]
-        if not asides:
+    def _set_aside_damaged(self) -> None:
+        """Go on without the jobs that cannot be read."""
+        if not self.state.damaged:
             return
         with self.lock:
-            _, changes = told_aside(situation, asides, now)
-        self._last = now
-        self._commit([changes])
-        situation.damaged = []
-        situation.wake = now  # nothing was decided then
-        for each in asides:
-            self.parts.log.error("job-damaged", job=each.row.id, tenant=each.row.tenant, problem=each.record.cause)
+            outcome = set_aside(self.state, self.clock.now())
+        self._last = outcome.batch.now
+        causes = {row.id: self.state.records[row.id].cause for row in outcome.batch.aside}
+        self._commit([self.state.changes(outcome)])
+        for row in outcome.batch.aside:
+            self.deps.log.error("job-damaged", job=row.id, tenant=row.tenant, problem=causes[row.id])
 
-    def _hear(self, news: RunEvent | BackendFailed) -> None:
-        """Take news from the back end, dated as the service has it."""
-        self._inbox.put(
-            news if isinstance(news, BackendFailed) else replace(news, at=self.clock.moment(news.at, earliest=0.0))
-        )
+    def _go_on(self) -> None:
+        """There is room on the disk: reserve some for when there is not, and go on as the service was started."""
+        if not self.store.reserve.make():
+            self.deps.log.warning("no-reserve", bytes=self.store.reserve.size)
+        if not is_started_as_before(self.deps):
+            self._begin_chapter(None, self.deps.header)
 
-    def _look_back(self) -> None:
-        """Tell the core what ended while nobody looked, before it decides anything; the rest is heard in its turn."""
-        heard: list[Wish | RunEvent | BackendFailed] = []
-        with suppress(Empty):
-            while (item := self._inbox.get_nowait()) is not None:
-                heard.append(item)
-        for wish in heard:  # whoever had looked before there was trouble; handled in their turn, or refused with the rest
-            if isinstance(wish, Wish):
-                self._inbox.put(wish)
-        self._check(heard)
-        for item in self._catch_up([each for each in heard if isinstance(each, RunEvent)], self.clock.now()):
-            self._inbox.put(item)
-
-    def _look_at(self, situation: ServiceState) -> None:
-        """From now on this is how things are. While the core thinks about a plan, others may look."""
+    def _replace_state(self, state: ServiceState) -> None:
+        """From now on this is the state. Its core releases the lock while it plans, so that readers need not wait."""
         with self.lock:
-            self.situation = situation
-        situation.scheduler.thinking = self._unlocked
+            self.state = state
+        state.scheduler.thinking = self._unlocked
 
     @contextmanager
     def _unlocked(self) -> Iterator[None]:
@@ -231,216 +383,88 @@ class ServiceEngine:
         finally:
             self.lock.acquire()
 
-    def _opened(self) -> tuple[ServiceState, CommittedReply | None]:
-        """The situation as the journal has it; where this core would not have written it, as the records have it."""
-        with self.store.legible(), collector_paused():
-            try:
-                return opened(self.parts, self.clock.now())
-            except (ReplayError, DamageError) as error:
-                what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
-                self.parts.log.error(what, problem=str(error))  # noqa: TRY400
-                return restored(self.parts, self.clock.now())
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing has come in, and it is not time to wake the core."""
-        wake = self.situation.wake
-        return self._inbox.empty() and (wake is None or wake > self.clock.now())
-
-    def _patience(self) -> float | None:
-        """Seconds until the core wants to be woken; None: it does not."""
-        if self._full is not None:
-            return RETRY_SECONDS
-        wake = self.situation.wake
-        return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
-
-    def _batch(self, timeout: float | None) -> Iterator[Wish | RunEvent | BackendFailed]:
-        """What has come in, or comes in time."""
-        left = MOST_AT_ONCE
-        with suppress(Empty):
-            item = self._inbox.get(timeout=timeout)
-            while item is not None:
-                yield item
-                left -= _weight(item)
-                if left <= 0:
-                    return
-                item = self._inbox.get_nowait()
-
-    def turn(self, timeout: float | None) -> None:
-        """Handle what has come in, or comes in time, and wake the core if it is time for that."""
-        batch = list(self._batch(timeout))
-        wishes = [each for each in batch if isinstance(each, Wish)]
-        began = self.clock.now()
-        try:
-            self._check(batch)
-            if self._full is not None:
-                self._get_by(batch)
-                return
-            news = self._catch_up([each for each in batch if isinstance(each, RunEvent)], began - LATE)
-            self._wake_up()
-            if news or wishes:
-                self._handle([*news, *wishes], self.clock.now())  # what ended comes first
-            if self._is_long():
-                self._renew(None)
-        except StorageError as error:
-            self._wait_for_room(error, wishes)
-        except Exception as error:
-            self.trouble = RequestRefusedError(RefusalCode.NOT_READY, f"the engine has stopped: {error}")
-            self._refuse(wishes)
-            raise
-        if len(self.situation.records) > self._aside + GROWTH:
-            self._aside = len(self.situation.records)
-            freeze_heap()
-        self._busy = began, self.clock.now()
-
-    @staticmethod
-    def _check(batch: "Iterable[Wish | RunEvent | BackendFailed]") -> None:
-        for each in batch:
-            if isinstance(each, BackendFailed):
-                raise InvariantError(f"the back end has stopped: {each.problem}")
-
-    def _is_long(self) -> bool:
+    def _is_chapter_long(self) -> bool:
         """A restart has to decide the whole chapter again, and the core remembers every job of it."""
-        rows = len(self.situation.scheduler.state.rows)
-        is_slow = self._deciding > SLOW_CHAPTER
-        return is_slow or self.store.chapter_length > LONG_CHAPTER or rows - len(self.situation.records) > MANY_ENDED
+        ended = len(self.state.scheduler.state.rows) - len(self.state.records)
+        return self._deciding > SLOW_CHAPTER or self.store.chapter_length > LONG_CHAPTER or ended > MANY_ENDED
 
-    def _catch_up(self, news: list[RunEvent], since: float) -> list[RunEvent]:
-        """Tell the core, as of when they ended, of runs that did so before `since`; what is left is of now."""
-        late, rest = told_late(news, since)
-        if not late:
-            return news
-        steps = [self._take(whole, max(whole[-1].at, self._last), Belated()) for whole in late]
-        self._finish(steps)  # after a long break there are many: one commit does for all
-        now, wake = self.clock.now(), self.situation.wake
-        self.situation.wake = now if wake is None else min(wake, now)  # nothing was decided then, so it has to be now
-        return rest
+    def _chapter_changes(self, state: ServiceState, outcome: Outcome) -> Changes:
+        """What to commit of the first batch of a chapter: its header too, and the one that the service was started with."""
+        changes = state.changes(outcome)
+        changes.chapter = header_line(state.header), header_line(self.deps.header)
+        return changes
 
-    def _wake_up(self) -> None:
-        """Wake the core as of the very moment that it named: rounds end then, and not some milliseconds later.
+    def _begin_chapter(self, command: SetWeight | SetPolicy | None, header: Header | None = None) -> None:
+        """Replace the core: with what a command sets, with another header, or because the chapter has become long."""
+        now, before = self.clock.now(), self.state
+        if isinstance(command, SetWeight) and command.tenant not in before.counts.jobs:
+            # A tenant without jobs: there is nothing to decide, so an entry with a note will do.
+            with self.lock:
+                batch = Batch(now)
+                set_weight(before, command, batch)
+                outcome = before.apply(batch)
+            changes = before.changes(outcome)
+        else:
+            try:
+                with collector_paused():
+                    state, outcome = renewed(self.deps, before, header or before.header, now, command, self.lock)
+            except RequestError as error:
+                if command is None:
+                    raise
+                refuse(command, RequestRefusedError(RefusalCode.WRONG, str(error)))
+                return
+            self._replace_state(state)
+            self._deciding = 0.0
+            changes = self._chapter_changes(state, outcome)
+        self._last = now
+        self._commit([changes])
+        if changes.chapter is not None:
+            self.deps.log.info("chapter", policy=self.state.header.policy, jobs=len(self.state.records))
+        self._dispatch(outcome)
+        if command is not None:
+            grant(command, None)
 
-        Nor later by as long as a plan took that was made meanwhile; but whoever slept through it decides for now.
-        """
-        wake, now = self.situation.wake, self.clock.now()
-        if wake is not None and wake <= now:
-            self.situation.wake = None
-            began, ended = self._busy
-            as_named = now - wake < LATE or began <= wake <= ended
-            self._handle([], max(wake, self._last) if as_named else now, Woke())
+    # When a commit fails. The store keeps a reserve on the disk (docs/design/0010-hardening.md, "Full disk"), which is given
+    # up piece by piece for what frees room: cancellations, holds, ends of runs. When that is gone too, all is refused.
 
-    def _handle(self, batch: Sequence[Wish | RunEvent], now: float, *first: Belated | Woke) -> None:
-        """One instant. All of it is kept before any of it is done or answered, or none of it is."""
-        step = self._take(batch, now, *first)
-        self._finish([step])
-        for unfinished in step.instant.unfinished:
-            self.put(unfinished)
-        for wish in step.instant.chapters:
-            self._renew(wish)
+    def _survive_full_disk(self, error: StorageError, commands: Sequence[Command]) -> None:
+        """Go on with what frees room while the reserve lasts; then wait, refusing everything, until there is room.
 
-    def _take(self, batch: Sequence[Wish | RunEvent], now: float, *first: Belated | Woke) -> "_Step":
-        """Ask the core; nothing is kept yet."""
-        instant = Batch(self.situation, self.store, self.parts, self._losses, now)
-        with self.lock:
-            for fact in first:
-                instant.facts.add(fact)
-            for item in batch:
-                instant.take(item)
-            answer = self._ask(instant)
-        if answer is not None and answer.actions is not None:  # else the journal has nothing of it
-            self._last = now
-        return _Step(instant, answer, None if answer is None else self.situation.changes(answer))
-
-    def _finish(self, steps: "Sequence[_Step]") -> None:
-        """Keep these instants; then do, and answer, what comes of them."""
-        self._commit([step.changes for step in steps if step.changes is not None])
-        for step in steps:
-            if step.answer is not None:
-                self._carry_out(step.answer.orders)
-            step.instant.answer()
-
-    def _ask(self, instant: "Batch") -> CommittedReply | None:
-        facts = instant.facts
-        if not facts.events and AWAITED not in facts.notes:
-            return self.situation.note(instant.now, facts) if facts.touched else None
-        began = perf_counter()
-        answer = self.situation.ask(instant.now, facts)
-        took = perf_counter() - began
-        self._deciding += took
-        self.parts.metrics.decision(took)
-        return answer
-
-    def _commit(self, instants: Sequence[Changes]) -> None:
-        """Keep instants; raises StorageError if that is not possible, and then the situation is not to be used again."""
-        if not instants:
-            return
-        began = perf_counter()
-        self.store.commit(instants)
-        self.parts.metrics.committed(perf_counter() - began, sum(each.entry is not None for each in instants))
-        with self.lock:
-            for each in instants:
-                self.situation.kept(each)
-
-    def _wait_for_room(self, error: StorageError, wishes: Sequence[Wish]) -> None:
-        """Go on with what frees room, as long as there is some in reserve. Then refuse everything until there is more.
-
-        What was decided is forgotten: it goes on as after a crash.
+        What was decided and could not be committed is forgotten, as after a crash.
         """
         if self._full is None:
-            self.parts.log.error("storage-full", problem=str(error))
+            self.deps.log.error("storage-full", problem=str(error))
         while self.store.reserve.give():
-            if self._is_short_of_room(error, wishes):
+            if self._open_on_full_disk(error, commands):
                 return
         text = f"nothing can be kept at the moment, so nothing is decided; what runs goes on ({error})"
         self.trouble, self._full = RequestRefusedError(RefusalCode.STORAGE, text), None
-        self._refuse(wishes)
-        self._forget()
+        self._refuse(commands)
+        state, outcome = self._recover()
+        if outcome is None:  # readers see what was committed, not what could not be
+            self._replace_state(state)
         while not self._closing.wait(RETRY_SECONDS):
-            self._refuse(self._drained())
-            if self.store.has_room() and self._is_in_order_again(error):
+            self._refuse(self._drain())
+            if not self.store.has_room():
+                continue
+            if self._reopen() if self.store.reserve.make() else self._open_on_full_disk(error, ()):
                 return
 
-    def _is_in_order_again(self, error: StorageError) -> bool:
-        """There is some room: enough for all, or for what frees more."""
-        return self._is_open_again() if self.store.reserve.make() else self._is_short_of_room(error, ())
-
-    def _is_short_of_room(self, error: StorageError, wishes: Sequence[Wish]) -> bool:
-        """From now on nothing is taken on or begun; what frees room is done. False if not even that can be."""
+    def _open_on_full_disk(self, error: StorageError, commands: Sequence[Command]) -> bool:
+        """Accept and start nothing from now on, but do what frees room; False if not even that can be committed."""
         text = f"the disk is full: nothing is taken on or started until there is room; cancel and hold work ({error})"
         self.trouble = self._full = RequestRefusedError(RefusalCode.STORAGE, text)
-        if not self._is_open_again():
+        if not self._reopen():
             return False
         self.store.fold()
-        self._refuse(wish for wish in wishes if not frees_room(wish))
-        for wish in wishes:
-            if frees_room(wish):
-                self._inbox.put(wish)
+        self._refuse(command for command in commands if not frees_room(command))
+        for command in commands:
+            if frees_room(command):
+                self._inbox.put(command)
         return True
 
-    def _get_by(self, batch: "Sequence[Wish | RunEvent | BackendFailed]") -> None:
-        """Take note of what ended and of what frees room, as of now; decide nothing. Look whether there is room again."""
-        wishes = [each for each in batch if isinstance(each, Wish)]
-        self._refuse(wish for wish in wishes if not frees_room(wish))
-        news = [each for each in batch if isinstance(each, RunBegan | RunEnded)]  # progress is reported again
-        facts = [*news, *(wish for wish in wishes if frees_room(wish))]
-        if facts:
-            self._handle(facts, self.clock.now(), Belated())
-            self.store.fold()
-        if monotonic() < self._looked + RETRY_SECONDS:
-            return
-        self._looked = monotonic()
-        if self.store.reserve.make() and self.store.has_room():
-            self.trouble = self._full = None
-            self.situation.wake = self.clock.now()
-            self.parts.log.info("room-again")
-            self._go_on()
-
-    def _forget(self) -> None:
-        """Whoever looks is to see what was kept, not what could not be."""
-        situation, answer = self._opened()
-        if answer is None:
-            self._look_at(situation)
-
-    def _is_open_again(self) -> bool:
+    def _reopen(self) -> bool:
+        """Recover as after a crash; False if the disk is still full."""
         try:
             self.store.look()
             self.backend.close()
@@ -449,49 +473,41 @@ class ServiceEngine:
             return False
         return True
 
-    def _refuse(self, wishes: Iterable[Wish]) -> None:
-        for wish in wishes:
-            refuse(wish, self.trouble or RequestRefusedError(RefusalCode.NOT_READY, STOPPING))
+    def _process_on_full_disk(self, commands: Sequence[Command], news: Sequence[RunEvent]) -> None:
+        """Process ends of runs and what frees room, without a decision; then look whether there is room again."""
+        self._refuse(command for command in commands if not frees_room(command))
+        items: list[Command | RunEvent] = [each for each in news if isinstance(each, RunBegan | RunEnded)]
+        items += [command for command in commands if frees_room(command)]  # of the news, progress is reported again
+        if items:
+            self._follow_up(self._process((self.clock.now(), [Belated()], items)))
+            self.store.fold()
+        if monotonic() < self._looked + RETRY_SECONDS:
+            return
+        self._looked = monotonic()
+        if self.store.reserve.make() and self.store.has_room():
+            self.trouble = self._full = None
+            self.state.wake = self.clock.now()
+            self.deps.log.info("room-again")
+            self._go_on()
 
-    def _drained(self) -> list[Wish]:
-        """Wishes that have come in meanwhile; news is found again in the back end itself."""
-        wishes: list[Wish] = []
+    def _refuse(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            refuse(command, self.trouble or RequestRefusedError(RefusalCode.NOT_READY, STOPPING))
+
+    def _drain(self) -> list[Command]:
+        """Commands that have arrived meanwhile; news is dropped, as the back end tells it again when it is reopened."""
+        commands: list[Command] = []
         with suppress(Empty):
             while True:
                 item = self._inbox.get_nowait()
-                if isinstance(item, Wish):
-                    wishes.append(item)
-        return wishes
+                if isinstance(item, Command):
+                    commands.append(item)
+        return commands
 
-    def _carry_out(self, orders: RunOrders) -> None:
-        """Have the back end do what is committed."""
-        carry_out(orders, self.situation, self.parts, self.backend)
 
-    def _renew(self, wish: SetWeight | SetPolicy | None, header: Header | None = None) -> None:
-        """Go on in a new chapter, with what is wished for, or as another header has it."""
-        now = self.clock.now()
-        if isinstance(wish, SetWeight) and wish.tenant not in self.situation.tally.jobs:  # there is nobody to decide about
-            with self.lock:
-                answer = self.situation.weigh(now, wish)
-            self._last = now
-            self._commit([self.situation.changes(answer)])
-            self._carry_out(answer.orders)
-            grant(wish.reply, None)
-            return
-        try:
-            with collector_paused():
-                before = self.situation
-                situation, answer = renewed(self.parts, before, header or before.header, now, wish, self.lock)
-        except RequestError as error:
-            if wish is None:
-                raise
-            refuse(wish, RequestRefusedError(RefusalCode.WRONG, str(error)))
-            return
-        self._look_at(situation)
-        self._last = now
-        self._deciding = 0.0
-        self._commit([situation.chapter(answer, self.parts.header)])
-        self.parts.log.info("chapter", policy=situation.header.policy, jobs=len(situation.records))
-        self._carry_out(answer.orders)
-        if wish is not None:
-            grant(wish.reply, None)
+def _news(items: Iterable[Item]) -> list[RunEvent]:
+    """The news among what arrived; raises InvariantError if the back end has failed."""
+    for each in items:
+        if isinstance(each, BackendFailed):
+            raise InvariantError(f"the back end has stopped: {each.problem}")
+    return [each for each in items if isinstance(each, RunEvent)]

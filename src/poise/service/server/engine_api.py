@@ -1,12 +1,15 @@
-"""What the HTTP API asks of the engine: one protocol, so that each can be built and tested without the other.
+"""The interface between the HTTP API and the engine.
 
-Reading methods answer at once from the current state. Writing methods return a future that is done once the wish is in the
-journal; it raises RefusedError (with a code and one line for people) where the wish cannot be met.
+`EngineApi` is what the routes call; `service.LiveService` implements it, and tests put a fake in its place. A call that
+changes something becomes one of the commands at the end of this file: what is asked, who asks, and the future that carries
+the answer back to the handler's thread. `RequestRefusedError` is the only way in which a request fails.
 """
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from poise.scheduler.model.errors import PoiseError
 from poise.service.wire.request import Submission
@@ -27,51 +30,28 @@ from poise.service.wire.views import (
 )
 
 
-class RefusalCode(StrEnum):
-    """Why a wish is refused; each has its HTTP status."""
+class EngineApi(Protocol):
+    """The engine, as the HTTP API sees it.
 
-    WRONG = "wrong-request"
-    FORBIDDEN = "forbidden"
-    UNKNOWN = "not-found"
-    CONFLICT = "conflict"
-    FULL = "too-many"
-    QUOTA = "over-quota"
-    RATE = "too-fast"
-    STORAGE = "storage-full"
-    NOT_READY = "not-ready"
-
-
-class RequestRefusedError(PoiseError):
-    """A wish that was not granted; nothing was changed.
-
-    retry   seconds after which it is worth asking again, where that is known
-    bound   the bound that was met, where it is one of several
+    Methods that read answer at once from the current state. Methods that change something return a future, which is done
+    once the change is committed to the journal. Both raise RequestRefusedError; one that takes `job` does so with
+    RefusalCode.UNKNOWN for a job that was never submitted.
     """
 
-    def __init__(self, fault: RefusalCode, text: str, *, retry: int | None = None, bound: str | None = None) -> None:
-        super().__init__(text)
-        self.fault = fault
-        self.retry = retry
-        self.bound = bound
-
-
-class EngineApi(Protocol):
-    """The engine, as the API sees it. What takes `job` raises RefusedError(UNKNOWN) for one that was never submitted."""
-
     def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
-        """Take jobs, all or none. The tenant is the account's, unless an operator names another."""
+        """Accept all jobs or none. Their tenant is the account's, unless an operator names another."""
 
     def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
-        """Withdraw a job."""
+        """Cancel a job."""
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
-        """Withdraw all jobs of a tenant that have not ended."""
+        """Cancel all jobs of a tenant that have not ended."""
 
     def hold(self, by: Account, job: str) -> "Future[CommandResult]":
-        """Keep a job from running until it is released. One that runs is preempted as soon as that loses no work."""
+        """Keep a job from running until it is released. A running job is preempted as soon as that loses no work."""
 
     def stop(self, by: Account, job: str) -> "Future[CommandResult]":
-        """Hold a job, and make its run leave even if that loses work: asked to save, it gets TERM at its deadline."""
+        """Hold a job and end its run even if that loses work: it is asked to save, and gets TERM at its deadline."""
 
     def release(self, by: Account, job: str) -> "Future[CommandResult]":
         """End a hold."""
@@ -80,7 +60,7 @@ class EngineApi(Protocol):
         """Change a tenant's share."""
 
     def set_policy(self, by: Account, policy: str) -> "Future[ServiceView]":
-        """Go on under another policy; running jobs stay where they are until it decides otherwise."""
+        """Switch to another policy; running jobs stay where they are until it decides otherwise."""
 
     def owner(self, job: str) -> str:
         """The tenant that a job belongs to."""
@@ -95,31 +75,144 @@ class EngineApi(Protocol):
         offset: int,
         name: str | None = None,
     ) -> QueuePage:
-        """Jobs in scheduling order; no states: all that have not ended. Ended ones come last, the latest first."""
+        """One page of jobs in scheduling order; ended ones come last, the latest first. No `states`: all not ended."""
 
     def show(self, job: str) -> JobDetail:
         """Everything about a job, its request included."""
 
     def why(self, job: str) -> WhyView:
-        """The one dominant reason."""
+        """Why a job waits, runs or has ended: the one dominant reason, the evidence, and one next step."""
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
         """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
 
     def nodes(self) -> NodeList:
-        """All nodes and who holds them."""
+        """All nodes, and which jobs hold their GPUs."""
 
     def shares(self) -> Shares:
-        """All tenants."""
+        """Every tenant's share."""
 
     def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
-        """What happened after that number of the journal (negative: the last so many)."""
+        """Events after entry `after` of the journal; a negative number asks for the last `-after` events."""
 
     def states(self) -> dict[str, int]:
-        """How many jobs are in which state, ended ones too."""
+        """Number of jobs in each state, ended ones included."""
 
     def reasons(self) -> dict[str, int]:
-        """How many jobs that have not ended have which reason."""
+        """Number of jobs that have not ended, by reason code."""
 
     def service(self) -> ServiceView:
-        """What runs here."""
+        """Version, policy, cluster and health of this service."""
+
+
+class RefusalCode(StrEnum):
+    """Why a request is refused; each has its HTTP status."""
+
+    WRONG = "wrong-request"
+    FORBIDDEN = "forbidden"
+    UNKNOWN = "not-found"
+    CONFLICT = "conflict"
+    FULL = "too-many"
+    QUOTA = "over-quota"
+    RATE = "too-fast"
+    STORAGE = "storage-full"
+    NOT_READY = "not-ready"
+
+
+class RequestRefusedError(PoiseError):
+    """A request that was refused, with one line for people; nothing was changed.
+
+    retry   seconds after which it is worth asking again, where that is known
+    bound   name of the quota that was met, where it is one of several
+    """
+
+    def __init__(self, fault: RefusalCode, text: str, *, retry: int | None = None, bound: str | None = None) -> None:
+        super().__init__(text)
+        self.fault = fault
+        self.retry = retry
+        self.bound = bound
+
+
+# Commands: what the engine's thread receives. Immutable but for the future, which that thread completes exactly once.
+
+
+class Verb(StrEnum):
+    """What can be done to one job. STOP: hold it, and end its run even if that loses work."""
+
+    CANCEL = "cancel"
+    HOLD = "hold"
+    STOP = "stop"
+    RELEASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJobs:
+    """Accept these jobs, all or none."""
+
+    by: Account
+    submission: Submission
+    reply: "Future[SubmittedView]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeJob:
+    """Cancel, hold, stop or release one job."""
+
+    by: Account
+    job: str
+    verb: Verb
+    reply: "Future[CommandResult]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTenant:
+    """Cancel all jobs of a tenant, a limited number per batch so that other commands come in between.
+
+    left   jobs still to be cancelled; None: not begun
+    done   number of jobs cancelled so far
+    """
+
+    by: Account
+    tenant: str
+    reply: "Future[CancelledJobs]" = field(default_factory=Future)
+    left: tuple[str, ...] | None = None
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SetWeight:
+    """Give a tenant this weight."""
+
+    by: Account
+    tenant: str
+    weight: float
+    reply: "Future[None]" = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """Switch to this policy."""
+
+    by: Account
+    policy: str
+    reply: "Future[None]" = field(default_factory=Future)
+
+
+Command = SubmitJobs | ChangeJob | CancelTenant | SetWeight | SetPolicy
+
+
+def frees_room(command: Command) -> bool:
+    """Whether a command is accepted even on a full disk: it ends jobs, or keeps one from running."""
+    return isinstance(command, CancelTenant) or (isinstance(command, ChangeJob) and command.verb is not Verb.RELEASE)
+
+
+def grant(command: Command, answer: Any) -> None:  # noqa: ANN401 - each command has its own type of answer
+    """Complete a command, unless its client has gone away."""
+    with suppress(InvalidStateError):
+        command.reply.set_result(answer)
+
+
+def refuse(command: Command, error: BaseException) -> None:
+    """Refuse a command, unless its client has gone away."""
+    with suppress(InvalidStateError):
+        command.reply.set_exception(error)

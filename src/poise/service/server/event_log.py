@@ -1,157 +1,37 @@
-"""What happened, read off the journal in parts: forward from a number, or the latest."""
+"""The journal as sentences: who did what to which job, and why. A view, not a second record.
+
+`EventReader` reads entries in parts, forward from a number or the latest ones; below it, each kind of fact and action has
+its sentence. It works on the store alone, so readers do not hold the engine's lock.
+"""
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from poise.engine.journal import read_entry, read_header
 from poise.scheduler.model.action import Abandon, Action, Cancel, JournalEntry, Launch, Preempt, Reject, Remark
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import JournalError
-from poise.scheduler.model.event import (
-    Cancelled,
-    Carried,
-    Event,
-    Failed,
-    Finished,
-    Held,
-    Released,
-    Stopped,
-    Submitted,
-)
+from poise.scheduler.model.event import Cancelled, Carried, Event, Failed, Finished, Held, Released, Stopped, Submitted
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
-from poise.service.server.commands import AWAITED, LEAVES, WHOLE
-from poise.service.server.records import places
+from poise.service.server.records import slots_by_node
+from poise.service.server.service_state import DEFERRED, LEAVES, WHOLE
 from poise.service.server.storage.store import ASIDE, Named, Reader, Written
 from poise.service.wire.views import Actor, EventPage, EventRow
-
-# The journal as sentences: who did what to which job, and why. A view, not a second record.
-
-
-def event_sentences(
-    number: int, entry: JournalEntry, notes: str | None, cluster: Cluster, tenants: Mapping[str, str]
-) -> list[EventRow]:
-    """What happened at one instant, in order. `tenants`: whose jobs they are."""
-    said = _notes(notes)
-
-    def told(kind: str, actor: str, job: str | None, text: str) -> EventRow:
-        tenant = None if job is None else tenants.get(job)
-        return EventRow(number=number, time=entry.now, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
-
-    over = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
-    facts = (_fact(event, said.get(place, {}), over, told) for place, event in enumerate(entry.events))
-    wishes = (_wish(action, cluster, said.get(LEAVES, {}), told) for action in entry.actions)
-    later = (told(*_later(by, holds, job)) for job, (by, holds) in said.get(AWAITED, {}).items())
-    whole = said.get(WHOLE, {})
-    aside = [told("set-aside", Actor.SERVICE, job, text) for job, text in whole.get(ASIDE, {}).items()]
-    of_all = _changed(whole, number, entry.now) if whole and not aside else None
-    return [each for each in (of_all, *aside, *facts, *later, *wishes) if each is not None]
-
-
-def _later(by: str, holds: bool, job: str) -> tuple[str, str, str, str]:
-    """Of a job that goes on until to hold it loses nothing."""
-    if holds:
-        return "held", by, job, "to be put on hold once it can save its work, or has ended; until then it goes on"
-    return "released", by, job, "released before it was held"
-
-
-def _notes(text: str | None) -> dict[int, dict[str, Any]]:
-    """What else is said, by place; nothing if it is damaged."""
-    try:
-        return {int(place): note for place, note in json.loads(text).items()} if text else {}
-    except (AttributeError, ValueError):
-        return {}
-
-
-def _changed(note: Mapping[str, Any], number: int, now: float) -> EventRow:
-    """What somebody changed for everybody."""
-    tenant = note.get("tenant")
-    if tenant is None:
-        kind, text = "policy-changed", f"policy {note['policy']} from now on; before: {note['before']}"
-    else:
-        kind, text = "weight-changed", f"weighs {note['weight']:g} from now on; before: {note['before']:g}"
-    return EventRow(number=number, time=now, actor=note["by"], kind=kind, job=None, tenant=tenant, text=text)
-
-
-_Told = Callable[[str, str, str | None, str], EventRow]
-
-
-def _fact(event: Event, note: Mapping[str, object], over: Set[str], told: _Told) -> EventRow | None:
-    """`over`: jobs that are given up in the same instant."""
-    by = str(note.get("by", "its owner"))
-    match event:
-        case Submitted():
-            job = event.job
-            return told("submitted", by, job.id, f"submitted, for {counted(job.gpus, 'GPU')}")
-        case Cancelled() if ASIDE not in note:
-            return told("cancelled", by, event.job, "cancelled")
-        case Held():
-            return told("held", by, event.job, "put on hold")
-        case Released():
-            return told("released", by, event.job, "released")
-        case Finished():
-            return told("finished", Actor.JOB, event.job, f"run {event.epoch} finished: all work is done")
-        case Failed():
-            how = "" if event.cause.startswith("exit code") else _exit(note)
-            next_one = "" if event.final or event.job in over else _next(note)
-            return told("failed", Actor.JOB, event.job, f"run {event.epoch} failed: {event.cause}{how}{next_one}")
-        case Stopped():
-            how = f": {note['cause']}{_exit(note)}" if note.get("cause") else ""
-            return told("stopped", Actor.JOB, event.job, f"run {event.epoch} has left{how}{_next(note)}")
-        case _:
-            return None
-
-
-def _exit(note: Mapping[str, object]) -> str:
-    return f" ({note['exit']})" if note.get("exit") else ""
-
-
-def _next(note: Mapping[str, object]) -> str:
-    """Where the next run begins, in the job's own steps; a command that reported none is known to be started again."""
-    steps = note.get("steps")
-    return f"; the next one {'starts its command again' if steps is None else f'goes on from step {steps:,.10g}'}"
-
-
-def _wish(action: Action, cluster: Cluster, leaves: Mapping[str, str], told: _Told) -> EventRow | None:
-    match action:
-        case Launch():
-            where = ", ".join(f"{node} {list(slots)}" for node, slots in places(cluster, action.gpus).items())
-            return told("launched", Actor.POLICY, action.job, f"run {action.epoch} is launched on {where}")
-        case Preempt():
-            return told("preempted", Actor.POLICY, action.job, leaves.get(action.job, f"preempted ({action.why})"))
-        case Reject() | Abandon() | Cancel():
-            return told("given-up", Actor.POLICY, action.job, action.reason)
-        case Remark():
-            return told("remark", Actor.POLICY, None, action.text)
-        case _:
-            return None
-
-
-def jobs_named(entry: JournalEntry, notes: str | None) -> Iterator[str]:
-    """Jobs that an instant is about."""
-    yield from _notes(notes).get(AWAITED, {})
-    for each in (*entry.events, *entry.actions):
-        job = getattr(each, "job", None)
-        if isinstance(each, Carried):
-            continue
-        if isinstance(job, Job):
-            yield job.id
-        elif isinstance(job, str):
-            yield job
-
 
 PART = 200
 """Entries of the journal that are read at once."""
 MOST_ENTRIES = 5_000
-"""Entries of the journal that one question looks at."""
+"""Entries of the journal that one request looks at."""
 SILENT = frozenset({"carried"})
-"""Facts that nobody is told of, and that there may be very many of."""
+"""Facts without a sentence, of which one entry may have very many: they are not even decoded."""
 
 
 class EventReader:
-    """Answers one question about jobs that are named."""
+    """Answers one request about the jobs that it names."""
 
     def __init__(self, reader: Reader, named: Named) -> None:
         self._reader = reader
@@ -160,17 +40,17 @@ class EventReader:
         self._clusters: dict[int, Cluster] = {}
 
     def after(self, number: int, limit: int) -> EventPage:
-        """What happened after that number. All of an instant is told or none of it, so it may be more than `limit`.
+        """Events after that number. An entry is told as a whole or not at all, so there may be more than `limit`.
 
-        `next` is beyond all that was looked at, told or not: whoever asks again from there misses nothing.
+        `next` is beyond all entries that were looked at, told or not: a client that asks again from there misses nothing.
         """
-        last = self._reader.last()  # what is committed from now on is not to be passed over
+        last = self._reader.last()  # before reading: what is committed meanwhile must not be skipped
         found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
             entries = self._reader.entries(self._named, after=number, limit=PART)
             for each in entries:
                 number = each.number
-                found += self._told(each)
+                found += self._sentences(each)
                 if len(found) >= limit:
                     return EventPage(events=tuple(found), next=number)
             if len(entries) < PART:
@@ -178,13 +58,13 @@ class EventReader:
         return EventPage(events=tuple(found), next=number)
 
     def latest(self, most: int) -> EventPage:
-        """The last so many things that happened, as far as that is not too long ago."""
+        """The last `most` events, as far as they are within the last entries."""
         last = before = self._reader.last()
         found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
             entries = self._reader.entries_back(self._named, until=before, limit=PART)
             for each in entries:
-                found = [*self._told(each), *found]
+                found = [*self._sentences(each), *found]
                 if len(found) >= most:
                     return EventPage(events=tuple(found[-most:]), next=last)
             if len(entries) < PART:
@@ -192,25 +72,111 @@ class EventReader:
             before = entries[-1].number - 1
         return EventPage(events=tuple(found), next=last)
 
-    def _told(self, written: Written) -> list[EventRow]:
+    def _sentences(self, written: Written) -> list[EventRow]:
+        """The sentences of one entry that are about the jobs asked for."""
+        job, tenant = self._named
         try:
             entry = read_entry(written.document, but=SILENT)
         except JournalError:
-            return [] if self._named != (None, None) else [_unreadable(written)]
-        tenants = self._reader.tenants_of(jobs_named(entry, written.notes))
-        told = event_sentences(written.number, entry, written.notes, self._cluster(written.number), tenants)
-        job, tenant = self._named
-        return [each for each in told if job in (None, each.job) and tenant in (None, each.tenant)]
-
-    def _cluster(self, number: int) -> Cluster:
-        """The cluster of the chapter that an entry belongs to."""
-        first = self._chapters[bisect_right(self._chapters, number) - 1]
+            text = f"entry {written.number:,} of the journal is damaged: what happened then cannot be told"
+            damaged = _EntryText(written.number, 0.0, {}).row("damaged", Actor.SERVICE, None, text)
+            return [damaged] if job is tenant is None else []
+        try:
+            notes = {int(key): note for key, note in json.loads(written.notes or "{}").items()}
+        except (AttributeError, ValueError):  # damaged: sentences go without
+            notes = {}
+        first = self._chapters[bisect_right(self._chapters, written.number) - 1]
         if first not in self._clusters:
             self._clusters[first] = read_header(self._reader.header_at(first)).cluster
-        return self._clusters[first]
+        tenants = self._reader.tenants_of(_jobs_named(entry, notes))
+        told = _EntryText(written.number, entry.now, tenants).rows(entry, notes, self._clusters[first])
+        return [each for each in told if job in (None, each.job) and tenant in (None, each.tenant)]
 
 
-def _unreadable(written: Written) -> EventRow:
-    """What can be said of an entry that was damaged: that it is there."""
-    text = f"entry {written.number:,} of the journal is damaged: what happened then cannot be told"
-    return EventRow(number=written.number, time=0.0, actor=Actor.SERVICE, kind="damaged", job=None, tenant=None, text=text)
+def _jobs_named(entry: JournalEntry, notes: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Jobs that an entry is about."""
+    yield from notes.get(DEFERRED, {})
+    for each in (*entry.events, *entry.actions):
+        job = getattr(each, "job", None)
+        if isinstance(job, str):
+            yield job
+        elif isinstance(job, Job) and not isinstance(each, Carried):
+            yield job.id
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryText:
+    """Tells one entry of the journal. `tenants`: by job, whose it is."""
+
+    number: int
+    time: float
+    tenants: Mapping[str, str]
+
+    def row(self, kind: str, actor: str, job: str | None, text: str, tenant: str | None = None) -> EventRow:
+        tenant = tenant if job is None else self.tenants.get(job)
+        return EventRow(number=self.number, time=self.time, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
+
+    def rows(self, entry: JournalEntry, notes: Mapping[int, Mapping[str, Any]], cluster: Cluster) -> Iterator[EventRow]:
+        """What happened, in order: changes for all jobs, facts, deferred holds, decisions."""
+        whole = notes.get(WHOLE, {})
+        for job, text in whole.get(ASIDE, {}).items():
+            yield self.row("set-aside", Actor.SERVICE, job, text)
+        if "tenant" in whole:
+            text = f"weighs {whole['weight']:g} from now on; before: {whole['before']:g}"
+            yield self.row("weight-changed", whole["by"], None, text, whole["tenant"])
+        elif "policy" in whole:
+            text = f"policy {whole['policy']} from now on; before: {whole['before']}"
+            yield self.row("policy-changed", whole["by"], None, text)
+        given_up = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
+        for position, event in enumerate(entry.events):
+            if (fact := self._fact(event, notes.get(position, {}), given_up)) is not None:
+                yield fact
+        for job, (by, is_held) in notes.get(DEFERRED, {}).items():
+            later = "to be put on hold once it can save its work, or has ended; until then it goes on"
+            text = later if is_held else "released before it was held"
+            yield self.row("held" if is_held else "released", by, job, text)
+        for action in entry.actions:
+            if (decision := self._decision(action, cluster, notes.get(LEAVES, {}))) is not None:
+                yield decision
+
+    def _fact(self, event: Event, note: Mapping[str, object], given_up: Set[str]) -> EventRow | None:
+        """`given_up`: jobs that end in the same instant, and so have no next run."""
+        by, how = str(note.get("by", "its owner")), f" ({note['exit']})" if note.get("exit") else ""
+        # Where the next run begins, in the job's own steps; a command that reported none is just started again.
+        steps = note.get("steps")
+        goes_on = f"; the next one {'starts its command again' if steps is None else f'goes on from step {steps:,.10g}'}"
+        match event:
+            case Submitted():
+                return self.row("submitted", by, event.job.id, f"submitted, for {counted(event.job.gpus, 'GPU')}")
+            case Cancelled() if ASIDE not in note:
+                return self.row("cancelled", by, event.job, "cancelled")
+            case Held():
+                return self.row("held", by, event.job, "put on hold")
+            case Released():
+                return self.row("released", by, event.job, "released")
+            case Finished():
+                return self.row("finished", Actor.JOB, event.job, f"run {event.epoch} finished: all work is done")
+            case Failed():
+                how = "" if event.cause.startswith("exit code") else how
+                goes_on = "" if event.final or event.job in given_up else goes_on
+                return self.row("failed", Actor.JOB, event.job, f"run {event.epoch} failed: {event.cause}{how}{goes_on}")
+            case Stopped():
+                cause = f": {note['cause']}{how}" if note.get("cause") else ""
+                return self.row("stopped", Actor.JOB, event.job, f"run {event.epoch} has left{cause}{goes_on}")
+            case _:
+                return None
+
+    def _decision(self, action: Action, cluster: Cluster, leaves: Mapping[str, str]) -> EventRow | None:
+        match action:
+            case Launch():
+                where = ", ".join(f"{node} {list(slots)}" for node, slots in slots_by_node(cluster, action.gpus).items())
+                return self.row("launched", Actor.POLICY, action.job, f"run {action.epoch} is launched on {where}")
+            case Preempt():
+                text = leaves.get(action.job, f"preempted ({action.why})")
+                return self.row("preempted", Actor.POLICY, action.job, text)
+            case Reject() | Abandon() | Cancel():
+                return self.row("given-up", Actor.POLICY, action.job, action.reason)
+            case Remark():
+                return self.row("remark", Actor.POLICY, None, action.text)
+            case _:
+                return None

@@ -1,4 +1,7 @@
-"""The queue, a page at a time: jobs that hold GPUs, then those that wait, as they stand in line, then those held back."""
+"""Read-only views of the whole cluster: the queue a page at a time, the nodes, and the shares of tenants.
+
+Functions of a `ServiceState`, called under the engine's lock: none may take more than some milliseconds.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -8,20 +11,22 @@ from typing import NamedTuple
 
 from poise.scheduler.policies.catalogue import promise_of
 from poise.scheduler.policies.promises import Claimant
-from poise.service.server.records import JobRecord, RunRecord
+from poise.service.server.records import JobRecord, RunRecord, Slot
 from poise.service.server.service_state import ServiceState, TenantTotals
 from poise.service.wire.views import JobState, NodeList, NodeRow, Shares, TenantShare
 
 IN_LINE = 2_000
-"""Waiting jobs whose place in line is looked at; those behind them come in order of submission, whoever asks for so many.
+"""Waiting jobs whose position is computed; those behind them are listed in order of submission.
 
-To find the place of any one of 50,000 takes 10 to 20 ms under an order, during which nothing is decided.
+To find the position of each of 50,000 takes 10 to 20 ms under an order, during which nothing is decided.
 """
+SHARING = "+"
+"""Between the ids of jobs that share a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Which jobs: in one of these states (none: in any), a tenant's, an app's, called so."""
+    """Which jobs: in one of these states (none: in any); of a tenant, of an app, with a name (None: of any)."""
 
     states: frozenset[JobState]
     tenant: str | None
@@ -30,140 +35,119 @@ class PageRequest:
 
     @property
     def is_everything(self) -> bool:
-        """All of them."""
+        """All jobs are wanted."""
         return not self.states and self.tenant is None and self.app is None and self.name is None
 
-    def among(self, situation: ServiceState) -> list[str]:
-        """Those jobs, in order of submission."""
-        records = situation.records
-        names = records if self.tenant is None else situation.tally.jobs.get(self.tenant, ())
-        return [name for name in names if self._has(records[name])]
-
-    def _has(self, record: JobRecord) -> bool:
-        is_called_so = self.name in (None, record.name)
-        return is_called_so and (not self.states or record.state in self.states) and self.app in (None, record.job.app)
+    def matches(self, record: JobRecord) -> bool:
+        """Whether a job of the tenant is wanted."""
+        is_named = self.name in (None, record.name)
+        return is_named and (not self.states or record.state in self.states) and self.app in (None, record.job.app)
 
 
 class QueueSlice(NamedTuple):
-    """Some jobs, the places in line of those that are among the first, and how many there are on all pages, by state."""
+    """The jobs of a page, the positions of the first jobs in line, and the number of jobs on all pages by state."""
 
-    names: list[str]
-    places: dict[str, int]
+    jobs: list[str]
+    positions: dict[str, int]
     counts: Counter[str]
 
 
-def page_of(situation: ServiceState, wanted: PageRequest, *, limit: int, offset: int) -> QueueSlice:
-    """Jobs that have not ended, or whose processes are not all gone."""
-    most = min(limit + offset, IN_LINE) if wanted.is_everything else IN_LINE
-    places = places_of(situation, most)
+def page_of(state: ServiceState, wanted: PageRequest, *, limit: int, offset: int) -> QueueSlice:
+    """One page of the jobs in memory: those that hold GPUs, then those that wait, as they stand in line, then the rest."""
+    in_line = positions(state, min(limit + offset, IN_LINE) if wanted.is_everything else IN_LINE)
+    jobs = _in_order(state, in_line)
     if wanted.is_everything:
-        names, counts = _everybody(situation, places), situation.tally.states.copy()
+        counts = state.counts.states.copy()
     else:
-        match = wanted.among(situation)
-        names, counts = _sorted(situation, match, places), situation.tally.among(match)
-    return QueueSlice(list(islice(names, offset, offset + limit)), places, counts)
+        mine = state.records if wanted.tenant is None else state.counts.jobs.get(wanted.tenant, ())
+        matching = [job for job in mine if wanted.matches(state.records[job])]
+        counts = state.counts.among(matching)
+        chosen = set(matching)
+        if len(matching) > IN_LINE:  # many are found on the way through all jobs; a few are put in order by themselves
+            jobs = filter(chosen.__contains__, jobs)
+        else:
+            running = filter(chosen.__contains__, state.running)
+            jobs = iter(dict.fromkeys((*running, *state.scheduler.lined_up(matching), *matching)))
+    return QueueSlice(list(islice(jobs, offset, offset + limit)), in_line, counts)
 
 
-def places_of(situation: ServiceState, most: int = IN_LINE) -> dict[str, int]:
-    """The first jobs in line: each with its place, from 1. While the core thinks it knows more than the records do."""
-    waiting = (name for name in situation.scheduler.in_line(most) if name in situation.records)
-    return {name: place for place, name in enumerate(filterfalse(situation.running.__contains__, waiting), 1)}
+def positions(state: ServiceState, most: int = IN_LINE) -> dict[str, int]:
+    """The first jobs in line, each with its position from 1. While it plans, the core may know jobs that have no record."""
+    waiting = (job for job in state.scheduler.in_line(most) if job in state.records)
+    return {job: position for position, job in enumerate(filterfalse(state.running.__contains__, waiting), 1)}
 
 
-def _everybody(situation: ServiceState, places: dict[str, int]) -> Iterator[str]:
-    yield from situation.running
-    yield from places
-    yield from (name for name in situation.records if name not in places and name not in situation.running)
+def _in_order(state: ServiceState, in_line: dict[str, int]) -> Iterator[str]:
+    yield from state.running
+    yield from in_line
+    yield from (job for job in state.records if job not in in_line and job not in state.running)
 
 
-def _sorted(situation: ServiceState, match: list[str], places: dict[str, int]) -> Iterator[str]:
-    """A few are put in order by themselves; many are found on the way through all."""
-    if len(match) > IN_LINE:
-        return filter(set(match).__contains__, _everybody(situation, places))
-    running = filter(set(match).__contains__, situation.running)
-    waiting = situation.scheduler.lined_up(match)
-    return iter(dict.fromkeys((*running, *waiting, *match)))
-
-
-# Who holds what now: nodes, and tenants with what they are entitled to.
-
-SHARING = "+"
-"""Between the names of jobs that share a GPU."""
-
-
-def nodes(situation: ServiceState) -> NodeList:
-    """All nodes and who holds them."""
-    records = situation.records
-    current = ((name, records[name].current) for name in situation.running)
-    holders = _by_slot((name, run) for name, run in current if run is not None)
-    leaving = _by_slot((name, run) for name in situation.closing for run in left_behind(records[name]))
-    alive = situation.scheduler.state.free.alive
+def nodes(state: ServiceState) -> NodeList:
+    """All nodes, the jobs that hold their GPUs, and those whose processes are still leaving them."""
+    records = state.records
+    current = ((job, records[job].current) for job in state.running)
+    holders = _by_slot((job, run) for job, run in current if run is not None)
+    leaving = _by_slot((job, run) for job in state.leaving for run in records[job].leaving_runs())
     rows = []
-    for index, each in enumerate(situation.header.cluster.nodes):
-        jobs, gone = (
-            tuple(SHARING.join(found.get((each.name, slot), ())) or None for slot in range(each.gpus))
-            for found in (holders, leaving)
+    for node, alive in zip(state.header.cluster.nodes, state.scheduler.state.free.alive, strict=True):
+        held, left = (
+            tuple(SHARING.join(jobs.get((node.name, slot), ())) or None for slot in range(node.gpus))
+            for jobs in (holders, leaving)
         )
         rows.append(
             NodeRow(
-                name=each.name, gpu_type=each.gpu_type, gpus=each.gpus, rack=each.rack, alive=alive[index],
-                free=list(zip(jobs, gone, strict=True)).count((None, None)), jobs=jobs, leaving=gone,
+                name=node.name, gpu_type=node.gpu_type, gpus=node.gpus, rack=node.rack, alive=alive,
+                free=list(zip(held, left, strict=True)).count((None, None)), jobs=held, leaving=left,
             )
         )  # fmt: skip
     return NodeList(nodes=tuple(rows))
 
 
-def left_behind(record: JobRecord) -> list[RunRecord]:
-    """Runs of a job whose processes may be on GPUs that are no longer its own."""
-    return [run for run in record.open_runs() if run.released is not None]
-
-
-def _by_slot(runs: Iterable[tuple[str, RunRecord]]) -> dict[tuple[str, int], list[str]]:
-    """Jobs by node and slot."""
-    found: dict[tuple[str, int], list[str]] = {}
-    for name, run in runs:
+def _by_slot(runs: Iterable[tuple[str, RunRecord]]) -> dict[Slot, list[str]]:
+    found: dict[Slot, list[str]] = {}
+    for job, run in runs:
         for node, slots in run.gpus.items():
             for slot in slots:
-                found.setdefault((node, slot), []).append(name)
+                found.setdefault((node, slot), []).append(job)
     return found
 
 
-def shares(situation: ServiceState, now: float) -> Shares:
-    """All tenants that have, or had, jobs or a weight of their own."""
+def shares(state: ServiceState, now: float) -> Shares:
+    """All tenants that have, or had, jobs or a weight of their own: what they hold, and what the policy promises them."""
     running: Counter[str] = Counter()
-    waiting = situation.tally.waiting
-    unpaid: dict[str, float] = {}
-    for name in situation.running:
-        record = situation.records[name]
+    uncharged: dict[str, float] = {}
+    """GPU-seconds of runs under way: they are charged when the GPUs are released."""
+    for job in state.running:
+        record = state.records[job]
         tenant, run = record.job.tenant, record.current
         if run is not None:
             running[tenant] += 1
-            unpaid[tenant] = unpaid.get(tenant, 0.0) + run.count * (now - run.started)
-    names = sorted({*situation.books, *running, *waiting})
-    promise = promise_of(situation.header.policy)
-    parts = promise.parts(_claimants(situation), situation.header.cluster.gpus)
-    held = situation.tally.held
+            uncharged[tenant] = uncharged.get(tenant, 0.0) + run.count * (now - run.started)
+    promise, counts = promise_of(state.header.policy), state.counts
+    parts = promise.parts(_claimants(state), state.header.cluster.gpus)
     rows = []
-    for name in names:
-        weight, books = situation.weight_of(name), situation.books.get(name, TenantTotals())
+    for tenant in sorted({*state.totals, *running, *counts.waiting}):
+        totals = state.totals.get(tenant, TenantTotals())
         rows.append(
             TenantShare(
-                tenant=name, weight=weight, entitled=None if parts is None else parts.get(name, 0.0),
-                held=held.share(name) or 0.0, gpus=held.by_tenant[name], running=running[name], waiting=waiting[name],
-                gpu_seconds=books.gpu_seconds + unpaid.get(name, 0.0), preemptions=books.preemptions,
+                tenant=tenant, weight=totals.weight, entitled=None if parts is None else parts.get(tenant, 0.0),
+                held=counts.share(tenant) or 0.0, gpus=counts.held[tenant], running=running[tenant],
+                waiting=counts.waiting[tenant], gpu_seconds=totals.gpu_seconds + uncharged.get(tenant, 0.0),
+                preemptions=totals.preemptions,
             )
         )  # fmt: skip
-    return Shares(tenants=tuple(rows), policy=situation.header.policy, promise=promise.text)
+    return Shares(tenants=tuple(rows), policy=state.header.policy, promise=promise.text)
 
 
-def _claimants(situation: ServiceState) -> dict[str, Claimant]:
-    """All tenants that the core knows, in the order of their first submission, with their jobs that run or may."""
+def _claimants(state: ServiceState) -> dict[str, Claimant]:
+    """All tenants that the core knows, in order of their first submission, with their jobs that run or may run."""
     counts: Counter[str] = Counter()
     weights: dict[str, float] = {}
-    for record in situation.records.values():
+    for record in state.records.values():
         if record.finished is None and not record.held:
             tenant = record.job.tenant
             counts[tenant] += 1
             weights[tenant] = weights.get(tenant, 0.0) + record.job.weight
-    names = dict.fromkeys((*situation.scheduler.state.columns.tenants, *counts))
-    return {name: Claimant(situation.weight_of(name), counts[name], weights.get(name, 0.0)) for name in names}
+    names = dict.fromkeys((*state.scheduler.state.columns.tenants, *counts))
+    return {name: Claimant(state.weight_of(name), counts[name], weights.get(name, 0.0)) for name in names}

@@ -1,220 +1,253 @@
-"""How a situation comes to be: read back from the store, or carried over into a new chapter of the journal."""
+"""Recovery: how a state comes to be, from what the store has or from the state before it.
+
+`recovered`   at every start, and after a commit that failed: read the records, replay the last chapter into a fresh core
+`restored`    instead of that, where the journal cannot be replayed: begin a new chapter from the records alone
+`renewed`     while the service runs: another policy, other weights, or a chapter that has become long
+`set_aside`   after a start: go on without jobs whose rows were damaged
+
+A new chapter begins with a `Carried` fact per job: what it has received and where it runs (docs/design/0009-live.md). All of
+them return the new state with the outcome of its first batch, which the engine commits before it does anything else.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from poise.engine.journal import Header, read_entry, read_header
+from poise.engine.journal import Header, job_line, read_entry, read_header
 from poise.engine.loop import replay
 from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
 from poise.scheduler.model.errors import JournalError
-from poise.scheduler.model.event import Belated, Cancelled, Carried, Submitted, Woke
+from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
 from poise.service.backends.api import DesiredState, RunNotice
-from poise.service.server.commands import WHOLE, SetPolicy, SetWeight, policy_note, weight_note
 from poise.service.server.dependencies import Dependencies
+from poise.service.server.engine_api import SetPolicy, SetWeight
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
-from poise.service.server.service_state import BatchFacts, CommittedReply, ServiceState, TenantTotals
-from poise.service.server.storage.damaged_jobs import DamagedJobs, DamagedRowError
+from poise.service.server.records import JobRecord
+from poise.service.server.service_state import WHOLE, Batch, Outcome, ServiceState, TenantTotals
+from poise.service.server.storage.damaged_jobs import DamagedRowError
 from poise.service.server.storage.damaged_jobs import read as read_row
-from poise.service.server.storage.store import ASIDE, Changes, Store
+from poise.service.server.storage.damaged_jobs import set_aside as failed_job
+from poise.service.server.storage.store import ASIDE
 from poise.service.wire.views import Actor
 
-_NOBODY_LOOKS = nullcontext()
 GONE_GPUS = "its GPUs are not part of the cluster any more"
-"""Why a run has to leave."""
+LOST_END = "the journal has lost what came after it"
+_NO_LOCK = nullcontext()
 
 
-def _none_before(_job: str) -> int:
-    return 0
-
-
-def opened(parts: Dependencies, now: float) -> tuple[ServiceState, CommittedReply | None]:
-    """The situation as the store has it; the first one, with what comes of it, if it has none."""
-    store = parts.store
-    if store.is_to_be_restored:
-        return restored(parts, now)
-    last = store.chapter()
+def recovered(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | None]:
+    """The state as the store has it. With an outcome if a chapter begins: in an empty store, and after a repair."""
+    if deps.store.is_to_be_restored:
+        return restored(deps, now)
+    last = deps.store.chapter()
     if last is None:
-        situation = ServiceState(parts.header, parts.scheduler_of(parts.header), parts.intake_of(parts.header))
-        return situation, situation.ask(now, BatchFacts())
-    situation = _recorded(parts, read_header(last[0]), now)
-    replay(situation.scheduler, _watched(situation, map(read_entry, store.entries(last[2]))))
-    situation.stranded = {name: _why_stranded(situation, name) for name in _unknown(situation)}
-    return situation, None
+        state = ServiceState(deps.header, deps.new_scheduler(deps.header), deps.new_admission(deps.header))
+        return state, state.apply(Batch(now))
+    state = _from_records(deps, read_header(last[0]), now)
+    replay(state.scheduler, _observed(state, map(read_entry, deps.store.entries(last[2]))))
+    for name, record in state.records.items():
+        if record.finished is None and name not in state.scheduler.state.rows:
+            state.stranded[name] = state.admission.why_stranded(record.job) or "cannot run as asked"
+    return state, None
 
 
-def is_as_asked(parts: Dependencies) -> bool:
-    """The service was started in the same way last time. Who names no policy wants the one that is in force.
+def restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
+    """The state as the records have it, in a new chapter: for a journal that this core would not have written.
 
-    So what was changed while it ran holds until it is started in another way.
+    That happens after an upgrade to a Poise that decides differently, and after damage. What only the core knew is lost: the
+    progress of jobs that do not report it. After a repair there may be later runs of a job than its record knows of: its
+    next run comes after all of them.
     """
-    last = parts.store.chapter()
-    asked = parts.header if last is None else read_header(last[1])
-    return parts.header == (replace(asked, policy=parts.header.policy) if parts.keeps_policy else asked)
-
-
-def restored(parts: Dependencies, now: float) -> tuple[ServiceState, CommittedReply]:
-    """The situation as the records have it, in a new chapter: for a journal that this core would not have written.
-
-    A Poise that decides in another way than the one before it finds such a journal; so does one whose journal was damaged.
-    What only the core knew is lost: how far jobs have come that do not report it. After a repair there may be later runs of
-    a job than its record knows of: its next one comes after all of them.
-    """
-    store = parts.store
-    last = store.chapter()
-    if last is None and not store.is_to_be_restored:
+    last = deps.store.chapter()
+    if last is None and not deps.store.is_to_be_restored:
         raise JournalError("there is nothing to begin with")
-    situation = _recorded(parts, parts.header if last is None else read_header(last[0]), now)
-    header = situation.header if is_as_asked(parts) else parts.header
-    epochs = parts.epoch_of if store.is_to_be_restored else _none_before
-    return _carried_over(parts, situation, header, now, epochs=epochs)
+    state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
+    header = state.header if is_started_as_before(deps) else deps.header
+    epochs = deps.latest_epoch if deps.store.is_to_be_restored else _no_trace
+    return _carry_over(deps, state, header, Batch(now), epochs=epochs)
 
 
-def _unknown(situation: ServiceState) -> list[str]:
-    """Jobs that have not ended and that the core was not told of."""
-    rows, records = situation.scheduler.state.rows, situation.records
-    return [name for name, record in records.items() if record.finished is None and name not in rows]
+def is_started_as_before(deps: Dependencies) -> bool:
+    """The service was started with the same options as last time: what was changed while it ran then still holds.
 
-
-def _why_stranded(situation: ServiceState, name: str) -> str:
-    return situation.intake.stranded(situation.records[name].job) or "cannot run as asked"
-
-
-def _recorded(parts: Dependencies, header: Header, now: float) -> ServiceState:
-    """All that the store knows but the core's state."""
-    store = parts.store
-    situation = ServiceState(header, parts.scheduler_of(header), parts.intake_of(header))
-    for row in store.unended():
-        try:
-            situation.records[row.id] = read_row(row)
-        except DamagedRowError as error:
-            situation.damaged.append((row, str(error)))
-    situation.books = {name: TenantTotals(*books) for name, books in store.tenants().items()}
-    situation.ended = Counter(store.ended())
-    held = (record for record in situation.records.values() if record.current is not None)
-    situation.running = {record.job.id: None for record in sorted(held, key=lambda record: record.since)}
-    for record in situation.records.values():
-        situation.watch(record)
-    situation.count(situation.records)
-    _recall(situation, store, now)
-    return situation
-
-
-def _recall(situation: ServiceState, store: Store, now: float) -> None:
-    """Who has queued how much, and has sent how much within the last hour."""
-    since = now - HOUR - SLOT
-    sent = [*store.sent_since(since)]
-    for record in situation.records.values():
-        situation.usage.enter(record)
-        if record.by is not None and record.job.submitted >= since:
-            sent.append(Sent(record.job.tenant, record.by, slot_of(record.job.submitted), 1, record.size))
-    situation.usage.recall(sent)
-
-
-def _watched(situation: ServiceState, entries: Iterable[JournalEntry]) -> Iterable[JournalEntry]:
-    """Entries on their way to the core: what kinds of jobs it has been told of, and when it wants to be woken."""
-    for entry in entries:
-        for event in entry.events:
-            if isinstance(event, Submitted | Carried):
-                situation.intake.told(event.job, event.kind)
-            elif isinstance(event, Woke):
-                situation.wake = None
-        for action in entry.actions:
-            if isinstance(action, WakeAt):
-                situation.wake = action.time
-        if any(isinstance(event, Belated) for event in entry.events):
-            situation.wake = entry.now  # nothing was decided then
-        yield entry
+    Without a policy among the options, the one in force is wanted.
+    """
+    last = deps.store.chapter()
+    asked = deps.header if last is None else read_header(last[1])
+    return deps.header == (replace(asked, policy=deps.header.policy) if deps.keeps_policy else asked)
 
 
 def renewed(
-    parts: Dependencies,
+    deps: Dependencies,
     before: ServiceState,
     header: Header,
     now: float,
-    wish: SetWeight | SetPolicy | None,
+    command: SetWeight | SetPolicy | None,
     lock: AbstractContextManager[object],
-) -> tuple[ServiceState, CommittedReply]:
-    """A new chapter, as a header has it, but under the policy or with the tenant's weight that somebody wishes for.
+) -> tuple[ServiceState, Outcome]:
+    """A new chapter with this header, and with the policy or the tenant's weight that a command sets.
 
-    Raises RequestError for a policy that is none.
+    Raises RequestError for an unknown policy.
 
-    lock   held while the records change; until then others may look at the situation as it was before
+    lock   held while the records change; until then readers see the state before
     """
-    if isinstance(wish, SetPolicy):
-        header = replace(header, policy=wish.policy)
-    with lock:
-        weight = before.weight_of(wish.tenant) if isinstance(wish, SetWeight) else 1.0
-        reweighed = before.reweigh(wish.tenant, wish.weight) if isinstance(wish, SetWeight) else {}
-    situation, answer = _carried_over(parts, before, header, now, lock)
-    answer.facts.reweighed = reweighed
-    if isinstance(wish, SetWeight):
-        answer.tenants.add(wish.tenant)
-        answer.facts.notes[WHOLE] = weight_note(wish, weight)
-    elif wish is not None:
-        answer.facts.notes[WHOLE] = policy_note(wish.by.name, before.header.policy, header.policy)
-    return situation, answer
+    batch = Batch(now)
+    if isinstance(command, SetPolicy):
+        header = replace(header, policy=command.policy)
+        batch.notes[WHOLE] = _policy_note(command.by.name, before, header)
+    elif isinstance(command, SetWeight):
+        with lock:
+            set_weight(before, command, batch)
+    return _carry_over(deps, before, header, batch, lock)
 
 
-def _carried_over(
-    parts: Dependencies,
+def set_weight(state: ServiceState, command: SetWeight, batch: Batch) -> None:
+    """Change the weight of a tenant and of all its jobs. The core learns of it in the next chapter."""
+    tenant, weight = command.tenant, command.weight
+    batch.notes[WHOLE] = {
+        "by": command.by.name, "tenant": tenant, "weight": weight, "before": state.weight_of(tenant),
+    }  # fmt: skip
+    batch.charged.add(tenant)
+    state.totals_of(tenant).weight = weight
+    for record in state.records.values():
+        if record.job.tenant == tenant:
+            record.job = replace(record.job, weight=record.weight * weight, tenant_weight=weight)
+            batch.reweighed[record.job.id] = job_line(record.job)
+
+
+def set_aside(state: ServiceState, now: float) -> Outcome:
+    """Tell the core that the damaged jobs are gone, and keep them as failed. Nothing is decided before the next wake-up.
+
+    What is left of their runs is ended by the back end, like any run that was not ordered.
+    """
+    batch = Batch(now)
+    batch.add(Belated())
+    causes: dict[str, str | None] = {}
+    for row, problem in state.damaged:
+        damaged = failed_job(row, problem, now)
+        state.records[row.id] = damaged.record
+        state.usage.enter(damaged.record)  # it leaves when this is committed, as every job that ends does
+        batch.add(Cancelled(row.id), **{ASIDE: True})
+        batch.touched.add(row.id)
+        batch.reweighed[row.id] = damaged.row.job
+        batch.aside.append(damaged.row)
+        causes[row.id] = damaged.record.cause
+    batch.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: causes}
+    state.damaged = []
+    outcome = state.apply(batch)
+    state.wake = now
+    return outcome
+
+
+def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceState:
+    """All that the store knows except the core's own state."""
+    store = deps.store
+    state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
+    for row in store.unended():
+        try:
+            state.records[row.id] = read_row(row)
+        except DamagedRowError as error:
+            state.damaged.append((row, str(error)))
+    state.totals = {name: TenantTotals(*totals) for name, totals in store.tenants().items()}
+    state.ended = Counter(store.ended())
+    holders = (record for record in state.records.values() if record.current is not None)
+    state.running = {record.job.id: None for record in sorted(holders, key=lambda record: record.since)}
+    # Quotas: what is queued, and what was sent within the last hour, also by jobs that have ended since.
+    since = now - HOUR - SLOT
+    sent = [*store.sent_since(since)]
+    for record in state.records.values():
+        state.note_leaving(record)
+        state.usage.enter(record)
+        if record.by is not None and record.job.submitted >= since:
+            sent.append(Sent(record.job.tenant, record.by, slot_of(record.job.submitted), 1, record.size))
+    state.count(state.records)
+    state.usage.recall(sent)
+    return state
+
+
+def _observed(state: ServiceState, entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
+    """Pass entries on to the replay; note which kinds of jobs the core has been told of, and when it is to be woken."""
+    for entry in entries:
+        for event in entry.events:
+            if isinstance(event, Submitted | Carried):
+                state.admission.mark_known(event.job, event.kind)
+            elif isinstance(event, Woke):
+                state.wake = None
+        for action in entry.actions:
+            if isinstance(action, WakeAt):
+                state.wake = action.time
+        if any(isinstance(event, Belated) for event in entry.events):
+            state.wake = entry.now  # nothing was decided then
+        yield entry
+
+
+def _policy_note(by: str, before: ServiceState, header: Header) -> dict[str, str]:
+    return {"by": by, "policy": header.policy, "before": before.header.policy}
+
+
+def _no_trace(_job: str) -> int:
+    return 0
+
+
+def _carry_over(
+    deps: Dependencies,
     before: ServiceState,
     header: Header,
-    now: float,
-    lock: AbstractContextManager[object] = _NOBODY_LOOKS,
-    epochs: Callable[[str], int] = _none_before,
-) -> tuple[ServiceState, CommittedReply]:
-    """Everybody stands where they stood. A run on GPUs that are not there any more has to leave.
+    batch: Batch,
+    lock: AbstractContextManager[object] = _NO_LOCK,
+    epochs: Callable[[str], int] = _no_trace,
+) -> tuple[ServiceState, Outcome]:
+    """Begin a chapter in which every job stands where it stood. A run on GPUs that are gone has to leave.
 
-    A job that cannot run on such a cluster at all is not put to the core: it waits for another cluster, or for its owner.
+    A job that cannot run on the cluster at all is kept from the core: it waits for another cluster, or for its owner.
 
-    epochs   by job, of a run that there was, whatever its record says
+    epochs   by job, the latest run of which there is any trace, whatever its record says
     """
-    situation = ServiceState(header, parts.scheduler_of(header), parts.intake_of(header))
-    situation.records, situation.books = before.records, before.books
-    situation.running, situation.closing, situation.damaged = before.running, before.closing, before.damaged
-    situation.ended, situation.tally, situation.usage = before.ended, before.tally, before.usage
-    facts, leaves = BatchFacts(), []
+    state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
+    # Shared with the state before, not copied: from here on that one is only read, until the engine replaces it.
+    state.records, state.totals, state.running, state.leaving = before.records, before.totals, before.running, before.leaving
+    state.damaged, state.ended, state.counts, state.usage = before.damaged, before.ended, before.counts, before.usage
+    leaves = []
     carried: list[Carried] = []
-    for record in situation.records.values():
+    for record in state.records.values():
         if record.finished is not None:
             continue
-        run, stranded, latest = record.current, situation.intake.stranded(record.job), epochs(record.job.id)
+        job, run = record.job.id, record.current
+        stranded, latest = state.admission.why_stranded(record.job), epochs(job)
         is_outlived = run is not None and latest > run.epoch
-        if run is not None and (stranded or is_outlived or not situation.holding(run)):
-            text = "the journal has lost what came after it" if is_outlived else GONE_GPUS
+        if run is not None and (stranded or is_outlived or not state.holding(run)):
+            text = LOST_END if is_outlived else GONE_GPUS
             notice = RunNotice(PreemptionCause.UNPLANNED.value, text, record.deadline)
-            run.grip, run.cause = DesiredState.LEAVE, notice.text
-            leaves.append((record.job.id, run.epoch, notice))
-            situation.withdraw(record, now, facts)
+            run.grip, run.cause = DesiredState.LEAVE, text
+            leaves.append((job, run.epoch, notice))
+            state.release(record, batch.now, batch.charged)
+            batch.touched.add(job)
         if stranded:
-            situation.stranded[record.job.id] = stranded
+            state.stranded[job] = stranded
             continue
-        told, fact = situation.carried(record, record.job, before.scheduler)
-        facts.events += told
+        estimates, fact = _carried(state, record, before)
+        batch.events += estimates
         carried.append(replace(fact, epoch=max(fact.epoch, latest)))
-    facts.events += carried
+    batch.events += carried
     if header.policy != before.header.policy:
-        facts.notes[WHOLE] = policy_note(Actor.SERVICE, before.header.policy, header.policy)
-    answer = situation.begin(now, facts, lock)
-    answer.orders.leaves += leaves
-    return situation, answer
+        batch.notes.setdefault(WHOLE, _policy_note(Actor.SERVICE, before, header))
+    outcome = state.apply(batch, lock)
+    outcome.leaves += leaves
+    return state, outcome
 
 
-def told_aside(situation: ServiceState, asides: list[DamagedJobs], now: float) -> tuple[CommittedReply, Changes]:
-    """Tell the core that these jobs are not there any more, and keep them as what they are now. Nothing is decided yet."""
-    facts = BatchFacts()
-    facts.add(Belated())
-    for each in asides:
-        name = each.row.id
-        situation.records[name] = each.record
-        situation.usage.enter(each.record)  # it leaves when this is kept, as all that ends does
-        facts.add(Cancelled(name), **{ASIDE: True})
-        facts.touched.add(name)
-        facts.reweighed[name] = each.row.job
-    facts.notes[WHOLE] = {"by": Actor.SERVICE.value, ASIDE: {each.row.id: each.record.cause for each in asides}}
-    answer = situation.ask(now, facts)
-    changes = situation.changes(answer)
-    changes.aside = [each.row for each in asides]
-    return answer, changes
+def _carried(state: ServiceState, record: JobRecord, before: ServiceState) -> tuple[list[Estimated | Colocated], Carried]:
+    """A job as it stands, for a new core, with what the core before knew of it."""
+    job, run, core = record.job, record.current, before.scheduler.state
+    kind, estimate, steps = state.admission.resolve(job)
+    epoch = record.runs[-1].epoch if record.runs else 0
+    done, failures, until = 0.0, record.failures, None
+    if (row := core.rows.get(job.id)) is not None:
+        done, failures = core.columns.done_before(row), core.columns.failures[row]
+        until = before.scheduler.backs_off_until(job.id)
+        epoch = max(epoch, core.columns.epoch[row])
+    gpus = () if run is None else state.holding(run)
+    since, attached = (record.since, None) if run is None else (run.started, run.attached)
+    fact = Carried(job, kind, steps, epoch, done, record.ran, failures, since, gpus, record.held, attached, until)
+    return state.admission.estimates(job, kind, estimate), fact

@@ -1,4 +1,8 @@
-"""A live service from beginning to end: state directory, socket, accounts, engine, API."""
+"""Start-up: a live service from beginning to end.
+
+`serve` is what `poise serve` runs: lock the state directory, bind the socket, open the accounts, start the engine, answer
+requests until a signal. `open_engine` puts the engine together: store, core, back end, and what to tell the operator.
+"""
 
 import asyncio
 import gc
@@ -23,8 +27,8 @@ from poise.service.backends.local.orders import Isolation, LocalSettings, check_
 from poise.service.backends.local.state_dir import JOBS, highest_number, latest_epoch
 from poise.service.backends.null import NullBackend
 from poise.service.server.accounts import TokenStore
-from poise.service.server.admission import Admission, core_of, known, live
-from poise.service.server.dependencies import Dependencies
+from poise.service.server.admission import Admission
+from poise.service.server.dependencies import Dependencies, core_of, live_cluster, live_settings
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.http.app import ApiOptions, create_app
 from poise.service.server.http.connections import raise_open_files_limit
@@ -39,20 +43,20 @@ from poise.service.server.storage.mark import MARK
 from poise.service.server.storage.schema import VERSION
 from poise.service.server.storage.state_dir import FolderLock, open_folder
 from poise.service.server.storage.store import LARGEST_CHECKED, Store
-from poise.service.wire.request import JobRequest
 from poise.service.wire.views import NodeList
 
-# What a live service is put together from.
-
 DEFAULT_POLICY = "max-min"
-"""Of a service that never had another one."""
-
-
-class AsRoot(StrEnum):
-    """Whether a service that runs as root is wanted so (`--allow-root`), or warns of it."""
-
-    ALLOWED = "allowed"
-    WARNED = "warned"
+"""Policy of a service that never had another one."""
+SWITCH_SECONDS = 0.001
+"""For how long a thread may go on while others wait: requests are answered while the engine decides."""
+AS_ROOT = (
+    "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
+    " run it as a user of its own, or say --allow-root"
+)
+NO_MARK = (
+    f"{MARK} is missing or damaged: whether the journal has lost its end cannot be checked;"
+    f" numbers of jobs go on after the highest in the journal and in {JOBS}/"
+)
 
 
 class BackendKind(StrEnum):
@@ -64,14 +68,14 @@ class BackendKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """All choices of a live service but how it listens.
+    """All options of a live service except how it listens.
 
-    state       a directory that is its owner's alone, and that this process has locked
-    policy      None: the one that was in force when the service last ran
-    devices     the UUIDs of real GPUs by node and slot; virtual ones have none
-    allowance   what users may queue, keep and send
-    isolate     what jobs are to be kept from
-    as_root     whether root may run it without a word
+    state        a directory that only its owner can read, and that this process has locked
+    policy       None: the one that was in force when the service last ran
+    devices      the UUIDs of real GPUs by node and slot; virtual ones have none
+    allowance    what users may queue, keep and send
+    isolate      what jobs are to be kept from
+    allow_root   do not warn if the service runs as root
     """
 
     state: Path
@@ -85,143 +89,36 @@ class Setup:
     devices: Mapping[tuple[str, int], str] = field(default_factory=dict)
     allowance: Allowance = field(default_factory=Allowance)
     isolate: Isolate = Isolate.OFF
-    as_root: AsRoot = AsRoot.WARNED
-
-
-# How a live service is put together: the core, the store, the back end and the engine.
-
-AS_ROOT = (
-    "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
-    " run it as a user of its own, or say --allow-root"
-)
-
-NO_MARK = (
-    f"{MARK} is missing or damaged: whether the journal has lost its end cannot be checked;"
-    f" numbers of jobs go on after the highest in the journal and in {JOBS}/"
-)
-
-
-def open_engine(setup: Setup) -> LiveService:
-    """An engine on the store of this state directory, ready to be started."""
-    cluster = known(setup.cluster)
-    isolation = _isolated(setup)
-    hidden = None if isolation.level is Isolation.NONE else str(setup.state)
-    check = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else _anything
-
-    def backend_of(tell: OnEvent) -> LiveBackend:
-        if setup.backend is BackendKind.NULL:
-            return NullBackend(tell)
-        settings = LocalSettings(isolation=isolation.level)
-        return LocalBackend(cluster, setup.state, tell, devices=setup.devices, settings=settings)
-
-    store, taken = Store(setup.state), highest_number(setup.state)
-    _tell_of(store, setup.log)
-    last = store.chapter()
-    if last is None and taken and not store.is_to_be_restored:
-        store.close()
-        raise JournalError(
-            f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {taken:,}, which may run;"
-            " put the journal back, or move that folder away to begin anew"
-        )
-    policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
-    header = Header("live", cluster, policy, setup.placement, live(setup.settings), 0)
-    core_of(header)
-    if taken > store.highest:
-        # The journal was restored beside newer directories: whoever got such an id would find another job's checkpoints.
-        setup.log.warning("jobs-not-in-journal", last=store.highest, highest=taken, next=taken + 1)
-    parts = Dependencies(
-        store=store,
-        header=header,
-        scheduler_of=core_of,
-        intake_of=lambda each: Admission(each.cluster, check, each.policy),
-        backend_of=backend_of,
-        log=setup.log,
-        metrics=setup.metrics,
-        retries=setup.settings.retries,
-        taken=taken,
-        keeps_policy=setup.policy is None,
-        allowance=setup.allowance,
-        warnings=_warnings(setup, isolation),
-        epoch_of=lambda job: latest_epoch(setup.state, job),
-    )
-    return LiveService(ServiceEngine(parts))
-
-
-def _isolated(setup: Setup) -> IsolationLevel:
-    """What jobs are kept from; said in the log, with a warning where it is less than was wanted."""
-    if setup.backend is not BackendKind.LOCAL:
-        return IsolationLevel(Isolation.NONE, None)
-    found = isolated(setup.isolate, setup.state)
-    say = setup.log.info if found.problem is None else setup.log.warning
-    say("isolation", level=found.level.value, text=found.text)
-    return found
-
-
-def _warnings(setup: Setup, isolation: IsolationLevel) -> tuple[str, ...]:
-    """What whoever runs the service should know of how it was started."""
-    said = []
-    if setup.backend is BackendKind.LOCAL and os.geteuid() == 0 and setup.as_root is AsRoot.WARNED:
-        setup.log.warning("running-as-root", text=AS_ROOT)
-        said.append(AS_ROOT)
-    if setup.backend is BackendKind.LOCAL and setup.isolate is not Isolate.OFF and isolation.problem is not None:
-        said.append(isolation.text)
-    return tuple(said)
-
-
-def _tell_of(store: Store, log: Logbook) -> None:
-    """What there is to say of a journal before anything is decided by it."""
-    if store.migrated_from not in (0, VERSION):
-        log.info("journal-migrated", before=store.migrated_from, now=VERSION)
-    if store.lacks_mark:
-        log.warning("journal-mark-missing", text=NO_MARK)
-    if not store.is_checked:
-        log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
-
-
-def _anything(_request: JobRequest) -> None:
-    """Where nothing is started, anything can be."""
-
-
-TURN_SECONDS = 0.001
-"""That a thread may go on while others wait: requests are answered while the engine decides."""
-
-
-class AdminToken(StrEnum):
-    """What is to become of the token that the first start made."""
-
-    KEEP = "keep"
-    RENEW = "renew"
-
-
-class Exposure(StrEnum):
-    """Whether tokens may cross a network unprotected."""
-
-    SAFE = "safe"
-    INSECURE = "insecure"
+    allow_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BindOptions:
-    """How a service is reached; `names`: hosts that it is called by, beside the loopback ones."""
+    """How a service is reached.
+
+    names             host names that it answers to, beside the loopback ones
+    insecure          tokens may cross a network unprotected
+    new_admin_token   replace the token that the first start made
+    """
 
     address: BindAddress
     certificate: Certificate | None = None
     names: tuple[str, ...] = ()
-    exposure: Exposure = Exposure.SAFE
-    admin: AdminToken = AdminToken.KEEP
+    insecure: bool = False
+    new_admin_token: bool = False
 
     def check(self) -> AllowedHosts:
-        """Refuse what would show tokens to others; the names that the service answers to."""
+        """Refuse what would show tokens to others; return the names that the service answers to."""
         if self.certificate is not None:
             self.certificate.context()
-        elif not self.address.is_loopback and self.exposure is Exposure.SAFE:
+        elif not self.address.is_loopback and not self.insecure:
             text = "others could read tokens on the way; give --tls-cert and --tls-key, or say --insecure"
             raise RequestError(f"--listen {self.address}: {text}")
         everywhere = {"0.0.0.0", "::"}
         return AllowedHosts.of(self.names if self.address.host in everywhere else (self.address.host, *self.names))
 
     def url(self, bound: socket) -> str:
-        """What clients of this machine call: with TLS by the first of its names, which its certificate is for."""
+        """What clients on this machine call; with TLS by the first of its names, which the certificate is for."""
         if self.certificate is None:
             return url_of(self.address, bound, "http")
         host = self.names[0] if self.names else self.address.host
@@ -230,38 +127,38 @@ class BindOptions:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A service that answers."""
+    """A service that answers. `is_first`: the token in the file was made just now."""
 
     url: str
     pid: int
     state: Path
     token_file: Path
     is_first: bool
-    """The token in the file was made just now."""
     warnings: tuple[str, ...] = ()
 
 
-def serve(setup: Setup, door: BindOptions, ready: Callable[[Running], None]) -> None:
+def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) -> None:
     """Run until SIGTERM or SIGINT. `ready` is called once requests are answered; jobs go on running after the end."""
-    hosts = door.check()
+    hosts = options.check()
     with ExitStack() as stack:
         state = open_folder(setup.state)
         stack.callback(FolderLock(state).release)
         raise_open_files_limit(setup.cluster.gpus)
-        bound = stack.enter_context(bind(door.address))
+        bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
         accounts = TokenStore(state)
-        is_first = _token(accounts, door.admin)
-        setup = replace(setup, state=state)
-        engine = open_engine(setup)
+        is_first = options.new_admin_token or accounts.ensure_admin()
+        if options.new_admin_token:
+            accounts.renew_admin()
+        engine = open_engine(replace(setup, state=state))
         engine.start()
         stack.callback(engine.close)
         app = create_app(engine, accounts, ApiOptions(hosts, metrics=setup.metrics, log=setup.log))
-        url = door.url(bound)
-        sys.setswitchinterval(TURN_SECONDS)
+        url = options.url(bound)
+        sys.setswitchinterval(SWITCH_SECONDS)
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
         running = Running(url, os.getpid(), state, accounts.admin_file, is_first, engine.service().warnings)
-        tls = None if door.certificate is None else door.certificate.context()
+        tls = None if options.certificate is None else options.certificate.context()
         serving = serve_http(
             app, bound, tls, log=setup.log, ready=lambda: ready(running), is_over=lambda: engine.failed is not None
         )
@@ -277,9 +174,74 @@ def holders(nodes: NodeList) -> set[str]:
     return {job for node in nodes.nodes for names in node.jobs if names is not None for job in names.split(SHARING)}
 
 
-def _token(accounts: TokenStore, admin: AdminToken) -> bool:
-    """True if an admin's token was made."""
-    if admin is AdminToken.RENEW:
-        accounts.renew_admin()
-        return True
-    return accounts.ensure_admin()
+def open_engine(setup: Setup) -> LiveService:
+    """An engine on the store of this state directory, ready to be started."""
+    cluster = live_cluster(setup.cluster)
+    isolation, warnings = _isolation(setup)
+    hidden = None if isolation.level is Isolation.NONE else str(setup.state)
+    # Where nothing is started, any request will do.
+    check = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else lambda _request: None
+
+    def new_backend(on_event: OnEvent) -> LiveBackend:
+        if setup.backend is BackendKind.NULL:
+            return NullBackend(on_event)
+        settings = LocalSettings(isolation=isolation.level)
+        return LocalBackend(cluster, setup.state, on_event, devices=setup.devices, settings=settings)
+
+    store, highest = _open_store(setup)
+    last = store.chapter()
+    policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
+    header = Header("live", cluster, policy, setup.placement, live_settings(setup.settings), 0)
+    core_of(header)  # options that make no core are refused here, before anything is changed
+    deps = Dependencies(
+        store=store,
+        header=header,
+        new_scheduler=core_of,
+        new_admission=lambda each: Admission(each.cluster, check, each.policy),
+        new_backend=new_backend,
+        log=setup.log,
+        metrics=setup.metrics,
+        retries=setup.settings.retries,
+        highest_job=highest,
+        keeps_policy=setup.policy is None,
+        allowance=setup.allowance,
+        warnings=warnings,
+        latest_epoch=lambda job: latest_epoch(setup.state, job),
+    )
+    return LiveService(ServiceEngine(deps))
+
+
+def _open_store(setup: Setup) -> tuple[Store, int]:
+    """The store, and the highest number of a job of which there is a directory; the log says what is odd about them."""
+    store, highest, log = Store(setup.state), highest_number(setup.state), setup.log
+    if store.migrated_from not in (0, VERSION):
+        log.info("journal-migrated", before=store.migrated_from, now=VERSION)
+    if store.lacks_mark:
+        log.warning("journal-mark-missing", text=NO_MARK)
+    if not store.is_checked:
+        log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
+    if store.chapter() is None and highest and not store.is_to_be_restored:
+        store.close()
+        raise JournalError(
+            f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {highest:,}, which may run;"
+            " put the journal back, or move that folder away to begin anew"
+        )
+    if highest > store.highest:
+        # The journal was restored beside newer directories: a job with such an id would find another job's checkpoints.
+        log.warning("jobs-not-in-journal", last=store.highest, highest=highest, next=highest + 1)
+    return store, highest
+
+
+def _isolation(setup: Setup) -> tuple[IsolationLevel, tuple[str, ...]]:
+    """What jobs are kept from; and warnings for the operator, where that is less than was asked for or may surprise."""
+    if setup.backend is not BackendKind.LOCAL:
+        return IsolationLevel(Isolation.NONE, None), ()
+    found, warnings = isolated(setup.isolate, setup.state), []
+    log = setup.log.info if found.problem is None else setup.log.warning
+    log("isolation", level=found.level.value, text=found.text)
+    if os.geteuid() == 0 and not setup.allow_root:
+        setup.log.warning("running-as-root", text=AS_ROOT)
+        warnings.append(AS_ROOT)
+    if setup.isolate is not Isolate.OFF and found.problem is not None:
+        warnings.append(found.text)
+    return found, tuple(warnings)

@@ -13,7 +13,7 @@ from poise.engine.journal import INTERRUPTED, Header, read_entry, read_header
 from poise.engine.loop import Replayed, replay
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.errors import JournalError, RequestError
-from poise.service.server.admission import core_of
+from poise.service.server.dependencies import core_of
 from poise.service.server.storage.damaged_jobs import DamagedRowError
 from poise.service.server.storage.damaged_jobs import read as read_row
 from poise.service.server.storage.mark import MARK, Reached, marked
