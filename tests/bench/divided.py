@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tests.bench.speed import say
 
-from poise.lab.bench import MomentDraw, time_plan
+from poise.lab.bench import WorkloadDraw, time_plan
 from poise.lab.experiment import Experiment, simulate
 from poise.lab.traces.schema import Trace
 from poise.lab.traces.synthetic import generate
@@ -46,7 +46,7 @@ def mixed(trace: Trace, load: float) -> Trace:
 
 
 def _plan() -> bool:
-    figures = time_plan(MomentDraw(1_000, gpus=256), 1, lambda _done: None)
+    figures = time_plan(WorkloadDraw(1_000, gpus=256), 1, lambda _done: None)
     text = (
         f"hare: plan for 1,000 jobs on 256 GPUs: {figures.best:.1f} CPU s, {figures.objective / figures.bound:.2f} x bound"
     )

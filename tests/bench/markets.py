@@ -10,7 +10,7 @@ import sys
 from tests.bench.speed import large_trace, say
 
 from poise.engine.assembly import PRESETS
-from poise.lab.bench import MomentDraw, time_auction
+from poise.lab.bench import WorkloadDraw, time_auction
 from poise.lab.experiment import Experiment, simulate
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.policies.themis import Themis
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def _auction() -> bool:
-    seconds = min(time_auction(Themis(), MomentDraw(APPS, seed=0, gpus=APPS // 2), 3, lambda _done: None).seconds)
+    seconds = min(time_auction(Themis(), WorkloadDraw(APPS, seed=0, gpus=APPS // 2), 3, lambda _done: None).seconds)
     return say(f"auction of {APPS // 2} GPUs over {APPS:,} apps: {seconds:.3f} CPU s", seconds < AUCTION_SECONDS, "under 1")
 
 

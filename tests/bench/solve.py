@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from tests.workloads import overdrawn
 
-from poise.lab.bench import MomentDraw, allocator_of, drawn_for, time_allocation
+from poise.lab.bench import WorkloadDraw, allocator_of, draw_for, time_allocation
 from poise.scheduler.policies.catalogue import policy_named
 
 SEEDS, REPEATS = (0, 1, 2), 5
@@ -58,10 +58,10 @@ def _measure(bar: Bar) -> bool:
 def _one(bar: Bar, seed: int) -> tuple[float, float]:
     """CPU seconds for the draw of a seed, and by how much the answer breaks a rule; inf if it is no number."""
     policy = policy_named(bar.policy)
-    workload = drawn_for(policy, MomentDraw(bar.jobs, seed=seed))
-    timing = time_allocation(allocator_of(policy), workload, REPEATS, lambda _done: None)
-    sound = np.isfinite(timing.allocation.share).all() and np.isfinite(timing.allocation.pairs.share).all()
-    return timing.best, overdrawn(workload, timing.allocation) if sound else float("inf")
+    workload = draw_for(policy, WorkloadDraw(bar.jobs, seed=seed))
+    timing, allocation = time_allocation(allocator_of(policy), workload, REPEATS, lambda _done: None)
+    sound = np.isfinite(allocation.share).all() and np.isfinite(allocation.pairs.share).all()
+    return timing.best, overdrawn(workload, allocation) if sound else float("inf")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from tests.workloads import a_workload
 
-from poise.lab.bench import MomentDraw, drawn_for
+from poise.lab.bench import WorkloadDraw, draw_for
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Workload
 from poise.scheduler.policies import strategy_proof
@@ -33,7 +33,7 @@ def one_by_one(workload: Workload, throughput: Floats) -> Floats:
 def test_discounts_of_all_at_once_are_those_of_one_by_one(
     jobs: int, seed: int, types: int, classes: int | None, holes: bool
 ) -> None:
-    drawn = drawn_for(policy_named("strategy-proof"), MomentDraw(jobs, types=types, seed=seed, classes=classes))
+    drawn = draw_for(policy_named("strategy-proof"), WorkloadDraw(jobs, types=types, seed=seed, classes=classes))
     if holes:
         random = np.random.default_rng(seed)
         drawn = replace(drawn, speed=np.where(random.random(drawn.speed.shape) < 0.3, 0.0, drawn.speed))
@@ -56,7 +56,7 @@ def test_all_at_once_needs_no_program_of_its_own_for_anybody(monkeypatch: pytest
 
     monkeypatch.setattr(strategy_proof, "_nash", counted)
     policy = policy_named("strategy-proof")
-    workload = drawn_for(policy, MomentDraw(120, seed=1))
+    workload = draw_for(policy, WorkloadDraw(120, seed=1))
     strategy_proof.StrategyProof().allocate(workload, None)
     assert solved == [120]
 

@@ -11,14 +11,14 @@ from tests.workloads import overdrawn
 from poise.lab.bench import (
     CLASSES_OF_PAIRS,
     MOST_KINDS_OF_PAIRS,
-    MomentDraw,
+    WorkloadDraw,
     allocator_of,
-    drawn,
-    drawn_apps,
-    drawn_for,
-    measured,
-    settled,
+    draw_apps,
+    draw_for,
+    draw_workload,
     time_allocation,
+    time_policy,
+    with_defaults,
 )
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Workload
@@ -31,17 +31,17 @@ def _same(one: Workload, other: Workload) -> bool:
     return all(np.array_equal(getattr(one, each.name), getattr(other, each.name)) for each in fields(Workload))
 
 
-def _allocated(spec: str, draw: MomentDraw) -> tuple[Workload, Allocation]:
+def _allocated(spec: str, draw: WorkloadDraw) -> tuple[Workload, Allocation]:
     policy = policy_named(spec)
-    workload = drawn_for(policy, draw)
-    return workload, time_allocation(allocator_of(policy), workload, 1, lambda _done: None).allocation
+    workload = draw_for(policy, draw)
+    return workload, time_allocation(allocator_of(policy), workload, 1, lambda _done: None)[1]
 
 
 @given(jobs=st.integers(1, 40), types=st.integers(1, 5), seed=st.integers(0, 2**32), classes=st.none() | st.integers(1, 9))
 def test_a_draw_is_a_sound_workload_and_always_the_same(jobs: int, types: int, seed: int, classes: int | None) -> None:
-    draw = MomentDraw(jobs, types, seed, classes)
-    workload = drawn(draw)
-    assert _same(workload, drawn(draw))
+    draw = WorkloadDraw(jobs, types, seed, classes)
+    workload = draw_workload(draw)
+    assert _same(workload, draw_workload(draw))
     assert (workload.jobs, workload.types, workload.speed.shape) == (jobs, types, (jobs, types))
     assert set(workload.gang.tolist()) <= {1, 2, 4, 8}
     assert (workload.speed >= 0).all()
@@ -54,11 +54,11 @@ def test_a_draw_is_a_sound_workload_and_always_the_same(jobs: int, types: int, s
 
 
 def test_another_seed_is_another_draw() -> None:
-    assert not np.array_equal(drawn(MomentDraw(20, seed=0)).speed, drawn(MomentDraw(20, seed=1)).speed)
+    assert not np.array_equal(draw_workload(WorkloadDraw(20, seed=0)).speed, draw_workload(WorkloadDraw(20, seed=1)).speed)
 
 
 def test_a_draw_has_the_shares_of_gangs_and_weights_of_gavels_generator() -> None:
-    workload = drawn(MomentDraw(20_000))
+    workload = draw_workload(WorkloadDraw(20_000))
     gangs = [float((workload.gang == size).mean()) for size in (1, 2, 4, 8)]
     assert gangs == pytest.approx([0.7, 0.1, 0.15, 0.05], abs=0.02)
     assert float((workload.weight == 5).mean()) == pytest.approx(0.2, abs=0.02)
@@ -66,31 +66,31 @@ def test_a_draw_has_the_shares_of_gangs_and_weights_of_gavels_generator() -> Non
 
 
 def test_a_draw_wants_four_gpus_for_each_that_there_is() -> None:
-    workload = drawn(MomentDraw(2_000))
+    workload = draw_workload(WorkloadDraw(2_000))
     assert workload.gang.sum() / workload.gpus.sum() == pytest.approx(4.0, rel=0.01)
 
 
 def test_without_classes_no_two_jobs_are_equally_fast() -> None:
-    workload = drawn(MomentDraw(500))
+    workload = draw_workload(WorkloadDraw(500))
     assert len(np.unique(workload.speed, axis=0)) == len(np.unique(workload.kind)) == 500
 
 
 def test_jobs_of_a_kind_have_equal_speeds_and_gangs() -> None:
-    workload = drawn(MomentDraw(300, classes=4))
+    workload = draw_workload(WorkloadDraw(300, classes=4))
     for kind in range(int(workload.kind.max()) + 1):
         here = workload.kind == kind
         assert len(np.unique(workload.speed[here], axis=0)) == len(np.unique(workload.gang[here])) == 1
 
 
 def test_jobs_differ_in_what_they_gain_from_a_fast_type() -> None:
-    speed = drawn(MomentDraw(500)).speed
+    speed = draw_workload(WorkloadDraw(500)).speed
     gain = speed[:, 0] / np.where(speed[:, 2] > 0, speed[:, 2], np.nan)
     assert np.nanquantile(gain, 0.1) < 2
     assert np.nanquantile(gain, 0.9) > 5
 
 
 def test_with_packed_some_pairs_gain_and_some_do_not() -> None:
-    workload = drawn_for(policy_named("max-min+packed"), MomentDraw(300))
+    workload = draw_for(policy_named("max-min+packed"), WorkloadDraw(300))
     beside = workload.known_beside
     assert beside is not None
     of_kind = np.unique(workload.kind, return_index=True)[1]
@@ -106,17 +106,19 @@ def test_with_packed_some_pairs_gain_and_some_do_not() -> None:
 
 
 def test_what_a_draw_leaves_open_is_settled_by_the_policy() -> None:
-    assert settled(policy_named("max-min"), MomentDraw(5)) == MomentDraw(5, gangs="gavel")
-    assert settled(policy_named("max-min+packed"), MomentDraw(5)) == MomentDraw(5, gangs="gavel", classes=CLASSES_OF_PAIRS)
-    assert (drawn_for(policy_named("allox+fallback"), MomentDraw(300)).gang == 1).all()
-    asked = MomentDraw(5, gangs="2:1", classes=3)
-    assert settled(policy_named("allox+packed"), asked) == asked
+    assert with_defaults(policy_named("max-min"), WorkloadDraw(5)) == WorkloadDraw(5, gangs="gavel")
+    assert with_defaults(policy_named("max-min+packed"), WorkloadDraw(5)) == WorkloadDraw(
+        5, gangs="gavel", classes=CLASSES_OF_PAIRS
+    )
+    assert (draw_for(policy_named("allox+fallback"), WorkloadDraw(300)).gang == 1).all()
+    asked = WorkloadDraw(5, gangs="2:1", classes=3)
+    assert with_defaults(policy_named("allox+packed"), asked) == asked
 
 
 @pytest.mark.parametrize("spec", [*SHARES, "max-min+packed", "finish-time+agnostic"])
 def test_every_share_policy_answers_a_draw_feasibly_and_twice_the_same(spec: str) -> None:
-    workload, allocation = _allocated(spec, MomentDraw(60))
-    _, again = _allocated(spec, MomentDraw(60))
+    workload, allocation = _allocated(spec, WorkloadDraw(60))
+    _, again = _allocated(spec, WorkloadDraw(60))
     assert np.isfinite(allocation.share).all()
     assert overdrawn(replace(workload, beside=workload.known_beside), allocation) <= 1e-6
     assert np.array_equal(allocation.share, again.share)
@@ -125,15 +127,15 @@ def test_every_share_policy_answers_a_draw_feasibly_and_twice_the_same(spec: str
 
 def test_an_auction_is_always_the_same_and_gives_out_what_can_be_used() -> None:
     policy = policy_named("themis")
-    draw = settled(policy, MomentDraw(80, seed=3))
+    draw = with_defaults(policy, WorkloadDraw(80, seed=3))
     assert (draw.gpus, draw.types) == (40, 1)
-    one, other = (measured(policy, draw, 1, lambda _done: None) for _ in range(2))
+    one, other = (time_policy(policy, draw, 1, lambda _done: None) for _ in range(2))
     assert one.objective == other.objective
     assert (one.gpus, one.types) == (40, 1)
 
 
 def test_apps_of_an_auction_are_sweeps_of_up_to_eight_alike_jobs_that_all_wait() -> None:
-    snapshot = drawn_apps(MomentDraw(50, types=1, gpus=40))
+    snapshot = draw_apps(WorkloadDraw(50, types=1, gpus=40))
     _, sizes = np.unique(snapshot.ints(snapshot.columns.app), return_counts=True)
     assert len(sizes) == 50
     assert 1 <= sizes.min() <= sizes.max() <= 8
@@ -142,25 +144,25 @@ def test_apps_of_an_auction_are_sweeps_of_up_to_eight_alike_jobs_that_all_wait()
 
 
 def test_gpus_are_shared_out_evenly_over_the_types() -> None:
-    assert drawn(MomentDraw(9, gpus=8)).gpus.tolist() == [3, 3, 2]
+    assert draw_workload(WorkloadDraw(9, gpus=8)).gpus.tolist() == [3, 3, 2]
 
 
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (MomentDraw(5, gpus=2), "2 GPUs are too few for 3 types"),
-        (MomentDraw(5, gangs="x"), "gangs: "),
-        (MomentDraw(MOST_KINDS_OF_PAIRS * 4, classes=MOST_KINDS_OF_PAIRS * 4), "too many for pairs"),
+        (WorkloadDraw(5, gpus=2), "2 GPUs are too few for 3 types"),
+        (WorkloadDraw(5, gangs="x"), "gangs: "),
+        (WorkloadDraw(MOST_KINDS_OF_PAIRS * 4, classes=MOST_KINDS_OF_PAIRS * 4), "too many for pairs"),
     ],
 )
-def test_a_draw_that_cannot_be_is_refused(draw: MomentDraw, said: str) -> None:
+def test_a_draw_that_cannot_be_is_refused(draw: WorkloadDraw, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        drawn_for(policy_named("max-min+packed"), draw)
+        draw_for(policy_named("max-min+packed"), draw)
 
 
 def test_each_repeat_is_timed_and_told_and_the_least_counts() -> None:
     policy, told = policy_named("isolated"), list[int]()
-    timing = time_allocation(allocator_of(policy), drawn_for(policy, MomentDraw(10)), 4, told.append)
+    timing, _ = time_allocation(allocator_of(policy), draw_for(policy, WorkloadDraw(10)), 4, told.append)
     assert told == [1, 2, 3, 4]
     assert len(timing.seconds) == 4
     assert timing.best == min(timing.seconds) >= 0

@@ -292,9 +292,9 @@ def test_jobs_go_to_their_fastest_type_while_there_is_room() -> None:
 
 @given(st.integers(1, 12), st.integers(0, 1000))
 def test_everybody_is_there_once_and_asked_or_not(apps: int, seed: int) -> None:
-    from poise.lab.bench import MomentDraw, drawn_apps
+    from poise.lab.bench import WorkloadDraw, draw_apps
 
-    snapshot = drawn_apps(MomentDraw(apps, types=1, seed=seed, gpus=8, gangs="1:1"))
+    snapshot = draw_apps(WorkloadDraw(apps, types=1, seed=seed, gpus=8, gangs="1:1"))
     roll = AppRegistry().at(snapshot)
     crowd = Bidders(snapshot, roll, np.zeros(len(snapshot.active), dtype=bool))
     assert sorted(crowd.worst_first(np.ones(crowd.apps)).tolist()) == list(range(crowd.apps))

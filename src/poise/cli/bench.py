@@ -8,7 +8,7 @@ import click
 
 from poise.cli.options import DURATION, read_cluster
 from poise.cli.output import Bar, show_table
-from poise.lab.bench import MomentDraw, SolveTiming, measured, settled
+from poise.lab.bench import SolveTiming, WorkloadDraw, time_policy, with_defaults
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.units import counted
 from poise.scheduler.policies.catalogue import policy_named
@@ -165,16 +165,16 @@ def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None
     A plan of hare places all tasks of jobs of up to 100 rounds; its objective is the sum of weighted completion times.
     """
     policy = policy_named(spec)
-    draw = settled(policy, MomentDraw(**drawing))  # type: ignore[arg-type]  # click has seen to the types
+    draw = with_defaults(policy, WorkloadDraw(**drawing))  # type: ignore[arg-type]  # click has seen to the types
     bar = Bar(spec, repeats, quiet=as_json)
     try:
-        figures = measured(policy, draw, repeats, bar.update)
+        figures = time_policy(policy, draw, repeats, bar.update)
     finally:
         bar.close()
     click.echo(json.dumps(document(spec, draw, figures)) if as_json else line(spec, draw, figures))
 
 
-def document(spec: str, draw: MomentDraw, figures: SolveTiming) -> dict[str, object]:
+def document(spec: str, draw: WorkloadDraw, figures: SolveTiming) -> dict[str, object]:
     """The result as JSON; an objective that is none is null."""
     return {
         "policy": spec,
@@ -190,7 +190,7 @@ def document(spec: str, draw: MomentDraw, figures: SolveTiming) -> dict[str, obj
     }
 
 
-def line(spec: str, draw: MomentDraw, figures: SolveTiming) -> str:
+def line(spec: str, draw: WorkloadDraw, figures: SolveTiming) -> str:
     """The result for a person."""
     where = f"{counted(draw.jobs, 'job')} on {counted(figures.gpus, 'GPU')} of {counted(figures.types, 'type')}"
     aim = f"; objective {figures.objective:.6g}" if isfinite(figures.objective) else ""

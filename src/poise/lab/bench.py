@@ -1,24 +1,26 @@
-"""A cluster at a random moment, for policies to answer for.
+"""`poise bench solve`: time one answer of a policy on a random workload.
 
-The moment is drawn after Gavel's generator of jobs: gangs, durations, one job in five of weight 5; and it is a crowded one,
-so that an answer has to choose. Unless classes are asked for, no two jobs are equally fast anywhere: the hard case, for
-there is nothing to put together.
+`time_policy` draws the workload, has the policy answer several times, and reports CPU seconds of all threads of the process;
+drawing is not in them. For share policies that is an allocation; for Themis an auction, in which each app bids and half a
+GPU per app is free; for Hare a plan, from the relaxation to the last task on its GPU.
 
-Everything is made of `Generator.random`, whose stream numpy keeps from version to version; one generator for each column,
-so that a choice changes its own column and what depends on it, and no other.
+Workloads are drawn after Gavel's generator of jobs: gangs, durations, one job in five of weight 5. The cluster is crowded,
+so that an answer has to choose. Unless classes are asked for, no two jobs are equally fast anywhere: the hard case, since
+nothing can be grouped. Everything is made of `Generator.random`, whose stream numpy keeps from version to version, with one
+generator per column, so that a choice changes its own column and what depends on it, and no other.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf, nan
 from time import process_time
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
 from poise.lab.traces import distributions
 from poise.lab.traces.parsing import FieldError
-from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.job import Job
@@ -34,41 +36,42 @@ from poise.scheduler.policies.themis.bidders import AppRegistry
 from poise.scheduler.policies.themis.planner import Themis
 
 CLASSES_OF_PAIRS = 26
-"""Classes of jobs where GPUs are shared: pairs are measured between classes, and Gavel measured so many."""
-ONE_GPU = "1:1"
-"""Gangs of a draw in which every job wants one GPU."""
-CROWDING = 4.0
-"""GPUs asked for, for each one that there is."""
-TENANTS = 5
+"""Classes of jobs where GPUs are shared: pairs are measured between classes, and Gavel measured 26 of them."""
 MOST_KINDS_OF_PAIRS = 2_000
-"""What they do to each other is a table with a cell for every two of them."""
+"""Limit on kinds of jobs where GPUs are shared: the table of pairs is quadratic in them."""
+ONE_GPU = "1:1"
+"""Gangs of a draw in which each job wants one GPU."""
+CROWDING = 4.0
+"""GPUs asked for ÷ GPUs of the cluster."""
+TENANTS = 5
 MOST_OF_SWEEP = 8
-"""Jobs of an app that bids."""
+"""Jobs of an app that bids, at most."""
 SPREAD_OUT = 0.8
-"""How fast a gang is over more nodes than it needs."""
-
+"""Speed of a gang over more nodes than it needs, as a part of its packed speed."""
 MOST_ROUNDS = 100
-"""That a job has left, where tasks are planned one by one."""
-
+"""Rounds that a job has left, at most, where tasks are planned one by one."""
 _SYNC = 0.05
-"""Of the seconds of a task on the fastest type, to put a round together."""
+"""Synchronisation of a round, as a part of the seconds of a task on the fastest type."""
 _SPREAD = 8.0
-"""The fastest GPU type has so many times the power of the slowest."""
+"""Power of the fastest GPU type ÷ that of the slowest."""
 _SCALING = 0.9
-"""A gang of g is g to this as fast as one GPU."""
+"""A gang of g GPUs is g to this power as fast as one GPU."""
 _UNFIT = 0.05
-"""Part of the GPU types, other than the fastest, on which a class of jobs cannot run; of the pairs that do not fit."""
+"""Fraction of GPU types, other than the fastest, on which a class of jobs cannot run; and of pairs that do not fit."""
 _DEAREST = 2.5
+"""Price of the fastest GPU type; the others cost in proportion to their power."""
 _COLUMNS = ("classes", "gangs", "speeds", "durations", "progress", "weights", "tenants", "pairs", "sweeps", "rounds")
 """Each has a generator of its own, by its place here: add at the end only."""
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
-class MomentDraw:
+class WorkloadDraw:
     """What to draw; the same draw is always the same workload.
 
     classes   of jobs: those of one class and gang are equally fast; None if no two jobs are
-    gpus      in all, as even over the types as can be; None for one GPU for every `CROWDING` that are asked for, and of
+    gpus      in all, as even over the types as can be; None for one GPU for each `CROWDING` that are asked for, and of
               each type enough for the largest gang
     gangs     `gavel`, or SIZE:SHARE/SIZE:SHARE/...; None for those that suit the policy
     """
@@ -81,7 +84,94 @@ class MomentDraw:
     gangs: str | None = None
 
 
-def settled(policy: Policy, draw: MomentDraw) -> MomentDraw:
+@dataclass(frozen=True, slots=True)
+class SolveTiming:
+    """CPU seconds of each repeat, and the objective, which is the same each time.
+
+    bound   limit that no answer can pass, if the policy knows one
+    """
+
+    seconds: tuple[float, ...]
+    objective: float
+    gpus: int
+    types: int
+    bound: float = nan
+
+    @property
+    def best(self) -> float:
+        """The least: other work of the machine can only add."""
+        return min(self.seconds)
+
+
+# Timing
+
+
+def time_policy(policy: Policy, draw: WorkloadDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time the policy on a draw that `with_defaults` completed; `done` is called with the number of finished repeats.
+
+    Raises RequestError for a bad draw, or for a policy that is not timed.
+    """
+    can = capabilities_of(policy.name)
+    if Capability.AUCTIONS in can:
+        return time_auction(cast(Themis, policy.answer), draw, repeats, done)
+    if Capability.LISTS_TASKS in can:
+        return time_plan(draw, repeats, done)
+    return time_allocation(allocator_of(policy), draw_for(policy, draw), repeats, done)[0]
+
+
+def time_allocation(
+    allocator: Allocator, workload: Workload, repeats: int, done: Callable[[int], None]
+) -> tuple[SolveTiming, Allocation]:
+    """Time allocations, each on fresh memory."""
+    memories = iter([allocator.start() for _ in range(repeats)])
+    seconds, allocation = _timed(lambda: allocator.allocate(workload, next(memories))[0], repeats, done)
+    return SolveTiming(seconds, allocation.objective, int(workload.gpus.sum()), workload.types), allocation
+
+
+def allocator_of(policy: Policy) -> Allocator:
+    """What is to be timed. Raises RequestError if the policy does not answer with shares."""
+    if not isinstance(policy.answer, Allocator):
+        raise RequestError(f"bench solve times policies that answer with shares, themis and hare; not {policy.name!r}")
+    return policy.answer
+
+
+def time_auction(themis: Themis, draw: WorkloadDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time auctions in which all apps bid for the same free GPUs: bids, the optimum, payments, placement, leftovers."""
+    snapshot = draw_apps(draw)
+    roll = AppRegistry().at(snapshot)
+    rules = replace(themis, f=0.0).rules()
+    nothing = np.zeros(len(snapshot.active), dtype=bool)
+
+    def auction() -> Sale:
+        sale = Sale(rules, snapshot, roll, 0)
+        sale.auction(nothing)
+        return sale
+
+    seconds, sale = _timed(auction, repeats, done)
+    return SolveTiming(seconds, sale.worth, snapshot.gpus, 1)
+
+
+def time_plan(draw: WorkloadDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
+    """Time Hare's list: the relaxation, the order of all tasks, and each task on its GPU."""
+    jobs, gpus = draw_rounds(draw)
+    seconds, plan = _timed(lambda: schedule(jobs, gpus), repeats, done)
+    return SolveTiming(seconds, plan.value, len(gpus.kinds), draw.types, plan.bound)
+
+
+def _timed(work: Callable[[], _T], repeats: int, done: Callable[[int], None]) -> tuple[tuple[float, ...], _T]:
+    seconds = []
+    for repeat in range(repeats):
+        before = process_time()
+        answer = work()
+        seconds.append(process_time() - before)
+        done(repeat + 1)
+    return tuple(seconds), answer
+
+
+# Drawing
+
+
+def with_defaults(policy: Policy, draw: WorkloadDraw) -> WorkloadDraw:
     """The draw with what it leaves open chosen for the policy.
 
     Single GPUs for AlloX: it is made for them, and then all jobs are in one matching, which is the hardest. Gavel's number
@@ -95,22 +185,33 @@ def settled(policy: Policy, draw: MomentDraw) -> MomentDraw:
     return replace(draw, gangs=gangs, classes=classes)
 
 
-def drawn_for(policy: Policy, draw: MomentDraw) -> Workload:
+def draw_for(policy: Policy, draw: WorkloadDraw) -> Workload:
     """The workload of a draw, with what is known of pairs if the policy shares GPUs. Raises RequestError for a bad draw."""
-    draw = settled(policy, draw)
-    return with_pairs(drawn(draw), draw) if Capability.PAIRS in capabilities_of(policy.name) else drawn(draw)
+    draw = with_defaults(policy, draw)
+    return with_pairs(draw_workload(draw), draw) if Capability.PAIRS in capabilities_of(policy.name) else draw_workload(draw)
 
 
-def drawn(draw: MomentDraw) -> Workload:
-    """The workload of a draw: nobody runs, jobs of all ages wait. Raises RequestError for a bad draw."""
+def draw_workload(draw: WorkloadDraw) -> Workload:
+    """The workload of a draw: no job runs, jobs of all ages wait. Raises RequestError for a bad draw."""
     jobs, rng = draw.jobs, _generators(draw)
-    class_of = _classes(draw, rng["classes"])
-    gang = _gangs(draw.gangs or distributions.GAVEL, rng["gangs"].random(jobs)).astype(float)
+    try:
+        sizes = distributions.sizes(draw.gangs or distributions.GAVEL, rng["gangs"].random(jobs))
+    except FieldError as refused:
+        raise RequestError(f"gangs: {refused.problem}") from None
+    gang = sizes.astype(float)
+    class_of = kind = np.arange(jobs)
+    if draw.classes is not None:
+        class_of = (rng["classes"].random(jobs) * draw.classes).astype(np.int64)
+        kind = np.unique(class_of * (int(gang.max()) + 1) + sizes, return_inverse=True)[1]  # numbered without gaps
     speed = _speeds(draw, rng["speeds"])[class_of] * gang[:, None] ** _SCALING
-    duration = distributions.durations(distributions.GAVEL, gang.astype(np.int64), rng["durations"].random((jobs, 2)))
+    duration = distributions.durations(distributions.GAVEL, sizes, rng["durations"].random((jobs, 2)))
     weight = np.where(rng["weights"].random(jobs) < 0.2, 5.0, 1.0)
+    # Up to a half of each job is done. Its age is as if it had had its fair part of the time on the fastest type since its
+    # submission, or up to twice as much.
     fair = weight / weight.mean() / (CROWDING * gang)
-    done, age = _progress(duration, fair, rng["progress"].random((jobs, 2)))
+    uniform = rng["progress"].random((jobs, 2))
+    done = 0.5 * uniform[:, 0]
+    age = done * duration * np.maximum((0.5 + 0.5 * uniform[:, 1]) / fair, 1.0)
     gpus = _gpus(draw, gang)
     workload = Workload(
         now=float(age.max()),
@@ -127,15 +228,19 @@ def drawn(draw: MomentDraw) -> Workload:
         gpus=gpus,
         price=_DEAREST * _powers(draw.types),
         column_type=np.arange(draw.types),
-        kind=_kinds(draw, class_of, gang),
+        kind=kind,
     )
-    return _by_arrival(workload)
+    # The earliest job first, and tenants numbered by their first job.
+    ordered = workload.only(np.argsort(workload.submitted, kind="stable"))
+    _, first, tenant = np.unique(ordered.tenant, return_index=True, return_inverse=True)
+    return replace(ordered, rows=np.arange(ordered.jobs), tenant=np.argsort(np.argsort(first))[tenant])
 
 
-def with_pairs(workload: Workload, draw: MomentDraw) -> Workload:
-    """The same, with what its kinds do to each other. Each kind has an appetite for a GPU; two that together want no more
+def with_pairs(workload: Workload, draw: WorkloadDraw) -> Workload:
+    """The same workload, with how fast its kinds run beside each other.
 
-    than there is do not slow each other down, others do in proportion. So some pairs gain by sharing and some do not.
+    Each kind has an appetite for a GPU; two that together want no more than one GPU do not slow each other down, others do
+    in proportion. So some pairs gain by sharing and some do not.
     """
     kinds = int(workload.kind.max()) + 1
     if kinds > MOST_KINDS_OF_PAIRS:
@@ -154,9 +259,9 @@ def with_pairs(workload: Workload, draw: MomentDraw) -> Workload:
     return replace(workload, known_beside=beside)
 
 
-def drawn_apps(draw: MomentDraw) -> Snapshot:
-    """A moment at which so many apps wait for GPUs of nodes of 8: sweeps of up to 8 jobs of one gang, of all ages."""
-    workload = drawn(draw)
+def draw_apps(draw: WorkloadDraw) -> Snapshot:
+    """A snapshot in which `draw.jobs` apps wait for GPUs of nodes of 8: sweeps of up to 8 jobs of one gang, of all ages."""
+    workload = draw_workload(draw)
     sizes = 1 + (_generators(draw)["sweeps"].random(draw.jobs) * MOST_OF_SWEEP).astype(np.int64)
     topology = Topology(parse_cluster(f"gpu:{int(workload.gpus.sum())}@8"))
     columns = JobTable()
@@ -184,9 +289,9 @@ def drawn_apps(draw: MomentDraw) -> Snapshot:
     )
 
 
-def drawn_works(draw: MomentDraw) -> tuple[list[RoundWork], GpuPool]:
+def draw_rounds(draw: WorkloadDraw) -> tuple[list[RoundWork], GpuPool]:
     """The jobs of a draw as rounds of as many tasks as their gangs have GPUs, and the GPUs, all free."""
-    workload = drawn(draw)
+    workload = draw_workload(draw)
     rounds = 1 + (_generators(draw)["rounds"].random(draw.jobs) * MOST_ROUNDS).astype(np.int64)
     jobs = []
     for job, turns in enumerate(rounds.tolist()):
@@ -198,41 +303,21 @@ def drawn_works(draw: MomentDraw) -> tuple[list[RoundWork], GpuPool]:
     return jobs, GpuPool(kinds, (0.0,) * len(kinds))
 
 
-def _generators(draw: MomentDraw) -> dict[str, np.random.Generator]:
+def _generators(draw: WorkloadDraw) -> dict[str, np.random.Generator]:
     seeds = np.random.SeedSequence(draw.seed).spawn(len(_COLUMNS))
     return {name: np.random.default_rng(seed) for name, seed in zip(_COLUMNS, seeds, strict=True)}
 
 
-def _classes(draw: MomentDraw, rng: np.random.Generator) -> Ints:
-    """The class of each job: its own, or any of so many, each as likely as the next."""
-    if draw.classes is None:
-        return np.arange(draw.jobs)
-    return (rng.random(draw.jobs) * draw.classes).astype(np.int64)
-
-
-def _kinds(draw: MomentDraw, class_of: Ints, gang: Floats) -> Ints:
-    """Kinds of equal class and gang, numbered without gaps."""
-    if draw.classes is None:
-        return class_of
-    return np.unique(class_of * (int(gang.max()) + 1) + gang.astype(np.int64), return_inverse=True)[1]
-
-
-def _gangs(text: str, uniform: Floats) -> Ints:
-    try:
-        return distributions.sizes(text, uniform)
-    except FieldError as refused:
-        raise RequestError(f"gangs: {refused.problem}") from None
-
-
 def _powers(types: int) -> Floats:
-    """Of the GPU types, the fastest first: 1, falling evenly in proportion."""
+    """Power of each GPU type, the fastest first: 1, falling geometrically."""
     return _SPREAD ** -(np.arange(types) / max(types - 1, 1))
 
 
-def _speeds(draw: MomentDraw, rng: np.random.Generator) -> Floats:
-    """(classes, types): steps per second on one GPU. Classes differ a thousandfold in what a step is, and in how much of a
+def _speeds(draw: WorkloadDraw, rng: np.random.Generator) -> Floats:
+    """(classes, types): steps per second on one GPU.
 
-    type's power they can use: the slowest type does for some classes as much as the fastest, for others a tenth.
+    Classes differ a thousandfold in what a step is, and in how much of a type's power they can use: the slowest type does
+    for some classes as much as the fastest, for others a tenth.
     """
     uniform = rng.random((draw.classes or draw.jobs, 2 + 2 * draw.types))
     scale, gain = 10.0 ** (3.0 * uniform[:, :1] - 1.0), 0.1 + uniform[:, 1:2]
@@ -241,16 +326,7 @@ def _speeds(draw: MomentDraw, rng: np.random.Generator) -> Floats:
     return np.where(fits, scale * _powers(draw.types) ** gain * noise, 0.0)
 
 
-def _progress(duration: Floats, part: Floats, uniform: Floats) -> tuple[Floats, Floats]:
-    """How much of each job is done, up to a half, and its age, if since its submission it had this part of the time on the
-
-    fastest type, or up to twice as much.
-    """
-    done = 0.5 * uniform[:, 0]
-    return done, done * duration * np.maximum((0.5 + 0.5 * uniform[:, 1]) / part, 1.0)
-
-
-def _gpus(draw: MomentDraw, gang: Floats) -> Floats:
+def _gpus(draw: WorkloadDraw, gang: Floats) -> Floats:
     """GPUs of each type; the first types have one more where they cannot be even."""
     if draw.gpus is None:
         each = max(ceil(float(gang.sum()) / CROWDING / draw.types), int(gang.max()))
@@ -258,111 +334,3 @@ def _gpus(draw: MomentDraw, gang: Floats) -> Floats:
     if draw.gpus < draw.types:
         raise RequestError(f"{draw.gpus} GPUs are too few for {draw.types} types; at least one of each")
     return (draw.gpus // draw.types + (np.arange(draw.types) < draw.gpus % draw.types)).astype(float)
-
-
-def _by_arrival(workload: Workload) -> Workload:
-    """The earliest job first, and tenants numbered by their first job."""
-    ordered = workload.only(np.argsort(workload.submitted, kind="stable"))
-    _, first, tenant = np.unique(ordered.tenant, return_index=True, return_inverse=True)
-    return replace(ordered, rows=np.arange(ordered.jobs), tenant=np.argsort(np.argsort(first))[tenant])
-
-
-# Timing: CPU seconds of all threads of the process, for answers on what `drawing.py` draws.
-#
-# Of a share policy an allocation is timed; of Themis an auction, in which every app bids and half a GPU is free for each; of
-# Hare a plan, from the relaxation to the last task on its GPU.
-
-
-@dataclass(frozen=True, slots=True)
-class SolveTiming:
-    """What was measured: CPU seconds of each repeat, and the objective, which is the same every time.
-
-    bound   that no answer is beyond, if the policy knows one
-    """
-
-    seconds: tuple[float, ...]
-    objective: float
-    gpus: int
-    types: int
-    bound: float = nan
-
-    @property
-    def best(self) -> float:
-        """The least: what else the machine does only ever adds."""
-        return min(self.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """CPU seconds of each repeat, and the answer, which is the same every time."""
-
-    seconds: tuple[float, ...]
-    allocation: Allocation
-
-    @property
-    def best(self) -> float:
-        """The least: what else the machine does only ever adds."""
-        return min(self.seconds)
-
-
-def measured(policy: Policy, draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
-    """Time the policy on a settled draw. Raises RequestError for a bad draw, or for a policy that is not timed."""
-    can = capabilities_of(policy.name)
-    if Capability.AUCTIONS in can:
-        return time_auction(cast(Themis, policy.answer), draw, repeats, done)
-    if Capability.LISTS_TASKS in can:
-        return time_plan(draw, repeats, done)
-    allocator = allocator_of(policy)
-    workload = drawn_for(policy, draw)
-    timing = time_allocation(allocator, workload, repeats, done)
-    return SolveTiming(timing.seconds, timing.allocation.objective, int(workload.gpus.sum()), workload.types)
-
-
-def time_auction(themis: Themis, draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
-    """Time auctions in which all apps bid for the same free GPUs: bids, the optimum, payments, placement, leftovers."""
-    snapshot = drawn_apps(draw)
-    roll = AppRegistry().at(snapshot)
-    rules = replace(themis, f=0.0).rules()
-    nothing = np.zeros(len(snapshot.active), dtype=bool)
-    seconds = []
-    for repeat in range(repeats):
-        before = process_time()
-        sale = Sale(rules, snapshot, roll, 0)
-        sale.auction(nothing)
-        seconds.append(process_time() - before)
-        done(repeat + 1)
-    return SolveTiming(tuple(seconds), sale.worth, snapshot.gpus, 1)
-
-
-def time_plan(draw: MomentDraw, repeats: int, done: Callable[[int], None]) -> SolveTiming:
-    """Time Hare's list: the relaxation, the order of all tasks, and every task on its GPU."""
-    jobs, gpus = drawn_works(draw)
-    seconds = []
-    for repeat in range(repeats):
-        before = process_time()
-        plan = schedule(jobs, gpus)
-        seconds.append(process_time() - before)
-        done(repeat + 1)
-    return SolveTiming(tuple(seconds), plan.value, len(gpus.kinds), draw.types, plan.bound)
-
-
-def allocator_of(policy: Policy) -> Allocator:
-    """What is to be timed. Raises RequestError if the policy does not answer with shares."""
-    if not isinstance(policy.answer, Allocator):
-        raise RequestError(f"bench solve times policies that answer with shares, themis and hare; not {policy.name!r}")
-    return policy.answer
-
-
-def time_allocation(allocator: Allocator, workload: Workload, repeats: int, done: Callable[[int], None]) -> Timing:
-    """Time so many allocations, each on fresh memory, and say after each how many are done.
-
-    CPU seconds of all threads of the process; what is drawn beforehand is not in them.
-    """
-    seconds = []
-    for repeat in range(repeats):
-        memory = allocator.start()
-        before = process_time()
-        allocation, _ = allocator.allocate(workload, memory)
-        seconds.append(process_time() - before)
-        done(repeat + 1)
-    return Timing(tuple(seconds), allocation)
