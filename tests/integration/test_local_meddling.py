@@ -50,7 +50,7 @@ def stage(tmp_path: Path, isolation: Isolation) -> Iterator[LocalStage]:
 def still_works(stage: LocalStage) -> None:
     """The back end still answers."""
     done = Event()
-    stage.backend._clockwork.ask(done.set)
+    stage.backend._loop.post(done.set)
     assert done.wait(PATIENCE)
 
 
@@ -301,7 +301,7 @@ def test_report_that_says_nothing_is_read_once(stage: LocalStage, monkeypatch: p
     def progressed(job: str, epoch: int, fields: object) -> None:
         read.append(fields)
 
-    monkeypatch.setattr(runs, "progressed", progressed)
+    monkeypatch.setattr(runs, "read_progress", progressed)
     report = f"open(run + '/part', 'w').write('{{\"version\": 1, \"x\": \"' + 'x' * {size} + '\"}}')\n"
     meddled(stage, "1", report + "os.rename(run + '/part', run + '/progress.json')")
     until(lambda: read)
@@ -368,9 +368,9 @@ def test_fault_about_one_run_ends_that_run_and_says_so(
     def progressed(job: str, epoch: int, fields: Any) -> Any:
         if job == "1":
             raise LookupError("nobody thought of that")
-        return run_files.progressed(job, epoch, fields)
+        return run_files.read_progress(job, epoch, fields)
 
-    monkeypatch.setattr(runs, "progressed", progressed)
+    monkeypatch.setattr(runs, "read_progress", progressed)
     other = stage.begun("2", WAITS, 1)
     stage.run("1", HERE + ESCAPES + "open(run + '/progress.json', 'w').write('{}')" + FOREVER)
     ended = stage.wait(RunEnded, "1")
@@ -388,7 +388,7 @@ def test_fault_at_the_end_of_a_run_leaves_its_gpus_to_others(stage: LocalStage, 
 
     stage.begun("1")
     stage.run("2")
-    monkeypatch.setattr(runs, "ended", ended)
+    monkeypatch.setattr(runs, "read_end", ended)
     stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
     stage.wait(RunBegan, "2")
@@ -398,7 +398,7 @@ def test_runner_that_cannot_be_watched_is_killed(stage: LocalStage, monkeypatch:
     def refuses(*_: object) -> None:
         raise OSError(errno.ENOSPC, "too many watches")
 
-    monkeypatch.setattr(stage.backend._clockwork, "watch", refuses)
+    monkeypatch.setattr(stage.backend._loop, "watch", refuses)
     stage.run("1", WAITS)
     assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
     assert not stage.processes()

@@ -324,7 +324,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
     stage: LocalStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process and its pipe end in the same instant, and the run is begun another time before both are heard of."""
-    spawn, unwatch = processes.spawn, stage.backend._clockwork.unwatch
+    spawn, unwatch = processes.spawn, stage.backend._loop.unwatch
     spawned: list[tuple[int, int, int]] = []
     has_ended: list[bool] = []
 
@@ -341,7 +341,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
         unwatch(handle)
 
     monkeypatch.setattr(runs, "spawn", first_dies)
-    monkeypatch.setattr(stage.backend._clockwork, "unwatch", noting)
+    monkeypatch.setattr(stage.backend._loop, "unwatch", noting)
     stage.run("1")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     assert has_ended == [True]

@@ -12,8 +12,8 @@ from tests.machine import Service, a_request
 
 from poise.service.backends.api import RunEnding
 from poise.service.backends.local.event_loop import EventLoop
-from poise.service.backends.local.lease_files import LONGEST, PROGRESS, get
-from poise.service.backends.local.run_files import line, progressed
+from poise.service.backends.local.lease_files import LONGEST_CAUSE, PROGRESS, get
+from poise.service.backends.local.run_files import cause_line, read_progress
 from poise.service.server.records import JobRecord
 from poise.service.wire.request import MOST_STEPS
 
@@ -23,7 +23,7 @@ reports = st.fixed_dictionaries(dict.fromkeys(("steps", "total", "checkpoint", "
 
 @given(reports)
 def test_a_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, object]) -> None:
-    report = progressed("1", 1, fields)
+    report = read_progress("1", 1, fields)
     if report is None:
         return
     assert isfinite(report.at)
@@ -34,10 +34,10 @@ def test_a_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, o
 
 @given(st.text(st.characters(categories=["L", "N", "Z", "C"])))
 def test_a_cause_is_one_line_that_can_be_written_and_printed(text: str) -> None:
-    told = line(text)
+    told = cause_line(text)
     assert told is not None
     assert told.isprintable()
-    assert len(told.encode()) <= 4 * LONGEST
+    assert len(told.encode()) <= 4 * LONGEST_CAUSE
 
 
 @pytest.mark.parametrize("number", [MOST_STEPS, 1e308, inf, nan, -1.0, 5e-324])
@@ -46,7 +46,7 @@ def test_no_report_stops_the_service_or_what_it_keeps(tmp_path: Path, field: str
     service = Service(tmp_path)
     [job] = service.submit(a_request(gpus=2, duration=100, retry={"on_errors": 0}))
     fields = {"steps": 1e15, "total": 1e-300, "checkpoint": 1.0, "throughput": 1.0, "loss": 1.0, "at": service.machine.wall}
-    report = progressed(job, 1, fields | {field: number})
+    report = read_progress(job, 1, fields | {field: number})
     if report is not None:
         service.machine.tell(report)
     service.pass_time(5)
@@ -83,13 +83,13 @@ def test_what_is_no_regular_file_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_clockwork_says_what_it_dies_of() -> None:
+def test_event_loop_says_what_it_dies_of() -> None:
     words: list[BaseException] = []
-    clockwork = EventLoop("test", words.append)
+    loop = EventLoop("test", words.append)
 
     def fail() -> None:
         raise ValueError("odd")
 
-    clockwork.ask(fail)
-    clockwork.close()
+    loop.post(fail)
+    loop.close()
     assert [repr(each) for each in words] == ["ValueError('odd')"]

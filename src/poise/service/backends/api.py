@@ -1,8 +1,30 @@
-"""The seam between the live engine and a world of real processes: orders go down, news comes up.
+"""What a live back end is: orders go down, events come up. A new back end implements `LiveBackend`, and nothing else.
 
-An order carries job and epoch; carrying one out twice is the same as once. News is told in the order in which it became
-known, from whatever thread; the engine turns it into facts for the core. Moments are seconds since 1970 by this machine's
-clock, and may be wrong: the engine sees to it that time never goes backwards.
+The engine (`service/server/engine.py`) decides and journals; a back end carries out. It chooses nothing: the engine says
+which run starts on which GPUs and which run ends. A *run* is one launch of a job, identified by `(job, epoch)`; a job's
+next run has a higher epoch. The engine gives an order only after the journal has it, so after a crash the journal knows
+every run that may exist, and `adopt` hands all of them to the new back end.
+
+The guarantees, in short:
+
+- **Idempotence.** An order names its run. Carrying it out twice is the same as once; an order for an unknown run does
+  nothing.
+- **One end.** Each run that was launched or adopted is reported as `RunEnded` exactly once, unless the back end is closed
+  first; then the next back end reports it. By then its processes are gone and its GPUs are free.
+- **Threads.** The engine calls all methods from one thread, except `log`, which any thread may call. Events may come from
+  any thread, also during a call; `on_event` only queues, so it does not block and may be called with locks held.
+- **Blocking.** `adopt` may block until it has looked at every run; `close` until its threads have ended. All other orders
+  return at once and report their outcome as events.
+- **Failures.** A run that cannot start or be kept is reported as `RunEnding.FAILED` with a cause. A back end that cannot go
+  on at all reports `BackendFailed`; the service then stops, and the runs stay as they are.
+
+Times are seconds since 1970 by the back end's clock. They may be wrong: the engine sees to it that time never goes
+backwards.
+
+`tests/contract/test_backends.py` holds every back end to this: a run begins before it finishes, and both are reported once
+however often it is ordered; a run that is stopped or killed, once or repeatedly, yields; a job runs again after it yielded;
+a run that never began is begun at adoption if it is wanted, and yields without exit codes if it is not; orders for unknown
+runs do nothing; a closed back end reports nothing more and can be closed twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +35,50 @@ from typing import NamedTuple, Protocol
 from poise.service.wire.request import JobRequest
 
 
+class LiveBackend(Protocol):
+    """Runs jobs on real resources. Lives as long as one start of the service; the runs outlive it."""
+
+    def adopt(self, runs: "Sequence[tuple[RunOrder, DesiredState]]") -> None:
+        """Take over the runs of the service before a restart. Called exactly once, before anything else.
+
+        `runs` are all runs whose end the journal does not know, each with what is wanted of it. A run that lives is watched
+        from now on, and ended if it is not wanted. A run that ended meanwhile is reported with the time at which it did. A
+        run that was ordered and never began is begun (RUN) or reported as YIELDED. Runs that are found and not in `runs`
+        are ended and not reported.
+
+        Returns once each run was looked at: ends that are known by then have been reported, so that the first decision
+        after a restart counts on GPUs that are really in use.
+        """
+
+    def launch(self, order: "RunOrder") -> None:
+        """Start a run once its GPUs are free and earlier runs of its job are over; RunBegan or RunEnded (FAILED) follows."""
+
+    def stop(self, job: str, epoch: int, notice: "RunNotice") -> None:
+        """Ask a run for a checkpoint and its GPUs; RunEnded follows.
+
+        The run has until the notice's deadline to leave by itself, then gets TERM, then KILL. A run that finishes its work
+        on the way out is reported as FINISHED. `kill` may follow; a second `stop` does nothing.
+        """
+
+    def kill(self, job: str, epoch: int, reason: str) -> None:
+        """End a run whose job is not wanted any more: TERM, a short wait, KILL; RunEnded (YIELDED), however it went."""
+
+    def log(self, job: str, replica: int, offset: int, limit: int) -> "LogPart":
+        """Read at most `limit` bytes of what a replica has written in all runs of its job; empty if there is nothing.
+
+        A negative offset counts from the end. Called from any thread, and may block on storage. OSError: it cannot be read
+        at the moment; PermissionError: it may not be read.
+        """
+
+    def close(self) -> None:
+        """Stop watching and reporting, and release everything; the runs go on. May be called twice."""
+
+
+# Orders: from the engine to the back end
+
+
 class RunPart(NamedTuple):
-    """GPUs of one node that a run has: their slots, ascending."""
+    """The GPUs of a run on one node: their slots, ascending."""
 
     node: str
     gpu_type: str
@@ -23,13 +87,13 @@ class RunPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """Start the job's processes on just these GPUs, once they are free and the job's run before this one is over.
+    """Start the job's processes on exactly these GPUs. Rebuilt from the journal after a restart (`LiveBackend.adopt`).
 
-    tenant   that the job belongs to
-    ran      seconds for which processes of its job have run before
-    beside   job that is to share these GPUs: it need not have left them
-    speeds   of a job whose steps divide: how fast one GPU of each type is believed to be; empty: all alike
-    reason   of a run that is to end by now (`LiveBackend.adopt`): why, in the words that everybody was told; None: not known
+    tenant   owner of the job
+    ran      seconds that earlier runs of the job have taken, to be counted against `request.max_duration`
+    beside   job that shares these GPUs: the run need not wait for it to leave them
+    speeds   believed speed of one GPU by type, for a job whose steps divide into micro-batches; empty: all alike
+    reason   of an adopted run that is to end: why, as users were told; None: not known
     """
 
     job: str
@@ -45,9 +109,10 @@ class RunOrder:
 
 @dataclass(frozen=True, slots=True)
 class RunNotice:
-    """Why a run is to end: said to the worker, to the owner and in the log alike.
+    """Why a run has to end, in the same words for the worker, the owner and the log.
 
-    deadline   seconds that it has, from now, to write its checkpoint and leave
+    cause      code, such as `preempted`
+    deadline   seconds from now in which to write a checkpoint and leave
     """
 
     cause: str
@@ -55,22 +120,20 @@ class RunNotice:
     deadline: float
 
 
-class RunEnding(StrEnum):
-    """How a run ended.
+class DesiredState(StrEnum):
+    """What is wanted of an adopted run: RUN on, LEAVE after a checkpoint (as by `stop`), or be GONE (as by `kill`)."""
 
-    FINISHED   the job has done all its work (exit code 0)
-    YIELDED    it left because it was asked to; or it was made to leave, or never began because that was no longer wanted
-    FAILED     it died by itself, or could not be started
-    """
+    RUN = "run"
+    LEAVE = "leave"
+    GONE = "gone"
 
-    FINISHED = "finished"
-    YIELDED = "yielded"
-    FAILED = "failed"
+
+# Events: from the back end to the engine
 
 
 @dataclass(frozen=True, slots=True)
 class RunBegan:
-    """All replicas of a run have been started."""
+    """All replicas of a run have started. Reported again for a run that is adopted while it lives."""
 
     job: str
     epoch: int
@@ -79,11 +142,14 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class RunProgressed:
-    """What a run reports of itself. A run that has reported a checkpoint and a throughput is one that leaves when asked to.
+    """What a run reports of itself. Only the latest counts, so a back end may skip some.
 
-    steps        done in all
+    A run that has reported both a checkpoint and a throughput is taken to leave when asked to.
+
+    steps        done in all runs of the job
+    total        steps of the job; None: not known
     checkpoint   steps that would survive now; None: it saves nothing
-    throughput   steps a second; None: it has not done a step yet
+    throughput   steps per second; None: it has not completed a step yet
     """
 
     job: str
@@ -96,13 +162,27 @@ class RunProgressed:
     loss: float | None
 
 
+class RunEnding(StrEnum):
+    """How a run ended.
+
+    FINISHED   the job has done all its work (exit code 0)
+    YIELDED    it left when asked to, was made to leave, or never began because it was not wanted any more
+    FAILED     it died by itself, or could not be started
+    """
+
+    FINISHED = "finished"
+    YIELDED = "yielded"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """All processes of a run are gone, and its GPUs are free.
+    """All processes of a run are gone, and its GPUs are free. The last event of a run.
 
-    steps   steps that the job would go on from; None: it never reported any
-    cause   of a failure, in the words of scheduler/model/failures.py where one fits; of a run that was made to leave, how
-    codes   exit codes by rank; a signal counts negative; None: not known
+    steps   steps from which the job would continue; None: it never reported any
+    cause   of a failure, a signature of scheduler/model/failures.py where one fits; of a run that was made to leave, the
+            signal (`TERM`, `KILL`)
+    codes   exit codes by rank, signals negative; None: not known; empty: no replica was started
     """
 
     job: str
@@ -116,59 +196,23 @@ class RunEnded:
 
 @dataclass(frozen=True, slots=True)
 class BackendFailed:
-    """The world can do nothing any more, by a fault of its own: the last thing that it tells."""
+    """The back end cannot go on, by a fault of its own. The last event of all."""
 
     problem: str
 
 
 RunEvent = RunBegan | RunProgressed | RunEnded
-
-
-class DesiredState(StrEnum):
-    """What the journal wants of a run that it does not know the end of."""
-
-    RUN = "run"
-    LEAVE = "leave"
-    GONE = "gone"
+OnEvent = Callable[[RunEvent | BackendFailed], None]
+"""How a back end reports. Given to its constructor; events of one run come in the order in which they became known."""
 
 
 class LogPart(NamedTuple):
-    """Some bytes of a log, counted from the first one ever written: where they begin, and where to go on."""
+    """Bytes of a log. Offsets count from the first byte ever written, whatever has been deleted since.
+
+    offset   of the first byte of `text`, which is later than what was asked for where that was deleted
+    next     offset at which to read on
+    """
 
     text: bytes
     offset: int
     next: int
-
-
-class LiveBackend(Protocol):
-    """A live back end. Methods, but for `adopt`, return at once; all are called from one thread. News comes from any."""
-
-    def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
-        """Called once, before anything else: every run that the journal does not know the end of, and what is wanted of it.
-
-        A run that is under way is taken over; one that ended meanwhile is told with the moment at which it did; one that
-        was ordered and never began is begun (RUN) or told as YIELDED. Whatever else is found is ended.
-
-        Comes back once all of them have been looked at: what ended meanwhile has been told by then, as far as it is known.
-        """
-
-    def launch(self, order: RunOrder) -> None:
-        """Begin a run. If it cannot be begun, it is told as FAILED."""
-
-    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
-        """End a run's lease: ask for a checkpoint, wait until the deadline, then TERM, then KILL. Told as RunEnded."""
-
-    def kill(self, job: str, epoch: int, reason: str) -> None:
-        """End a run whose job is no longer wanted: TERM, a short wait, KILL. Told as RunEnded (YIELDED)."""
-
-    def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
-        """A part of what a replica has written, in all of its job's runs; nothing if it has written nothing.
-
-        OSError: it cannot be read at the moment; PermissionError: it may not be read.
-        """
-
-    def close(self) -> None:
-        """Let go of everything; processes go on."""
-
-
-OnEvent = Callable[[RunEvent | BackendFailed], None]

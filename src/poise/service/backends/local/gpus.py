@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as its driver names them."""
+"""The GPUs of this machine, as its driver reports them."""
 
 import re
 from dataclasses import dataclass
@@ -20,52 +20,62 @@ _NAME = re.compile(r"[a-z][a-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node for each type of GPU of this machine, and the UUID of the device behind each slot."""
+    """One node per GPU type of this machine, and the UUID of the device behind each slot."""
 
     cluster: Cluster
     devices: Devices
 
 
 def discover(nvml: ModuleType | None = None) -> Machine:
-    """What is in this machine; RequestError says what to do if that cannot be found out.
+    """Ask the driver what is in this machine; RequestError says what to do if it does not answer.
 
-    nvml   the driver's library as Python has it; None: the one that is installed
+    nvml   Python's binding of the driver's library; None: the one that is installed
     """
-    found = _by_type(nvml)
-    nodes = tuple(Node(f"{kind}-0", kind, len(uuids)) for kind, uuids in found.items())
-    return Machine(
-        Cluster(nodes), {(f"{kind}-0", slot): uuid for kind, uuids in found.items() for slot, uuid in enumerate(uuids)}
-    )
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")  # by name: it has no types, and is of use only where there is a driver
+        except ImportError:
+            raise RequestError(
+                f"GPUs cannot be looked for: nvidia-ml-py, a part of the installation, is missing; install it, or {REMEDY}"
+            ) from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise RequestError(f"no GPU driver answers on this machine ({error}); {REMEDY}") from None
+    uuids: dict[str, list[str]] = {}
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+            uuids.setdefault(gpu_type(name), []).append(uuid)
+    except nvml.NVMLError as error:
+        raise RequestError(f"the GPU driver does not say what there is ({error}); {REMEDY}") from None
+    finally:
+        nvml.nvmlShutdown()
+    if not uuids:
+        raise RequestError(f"no GPU was found on this machine; {REMEDY}")
+    nodes = tuple(Node(f"{kind}-0", kind, len(found)) for kind, found in uuids.items())
+    return Machine(Cluster(nodes), {(f"{kind}-0", slot): u for kind, found in uuids.items() for slot, u in enumerate(found)})
 
 
 def devices_of(cluster: Cluster, nvml: ModuleType | None = None) -> Devices:
-    """The devices behind a cluster if it is what this machine has; none if it was declared otherwise."""
+    """Return the devices behind a cluster if it is what this machine has; none if it was declared otherwise."""
     try:
         machine = discover(nvml)
     except RequestError:
         return {}
-    alike = {(node.name, node.gpu_type, node.gpus) for node in machine.cluster.nodes}
-    return machine.devices if alike == {(node.name, node.gpu_type, node.gpus) for node in cluster.nodes} else {}
+    real, given = ({(node.name, node.gpu_type, node.gpus) for node in each.nodes} for each in (machine.cluster, cluster))
+    return machine.devices if real == given else {}
 
 
 def numbered(cluster: Cluster) -> Devices:
-    """Numbers for GPUs of which no more is known, from 0 in the cluster's order."""
+    """Number GPUs of which no more is known, from 0 in the cluster's order."""
     numbers = count()
     return {(node.name, slot): str(next(numbers)) for node in cluster.nodes for slot in range(node.gpus)}
 
 
-def _by_type(nvml: ModuleType | None) -> dict[str, list[str]]:
-    """UUIDs of the devices of each type."""
-    by_type: dict[str, list[str]] = {}
-    for name, uuid in _devices(_nvml() if nvml is None else nvml):
-        by_type.setdefault(gpu_type(name), []).append(uuid)
-    if not by_type:
-        raise RequestError(f"no GPU was found on this machine; {REMEDY}")
-    return by_type
-
-
 def gpu_type(name: str) -> str:
-    """The name by which people call a type of GPU: `Tesla V100-SXM2-16GB` is v100, `NVIDIA GeForce RTX 4090` rtx4090."""
+    """Shorten a device's name to the usual one: `Tesla V100-SXM2-16GB` is v100, `NVIDIA GeForce RTX 4090` rtx4090."""
     words = [word for word in re.split(r"[^a-z0-9.]+", name.lower()) if word and word not in _SAYS_NOTHING]
     taken: list[str] = []
     for word in words:
@@ -77,30 +87,6 @@ def gpu_type(name: str) -> str:
         taken = taken[1:]  # RTX A6000 is the A6000
     found = "".join(taken)
     return found if _NAME.fullmatch(found) else f"gpu{found}"
-
-
-def _nvml() -> ModuleType:
-    try:
-        return import_module("pynvml")  # by name: it has no types, and is of use only where there is a driver
-    except ImportError:
-        raise RequestError(
-            f"GPUs cannot be looked for: nvidia-ml-py, a part of the installation, is missing; install it, or {REMEDY}"
-        ) from None
-
-
-def _devices(nvml: ModuleType) -> list[tuple[str, str]]:
-    """Name and UUID of every device, in the driver's order."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise RequestError(f"no GPU driver answers on this machine ({error}); {REMEDY}") from None
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [(_text(nvml.nvmlDeviceGetName(each)), _text(nvml.nvmlDeviceGetUUID(each))) for each in handles]
-    except nvml.NVMLError as error:
-        raise RequestError(f"the GPU driver does not say what there is ({error}); {REMEDY}") from None
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _text(value: str | bytes) -> str:

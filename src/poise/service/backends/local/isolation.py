@@ -1,4 +1,4 @@
-"""What jobs can be kept from on this machine: tried out before the service starts."""
+"""How much isolation this machine allows for jobs: tried out before the service starts."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ WORDS = {
 
 
 class Isolate(StrEnum):
-    """What is wanted: as much as the machine allows, all or no service at all, or nothing."""
+    """What is wanted: as much as the machine allows (AUTO), all of it or no service (ON), or nothing (OFF)."""
 
     AUTO = "auto"
     ON = "on"
@@ -30,39 +30,35 @@ class Isolate(StrEnum):
 
 
 class IsolationLevel(NamedTuple):
-    """What was got, and why it is not more; None: it is all there is, or nothing was wanted."""
+    """What is possible, and why not more; None: it is all there is, or nothing was wanted."""
 
     level: Isolation
     problem: str | None
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """One line for users."""
         return WORDS[self.level] + ("" if self.problem is None else f"; not more, as {self.problem}")
 
 
 def isolated(wanted: Isolate, state: Path) -> IsolationLevel:
-    """The most that can be had; RequestError if it has to be all, and is not."""
+    """Find the highest level that the machine allows; RequestError if all is wanted and it does not."""
     if wanted is Isolate.OFF:
         return IsolationLevel(Isolation.NONE, None)
-    found = _most(state)
-    if wanted is Isolate.ON and found.level is not Isolation.FULL:
-        raise RequestError(f"--isolate on: this machine does not allow it: {found.problem}; use --isolate auto")
-    return found
-
-
-def _most(state: Path) -> IsolationLevel:
-    problem: str | None = None
+    found, problem = Isolation.NONE, None
     for level in (Isolation.FULL, Isolation.FILES):
-        refused = _tried(state, level)
+        refused = _try(state, level)
         if refused is None:
-            return IsolationLevel(level, problem)
+            found = level
+            break
         problem = problem or refused
-    return IsolationLevel(Isolation.NONE, problem)
+    if wanted is Isolate.ON and found is not Isolation.FULL:
+        raise RequestError(f"--isolate on: this machine does not allow it: {problem}; use --isolate auto")
+    return IsolationLevel(found, problem)
 
 
-def _tried(state: Path, level: Isolation) -> str | None:
-    """Why a run cannot be enclosed so; None: it can."""
+def _try(state: Path, level: Isolation) -> str | None:
+    """Isolate a process by the code that isolates runs (`runner/isolation.py`); return what prevents it, or None."""
     jobs = state.resolve() / JOBS
     make_folders(jobs)
     if jobs.is_symlink():

@@ -1,4 +1,8 @@
-"""Reading a replica's log while it is written and rotated. Offsets count all bytes that were ever written to it."""
+"""Reading a replica's log while it is written and rotated. Offsets count all bytes that were ever written to it.
+
+A log is a sequence of files (`runner/logfile.py`). Each is identified by its inode: a rotation between listing and reading
+shows as another inode, and the log is looked at again.
+"""
 
 import os
 from contextlib import suppress
@@ -10,11 +14,11 @@ from poise.service.backends.local.lease_files import open_below
 from poise.service.backends.local.runner.logfile import parts
 
 TRIES = 5
-"""A log that is rotated while it is looked at is looked at again."""
+"""Looks at a log that is being rotated."""
 
 
 class _Piece(NamedTuple):
-    """A file of the log: bytes before it, its own bytes, its name, and its number on the disk."""
+    """One file of the log: bytes of the log before it, its size, name and inode."""
 
     begin: int
     size: int
@@ -23,15 +27,15 @@ class _Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Bytes before what follows it."""
+        """Bytes of the log before the next piece."""
         return self.begin + self.size
 
 
 def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogPart:
-    """At most `limit` bytes from `offset` on, in whole characters; a negative offset counts from the end. No log: no text.
+    """Read at most `limit` bytes from `offset` on, in whole characters; a negative offset counts from the end.
 
-    What was deleted is passed over: the answer says where it begins. So is what the job has put there instead of a file:
-    nothing of its log is in that. OSError: it cannot be read at the moment; PermissionError: it may not be read.
+    Deleted parts are skipped: the answer says where it begins. So is what the job has put in place of a file. No log: no
+    text. OSError: it cannot be read at the moment; PermissionError: it may not be read.
     """
     try:
         folder = open_below(jobs, job, "log")
@@ -47,32 +51,46 @@ def read_log(jobs: int, job: str, replica: int, offset: int, limit: int) -> LogP
 
 
 def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
-    """FileNotFoundError: it was rotated meanwhile."""
+    """Read once; FileNotFoundError: the log was rotated meanwhile."""
     pieces = _pieces(folder, replica)
     if not pieces:
         return LogPart(b"", 0, 0)
     end = pieces[-1].end
-    start = min(max(pieces[0].begin, end + offset if offset < 0 else offset), end)
+    begin = min(max(pieces[0].begin, end + offset if offset < 0 else offset), end)
     data = bytearray()
     for piece in pieces:
-        at, most = start + len(data) - piece.begin, limit - len(data)
-        if at < piece.size and most > 0:
-            data += _bytes(folder, piece, at, min(most, piece.size - at))
-    skipped = _continuation(data) if offset < 0 else 0
-    whole = _whole(bytes(data[skipped:]))
-    begin = start + skipped
-    return LogPart(whole, begin, begin + len(whole))
+        at, most = begin + len(data) - piece.begin, limit - len(data)
+        if at >= piece.size or most <= 0:
+            continue
+        handle = os.open(piece.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            if os.fstat(handle).st_ino != piece.inode:
+                raise FileNotFoundError(piece.name)
+            data += os.pread(handle, min(most, piece.size - at), at)
+        finally:
+            os.close(handle)
+    if offset < 0:  # it may begin in the middle of a character: leave out the rest of that
+        skipped = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
+        del data[:skipped]
+        begin += skipped
+    text = _whole_characters(bytes(data))
+    return LogPart(text, begin, begin + len(text))
 
 
 def _pieces(folder: int, replica: int) -> list[_Piece]:
-    """All there is, oldest first, without a gap."""
+    """List the pieces of the log, oldest first, without a gap."""
     name = f"{replica}.log"
     try:
-        current = _file(folder, name)
+        current = _stat(folder, name)
     except FileNotFoundError:
-        current = None  # it was closed, and nothing has been written since
-    closed = [(begin, each, _file(folder, each)) for begin, each in parts(folder, replica)]
-    pieces = _joined([_Piece(begin, stat.st_size, each, stat.st_ino) for begin, each, stat in closed if stat is not None])
+        current = None  # just rotated, and nothing was written since
+    pieces: list[_Piece] = []
+    for begin, each in parts(folder, replica):
+        stat = _stat(folder, each)
+        if stat is not None:
+            if pieces and pieces[-1].end != begin:
+                pieces = []  # the job took a file away: what was before it counts as deleted too
+            pieces.append(_Piece(begin, stat.st_size, each, stat.st_ino))
     if current is None:
         return pieces
     if any(piece.inode == current.st_ino for piece in pieces):
@@ -80,35 +98,14 @@ def _pieces(folder: int, replica: int) -> list[_Piece]:
     return [*pieces, _Piece(pieces[-1].end if pieces else 0, current.st_size, name, current.st_ino)]
 
 
-def _file(folder: int, name: str) -> os.stat_result | None:
-    """What is known of a file; None: what is there is none."""
+def _stat(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of a regular file; None: it is something else."""
     stat = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return stat if S_ISREG(stat.st_mode) else None
 
 
-def _joined(pieces: list[_Piece]) -> list[_Piece]:
-    """Those after the last gap: where the job took one away, those before it count as deleted too."""
-    gaps = [number for number in range(1, len(pieces)) if pieces[number - 1].end != pieces[number].begin]
-    return pieces[gaps[-1] :] if gaps else pieces
-
-
-def _bytes(folder: int, piece: _Piece, at: int, count: int) -> bytes:
-    handle = os.open(piece.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        if os.fstat(handle).st_ino != piece.inode:
-            raise FileNotFoundError(piece.name)
-        return os.pread(handle, count, at)
-    finally:
-        os.close(handle)
-
-
-def _continuation(data: bytearray) -> int:
-    """Bytes at the beginning that belong to a character before it."""
-    return next((number for number, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
-
-
-def _whole(data: bytes) -> bytes:
-    """Without a character at the end that is not complete; the rest of it comes next time."""
+def _whole_characters(data: bytes) -> bytes:
+    """Leave out an incomplete UTF-8 character at the end; it comes with the next read."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0xC0:

@@ -1,4 +1,7 @@
-"""What the files of a run say, as news. They were written by the job's own user: nothing in them is taken on trust."""
+"""What the files of a run say, as events and values. The job can write all of them, so nothing in them is trusted.
+
+Readers return None, or something harmless, for what makes no sense: a number may be missing, infinite, or a list.
+"""
 
 import errno
 from math import isfinite
@@ -11,10 +14,12 @@ from poise.service.wire.request import MOST_STEPS
 
 UNREADABLE = "no-signature"
 EXHAUSTED = "node-exhausted"
-"""Why a run could not be begun on a machine that has no processes or files left: what it has too many of may end."""
+"""Cause of a run that could not start on a machine without free processes or files; that may pass."""
 MOST_PID = 1 << 22
-"""No pid is above (proc(5))."""
-_REFUSALS = {
+"""The largest pid there is (proc(5))."""
+_NONSENSE = (KeyError, TypeError, ValueError, OverflowError)
+"""What reading a value of the wrong shape raises."""
+_CANNOT_START = {
     errno.ENOSPC: STORAGE,
     errno.EDQUOT: STORAGE,
     errno.EROFS: STORAGE,
@@ -27,13 +32,13 @@ _REFUSALS = {
 }
 
 
-def refusal(error: OSError) -> str:
-    """Why a run could not be begun."""
-    return _REFUSALS.get(error.errno or 0, UNREADABLE)
+def cannot_start_cause(error: OSError) -> str:
+    """Return the cause of a run that could not be started."""
+    return _CANNOT_START.get(error.errno or 0, UNREADABLE)
 
 
 class Runner(NamedTuple):
-    """Who keeps a run: its pid, its start, the boot, and the start of each replica's process by its pid."""
+    """The runner of a run: pid, start time, boot, and pid and start time of each replica."""
 
     pid: int
     start: int
@@ -42,35 +47,36 @@ class Runner(NamedTuple):
 
 
 def runner_in(fields: Fields | None) -> Runner | None:
-    """What runner.json says; None: nothing that makes sense."""
+    """Read runner.json."""
     try:
         given = fields or {}
         replicas = tuple((int(each["pid"]), int(each["start"])) for each in given["replicas"])
         found = Runner(int(given["pid"]), int(given["start"]), str(given["boot"]), replicas)
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except _NONSENSE:
         return None
+    # Pids 0 and 1, and negative ones, would mean a group or init to the kernel.
     return found if all(1 < pid <= MOST_PID for pid in (found.pid, *(pid for pid, _ in replicas))) else None
 
 
 def gpus_in(order: Fields | None) -> frozenset[tuple[str, int]]:
-    """The GPUs that order.json names; none if it makes no sense."""
+    """Read the GPUs of order.json; empty if they make no sense."""
     try:
         return frozenset((str(node), int(slot)) for node, _, slots in (order or {})["gpus"] for slot in slots)
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except _NONSENSE:
         return frozenset()
 
 
 def port_in(order: Fields | None) -> int:
-    """The port that order.json gives a run; 0 if it makes no sense."""
+    """Read the MASTER_PORT of order.json; 0 if it makes no sense."""
     try:
         port = int((order or {})["environment"]["MASTER_PORT"])
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except _NONSENSE:
         return 0
     return port if 0 < port < 1 << 16 else 0
 
 
 def number(value: object) -> float | None:
-    """A finite number; None: it is none."""
+    """Read a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -80,13 +86,18 @@ def number(value: object) -> float | None:
 
 
 def amount(value: object) -> float | None:
-    """A number of steps that a job can have; None: it is none."""
+    """Read a number of steps that a job can have."""
     found = number(value)
     return found if found is not None and 0 <= found <= MOST_STEPS else None
 
 
-def progressed(job: str, epoch: int, fields: Fields | None) -> RunProgressed | None:
-    """What a run reports of itself; None: nothing that makes sense."""
+def cause_line(value: object) -> str | None:
+    """Read a cause, as one printable line."""
+    return one_line(value) if isinstance(value, str) else None
+
+
+def read_progress(job: str, epoch: int, fields: Fields | None) -> RunProgressed | None:
+    """Read progress.json."""
     steps = amount((fields or {}).get("steps"))
     if fields is None or steps is None:
         return None
@@ -95,59 +106,50 @@ def progressed(job: str, epoch: int, fields: Fields | None) -> RunProgressed | N
     return RunProgressed(job, epoch, now() if at is None else at, steps, total or None, kept, speed, loss)
 
 
-def ended(folders: StateDir, job: str, epoch: int, fields: Fields, grip: DesiredState) -> RunEnded:
-    """The end of a run as exit.json has it. A run whose job is no longer wanted has yielded, however it went."""
+def read_end(state: StateDir, job: str, epoch: int, fields: Fields, desired: DesiredState) -> RunEnded:
+    """Read exit.json. A run whose job is not wanted any more has yielded, however it went."""
     try:
         how = RunEnding(fields["how"])
-        codes = tuple(_code(each["code"]) for each in sorted(fields["replicas"], key=lambda each: int(each["rank"])))
-    except (KeyError, TypeError, ValueError, OverflowError):
+        codes = tuple(_exit_code(each["code"]) for each in sorted(fields["replicas"], key=lambda each: int(each["rank"])))
+    except _NONSENSE:
         how, codes, fields = RunEnding.FAILED, (), {"at": fields.get("at"), "cause": UNREADABLE}
     at, cause, made_to = number(fields.get("at")), fields.get("cause"), fields.get("made_to")
-    if grip is DesiredState.GONE:
+    if desired is DesiredState.GONE:
         how = RunEnding.YIELDED
     text = {RunEnding.FAILED: cause, RunEnding.YIELDED: made_to if made_to in ("TERM", "KILL") else None}.get(how)
-    steps = _steps(folders, job, epoch, how)
-    return RunEnded(job, epoch, now() if at is None else at, how, steps, line(text), codes)
+    # Steps that the job would continue from: those of its newest complete checkpoint; of a finished job, all that it did.
+    complete = state.checkpoints(job)
+    steps = float(complete[0]) if complete else None
+    report = read_progress(job, epoch, state.get(job, epoch, PROGRESS))
+    if report is not None:
+        steps = max(report.steps, steps or 0.0) if how is RunEnding.FINISHED else steps or 0.0
+    return RunEnded(job, epoch, now() if at is None else at, how, steps, cause_line(text), codes)
 
 
-def has_finished(folders: StateDir, job: str, epoch: int) -> bool:
-    """The job's run before this one did all its work on its way out: nothing is left to be done."""
-    before = [each for each in folders.epochs(job) if each < epoch]
-    fields = folders.get(job, before[-1], EXIT) if before else None
-    return fields is not None and fields.get("how") == RunEnding.FINISHED.value
-
-
-def _code(value: object) -> int | None:
+def _exit_code(value: object) -> int | None:
     return value if isinstance(value, int) and abs(value) < 256 else None
 
 
-def line(value: object) -> str | None:
-    """A cause, as one line that can be told to anybody; None: it is no text."""
-    return one_line(value) if isinstance(value, str) else None
+def has_finished(state: StateDir, job: str, epoch: int) -> bool:
+    """Whether the job's run before this one completed all work on its way out, so that nothing is left to do."""
+    before = [each for each in state.epochs(job) if each < epoch]
+    fields = state.get(job, before[-1], EXIT) if before else None
+    return fields is not None and fields.get("how") == RunEnding.FINISHED.value
 
 
-def _steps(folders: StateDir, job: str, epoch: int, how: RunEnding) -> float | None:
-    """Steps that the job would go on from; of one that has finished, all that it did."""
-    complete = folders.checkpoints(job)
-    kept = float(complete[0]) if complete else None
-    report = progressed(job, epoch, folders.get(job, epoch, PROGRESS))
-    if report is None:
-        return kept
-    return max(report.steps, kept or 0.0) if how is RunEnding.FINISHED else kept or 0.0
-
-
-def lost_fields(began: float | None, died: float, replicas: int, grip: DesiredState, cause: str) -> Fields:
-    """What exit.json would have said of a run whose runner did not write it."""
+def lost_fields(began: float | None, died_at: float, replicas: int, desired: DesiredState, cause: str) -> Fields:
+    """Return exit.json for a run whose runner did not write it."""
+    is_wanted = desired is DesiredState.RUN
     return {
-        "at": died if began is None else max(began, died),
+        "at": died_at if began is None else max(began, died_at),
         "began": began,
-        "how": "failed" if grip is DesiredState.RUN else "yielded",
+        "how": "failed" if is_wanted else "yielded",
         "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
-        "made_to": None if grip is DesiredState.RUN else "KILL",
-        "cause": cause if grip is DesiredState.RUN else None,
+        "made_to": None if is_wanted else "KILL",
+        "cause": cause if is_wanted else None,
     }
 
 
 def unbegun_fields() -> Fields:
-    """What exit.json says of a run that was not wanted any more before it began: its runner, if one comes, finds it over."""
+    """Return exit.json for a run that was not wanted any more before it began. A runner that comes late obeys it."""
     return {"at": now(), "began": None, "how": "yielded", "replicas": [], "made_to": None, "cause": None}

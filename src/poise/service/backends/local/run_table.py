@@ -1,145 +1,150 @@
-"""Which runs there are, where they are, and which have to be gone before another may begin."""
+"""The runs that are not over, and which of them have to be gone before another may begin."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import count
-from typing import TypeVar
 
 from poise.service.backends.api import DesiredState, RunOrder
 
 Key = tuple[str, int]
+"""Job and epoch."""
 Gpu = tuple[str, int]
-Name = TypeVar("Name", str, tuple[str, int])
+"""Node and slot."""
 
 
 class Phase(Enum):
     """How far a run has come.
 
-    WAITING   for others to be gone
-    OPEN      to be looked at: nothing is known of it, or its runner has gone
+    WAITING   for other runs to be gone
+    UNKNOWN   has to be looked at: it was just taken up, or its runner has gone
     ALIVE     its runner is watched
-    LEFT      its runner has gone, or is not to be found, and what it has left is being ended
+    CLEANUP   its runner has gone or cannot be found, and what it left is being killed
     OVER      nothing of it is left
     """
 
     WAITING = auto()
-    OPEN = auto()
+    UNKNOWN = auto()
     ALIVE = auto()
-    LEFT = auto()
+    CLEANUP = auto()
     OVER = auto()
 
 
 class LocalRun:
-    """One run. `order` is None for a run that nobody ordered: it is ended, and not spoken of.
+    """One run. `order` is None for a run that the journal does not know: it is ended, and not reported.
 
-    is_new      nothing can be left of it: it has just been ordered, and no runner was started
-    looks       in a row at which somebody had the lock, and nobody knew who
-    code        that its runner ended with; None: that is not known, or it has not ended
-    has_left    something of it was there after its runner had gone
-    turns       that its runner has had (processes.turns_of);  silence: seconds without one more
-    fault       what went wrong in this service; it is ended for that
+    sequence         order in which runs were taken up
+    waiters          runs that wait for this one;  awaited: runs that this one waits for
+    is_new           just ordered: no runner was started, so nothing can be left of it
+    attempts         runners that were started
+    lock_checks      looks in a row at which an unknown process had the lock
+    port             MASTER_PORT; 0: none
+    pid, pidfd       its runner; pidfd -1: none is watched
+    ready            pipe that ends once all replicas have started; -1: closed
+    lock             the run's lock, held by this process; -1: not held
+    died_at          when its runner was seen to have gone
+    runner_code      exit code of its runner; None: not known, or it has not ended
+    had_leftovers    processes of it lived on after its runner had gone
+    fault            exception of this service; the run is ended because of it
+    progress_stamp   version of progress.json that was read last
     """
 
-    def __init__(self, key: Key, gpus: frozenset[Gpu], order: RunOrder | None, grip: DesiredState) -> None:
-        self.key, self.gpus, self.order, self.grip = key, gpus, order, grip
-        self.phase = Phase.OPEN
-        self.number = 0
+    def __init__(self, key: Key, gpus: frozenset[Gpu], order: RunOrder | None, desired: DesiredState) -> None:
+        self.key, self.gpus, self.order, self.desired = key, gpus, order, desired
+        self.phase = Phase.UNKNOWN
+        self.sequence = 0
         self.waiters: list[LocalRun] = []
         self.awaited: set[Key] = set()
         self.is_new = True
         self.attempts = 0
-        self.looks = 0
+        self.lock_checks = 0
         self.port = 0
         self.pid = 0
-        self.process = -1
-        self.lock = -1
-        self.died: float | None = None
-        self.code: int | None = None
-        self.has_left = False
-        self.turns: int | None = None
-        self.silence = 0.0
-        self.fault: str | None = None
-        self.ready = -1
+        self.pidfd = self.ready = self.lock = -1
+        self.died_at: float | None = None
+        self.runner_code: int | None = None
         self.has_begun = False
-        self.seen: tuple[int, int, int] | None = None
+        self.had_leftovers = False
+        self.fault: str | None = None
+        self.progress_stamp: tuple[int, int, int] | None = None
+        self._switches: int | None = None
+        self._silence = 0.0
 
     @classmethod
-    def of(cls, order: RunOrder, grip: DesiredState) -> "LocalRun":
-        """A run that was ordered."""
+    def of(cls, order: RunOrder, desired: DesiredState) -> "LocalRun":
+        """Make the run of an order."""
         gpus = frozenset((part.node, slot) for part in order.gpus for slot in part.slots)
-        return cls((order.job, order.epoch), gpus, order, grip)
+        return cls((order.job, order.epoch), gpus, order, desired)
 
-    def listen(self, turns: int | None, seconds: float) -> float:
-        """Its runner had so many turns of a processor, `seconds` after the last look; for how long it has had no more.
+    @property
+    def must_end(self) -> bool:
+        """Whether it was asked or told to end."""
+        return self.desired is not DesiredState.RUN
 
-        In looks, not by the clock: where all is frozen for an hour, and thawed, nobody is to blame.
+    def silent_for(self, switches: int | None, seconds: float) -> float:
+        """Note the context switches of its runner, `seconds` after the last look; for how long there were no new ones.
+
+        Counted in looks, not by the clock: when the whole machine was suspended for an hour, no runner is to blame.
         """
-        self.silence = self.silence + seconds if turns is not None and turns == self.turns else 0.0
-        self.turns = turns
-        return self.silence
+        self._silence = self._silence + seconds if switches is not None and switches == self._switches else 0.0
+        self._switches = switches
+        return self._silence
 
-    def give_back(self) -> None:
-        """The lock, if this world has it."""
+    def release_lock(self) -> None:
+        """Release the lock, if this process holds it."""
         if self.lock >= 0:
             os.close(self.lock)
         self.lock = -1
 
-    @property
-    def must_end(self) -> bool:
-        """It has been asked to leave, or told to."""
-        return self.grip is not DesiredState.RUN
-
 
 class RunTable:
-    """All runs that are not over."""
+    """All runs that are not over, by job and by GPU."""
 
     def __init__(self) -> None:
         self._runs: dict[Key, LocalRun] = {}
-        self._by_job: dict[str, set[Key]] = {}
-        self._on: dict[Gpu, set[Key]] = {}
-        self._numbers = count()
+        self._by_job: defaultdict[str, set[Key]] = defaultdict(set)
+        self._on: defaultdict[Gpu, set[Key]] = defaultdict(set)
+        self._sequence = count()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._runs
 
     def __iter__(self) -> Iterator[LocalRun]:
+        """Iterate over a copy: callbacks remove runs."""
         return iter([*self._runs.values()])
 
     def get(self, key: Key) -> LocalRun | None:
-        """The run, unless it is over."""
+        """Return the run; None if it is over or unknown."""
         return self._runs.get(key)
 
     def enter(self, run: LocalRun) -> None:
-        """Take a run up."""
-        run.number = next(self._numbers)
+        """Add a run; it comes after all others."""
+        run.sequence = next(self._sequence)
         self._runs[run.key] = run
-        self._by_job.setdefault(run.key[0], set()).add(run.key)
+        self._by_job[run.key[0]].add(run.key)
         for gpu in run.gpus:
-            self._on.setdefault(gpu, set()).add(run.key)
+            self._on[gpu].add(run.key)
 
     def remove(self, run: LocalRun) -> None:
-        """It is over, and its GPUs are free."""
+        """Remove a run that is over: its GPUs are free."""
         del self._runs[run.key]
-        _discard(self._by_job, run.key[0], run.key)
+        job = run.key[0]
+        self._by_job[job].discard(run.key)
+        if not self._by_job[job]:
+            del self._by_job[job]  # a service sees jobs without end; GPUs are few
         for gpu in run.gpus:
-            _discard(self._on, gpu, run.key)
+            self._on[gpu].discard(run.key)
 
     def blockers(self, run: LocalRun) -> list[LocalRun]:
-        """Who has to be gone first: earlier runs of its job, and whoever was on its GPUs before it, but for whom it joins.
+        """Return the runs that have to be gone first: earlier runs of its job, and other jobs' runs on its GPUs.
 
-        Nobody waits for a run that came after it and may be waiting itself, so nobody waits for ever.
+        Not the run of the job that it shares GPUs with. Not runs that came later and are to stay: they wait for this one,
+        and waiting only for earlier or ending runs is what keeps two runs from waiting for each other.
         """
         job, epoch = run.key
         earlier = {key for key in self._by_job.get(job, ()) if key[1] < epoch}
         beside = None if run.order is None else run.order.beside
         there = (self._runs[key] for gpu in run.gpus for key in self._on.get(gpu, ()) if key[0] not in (job, beside))
-        before = {each.key for each in there if each.must_end or each.number < run.number}
+        before = {each.key for each in there if each.must_end or each.sequence < run.sequence}
         return [self._runs[key] for key in sorted(earlier | before)]
-
-
-def _discard(sets: dict[Name, set[Key]], name: Name, key: Key) -> None:
-    keys = sets[name]
-    keys.discard(key)
-    if not keys:
-        del sets[name]

@@ -1,6 +1,8 @@
-"""The state directory: what is where, opened relative to one directory that is held open.
+"""The state directory: where the files of jobs and runs are, opened relative to one directory that is held open.
 
-STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
+    STATE/jobs/<job>/checkpoint/  log/  work/  runs/<epoch>/
+
+Jobs can replace everything below their own directory, so each path is opened name by name, without following links.
 """
 
 import os
@@ -28,34 +30,34 @@ from poise.worker.checkpoints import Checkpoints
 
 JOBS = "jobs"
 KEPT_RUNS = 3
-"""Directories of runs that are kept of a job, the latest ones."""
+"""Run directories that are kept per job, the latest ones."""
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def token(job: str) -> str:
-    """A job's id, as part of a path; whatever could be anything but a name is refused."""
+    """Return a job's id, which is safe as part of a path; RequestError if it is not."""
     if not TOKEN.fullmatch(job):
         raise RequestError(f"job id {job[:100]!r} cannot name a directory; expected letters, digits and ._-")
     return job
 
 
 def highest_number(state: Path) -> int:
-    """The highest number under which something of a job is kept in a state directory; 0: nothing is."""
+    """Return the highest job number of which something is kept in a state directory; 0: none."""
     folder = state / JOBS
-    return max(map(int, filter(_NUMBER.fullmatch, os.listdir(folder))), default=0) if folder.exists() else 0
+    return max(_numbers(folder), default=0) if folder.exists() else 0
 
 
 def latest_epoch(state: Path, job: str) -> int:
-    """The highest number of a run of which something is kept in a state directory; 0: nothing is."""
+    """Return the highest epoch of a job of which something is kept in a state directory; 0: none."""
     try:
-        return max(map(int, filter(_NUMBER.fullmatch, os.listdir(state / JOBS / token(job) / "runs"))), default=0)
+        return max(_numbers(state / JOBS / token(job) / "runs"), default=0)
     except OSError:
         return 0
 
 
 class StateDir:
-    """Directories of jobs and runs. Everything is made for its owner alone."""
+    """Directories of jobs and runs, all private to their owner. Thread-safe: it has no state but one open directory."""
 
     def __init__(self, state: Path) -> None:
         self.path = state.resolve() / JOBS
@@ -63,19 +65,26 @@ class StateDir:
         self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the directory."""
         os.close(self.handle)
 
     def job_path(self, job: str) -> Path:
-        """Where everything of a job is."""
+        """Return the directory of a job."""
         return self.path / token(job)
 
     def run_path(self, job: str, epoch: int) -> Path:
-        """Where the files of a run are."""
+        """Return the directory of a run."""
         return self.job_path(job) / "runs" / str(epoch)
 
+    def run_at(self, path: str) -> tuple[str, int] | None:
+        """Return the run whose directory that is; None: it is none of this state directory."""
+        job, runs, epoch = (*Path(path).parts[-3:], "", "", "")[:3]
+        if not (TOKEN.fullmatch(job) and runs == "runs" and _NUMBER.fullmatch(epoch)):
+            return None
+        return (job, int(epoch)) if str(self.run_path(job, int(epoch))) == path else None
+
     def make_run(self, job: str, epoch: int) -> None:
-        """Make the directory of a run, and those of its job if need be; old runs go. OSError: a link is in the way."""
+        """Make the directory of a run, and those of its job; remove old runs. OSError: a link is in the way."""
         _make(self.handle, token(job))
         with self._opened(job) as folder:
             _make(folder, "checkpoint", "log", "work", "runs")
@@ -86,15 +95,15 @@ class StateDir:
                     remove_tree(runs, str(old))
 
     def has_run(self, job: str, epoch: int) -> bool:
-        """The run has a directory; also if that cannot be found out just now."""
+        """Whether the run has a directory; True if that cannot be found out now."""
         return self._is_there(str(epoch), job, "runs")
 
     def has(self, job: str, epoch: int, name: str) -> bool:
-        """The run has a file of that name; also if that cannot be found out just now."""
+        """Whether the run has a file of that name; True if that cannot be found out now."""
         return self._is_there(name, job, "runs", str(epoch))
 
     def get(self, job: str, epoch: int, name: str) -> Fields | None:
-        """What a file of a run says; None: nothing that can be understood."""
+        """Read a file of a run; None: it is missing or unreadable."""
         try:
             with self._run(job, epoch) as folder:
                 return get(folder, name)
@@ -107,7 +116,7 @@ class StateDir:
             put(folder, name, fields)
 
     def stamp(self, job: str, epoch: int, name: str) -> tuple[int, int, int] | None:
-        """Something that changes whenever a file is replaced; None: it is not there."""
+        """Return a value that changes whenever a file is replaced; None: it is missing."""
         try:
             with self._run(job, epoch) as folder:
                 stat = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -116,24 +125,17 @@ class StateDir:
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
     def lock(self, job: str, epoch: int) -> int | None:
-        """The run's lock, as an open file; None: its runner has it."""
+        """Take the run's lock, as an open file; None: its runner has it."""
         with self._run(job, epoch) as folder:
             return take_lock(folder)
 
     def last_sign(self, job: str, epoch: int) -> float:
-        """When the run's runner was last known to live: it touches its lock every few seconds.
-
-        Now, if the lock is gone.
-        """
-        try:
-            with self._run(job, epoch) as folder:
-                stat = os.stat(LOCK, dir_fd=folder, follow_symlinks=False)
-        except OSError:
-            return now()
-        return min(stat.st_mtime, now())
+        """Return when the run's runner last touched its lock, as it does every few seconds; now, if the lock is gone."""
+        stamp = self.stamp(job, epoch, LOCK)
+        return now() if stamp is None else min(stamp[0] / 1e9, now())
 
     def epochs(self, job: str) -> list[int]:
-        """Runs of a job that have a directory, in order."""
+        """List the epochs of a job that have a directory, in order."""
         try:
             with self._opened(job, "runs") as runs:
                 return _numbers(runs)
@@ -141,24 +143,17 @@ class StateDir:
             return []
 
     def checkpoints(self, job: str) -> list[int]:
-        """Steps of the complete checkpoints of a job, the latest first."""
+        """List the steps of a job's complete checkpoints, the latest first."""
         try:
             with self._opened(job) as folder:
-                # A link is followed here: whoever keeps checkpoints elsewhere may, and nothing but names is read.
+                # A link is followed here: an owner may keep checkpoints elsewhere, and only names are read.
                 return Checkpoints(f"/proc/self/fd/{folder}/checkpoint").complete()
         except OSError:
             return []
 
-    def run_at(self, path: str) -> tuple[str, int] | None:
-        """The run whose directory that is; None: it is none of these."""
-        job, runs, epoch = (*Path(path).parts[-3:], "", "", "")[:3]
-        if not (TOKEN.fullmatch(job) and runs == "runs" and _NUMBER.fullmatch(epoch)):
-            return None
-        return (job, int(epoch)) if str(self.run_path(job, int(epoch))) == path else None
-
     @contextmanager
     def _opened(self, job: str, *names: str) -> Iterator[int]:
-        """A directory of a job. Everything that is opened below the directory of all jobs is opened here, links excluded."""
+        """Open a directory of a job. All access to what jobs can write goes through here: links are never followed."""
         folder = open_below(self.handle, token(job), *names)
         try:
             yield folder
@@ -173,11 +168,11 @@ class StateDir:
             with self._opened(job, *names) as folder:
                 return is_there(folder, name)
         except OSError as error:
-            return error.errno in SCARCE | PASSING  # who takes it to be there looks again
+            return error.errno in SCARCE | PASSING  # callers that take it to be there look again
 
 
 def _make(folder: int, *names: str) -> None:
-    """Directories that are there from now on, also after a power failure."""
+    """Make directories, unless they are there; they survive a power failure."""
     is_changed = False
     for name in names:
         with suppress(FileExistsError):
@@ -187,43 +182,44 @@ def _make(folder: int, *names: str) -> None:
         sync_folder(folder)
 
 
-def _numbers(runs: int) -> list[int]:
-    """Epochs that have a directory, in order."""
-    return sorted(int(name) for name in os.listdir(runs) if _NUMBER.fullmatch(name))
+def _numbers(folder: int | Path) -> list[int]:
+    """List the names in a directory that are whole numbers, in order."""
+    return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
 
 
 def remove_tree(parent: int, name: str) -> None:
-    """Remove a directory and all that is in it, however deep that goes. Links are removed, not followed.
+    """Remove a directory and all that is in it, however deep. Links are removed, not followed.
 
-    One directory is open at a time, and the way back up is `..`: neither calls nor open files nor paths grow with the depth.
+    One directory is open at a time, and `..` leads back up, so that neither the stack nor open files nor paths grow with the
+    depth: a job can nest directories without end.
     """
     here = os.open(name, FOLDER, dir_fd=parent)
-    way: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
+    above: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
     try:
-        todo = _emptied(here)
-        while todo or way:
+        todo = _empty(here)
+        while todo or above:
             if todo:
                 below = todo.pop()
-                here = _gone_to(here, below)
-                way.append((below, todo))
-                todo = _emptied(here)
+                here = _go_to(here, below)
+                above.append((below, todo))
+                todo = _empty(here)
             else:
-                below, todo = way.pop()
-                here = _gone_to(here, "..")
+                below, todo = above.pop()
+                here = _go_to(here, "..")
                 os.rmdir(below, dir_fd=here)
     finally:
         os.close(here)
     os.rmdir(name, dir_fd=parent)
 
 
-def _gone_to(here: int, name: str) -> int:
+def _go_to(here: int, name: str) -> int:
     there = os.open(name, FOLDER, dir_fd=here)
     os.close(here)
     return there
 
 
-def _emptied(folder: int) -> list[str]:
-    """Remove all but directories; and say which those are."""
+def _empty(folder: int) -> list[str]:
+    """Remove everything except directories; return the names of those."""
     folders = []
     for each in os.listdir(folder):
         try:

@@ -11,7 +11,7 @@ from poise.service.backends.local.event_loop import EventLoop
 def test_a_handle_that_is_used_again_does_not_hear_of_its_predecessor() -> None:
     """Two files can be read at once: what is done about one closes both, and watches a third under the number of one."""
     problems: list[BaseException] = []
-    clockwork = EventLoop("test", problems.append)
+    loop = EventLoop("test", problems.append)
     pipes = [os.pipe() for _ in range(2)]
     heard: list[str] = []
     successors: list[tuple[int, int]] = []
@@ -19,10 +19,10 @@ def test_a_handle_that_is_used_again_does_not_hear_of_its_predecessor() -> None:
 
     def first_to_hear() -> None:
         for reading, _ in pipes:
-            clockwork.unwatch(reading)
+            loop.unwatch(reading)
         successors.append(os.pipe())
-        clockwork.watch(successors[0][0], lambda: heard.append("successor"))
-        clockwork.ask(done.set)
+        loop.watch(successors[0][0], lambda: heard.append("successor"))
+        loop.post(done.set)
 
     def hear() -> None:
         heard.append("predecessor")
@@ -31,12 +31,12 @@ def test_a_handle_that_is_used_again_does_not_hear_of_its_predecessor() -> None:
 
     def both() -> None:
         for reading, writing in pipes:
-            clockwork.watch(reading, hear)
+            loop.watch(reading, hear)
             os.close(writing)
 
-    clockwork.have(both)
+    loop.call(both)
     assert done.wait(PATIENCE)
-    clockwork.close()
+    loop.close()
     assert heard == ["predecessor"]
     assert not problems
     for handle in successors[0]:
