@@ -81,10 +81,10 @@ def test_whatever_is_asked_for_every_task_is_computed_once_and_every_second_coun
         entries.append(JournalEntry(now, events, tuple(actions)))
         assert len(entries) < 500
     assert world.ended == len(jobs)
-    history, books = History.of(entries, FOUR), TenantUsage.of(entries, FOUR)
+    history, usage = History.of(entries, FOUR), TenantUsage.of(entries, FOUR)
     held = _held(entries)
     assert {name: life.gpu_seconds for name, life in history.jobs.items()} == pytest.approx(held)
-    assert sum(books.tenants["default"].held) * HOUR == pytest.approx(sum(held.values()))
+    assert sum(usage.tenants["default"].held) * HOUR == pytest.approx(sum(held.values()))
     assert cumulated(history.held)[1][-1] == cumulated(history.waiting)[1][-1] == 0
     assert all(0 <= level <= 4 for level in cumulated(history.held)[1])
     assert all(0 <= level <= len(jobs) for level in cumulated(history.waiting)[1])

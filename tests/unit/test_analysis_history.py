@@ -229,7 +229,7 @@ def test_a_job_whose_rounds_divide_migrates_whatever_few_gpus_it_has() -> None:
     assert found.jobs["a"].migrations == 1
 
 
-def test_books_count_gpus_of_tasks_and_know_a_tenant_whose_job_is_being_synchronised() -> None:
+def test_tenant_usage_counts_gpus_of_tasks_and_knows_a_tenant_whose_job_is_being_synchronised() -> None:
     """`of a` has jobs and somebody waits from 0 to 10: it is entitled to 10 GPU-seconds, and gets 7."""
     entries = [JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in ROUNDS]
     entries += [JournalEntry(10, (computed("a", 2, 0b001), Finished("a", 2)), ()), JournalEntry(12, (Woke(),), ())]
@@ -279,5 +279,5 @@ def test_a_job_that_a_new_chapter_finds_without_gpus_has_lost_them(
     found = history(*entries)
     assert found.jobs["a"].gpu_seconds == gpu_seconds
     assert levels(found.held) == held
-    books = TenantUsage.of((JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
-    assert books.tenants["of a"].held == [pytest.approx(gpu_seconds / HOUR)]
+    usage = TenantUsage.of((JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in entries), CLUSTER)
+    assert usage.tenants["of a"].held == [pytest.approx(gpu_seconds / HOUR)]

@@ -29,11 +29,11 @@ def test_time_in_which_nobody_waits_counts_for_no_entitlement() -> None:
         JournalEntry(3 * HOUR, (Finished("b", 1),), (Launch("a", 2, K80, NO_WAIT),)),
         JournalEntry(4 * HOUR, (Finished("a", 2),), ()),
     ]
-    books = TenantUsage.of(entries, CLUSTER)
-    ada, bob = books.tenants["ada"], books.tenants["bob"]
+    usage = TenantUsage.of(entries, CLUSTER)
+    ada, bob = usage.tenants["ada"], usage.tenants["bob"]
     assert (ada.contended, ada.entitled, ada.received, ada.held) == (2 * HOUR, [2, 0], [2, 0], [4, 2])
     assert (bob.contended, bob.entitled, bob.received, bob.held) == (2 * HOUR, [2, 0], [2, 0], [2, 0])
-    assert books.deals == []
+    assert usage.trades == []
 
 
 def test_a_deal_lasts_until_entitlements_are_told_without_it() -> None:
@@ -46,7 +46,7 @@ def test_a_deal_lasts_until_entitlements_are_told_without_it() -> None:
         JournalEntry(30.0, (), (told,)),
         JournalEntry(40.0, (), ()),
     ]
-    assert TenantUsage.of(entries, CLUSTER).deals == [
+    assert TenantUsage.of(entries, CLUSTER).trades == [
         TradeRecord("bob", "ada", "v100", "k80", 1.0, 2.0, since=0.0, until=20.0),
         TradeRecord("bob", "ada", "v100", "k80", 0.5, 2.0, since=20.0, until=30.0),
     ]
@@ -56,8 +56,8 @@ def test_gpu_time_of_tenants_is_that_of_their_runs() -> None:
     jobs = [a_job(f"j{place}", at=7.0 * place, gpus=1 + place % 3, seconds=300) for place in range(12)]
     jobs = [replace(each, job=replace(each.job, tenant="ab"[place % 2])) for place, each in enumerate(jobs)]
     story = simulate(jobs, "gandiva-fair:quantum=30", "gpu:4")
-    books = TenantUsage.of(story.entries, story.cluster)
+    usage = TenantUsage.of(story.entries, story.cluster)
     owner = {each.job.id: each.job.tenant for each in jobs}
     for tenant in "ab":
         want = sum(run.gpu_seconds for run in story.runs if owner[run.job] == tenant)
-        assert books.tenants[tenant].held[0] * HOUR == pytest.approx(want)
+        assert usage.tenants[tenant].held[0] * HOUR == pytest.approx(want)

@@ -95,26 +95,26 @@ def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int
 
 def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
     reader = JournalReader(file)
-    books = TenantUsage(reader.header.cluster)
-    problem = reader.feed(books.take)
-    books.close()
+    usage = TenantUsage(reader.header.cluster)
+    problem = reader.feed(usage.take)
+    usage.close()
     if as_json:
-        click.echo(json.dumps(journal_document(journal, reader.header, books), allow_nan=False))
+        click.echo(json.dumps(journal_document(journal, reader.header, usage), allow_nan=False))
     else:
-        _show(reader.header, books)
+        _show(reader.header, usage)
     if problem is not None:
         click.echo(f"poise: {problem}", err=True)
     return 0 if problem is None else 1
 
 
-def journal_document(journal: Path, header: Header, books: TenantUsage) -> dict[str, Any]:
+def journal_document(journal: Path, header: Header, usage: TenantUsage) -> dict[str, Any]:
     """Everything as JSON; GPU-hours by type of the cluster."""
     return {
         "journal": str(journal),
         "policy": header.policy,
-        "gpu_types": list(books.types),
-        "tenants": [{"tenant": name, **_tenant(each)} for name, each in books.tenants.items()],
-        "trades": [asdict(each) for each in books.deals],
+        "gpu_types": list(usage.types),
+        "tenants": [{"tenant": name, **_tenant(each)} for name, each in usage.tenants.items()],
+        "trades": [asdict(each) for each in usage.trades],
     }
 
 
@@ -128,20 +128,20 @@ def _tenant(each: Tenant) -> dict[str, Any]:
     }
 
 
-def _show(header: Header, books: TenantUsage) -> None:
-    show_table(_by_type(books), f"{header.policy} on {header.cluster}: GPU-hours")
-    if books.deals:
-        show_table(_trades(books), "Trades: GPUs of the fast type, and the price of each in GPUs of the slow type")
-    elif not any(each.now for each in books.tenants.values()):
+def _show(header: Header, usage: TenantUsage) -> None:
+    show_table(_by_type(usage), f"{header.policy} on {header.cluster}: GPU-hours")
+    if usage.trades:
+        show_table(_trades(usage), "Trades: GPUs of the fast type, and the price of each in GPUs of the slow type")
+    elif not any(each.now for each in usage.tenants.values()):
         click.echo("The journal says nothing of entitlements: its policy has none.")
 
 
-def _by_type(books: TenantUsage) -> HtmlTable:
+def _by_type(usage: TenantUsage) -> HtmlTable:
     """A row a tenant and type."""
     columns = ("tenant", "type", "entitled now", "entitled", "received", "received ÷ entitled", "received in all")
     rows = []
-    for name, each in books.tenants.items():
-        for gpu_type, label in enumerate(books.types):
+    for name, each in usage.tenants.items():
+        for gpu_type, label in enumerate(usage.types):
             due = each.entitled[gpu_type] if each.now else None
             rows.append(
                 (
@@ -157,7 +157,7 @@ def _by_type(books: TenantUsage) -> HtmlTable:
     return HtmlTable(columns, tuple(rows), words=("tenant", "type"))
 
 
-def _trades(books: TenantUsage) -> HtmlTable:
+def _trades(usage: TenantUsage) -> HtmlTable:
     columns = ("buyer", "seller", "fast", "slow", "GPUs", "price", "from", "until")
     rows = tuple(
         (
@@ -170,6 +170,6 @@ def _trades(books: TenantUsage) -> HtmlTable:
             amount(each.since, "seconds"),
             amount(each.until, "seconds"),
         )
-        for each in books.deals
+        for each in usage.trades
     )
     return HtmlTable(columns, rows, words=("buyer", "seller", "fast", "slow"))

@@ -1,4 +1,12 @@
-"""Many runs in a few numbers: policies × loads × seeds, averaged over the seeds."""
+"""Many runs in a few numbers: policies × loads × seeds, averaged over the seeds, with 95 % confidence intervals.
+
+Runs of one load that differ in their seeds are a sample x₁ … xₙ. The interval of its mean is x̄ ± t·s/√n with Student's t
+of n − 1 degrees of freedom. Policies that saw the very same traces are compared run by run, by yᵢ − xᵢ and by log yᵢ/xᵢ:
+what makes one trace harder than another drops out. Completion times of heavy traces are many times those of others, and
+so the ratios say more than the differences.
+
+`averaged` turns the runs of a grid into one `Average` per policy and load; `mean_of` and `contrast` are the statistics.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,24 +20,17 @@ import numpy as np
 from poise.lab.analysis.summary import Summary
 from poise.scheduler.model.arithmetic import Floats
 
-# How far a mean over a few runs can be trusted: 95 % confidence intervals by Student's t, alone and paired.
-#
-# Runs of one load that differ in their seeds are a sample x₁ … xₙ. The interval of its mean is x̄ ± t·s/√n with t of n − 1
-# degrees of freedom. Policies that saw the very same traces are compared run by run, by yᵢ − xᵢ and by log yᵢ/xᵢ: what
-# makes one trace harder than another drops out. Completion times of heavy traces are many times those of others, and so
-# the ratios say more than the differences.
-
 LEVEL = 0.95
-"""How often an interval is to hold the true value."""
+"""How often an interval holds the true value."""
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The mean over the `runs` that have the number at all; None if none has.
+    """The mean over the `runs` that have the number; None if none has.
 
-    There is no interval of one run, nor of runs that all have the same value: no spread was seen from which to tell.
+    One run has no interval, nor have runs that all agree: they show no spread.
     """
 
     value: float | None
@@ -38,7 +39,7 @@ class Mean:
 
     @property
     def margin(self) -> float | None:
-        """Half the width of the interval."""
+        """Return half the width of the interval."""
         return None if self.interval is None else (self.interval[1] - self.interval[0]) / 2
 
 
@@ -62,9 +63,19 @@ class Contrast:
         interval = self.difference.interval
         return interval is not None and interval[0] <= 0 <= interval[1]
 
+    def document(self) -> dict[str, object]:
+        """Return a JSON document."""
+        return {
+            "difference": self.difference.value,
+            "interval": self.difference.interval,
+            "ratio": self.ratio,
+            "ratio_interval": self.ratio_interval,
+            "runs": self.difference.runs,
+        }
+
 
 def mean_of(values: Sequence[float | None]) -> Mean:
-    """The mean of those that are numbers and finite."""
+    """Return the mean of the finite numbers among these."""
     known = _finite(values)
     if not known.size:
         return Mean(None, None, 0)
@@ -78,23 +89,19 @@ def mean_of(values: Sequence[float | None]) -> Mean:
 
 
 def contrast(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Contrast:
-    """Our values against theirs, run by run; runs in which either is not known do not count."""
+    """Compare our values with theirs, run by run; runs in which either is not known do not count."""
     pairs = [pair for pair in zip(ours, theirs, strict=True) if _finite(pair).size == 2]
     y, x = (_finite([pair[side] for pair in pairs]) for side in (0, 1))
     difference = mean_of((y - x).tolist())
     if not (y.size and (y > 0).all() and (x > 0).all()):
         return Contrast(difference, None, None)
     logs = mean_of((np.log(y) - np.log(x)).tolist())
-    return Contrast(difference, _exp(logs.value), _exp_of(logs.interval))
-
-
-def _exp_of(interval: Interval | None) -> Interval | None:
-    """None if an end is beyond all floats: two runs can be so different."""
-    low, high = map(_exp, interval or (None, None))
-    return None if low is None or high is None else (low, high)
+    low, high = map(_exp, logs.interval or (None, None))
+    return Contrast(difference, _exp(logs.value), None if low is None or high is None else (low, high))
 
 
 def _exp(value: float | None) -> float | None:
+    """Return e^value; None if it is beyond all floats: two runs can differ that much."""
     try:
         return None if value is None else exp(value)
     except OverflowError:
@@ -108,7 +115,7 @@ def _finite(values: Sequence[float | None]) -> Floats:
 
 @cache
 def t_quantile(degrees: int) -> float:
-    """The t with P(|T| ≤ t) = 95 % for Student's T of so many degrees of freedom, at least 1; by halving an angle."""
+    """Return t with P(|T| ≤ t) = 95 % for Student's T of this many degrees of freedom, at least 1. Bisects an angle."""
     low, high = 0.0, pi / 2
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if _within(middle, degrees) < LEVEL else (low, middle)
@@ -116,7 +123,7 @@ def t_quantile(degrees: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """P(|T| ≤ √degrees · tan(angle)): a finite sum where the degrees are whole (Abramowitz and Stegun, 26.7.3 and 4)."""
+    """Return P(|T| ≤ √degrees · tan(angle)), a finite sum for whole degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     odd = degrees % 2
     term = cos(angle) if odd else 1.0
     total = 0.0 if degrees == 1 else term
@@ -129,7 +136,7 @@ def _within(angle: float, degrees: int) -> float:
 _LABELS = ("policy", "trace", "cluster", "seed", "partial")
 _EFFORT = ("cpu_seconds", "policy_seconds")
 KEYS = tuple(each.name for each in fields(Summary) if each.name not in (*_LABELS, *_EFFORT))
-"""The numbers of a summary that the same inputs decide: those with intervals."""
+"""The numbers of a summary that the inputs alone decide: those with intervals."""
 
 
 class Cell(NamedTuple):
@@ -155,7 +162,7 @@ class Grid:
         return len(self.policies) * len(self.loads) * len(self.seeds)
 
     def cells(self) -> Iterator[Cell]:
-        """Seed by seed, so that what is done early says something of everything; heavy loads, which take long, first."""
+        """Yield cells seed by seed, so that early results cover all policies and loads; heavy loads, which take long, first."""
         for seed, load, policy in product(self.seeds, sorted(self.loads, reverse=True), self.policies):
             yield Cell(policy, load, seed)
 
@@ -164,9 +171,9 @@ class Grid:
 class Average:
     """The runs of one policy at one load.
 
-    labels     a summary, for what is no number; its seed is the first of the grid
+    labels     a summary, for its labels; its seed is the first of the grid
     runs       by seed; at least one
-    partial    whether some seeds are yet to be run
+    partial    whether some seeds have not been run yet
     means      by key of the summary
     against    by key: against the runs of the `rival`, the first policy, with the same seeds; nothing for the rival itself
     """
@@ -181,20 +188,20 @@ class Average:
 
     @property
     def policy(self) -> str:
-        """Its name, as it was asked for."""
+        """Return the name, as it was asked for."""
         return self.labels.policy
 
     @property
     def is_constant(self) -> bool:
-        """Whether several runs came out the same in every number: their seeds decide nothing."""
+        """Whether several runs agree in every number: then their seeds decide nothing."""
         return len(self.runs) > 1 and all(self.means[key].interval is None for key in KEYS)
 
     def than(self, other: "Average", key: str) -> Contrast:
-        """A number against that of other runs at the same load."""
+        """Compare a number with that of other runs at the same load."""
         return _paired(self.runs, other.runs, key)
 
     def document(self) -> dict[str, object]:
-        """As a JSON document: the keys of a summary hold means."""
+        """Return a JSON document: the keys of a summary hold means."""
         return {
             **self.labels.document(),
             **{key: _whole(each, getattr(self.labels, key)) for key, each in self.means.items()},
@@ -204,32 +211,30 @@ class Average:
             "runs": len(self.runs),
             "intervals": {key: self.means[key].interval for key in KEYS},
             "counts": {key: self.means[key].runs for key in KEYS},
-            "against": {"policy": self.rival, **{key: _plain(each) for key, each in self.against.items()}}
+            "against": {"policy": self.rival, **{key: each.document() for key, each in self.against.items()}}
             if self.against
             else None,
         }
 
 
 def averaged(runs: Mapping[Cell, Summary], grid: Grid) -> list[Average]:
-    """Load by load, the policies in the order of the grid; without those of which no run is there yet."""
+    """Return averages load by load, policies in the order of the grid, without those that have no run yet."""
     found: list[Average] = []
     for load in grid.loads:
-        rows = [_row(runs, grid, policy, load) for policy in grid.policies]
-        found += [_average(row, load, grid, rows[0]) for row in rows if row]
+        first: dict[int, Summary] | None = None  # runs of the first policy, the rival of all others
+        for policy in grid.policies:
+            row = {seed: runs[cell] for seed in grid.seeds if (cell := Cell(policy, load, seed)) in runs}
+            against: dict[str, Contrast] = {}
+            if first is None:
+                first = row
+            elif row.keys() & first.keys():
+                against = {key: _paired(row, first, key) for key in KEYS}
+            if row:
+                means = {key: mean_of([getattr(run, key) for run in row.values()]) for key in (*KEYS, *_EFFORT)}
+                labels = replace(next(iter(row.values())), seed=grid.seeds[0])
+                partial = len(row) < len(grid.seeds)
+                found.append(Average(labels, load, row, partial, means, grid.policies[0], against))
     return found
-
-
-def _row(runs: Mapping[Cell, Summary], grid: Grid, policy: str, load: float) -> dict[int, Summary]:
-    cells = {seed: Cell(policy, load, seed) for seed in grid.seeds}
-    return {seed: runs[cell] for seed, cell in cells.items() if cell in runs}
-
-
-def _average(row: dict[int, Summary], load: float, grid: Grid, first: dict[int, Summary]) -> Average:
-    means = {key: mean_of([getattr(run, key) for run in row.values()]) for key in (*KEYS, *_EFFORT)}
-    has_rival = row is not first and row.keys() & first.keys()
-    against = {key: _paired(row, first, key) for key in KEYS} if has_rival else {}
-    labels = replace(next(iter(row.values())), seed=grid.seeds[0])
-    return Average(labels, load, row, len(row) < len(grid.seeds), means, grid.policies[0], against)
 
 
 def _paired(ours: Mapping[int, Summary], theirs: Mapping[int, Summary], key: str) -> Contrast:
@@ -238,15 +243,5 @@ def _paired(ours: Mapping[int, Summary], theirs: Mapping[int, Summary], key: str
 
 
 def _whole(mean: Mean, sample: object) -> float | None:
-    """A mean; of counts that all agree, the count."""
+    """Return the mean; for counts that all agree, the count."""
     return int(mean.value) if mean.value is not None and mean.interval is None and isinstance(sample, int) else mean.value
-
-
-def _plain(each: Contrast) -> dict[str, object]:
-    return {
-        "difference": each.difference.value,
-        "interval": each.difference.interval,
-        "ratio": each.ratio,
-        "ratio_interval": each.ratio_interval,
-        "runs": each.difference.runs,
-    }

@@ -1,7 +1,7 @@
 """What tenants were entitled to, what they traded and what they got, by GPU type: read off a journal.
 
-An entitlement matters while somebody waits: only that time is counted for it, as long as the tenant has jobs, and what the
-tenant held in the same time is set beside it.
+An entitlement matters while a job waits. Only that time is counted for it, as long as the tenant has jobs, and what the
+tenant held in the same time stands beside it.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class TradeRecord:
-    """A trade that held from one moment to another; GPUs of the fast type on average over that time."""
+    """A trade that held from `since` to `until`; `gpus` of the fast type on average over that time."""
 
     buyer: str
     seller: str
@@ -55,9 +55,10 @@ class TradeRecord:
 class Tenant:
     """One tenant. GPU-hours by type of the cluster.
 
-    contended   seconds in which it had jobs and somebody waited;  entitled, received: in that time
+    contended   seconds in which it had jobs and some job waited;  entitled, received: in that time
     held        in all
-    now         GPUs that it is entitled to at the end of the journal; empty: nobody said
+    now         GPUs that it is entitled to at the end of the journal; empty if the journal does not say
+    jobs        its jobs that wait or run;  holds: GPUs that it holds, by type
     """
 
     entitled: list[float]
@@ -65,95 +66,74 @@ class Tenant:
     held: list[float]
     contended: float = 0.0
     now: tuple[float, ...] = ()
-    _waiting: int = 0
-    _running: int = 0
-    _holds: list[int] = field(default_factory=list)
+    jobs: int = 0
+    holds: list[int] = field(default_factory=list)
 
     @staticmethod
     def of(types: int) -> "Tenant":
-        """Somebody who has had nothing yet."""
-        return Tenant([0.0] * types, [0.0] * types, [0.0] * types, _holds=[0] * types)
+        """Return a tenant that has had nothing yet."""
+        return Tenant([0.0] * types, [0.0] * types, [0.0] * types, holds=[0] * types)
 
-    def hold_for(self, seconds: float) -> None:
-        """Nothing changes for so long."""
-        for gpu_type, gpus in enumerate(self._holds):
+    def pass_time(self, seconds: float, *, is_contended: bool) -> None:
+        """Count time in which nothing changes."""
+        for gpu_type, gpus in enumerate(self.holds):
             self.held[gpu_type] += gpus * seconds / HOUR
-
-    def compete_for(self, seconds: float) -> None:
-        """Somebody waits for so long."""
-        if self._waiting or self._running:
+        if is_contended and self.jobs:
             self.contended += seconds
-            for gpu_type, gpus in enumerate(self._holds):
+            for gpu_type, gpus in enumerate(self.holds):
                 self.received[gpu_type] += gpus * seconds / HOUR
             for gpu_type, due in enumerate(self.now):
                 self.entitled[gpu_type] += due * seconds / HOUR
 
-    def wait(self, jobs: int) -> None:
-        """So many more of its jobs wait."""
-        self._waiting += jobs
-
-    def run(self, jobs: int) -> None:
-        """So many more of its jobs run."""
-        self._running += jobs
-
-    def hold(self, gpu_type: int, gpus: int) -> None:
-        """It has so many more GPUs."""
-        self._holds[gpu_type] += gpus
-
 
 class TenantUsage:
-    """All tenants in order of first submission, and all deals in the order in which they ended."""
+    """All tenants in order of first submission, and all trades in the order in which they ended."""
 
     def __init__(self, cluster: Cluster) -> None:
         types = {name: index for index, name in enumerate(cluster.gpu_types)}
         self.types = cluster.gpu_types
         self.tenants: dict[str, Tenant] = {}
-        self.deals: list[TradeRecord] = []
+        self.trades: list[TradeRecord] = []
         self._type_of = [types[node.gpu_type] for node in cluster.nodes]
-        self._owner: dict[str, str] = {}
-        self._runs: dict[str, tuple[int, Holding]] = {}
-        self._waits: set[str] = set()
+        self._owner: dict[str, Tenant] = {}  # of all jobs
+        self._waiting: set[str] = set()
+        self._runs: dict[str, tuple[int, Holding]] = {}  # of running jobs: epoch and GPUs
         self._open: dict[Traded, float] = {}
         self._last: float | None = None
 
     @staticmethod
     def of(entries: Iterable[JournalEntry], cluster: Cluster) -> "TenantUsage":
         """Read a journal."""
-        books = TenantUsage(cluster)
+        usage = TenantUsage(cluster)
         for entry in entries:
-            books.take(entry)
-        books.close()
-        return books
+            usage.take(entry)
+        usage.close()
+        return usage
 
     def take(self, entry: JournalEntry) -> None:
-        """Read one more instant."""
+        """Read one more entry."""
         now, events, actions = entry
-        self._pass_time(now)
+        if self._last is not None:
+            for tenant in self.tenants.values():
+                tenant.pass_time(now - self._last, is_contended=bool(self._waiting))
+        self._last = now
         for event in events:
             self._event(event)
         for action in actions:
             self._action(action)
         if any(isinstance(each, Traded | Entitled) for each in actions):
-            self._renew_deals({each for each in actions if isinstance(each, Traded)}, now)
+            self._renew_trades({each for each in actions if isinstance(each, Traded)}, now)
 
     def close(self) -> None:
-        """The journal ends here, and with it all trades."""
-        self._renew_deals(set(), self._last or 0.0)
+        """End the journal here, and with it all trades."""
+        self._renew_trades(set(), self._last or 0.0)
 
-    def _pass_time(self, now: float) -> None:
-        if self._last is not None:
-            for tenant in self.tenants.values():
-                tenant.hold_for(now - self._last)
-                if self._waits:
-                    tenant.compete_for(now - self._last)
-        self._last = now
-
-    def _renew_deals(self, traded: set[Traded], now: float) -> None:
-        """Whenever entitlements change, all trades that are in force from then on are told."""
+    def _renew_trades(self, traded: set[Traded], now: float) -> None:
+        """End trades that are not among these. When entitlements change, the journal names all trades in force."""
         for each, since in list(self._open.items()):
             if each not in traded:
                 del self._open[each]
-                self.deals.append(
+                self.trades.append(
                     TradeRecord(each.buyer, each.seller, each.fast, each.slow, each.gpus, each.price, since, now)
                 )
         for each in sorted(traded - self._open.keys(), key=lambda each: (each.buyer, each.seller, each.fast, each.slow)):
@@ -167,80 +147,71 @@ class TenantUsage:
                 if event.job.id not in self._owner:
                     self._enter(event.job)
                     if event.gpus:
-                        self._begin_run(Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
+                        self._start(Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
                 elif not event.gpus:
-                    self._end_run(event.job.id)
-                    self._begin_waiting(event.job.id)
+                    self._stop(event.job.id)
             case Computed():
-                self._give_back(event)
+                self._computed(event)
             case Failed() | Stopped() | Synchronised():
                 if event.job in self._runs and self._runs[event.job][0] == event.epoch:
-                    self._end_run(event.job)
-                    self._begin_waiting(event.job)
+                    self._stop(event.job)
             case Finished() | Cancelled():
-                self._end(event.job)
+                self._stop(event.job, is_over=True)
             case _:
                 pass
-
-    def _enter(self, job: Job) -> None:
-        self._owner[job.id] = job.tenant
-        self.tenants.setdefault(job.tenant, Tenant.of(len(self.types)))
-        self._begin_waiting(job.id)
 
     def _action(self, action: Action) -> None:
         match action:
             case Launch() | Compute():
-                self._begin_run(action)
+                self._start(action)
             case Preempt():
-                self._end_run(action.job)
-                self._begin_waiting(action.job)
+                self._stop(action.job)
             case Reject() | Abandon() | Cancel():
-                self._end(action.job)
+                self._stop(action.job, is_over=True)
             case Entitled():
                 if action.tenant in self.tenants:
                     self.tenants[action.tenant].now = action.gpus
             case _:
                 pass
 
-    def _begin_waiting(self, job: str) -> None:
-        if job in self._owner and job not in self._waits:
-            self._waits.add(job)
-            self.tenants[self._owner[job]].wait(1)
+    def _enter(self, job: Job) -> None:
+        owner = self._owner[job.id] = self.tenants.setdefault(job.tenant, Tenant.of(len(self.types)))
+        owner.jobs += not self._is_active(job.id)
+        self._waiting.add(job.id)
 
-    def _end_waiting(self, job: str) -> None:
-        if job in self._waits:
-            self._waits.discard(job)
-            self.tenants[self._owner[job]].wait(-1)
-
-    def _begin_run(self, action: Launch | Compute) -> None:
-        """A run begins, or gets GPUs for further tasks of its round."""
+    def _start(self, action: Launch | Compute) -> None:
+        """Begin a run, or give it GPUs for further tasks of its round."""
         job = action.job
-        self._end_waiting(job)
-        if job not in self._runs:
-            self.tenants[self._owner[job]].run(1)
-        _, has = self._runs.get(job, (0, ()))
-        self._runs[job] = (action.epoch, (*has, *action.gpus))
+        self._owner[job].jobs += not self._is_active(job)
+        self._waiting.discard(job)
+        _, held = self._runs.get(job, (0, ()))
+        self._runs[job] = (action.epoch, (*held, *action.gpus))
         self._hold(job, action.gpus, 1)
 
-    def _give_back(self, event: Computed) -> None:
-        """Tasks of a round are done."""
-        epoch, has = self._runs.get(event.job, (0, ()))
+    def _stop(self, job: str, *, is_over: bool = False) -> None:
+        """End a job's run, if it has one. Then it waits again, unless it has come to its end."""
+        was_active = self._is_active(job)
+        if job in self._runs:
+            self._hold(job, self._runs.pop(job)[1], -1)
+        if not is_over and job in self._owner:
+            self._owner[job].jobs += not was_active
+            self._waiting.add(job)
+        elif was_active:
+            self._owner[job].jobs -= 1
+            self._waiting.discard(job)
+
+    def _is_active(self, job: str) -> bool:
+        return job in self._runs or job in self._waiting
+
+    def _computed(self, event: Computed) -> None:
+        """Give back the GPUs of tasks that are done."""
+        epoch, held = self._runs.get(event.job, (0, ()))
         if epoch == event.epoch:
             gone = dict(event.gpus)
-            left = (Slots(node, mask & ~gone.get(node, 0)) for node, mask in has)
+            left = (Slots(node, mask & ~gone.get(node, 0)) for node, mask in held)
             self._runs[event.job] = (epoch, tuple(slots for slots in left if slots.mask))
             self._hold(event.job, event.gpus, -1)
 
-    def _end_run(self, job: str) -> None:
-        if job in self._runs:
-            _, holding = self._runs.pop(job)
-            self._hold(job, holding, -1)
-            self.tenants[self._owner[job]].run(-1)
-
-    def _end(self, job: str) -> None:
-        self._end_run(job)
-        self._end_waiting(job)
-
-    def _hold(self, job: str, holding: Holding, sign: int) -> None:
-        for node, mask in holding:
-            self.tenants[self._owner[job]].hold(self._type_of[node], sign * mask.bit_count())
+    def _hold(self, job: str, gpus: Holding, sign: int) -> None:
+        for node, mask in gpus:
+            self._owner[job].holds[self._type_of[node]] += sign * mask.bit_count()
