@@ -162,7 +162,7 @@ class Grid:
         return len(self.policies) * len(self.loads) * len(self.seeds)
 
     def cells(self) -> Iterator[Cell]:
-        """Yield cells seed by seed, so that early results cover all policies and loads; heavy loads, which take long, first."""
+        """Yield cells seed by seed, so that early results cover all policies and loads; slow heavy loads first."""
         for seed, load, policy in product(self.seeds, sorted(self.loads, reverse=True), self.policies):
             yield Cell(policy, load, seed)
 
