@@ -1,4 +1,10 @@
-"""One file on its way in: where it is, what its jobs are called, and what was left out of it."""
+"""What the readers of all formats share: a `TraceInput`, and how to take fields, rows and JSON objects from it.
+
+A reader takes records from its input (`csv_rows`, `tsv_rows`, `objects`) and makes a job of each with the checks of
+single values. A value that its column does not allow raises FieldError, which knows the field but not the place;
+`TraceInput.jobs` knows the place and turns it into a TraceError. No input can make this use much memory or go on for
+nothing: lines, objects, blanks and jobs are bounded.
+"""
 
 import codecs
 import csv
@@ -17,10 +23,75 @@ from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.cluster import MOST_GPUS
 from poise.scheduler.model.errors import TraceError, Where
 
-# Checks of single values: present, finite, of the right kind, in range.
-#
-# A value that its column does not allow raises FieldError, which knows the field but not the place; `Intake` knows the
-# place and turns it into a TraceError. The happy path does as little as it can: a hundred thousand rows come this way.
+MOST_JOBS = 10_000_000
+MOST_BYTES = 1 << 20
+"""Of one line, or of one JSON object."""
+MOST_BLANK = 1000
+"""Blank lines in a row."""
+
+Line = tuple[int, str]
+"""(number, text), numbered from 1."""
+Cells = Sequence[str]
+Record = dict[str, Any]
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class TraceInput:
+    """One file as every reader gets it.
+
+    file     for messages
+    stream   the unpacked bytes, not read yet
+    prefix   goes before every job's id: `<file stem>/` where files are merged
+    rows     records read before this one: the id of a job whose format has none
+    tally    what was left out or assumed, and how often: for the notes of the trace
+    """
+
+    file: str
+    stream: BinaryIO
+    prefix: str = ""
+    rows: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> Iterator[Line]:
+        """Return the lines that are not blank, each with its number."""
+        return lines(self.stream, self.file)
+
+    def objects(self) -> Iterator[tuple[int, Record]]:
+        """Return the JSON objects, each with the line it starts on."""
+        return objects(self.stream, self.file)
+
+    def count(self, what: str) -> None:
+        """Count something that was left out or assumed."""
+        self.tally[what] += 1
+
+    def error(self, line: int, field: str | None, problem: str) -> TraceError:
+        """Return an error at this place of the file."""
+        return TraceError(Where(self.file, line, field), problem)
+
+    def jobs(self, records: Iterable[tuple[int, R]], parse: Callable[[R, "TraceInput"], TraceJob | None]) -> list[TraceJob]:
+        """Return every record's job, in order. `parse` returns None for what it leaves out. Ids must be unique."""
+        jobs: list[TraceJob] = []
+        seen: dict[str, int] = {}
+        for line, record in records:
+            try:
+                job = parse(record, self)
+            except FieldError as refused:
+                raise self.error(line, refused.field, refused.problem) from None
+            self.rows += 1
+            if job is None:
+                continue
+            name = job.job.id
+            if name in seen:
+                raise self.error(line, None, f"expected a new job id, got {shown(name)}, as on line {seen[name]}")
+            seen[name] = line
+            jobs.append(job)
+            if len(jobs) > MOST_JOBS:
+                raise self.error(line, None, f"expected at most {MOST_JOBS:,} jobs, got more")
+        return jobs
+
+
+# Single values. The good case does as little as it can: a hundred thousand rows come this way.
 
 _SHOWN = 60
 _INFINITY = math.inf
@@ -37,12 +108,12 @@ class FieldError(Exception):
 
 
 def field_refusal(field: str | None, expected: str, got: object) -> FieldError:
-    """The error that says what was expected and what was there instead."""
+    """Return the error that says what was expected and what was there instead."""
     return FieldError(field, f"expected {expected}, got {shown(got)}")
 
 
 def shown(value: object) -> str:
-    """A value for a message: quoted, on one line, and short."""
+    """Return a value for a message: quoted, on one line, and short."""
     if value is None or value == "":
         return "nothing"
     if isinstance(value, list | dict):  # which may be huge, or too deep to be written
@@ -52,7 +123,7 @@ def shown(value: object) -> str:
 
 
 def number(text: str, field: str) -> float:
-    """A finite number, written as text."""
+    """Return a finite number, written as text."""
     try:
         value = float(text)
     except ValueError:
@@ -63,7 +134,7 @@ def number(text: str, field: str) -> float:
 
 
 def amount(text: str, field: str) -> float:
-    """A finite number of at least 0, written as text: seconds or steps."""
+    """Return a finite number of at least 0, written as text: seconds or steps."""
     try:
         value = float(text)
     except ValueError:
@@ -74,25 +145,29 @@ def amount(text: str, field: str) -> float:
 
 
 def whole(text: str, field: str, least: int = 1, most: int = MOST_GPUS) -> int:
-    """A whole number in [least, most], written as text; `4.0` is whole too. By default the size of a gang."""
+    """Return a whole number in [least, most], written as text; `4.0` is whole too. By default the size of a gang."""
     try:
         value = int(text)
     except ValueError:
-        value = _whole_float(text, field, least, most)
+        try:
+            real = float(text)
+        except ValueError:
+            real = math.nan
+        value = int(real) if math.isfinite(real) and real.is_integer() else least - 1
     if not least <= value <= most or "_" in text or not text.isascii():
         raise field_refusal(field, f"a whole number from {least:,} to {most:,}", text)
     return value
 
 
 def label(text: str, field: str) -> str:
-    """A name: at least one character, all of them printable."""
+    """Return a name: at least one character, all of them printable."""
     if not text or not text.isprintable():
         raise field_refusal(field, "a name of printable characters", text)
     return text
 
 
-def moment(text: str, field: str) -> float:
-    """Seconds since 1970-01-01 of a calendar time such as `2017-10-09 07:01:55`; UTC unless it names its zone."""
+def timestamp(text: str, field: str) -> float:
+    """Return seconds since 1970-01-01 of a time such as `2017-10-09 07:01:55`; UTC unless it names its zone."""
     try:
         when = datetime.fromisoformat(text)
         seconds = when.timestamp() if when.tzinfo else (when - _EPOCH).total_seconds()
@@ -103,29 +178,11 @@ def moment(text: str, field: str) -> float:
     return seconds
 
 
-def _whole_float(text: str, field: str, least: int, most: int) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or not value.is_integer():
-        raise field_refusal(field, f"a whole number from {least:,} to {most:,}", text)
-    return int(value)
-
-
-# Lines of text from a stream of bytes, with bounds: no input can make this use much memory, or go on for nothing.
-
-MOST_BYTES = 1 << 20
-"""Of one line, or of one JSON object."""
-MOST_BLANK = 1000
-"""Blank lines in a row."""
-
-Line = tuple[int, str]
-Cells = Sequence[str]
+# Lines and rows.
 
 
 def lines(stream: BinaryIO, file: str) -> Iterator[Line]:
-    """Lines that are not blank, numbered from 1, without their ends. UTF-8, with or without a byte-order mark."""
+    """Yield lines that are not blank, without their ends. UTF-8, with or without a byte-order mark."""
     blank = 0
     for number, raw in enumerate(iter(partial(stream.readline, MOST_BYTES + 1), b""), 1):
         if len(raw) > MOST_BYTES:
@@ -146,13 +203,13 @@ def lines(stream: BinaryIO, file: str) -> Iterator[Line]:
 
 
 def not_text(file: str, line: int, problem: UnicodeDecodeError) -> TraceError:
-    """The error for bytes that are no UTF-8 text."""
+    """Return the error for bytes that are no UTF-8 text."""
     byte = problem.object[problem.start]
     return TraceError(Where(file, line), f"expected UTF-8 text, got the byte 0x{byte:02x}")
 
 
 def split_csv(text: str) -> list[str]:
-    """The cells of one line of CSV; a quoted cell ends on the line on which it began. ValueError if it does not."""
+    """Return the cells of one line of CSV; a quoted cell ends on the line on which it began. ValueError if it does not."""
     if '"' not in text:
         return text.split(",")
     try:
@@ -162,7 +219,7 @@ def split_csv(text: str) -> list[str]:
 
 
 def split_header(text: str) -> list[str]:
-    """The column names of a CSV header; empty if it is none."""
+    """Return the column names of a CSV header; empty if it is none."""
     try:
         return [cell.strip() for cell in split_csv(text)]
     except ValueError:
@@ -170,7 +227,7 @@ def split_header(text: str) -> list[str]:
 
 
 def csv_rows(rows: Iterator[Line], file: str, columns: Sequence[str]) -> Iterator[tuple[int, Cells]]:
-    """The cells of just these columns, in this order, of every row below a header that has them in any order."""
+    """Yield just these columns, in this order, of every row below a header that has them in any order."""
     number, text = next(rows, (1, ""))
     header = split_header(text)
     for column in columns:
@@ -184,7 +241,7 @@ def csv_rows(rows: Iterator[Line], file: str, columns: Sequence[str]) -> Iterato
 
 
 def csv_cells(rows: Iterator[Line], file: str, width: int) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every row, which must be `width` of them."""
+    """Yield the cells of every row, which must be `width` of them."""
     for number, text in rows:
         try:
             cells = text.split(",") if '"' not in text else split_csv(text)
@@ -196,24 +253,20 @@ def csv_cells(rows: Iterator[Line], file: str, width: int) -> Iterator[tuple[int
 
 
 def tsv_rows(rows: Iterator[Line]) -> Iterator[tuple[int, Cells]]:
-    """The cells of every row of a file without header."""
+    """Yield the cells of every row of a file without header."""
     for number, text in rows:
         yield number, text.split("\t")
 
 
-# JSON objects from a stream of bytes, one at a time: a list of them, or one after another.
-#
-# The list is never held as one document. What is held is a window on the text, of at most about two objects' size.
+# JSON objects from a stream of bytes: a list of them, or one after another.
 
 _CHUNK = 1 << 16
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
-Record = dict[str, Any]
-
 
 def objects(stream: BinaryIO, file: str) -> Iterator[tuple[int, Record]]:
-    """Every object with the line on which it starts. A list must be complete and nothing may follow it."""
+    """Yield every object with the line on which it starts. A list must be complete and nothing may follow it."""
     window = _Window(stream, file)
     if window.peek() != "[":
         while window.peek():
@@ -230,7 +283,7 @@ def objects(stream: BinaryIO, file: str) -> Iterator[tuple[int, Record]]:
 
 
 def parse_object(text: str) -> Record:
-    """The one object that this text is; ValueError says what it is instead."""
+    """Return the one object that this text is; ValueError says what it is instead."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -245,7 +298,10 @@ def parse_object(text: str) -> Record:
 
 
 class _Window:
-    """The unread text that is in memory, and the number of the line on which it starts."""
+    """The unread text that is in memory, and the number of the line on which it starts.
+
+    A list is never held as one document: the window is at most about two objects long.
+    """
 
     def __init__(self, stream: BinaryIO, file: str) -> None:
         self._stream = stream
@@ -256,7 +312,7 @@ class _Window:
         self._line = 1
 
     def peek(self) -> str:
-        """The next character that is not blank, not taken; empty at the end."""
+        """Return the next character that is not blank without taking it; empty at the end."""
         skipped = 0
         while True:
             match = _BLANK.match(self._text, self._at)
@@ -282,14 +338,20 @@ class _Window:
         self.skip()
 
     def take_object(self) -> tuple[int, Record]:
-        """The object that starts here, read as far as it goes and no further than one may be long."""
+        """Return the object that starts here and its line; read no further than one may be long."""
         if self.peek() != "{":
             raise self._error(f"expected a JSON object, got {shown(self._text[self._at : self._at + 80])}")
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as problem:
-                self._grow(problem)
+                # It may only be cut off: read on, unless it is too long or the file ends.
+                if len(self._text) - self._at > MOST_BYTES:
+                    raise self._too_long() from None
+                if not self._more():
+                    line = self._line + self._text.count("\n", self._at, problem.pos)
+                    expected = f"expected a whole JSON object, got a broken one ({problem.msg})"
+                    raise TraceError(Where(self._file, line), expected) from None
                 continue
             except (RecursionError, ValueError):
                 raise self._error("expected a JSON object, got one nested too deeply or a number too long") from None
@@ -299,16 +361,8 @@ class _Window:
             self._advance(end)
             return line, value
 
-    def _grow(self, problem: json.JSONDecodeError) -> None:
-        """Text that does not parse may only be cut off: read on, unless it is too long or the file ends."""
-        if len(self._text) - self._at > MOST_BYTES:
-            raise self._too_long()
-        if not self._more():
-            line = self._line + self._text.count("\n", self._at, problem.pos)
-            raise TraceError(Where(self._file, line), f"expected a whole JSON object, got a broken one ({problem.msg})")
-
     def _more(self) -> bool:
-        """Read a chunk, as long as what is there already, so that an object is parsed few times; False at the end."""
+        """Read on, as much as is there already, so that an object is parsed few times; return False at the end."""
         rest = self._text[self._at :]
         chunk = self._stream.read(max(_CHUNK, len(rest)))
         try:
@@ -328,63 +382,3 @@ class _Window:
 
     def _error(self, problem: str) -> TraceError:
         return TraceError(Where(self._file, self._line), problem)
-
-
-MOST_JOBS = 10_000_000
-
-R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class TraceInput:
-    """What every reader is given.
-
-    file     for messages
-    stream   the unpacked bytes, not read yet
-    prefix   goes before every job's id: `<file stem>/` where files are merged
-    rows     records read before this one: the id of a job whose format has none
-    tally    what was left out or assumed, and how often
-    """
-
-    file: str
-    stream: BinaryIO
-    prefix: str = ""
-    rows: int = 0
-    tally: Counter[str] = field(default_factory=Counter)
-
-    def lines(self) -> Iterator[Line]:
-        """The lines that are not blank, each with its number."""
-        return lines(self.stream, self.file)
-
-    def objects(self) -> Iterator[tuple[int, Record]]:
-        """The JSON objects, each with the line it starts on."""
-        return objects(self.stream, self.file)
-
-    def count(self, what: str) -> None:
-        """Remember that this was left out or assumed once more."""
-        self.tally[what] += 1
-
-    def error(self, line: int, field: str | None, problem: str) -> TraceError:
-        """An error in this file."""
-        return TraceError(Where(self.file, line, field), problem)
-
-    def jobs(self, records: Iterable[tuple[int, R]], parse: Callable[[R, "TraceInput"], TraceJob | None]) -> list[TraceJob]:
-        """Every record's job, in order; `parse` answers None for what it left out. Ids are unique."""
-        jobs: list[TraceJob] = []
-        seen: dict[str, int] = {}
-        for line, record in records:
-            try:
-                job = parse(record, self)
-            except FieldError as refused:
-                raise self.error(line, refused.field, refused.problem) from None
-            self.rows += 1
-            if job is None:
-                continue
-            name = job.job.id
-            if name in seen:
-                raise self.error(line, None, f"expected a new job id, got {shown(name)}, as on line {seen[name]}")
-            seen[name] = line
-            jobs.append(job)
-            if len(jobs) > MOST_JOBS:
-                raise self.error(line, None, f"expected at most {MOST_JOBS:,} jobs, got more")
-        return jobs

@@ -1,6 +1,11 @@
-"""The way in: `read_trace` takes whatever a user may name and answers with one Trace, or one clear TraceError."""
+"""Read a trace: `read_trace` takes whatever a user may name and returns one Trace, or raises one clear TraceError.
 
-import gc
+It finds the files that the source stands for, recognises the format of each by its first bytes (`registry.py`), lets the
+reader of that format (`formats/`) make jobs of its rows, and merges the jobs of all files by time. Compression and
+archives are known by their first bytes too, so that a pipe is as good as a file. Nothing is unpacked to disk, nothing is
+read twice, and only what a reader asks for is decompressed.
+"""
+
 import gzip
 import io
 import lzma
@@ -9,23 +14,294 @@ import sys
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
+from poise.engine.loop import collector_paused
 from poise.lab.traces.parsing import TraceInput, shown
 from poise.lab.traces.registry import AUTO, Format, format_named, format_names, recognise
 from poise.lab.traces.schema import Trace, TraceJob
 from poise.lab.traces.synthetic import SYNTHETIC, generate
 from poise.scheduler.model.errors import TraceError, Where
 
-# Files of a tar archive, in one pass over a stream that cannot go back.
-#
-# The standard library reads the headers; this sees to it that no header makes it read a gigabyte into memory, and that
-# a damaged header is an error: by itself the library takes one in the middle of an archive for its end.
+STANDARD_INPUT = "-"
+HEAD_BYTES = 1 << 16
+MOST_FILES = 100_000
+_GZIP, _XZ, _TAR, _TAR_AT = b"\x1f\x8b", b"\xfd7zXZ\x00", b"ustar", 257
+_NAMED = {".gz": _GZIP, ".tgz": _GZIP, ".xz": _XZ, ".txz": _XZ}
+_NAMED_FILES = 5
+"""Files left out that a note names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """One file that may be a trace. Its stream is good until the next one is asked for.
+
+    path    inside the folder or archive, of printable characters
+    file    for messages
+    alone   it is what the user named, rather than one of several in a folder or archive
+    head    the first bytes, which the stream gives once more
+    """
+
+    path: str
+    file: str
+    alone: bool
+    head: bytes
+    stream: BinaryIO
+
+
+def read_trace(source: str, *, format: str = AUTO) -> Trace:
+    """Return the trace that `source` names, its jobs by (submitted, file, row).
+
+    source   a file, plain or gzip- or xz-compressed; a tar archive or a folder of files of one format, merged by time;
+             `-` for standard input; or `synthetic:...` for the generator
+    format   a name of `registry.format_names()`; `auto` goes by the first bytes of the file
+
+    Where several files are merged a job's id is `<file stem>/<id>`, and files that are no traces are left out with a
+    note. Raises TraceError with file, line and field if it cannot be read, UnknownNameError for an unknown format.
+    """
+    wanted = None if format == AUTO else format_named(format)
+    if source.startswith(SYNTHETIC):
+        return generate(source)
+    loader = _TraceLoader(source, wanted)
+    # A trace is a great many objects and no cycle: looking for cycles among them takes a third of the time.
+    with collector_paused(), closing(found_files(source)) as files:
+        for found in files:
+            loader.take(found)
+        return loader.trace()
+
+
+@dataclass(frozen=True, slots=True)
+class _TracePart:
+    """The jobs of one file, whose ids begin with `prefix`."""
+
+    path: str
+    file: str
+    prefix: str
+    jobs: list[TraceJob]
+
+
+class _TraceLoader:
+    """What has been read so far of one source."""
+
+    def __init__(self, source: str, wanted: Format | None) -> None:
+        self._source = source
+        self._wanted = wanted
+        self._format: Format | None = None
+        self._parts: list[_TracePart] = []
+        self._skipped: list[str] = []
+        self._tally: Counter[str] = Counter()
+
+    def take(self, found: FoundFile) -> None:
+        """Read one file, or leave it out because it is one of several and no trace."""
+        chosen = self._wanted if found.alone and self._wanted else recognise(found.head)
+        if chosen is None and found.alone:
+            raise _unrecognised(found)
+        if chosen is None or self._wanted not in (None, chosen):
+            self._skipped.append(found.path)
+            return
+        if self._format not in (None, chosen):
+            first = self._format.name if self._format else ""
+            raise TraceError(
+                Where(self._source),
+                f"expected files of one format, got {first} ({self._parts[0].path}) and {chosen.name} ({found.path}); "
+                "choose with --format",
+            )
+        self._format = chosen
+        # Whether ids need a prefix is known only when a second file is there: the first goes without until then.
+        prefix = f"{stem(found.path)}/" if self._parts else ""
+        trace_input = TraceInput(found.file, found.stream, prefix, tally=self._tally)
+        with reading(found.file):
+            jobs = chosen.read(trace_input)
+        self._parts.append(_TracePart(found.path, found.file, prefix, jobs))
+
+    def trace(self) -> Trace:
+        """Return everything taken, merged."""
+        if self._format is None:
+            what = f"{self._wanted.name} trace" if self._wanted else "trace in a known format"
+            raise TraceError(Where(self._source), f"expected at least one {what}, got none")
+        parts = _with_final_ids(sorted(self._parts, key=attrgetter("path")))
+        jobs = [job for part in parts for job in part.jobs]
+        if not jobs:
+            raise TraceError(Where(self._source), "expected at least one job, got none")
+        jobs.sort(key=attrgetter("job.submitted"))
+        name = "stdin" if self._source == STANDARD_INPUT else Path(self._source).resolve().name
+        notes = [*self._format.notes]
+        if len(parts) > 1:
+            notes.append(f"{len(parts)} files merged by time; a job's id is <file>/<id>")
+        if self._skipped:
+            named = ", ".join(sorted(self._skipped)[:_NAMED_FILES])
+            more = ", …" if len(self._skipped) > _NAMED_FILES else ""
+            count = f"{len(self._skipped):,} ({named}{more})"
+            notes.append(f"files left out because they are no {self._format.name} trace: {count}")
+        notes += (f"{what}: {count:,}" for what, count in sorted(self._tally.items()))
+        return Trace(name, tuple(jobs), tuple(notes))
+
+
+def _unrecognised(found: FoundFile) -> TraceError:
+    text = found.head.decode(errors="replace").strip()
+    if not text:
+        got = "nothing but blanks at its beginning" if found.head else "an empty file"
+        return TraceError(Where(found.file), f"expected at least one job, got {got}")
+    known = ", ".join(format_names()[1:])
+    return TraceError(
+        Where(found.file, 1), f"expected a trace in a known format ({known}), got {shown(text.splitlines()[0])}"
+    )
+
+
+def _with_final_ids(parts: list[_TracePart]) -> list[_TracePart]:
+    """Return the parts with final ids: the shortest prefix that tells files apart, of none, stem, bare path, path.
+
+    Most have theirs already. Ids are unique in a file, and prefixes differ; only a prefix with a slash of its own can
+    make two ids equal.
+    """
+    prefixes = [""]
+    if len(parts) > 1:
+        for name in (stem, bare, str):
+            prefixes = [f"{name(part.path)}/" for part in parts]
+            if len(set(prefixes)) == len(prefixes):
+                break
+    final: list[_TracePart] = []
+    for part, prefix in zip(parts, prefixes, strict=True):
+        if part.prefix != prefix:
+            start = len(part.prefix)
+            jobs = [replace(each, job=replace(each.job, id=prefix + each.job.id[start:])) for each in part.jobs]
+            final.append(replace(part, prefix=prefix, jobs=jobs))
+        else:
+            final.append(part)
+    if any("/" in prefix[:-1] for prefix in prefixes):
+        seen: dict[str, str] = {}
+        for part in final:
+            for each in part.jobs:
+                if seen.setdefault(each.job.id, part.file) is not part.file:
+                    other = seen[each.job.id]
+                    raise TraceError(Where(part.file), f"expected new job ids, got {shown(each.job.id)}, as in {other}")
+    return final
+
+
+def found_files(source: str) -> Generator[FoundFile]:
+    """Yield the files that a source stands for: one, or those in a folder (by path) or archive (in its order)."""
+    if source == STANDARD_INPUT:
+        yield from _unpacked(sys.stdin.buffer, "stdin", "stdin")
+    elif os.path.isdir(source):
+        folder = Path(source)
+        with reading(str(folder)):
+            paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        if len(paths) > MOST_FILES:
+            raise TraceError(Where(str(folder)), f"expected at most {MOST_FILES:,} files, got {len(paths):,}")
+        for path in paths:
+            with _opened(str(path)) as stream:
+                yield from _unpacked(stream, path.relative_to(folder).as_posix(), str(path), alone=False)
+    else:
+        with _opened(source) as stream:
+            yield from _unpacked(stream, os.path.basename(source), source)
+
+
+@contextmanager
+def reading(file: str) -> Iterator[None]:
+    """Turn what a broken disk, compression or archive raises into a TraceError on one line."""
+    try:
+        yield
+    except OSError as problem:
+        raise TraceError(Where(file), f"cannot be read: {problem.strerror or problem}") from None
+    except (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as problem:
+        raise TraceError(Where(file), f"cannot be read, it is damaged or cut off: {problem}") from None
+
+
+def stem(path: str) -> str:
+    """Return a file's name without the endings that say how it is packed and what it is."""
+    return PurePosixPath(bare(path)).name
+
+
+def bare(path: str) -> str:
+    """Return a path without those endings."""
+    inner = PurePosixPath(path)
+    if inner.suffix in _NAMED:
+        inner = inner.with_suffix("")
+    return str(inner.with_suffix("")) if inner.suffix else str(inner)
+
+
+def _opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise TraceError(Where(path or "''"), "no such file") from None
+    except (OSError, ValueError) as problem:
+        raise TraceError(Where(path), f"cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+
+
+def _unpacked(raw: BinaryIO, path: str, file: str, *, alone: bool = True) -> Iterator[FoundFile]:
+    """Yield the file itself, decompressed; or those in it, if it is an archive."""
+    with reading(file):
+        head, stream = _decompressed(raw, path, file)
+    if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
+        yield from _in_archive(stream, path, file, alone=alone)
+    else:
+        yield FoundFile(_printable(path), file, alone, head, stream)
+
+
+def _in_archive(stream: BinaryIO, path: str, file: str, *, alone: bool) -> Iterator[FoundFile]:
+    """Yield the files of an archive. An archive in it is left packed: its head is no trace's."""
+    inside = members(stream, MOST_FILES)
+    while True:
+        with reading(file):
+            member = next(inside, None)
+            if member is None:
+                return
+            name, content = member
+            within = f"{file}/{_printable(name)}"
+            head, unpacked = _decompressed(content, name, within)
+        yield FoundFile(_printable(name if alone else f"{bare(path)}/{name}"), within, False, head, unpacked)
+
+
+def _decompressed(raw: BinaryIO, path: str, file: str) -> tuple[bytes, BinaryIO]:
+    """Return the first bytes, and the stream with those bytes still in it."""
+    head, stream = _peeked(raw)
+    if head.startswith(_GZIP):
+        return _peeked(cast(BinaryIO, gzip.GzipFile(fileobj=stream)))
+    if head.startswith(_XZ):
+        return _peeked(cast(BinaryIO, lzma.LZMAFile(stream)))
+    ending = PurePosixPath(path).suffix
+    if ending in _NAMED:
+        raise TraceError(Where(file), f"expected {ending[1:]}-compressed data, as its name says, got something else")
+    return head, stream
+
+
+def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
+    head = stream.read(HEAD_BYTES)
+    return head, io.BufferedReader(_Replayed(head, stream), HEAD_BYTES)
+
+
+class _Replayed(io.RawIOBase):
+    """A stream whose head was read already, from its head."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        super().__init__()
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # BufferedReader gives nothing else
+        data = self._head or self._rest.read(len(buffer))
+        self._head = data[len(buffer) :]
+        buffer[: len(data)] = data[: len(buffer)]
+        return min(len(data), len(buffer))
+
+
+def _printable(name: str) -> str:
+    """Return a name fit for ids and messages, whatever bytes a file system or an archive has in it."""
+    return "".join(character if character.isprintable() else "?" for character in name)
+
+
+# Tar archives, in one pass over a stream that cannot go back. The standard library reads the headers; this sees to it that
+# no header makes it read a gigabyte into memory, and that a damaged header is an error: by itself the library takes one in
+# the middle of an archive for its end.
 
 _MOST_READ = 1 << 20
 _MOST_PADDING = 1 << 24
@@ -33,7 +309,7 @@ _CHUNK = 1 << 16
 
 
 def members(stream: BinaryIO, most: int) -> Iterator[tuple[str, BinaryIO]]:
-    """Name and content of every plain file, in order; content is good until the next one. TarError if damaged."""
+    """Yield name and content of every plain file, in order; content is good until the next one. TarError if damaged."""
     tape = _Tape(stream)
     with _headers():
         archive = tarfile.TarFile(fileobj=cast(BinaryIO, tape), mode="r")
@@ -51,7 +327,7 @@ def members(stream: BinaryIO, most: int) -> Iterator[tuple[str, BinaryIO]]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """The library lets numbers it cannot read in a header escape as they are."""
+    """Turn errors of numbers in a header, which the library lets escape, into ReadError."""
     try:
         yield
     except (ValueError, OverflowError) as problem:
@@ -59,7 +335,7 @@ def _headers() -> Iterator[None]:
 
 
 class _Tape:
-    """As much of a file as the library needs of one: it reads, and seeks forward only."""
+    """As much of a file as the library needs: it reads, and seeks forward only."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -87,320 +363,7 @@ class _Tape:
         return self._last
 
     def check_end(self) -> None:
-        """An archive ends with a block of zeros; reading on to the end of the stream checks its checksum too."""
+        """Raise unless the archive ended with a block of zeros; reading on to the end checks the stream's checksum too."""
         if len(self._last) != tarfile.BLOCKSIZE or self._last.strip(b"\0"):
             raise tarfile.ReadError("an entry's header is broken, or the end is missing")
         self.seek(self._position + _MOST_PADDING)
-
-
-# From what the user typed to unpacked streams of bytes: a file, a folder, an archive, standard input.
-#
-# Compression and archives are known by their first bytes, so that a pipe is as good as a file. Nothing is unpacked to
-# disk, nothing is read twice, and only what a reader asks for is decompressed.
-
-STANDARD_INPUT = "-"
-HEAD_BYTES = 1 << 16
-MOST_FILES = 100_000
-_GZIP, _XZ, _TAR, _TAR_AT = b"\x1f\x8b", b"\xfd7zXZ\x00", b"ustar", 257
-_NAMED = {".gz": _GZIP, ".tgz": _GZIP, ".xz": _XZ, ".txz": _XZ}
-
-
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """One file that may be a trace. Its stream is good until the next one is asked for.
-
-    path    inside the folder or archive, of printable characters
-    file    for messages
-    alone   it is what the user named, rather than one of several in a folder or archive
-    head    the first bytes, which the stream gives once more
-    """
-
-    path: str
-    file: str
-    alone: bool
-    head: bytes
-    stream: BinaryIO
-
-
-def found_files(source: str) -> Generator[FoundFile]:
-    """The files that a source stands for: one, or those in a folder (by path) or archive (in its order)."""
-    if source == STANDARD_INPUT:
-        yield from _unpacked(sys.stdin.buffer, "stdin", "stdin")
-    elif os.path.isdir(source):
-        yield from _in_folder(Path(source))
-    else:
-        with _opened(source) as stream:
-            yield from _unpacked(stream, os.path.basename(source), source)
-
-
-@contextmanager
-def reading(file: str) -> Iterator[None]:
-    """Turns what a broken disk, compression or archive raises into a TraceError on one line."""
-    try:
-        yield
-    except OSError as problem:
-        raise TraceError(Where(file), f"cannot be read: {problem.strerror or problem}") from None
-    except (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError) as problem:
-        raise TraceError(Where(file), f"cannot be read, it is damaged or cut off: {problem}") from None
-
-
-def stem(path: str) -> str:
-    """A file's name without the endings that say how it is packed and what it is."""
-    return PurePosixPath(bare(path)).name
-
-
-def bare(path: str) -> str:
-    """A path without those endings."""
-    inner = PurePosixPath(path)
-    if inner.suffix in _NAMED:
-        inner = inner.with_suffix("")
-    return str(inner.with_suffix("")) if inner.suffix else str(inner)
-
-
-def _opened(path: str) -> BinaryIO:
-    try:
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise TraceError(Where(path or "''"), "no such file") from None
-    except (OSError, ValueError) as problem:
-        raise TraceError(Where(path), f"cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
-
-
-def _in_folder(folder: Path) -> Iterator[FoundFile]:
-    with reading(str(folder)):
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    if len(paths) > MOST_FILES:
-        raise TraceError(Where(str(folder)), f"expected at most {MOST_FILES:,} files, got {len(paths):,}")
-    for path in paths:
-        with _opened(str(path)) as stream:
-            yield from _unpacked(stream, path.relative_to(folder).as_posix(), str(path), alone=False)
-
-
-def _unpacked(raw: BinaryIO, path: str, file: str, *, alone: bool = True) -> Iterator[FoundFile]:
-    """The file itself, decompressed; or those in it, if it is an archive."""
-    with reading(file):
-        head, stream = _decompressed(raw, path, file)
-    if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
-        yield from _in_archive(stream, path, file, alone=alone)
-    else:
-        yield FoundFile(_printable(path), file, alone, head, stream)
-
-
-def _in_archive(stream: BinaryIO, path: str, file: str, *, alone: bool) -> Iterator[FoundFile]:
-    """The files of an archive. An archive in it is left packed: its head is no trace's."""
-    inside = members(stream, MOST_FILES)
-    while True:
-        with reading(file):
-            member = next(inside, None)
-            if member is None:
-                return
-            name, content = member
-            within = f"{file}/{_printable(name)}"
-            head, unpacked = _decompressed(content, name, within)
-        yield FoundFile(_printable(name if alone else f"{bare(path)}/{name}"), within, False, head, unpacked)
-
-
-def _decompressed(raw: BinaryIO, path: str, file: str) -> tuple[bytes, BinaryIO]:
-    """The first bytes, and the stream with those bytes still in it."""
-    head, stream = _peeked(raw)
-    if head.startswith(_GZIP):
-        return _peeked(cast(BinaryIO, gzip.GzipFile(fileobj=stream)))
-    if head.startswith(_XZ):
-        return _peeked(cast(BinaryIO, lzma.LZMAFile(stream)))
-    ending = PurePosixPath(path).suffix
-    if ending in _NAMED:
-        raise TraceError(Where(file), f"expected {ending[1:]}-compressed data, as its name says, got something else")
-    return head, stream
-
-
-def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
-    head = stream.read(HEAD_BYTES)
-    return head, io.BufferedReader(_Replayed(head, stream), HEAD_BYTES)
-
-
-class _Replayed(io.RawIOBase):
-    """A stream of which the head was read already, from its head."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        super().__init__()
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # BufferedReader gives nothing else
-        data = self._head or self._rest.read(len(buffer))
-        self._head = data[len(buffer) :]
-        buffer[: len(data)] = data[: len(buffer)]
-        return min(len(data), len(buffer))
-
-
-def _printable(name: str) -> str:
-    """A name fit for ids and messages, whatever bytes a file system or an archive has in it."""
-    return "".join(character if character.isprintable() else "?" for character in name)
-
-
-_NAMED_FILES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _TracePart:
-    """The jobs of one file, whose ids begin with `prefix`."""
-
-    path: str
-    file: str
-    prefix: str
-    jobs: list[TraceJob]
-
-
-def read_trace(source: str, *, format: str = AUTO) -> Trace:
-    """The trace that `source` names, its jobs by (submitted, file, row).
-
-    source   a file, plain or gzip- or xz-compressed; a tar archive or a folder of files of one format, merged by time;
-             `-` for standard input; or `synthetic:...` for the generator
-    format   a name of `registry.format_names()`; `auto` goes by the first bytes of the file
-
-    Where several files are merged a job's id is `<file stem>/<id>`, and files that are no traces are left out with a
-    note. Raises TraceError with file, line and field if it cannot be read, UnknownNameError for an unknown format.
-    """
-    wanted = None if format == AUTO else format_named(format)
-    if source.startswith(SYNTHETIC):
-        return generate(source)
-    loading = _Loading(source, wanted)
-    with _collector_paused(), closing(found_files(source)) as files:
-        for found in files:
-            loading.take(found)
-        return loading.trace()
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A trace is a great many objects and no cycle: looking for cycles among them takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class _Loading:
-    """What has been read so far of one source."""
-
-    def __init__(self, source: str, wanted: Format | None) -> None:
-        self._source = source
-        self._wanted = wanted
-        self._format: Format | None = None
-        self._parts: list[_TracePart] = []
-        self._skipped: list[str] = []
-        self._tally: Counter[str] = Counter()
-
-    def take(self, found: FoundFile) -> None:
-        """Read one file, or leave it out because it is one of several and no trace."""
-        chosen = self._choose(found)
-        if chosen is None:
-            self._skipped.append(found.path)
-            return
-        if self._format not in (None, chosen):
-            raise self._mixed(found, chosen)
-        self._format = chosen
-        # Whether ids need a prefix is known only when a second file is there: the first goes without until then.
-        prefix = f"{stem(found.path)}/" if self._parts else ""
-        intake = TraceInput(found.file, found.stream, prefix, tally=self._tally)
-        with reading(found.file):
-            jobs = chosen.read(intake)
-        self._parts.append(_TracePart(found.path, found.file, prefix, jobs))
-
-    def trace(self) -> Trace:
-        """Everything taken, merged."""
-        if self._format is None:
-            what = f"{self._wanted.name} trace" if self._wanted else "trace in a known format"
-            raise TraceError(Where(self._source), f"expected at least one {what}, got none")
-        parts = _with_final_ids(sorted(self._parts, key=attrgetter("path")))
-        jobs = [job for part in parts for job in part.jobs]
-        if not jobs:
-            raise TraceError(Where(self._source), "expected at least one job, got none")
-        _check_unique(parts)
-        jobs.sort(key=attrgetter("job.submitted"))
-        return Trace(_name_of(self._source), tuple(jobs), tuple(self._notes(self._format)))
-
-    def _choose(self, found: FoundFile) -> Format | None:
-        if found.alone and self._wanted:
-            return self._wanted
-        known = recognise(found.head)
-        if known is None and found.alone:
-            raise _unrecognised(found)
-        return known if self._wanted in (None, known) else None
-
-    def _mixed(self, found: FoundFile, chosen: Format) -> TraceError:
-        first = self._format.name if self._format else ""
-        return TraceError(
-            Where(self._source),
-            f"expected files of one format, got {first} ({self._parts[0].path}) and {chosen.name} ({found.path}); "
-            "choose with --format",
-        )
-
-    def _notes(self, used: Format) -> Iterator[str]:
-        yield from used.notes
-        if len(self._parts) > 1:
-            yield f"{len(self._parts)} files merged by time; a job's id is <file>/<id>"
-        if self._skipped:
-            named = ", ".join(sorted(self._skipped)[:_NAMED_FILES])
-            more = ", …" if len(self._skipped) > _NAMED_FILES else ""
-            yield f"files left out because they are no {used.name} trace: {len(self._skipped):,} ({named}{more})"
-        for what, count in sorted(self._tally.items()):
-            yield f"{what}: {count:,}"
-
-
-def _unrecognised(found: FoundFile) -> TraceError:
-    text = found.head.decode(errors="replace").strip()
-    if not text:
-        got = "nothing but blanks at its beginning" if found.head else "an empty file"
-        return TraceError(Where(found.file), f"expected at least one job, got {got}")
-    known = ", ".join(format_names()[1:])
-    return TraceError(
-        Where(found.file, 1), f"expected a trace in a known format ({known}), got {shown(text.splitlines()[0])}"
-    )
-
-
-def _with_final_ids(parts: list[_TracePart]) -> list[_TracePart]:
-    """The parts with the prefixes they ought to have; most have theirs already."""
-    return [_renamed(part, prefix) for part, prefix in zip(parts, _prefixes(parts), strict=True)]
-
-
-def _prefixes(parts: list[_TracePart]) -> list[str]:
-    """The shortest of: nothing for a lone file, stems, paths without endings, paths; that tells the files apart."""
-    if len(parts) == 1:
-        return [""]
-    paths = [part.path for part in parts]
-    choices: Iterable[list[str]] = ([name(path) for path in paths] for name in (stem, bare, str))
-    for names in choices:
-        if len(set(names)) == len(names):
-            break
-    return [f"{name}/" for name in names]
-
-
-def _renamed(part: _TracePart, prefix: str) -> _TracePart:
-    if part.prefix == prefix:
-        return part
-    start = len(part.prefix)
-    jobs = [replace(each, job=replace(each.job, id=prefix + each.job.id[start:])) for each in part.jobs]
-    return replace(part, prefix=prefix, jobs=jobs)
-
-
-def _check_unique(parts: list[_TracePart]) -> None:
-    """Ids are unique in a file, and prefixes differ; only a prefix with a slash of its own can make two ids equal."""
-    if all("/" not in part.prefix[:-1] for part in parts):
-        return
-    seen: dict[str, str] = {}
-    for part in parts:
-        for each in part.jobs:
-            if seen.setdefault(each.job.id, part.file) is not part.file:
-                other = seen[each.job.id]
-                raise TraceError(Where(part.file), f"expected new job ids, got {shown(each.job.id)}, as in {other}")
-
-
-def _name_of(source: str) -> str:
-    return "stdin" if source == STANDARD_INPUT else Path(source).resolve().name

@@ -1,4 +1,4 @@
-"""The formats that can be read: name, summary, how the first bytes of a file give it away, and its reader."""
+"""The trace formats that can be read: name, summary, how the first bytes of a file give it away, and its reader."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Sniff = Callable[[str], bool]
 class Format:
     """One format.
 
-    sniff   whether a text that starts like this is one of it; no text is of two formats
+    sniff   whether a text that starts like this has the format; no text has two formats
     notes   what the reader assumes of every such file
     """
 
@@ -31,7 +31,7 @@ class Format:
 
 
 def format_named(name: str) -> Format:
-    """The format of this name; UnknownNameError with the nearest ones if there is none."""
+    """Return the format of this name; UnknownNameError names the nearest ones if there is none."""
     for known in FORMATS:
         if known.name == name:
             return known
@@ -39,18 +39,18 @@ def format_named(name: str) -> Format:
 
 
 def format_names() -> tuple[str, ...]:
-    """Everything that `--format` takes."""
+    """Return everything that `--format` takes."""
     return (AUTO, *(known.name for known in FORMATS))
 
 
 def recognise(head: bytes) -> Format | None:
-    """The format of a file that starts with these bytes; None if it is none of ours."""
+    """Return the format of a file that starts with these bytes; None if it is none of ours."""
     text = head.decode(errors="replace").removeprefix("\ufeff").lstrip("\r\n")
     return next((known for known in FORMATS if known.sniff(text)), None)
 
 
 def _csv_with(*choices: Sequence[str]) -> Sniff:
-    """A CSV header that has all columns of one of these choices."""
+    """Accept a CSV header that has all columns of one of these choices."""
 
     def sniff(text: str) -> bool:
         return any(set(columns) <= set(_header(text)) for columns in choices)
@@ -59,7 +59,7 @@ def _csv_with(*choices: Sequence[str]) -> Sniff:
 
 
 def _tsv_of(widths: Sequence[int]) -> Sniff:
-    """A first line of so many tab-separated cells."""
+    """Accept a first line with one of these numbers of tab-separated cells."""
 
     def sniff(text: str) -> bool:
         return _first_line(text).count("\t") + 1 in widths
@@ -72,7 +72,7 @@ def _is_philly(text: str) -> bool:
 
 
 def _is_poise(text: str) -> bool:
-    """One sure column name is enough, so that a misspelt one is named by the reader."""
+    """Accept what has sure column names, so that a misspelt other one is named by the reader."""
     if text.lstrip()[:1] == "{":
         keys = _keys(_first_line(text))
         return keys.isdisjoint(philly.KEYS) and not keys.isdisjoint(poise.REQUIRED)

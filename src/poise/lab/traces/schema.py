@@ -1,4 +1,4 @@
-"""The one schema that every reader and generator answers with."""
+"""The schema of traces: what every reader and generator returns, and what the simulator and studies start from."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,7 +23,7 @@ class FailedAttempt(NamedTuple):
 
 
 class RunAttempt(NamedTuple):
-    """An attempt that a log tells of: moments on the trace's clock, `end` None where the log does not tell it.
+    """An attempt that a log tells of: times on the trace's clock, `end` None where the log does not tell it.
 
     nodes   GPUs on each node, in the order of the log; () where the log does not say
     """
@@ -41,18 +41,18 @@ class LossCurve(NamedTuple):
     floor: float
 
     def loss(self, steps: float) -> float:
-        """After so many steps."""
+        """Return the loss after this many steps."""
         return 1.0 / (self.speed * steps + self.start) + self.floor
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job, and what the world will do to it: the scheduler sees only `job`.
+    """A job, and what will happen to it in a simulation: the scheduler sees only `job`.
 
     failures   attempts that die before the job's last one, in order; if it is broken, its last one too
     loss       how its loss falls; what it reports while it runs. None: it reports nothing
-    observed   what a log says happened to it, in order: for studies of the log. The world does not look at it, and jobs
-               that differ in nothing else are equal
+    observed   what a log says happened to it, in order: for studies of the log. The simulator does not look at it, and
+               jobs that differ in nothing else are equal
     broken     it fails for good with the last of `failures`, whatever work is left; its outcome is FAILED
     """
 

@@ -40,46 +40,38 @@ OUTCOMES = {
 }
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every pod with a GPU and an end is a job."""
-    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every pod with a GPU and an end."""
+    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob | None:
+def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
     name, gpus, milli, spec, tenant, phase, created, deleted, scheduled = cells
     gang = whole(gpus, "num_gpu", 0)
     if gang == 0:
-        intake.count("pods left out because they ask for no GPU")
+        source.count("pods left out because they ask for no GPU")
         return None
     if not deleted:
-        intake.count("pods left out because they have no deletion time")
+        source.count("pods left out because they have no deletion time")
         return None
     outcome = OUTCOMES.get(phase)
     if outcome is None:
         raise field_refusal("pod_phase", f"one of {', '.join(OUTCOMES)}", phase)
     if whole(milli, "gpu_milli") < 1000:
-        intake.count("pods that ask for a part of a GPU and get a whole one")
+        source.count("pods that ask for a part of a GPU and get a whole one")
     if not scheduled:
-        intake.count("pods never scheduled, whose duration is counted from their creation")
+        source.count("pods never scheduled, whose duration is counted from their creation")
     submitted = amount(created, "creation_time")
     start = amount(scheduled, "scheduled_time") if scheduled else submitted
     end = amount(deleted, "deletion_time")
-    job = Job(
-        intake.prefix + label(name, "name"),
-        submitted,
-        gang,
-        _seconds(start, end),
-        tenant=label(tenant, "qos"),
-        gpu_types=_types(spec),
-    )
-    return TraceJob(job, outcome, observed=(RunAttempt(start, end),) if scheduled else ())
-
-
-def _seconds(start: float, end: float) -> float:
     if end < start:
         raise field_refusal("deletion_time", f"a time of at least {start:g}, at which the pod starts", f"{end:g}")
-    return end - start
-
-
-def _types(spec: str) -> tuple[str, ...]:
-    return tuple(label(part, "gpu_spec") for part in spec.lower().split("|")) if spec else ()
+    job = Job(
+        source.prefix + label(name, "name"),
+        submitted,
+        gang,
+        end - start,
+        tenant=label(tenant, "qos"),
+        gpu_types=tuple(label(part, "gpu_spec") for part in spec.lower().split("|")) if spec else (),
+    )
+    return TraceJob(job, outcome, observed=(RunAttempt(start, end),) if scheduled else ())

@@ -33,14 +33,14 @@ class GavelJobKind(NamedTuple):
     batch_size: int | None
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row is a job."""
-    return intake.jobs(tsv_rows(intake.lines()), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row."""
+    return source.jobs(tsv_rows(source.lines()), _job)
 
 
 @lru_cache(maxsize=1024)
 def kind_of(job_type: str) -> GavelJobKind:
-    """`ResNet-18 (batch size 128)` taken apart. A trace has few types and many jobs, hence the cache."""
+    """Take `ResNet-18 (batch size 128)` apart. A trace has few types and many jobs, hence the cache."""
     match = _KIND.fullmatch(job_type)
     if match is None:
         return GavelJobKind(label(job_type, "job_type"), None)
@@ -48,13 +48,13 @@ def kind_of(job_type: str) -> GavelJobKind:
 
 
 def check_flag(text: str) -> None:
-    """The column that says whether a job needs the data directory: it tells a shifted row from a sound one."""
+    """Check the column that says whether a job needs the data directory: it tells a shifted row from a sound one."""
     if text not in ("0", "1"):
         raise field_refusal("needs_data", "0 or 1", text)
 
 
 def weight_of(text: str) -> float:
-    """A priority weight: above 0."""
+    """Return a priority weight: above 0."""
     value = number(text, "weight")
     if value <= 0:
         raise field_refusal("weight", "a number above 0", text)
@@ -62,14 +62,14 @@ def weight_of(text: str) -> float:
 
 
 def slo_of(text: str) -> float | None:
-    """A service-level objective as a multiple of the duration; None if it is below 0."""
+    """Return a service-level objective as a multiple of the duration; None if it is below 0."""
     value = number(text, "SLO")
     if value == 0:
         raise field_refusal("SLO", "-1 for none, or a multiple of the duration", text)
     return value if value > 0 else None
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job(cells: Cells, source: TraceInput) -> TraceJob:
     if len(cells) == 7:
         kind, _, _, flag, steps, arrival, gpus = cells
         weight, slo = "1", "-1"
@@ -79,11 +79,11 @@ def _job(cells: Cells, intake: TraceInput) -> TraceJob:
         raise FieldError(None, f"expected 10 tab-separated cells, or the older 7, got {len(cells)}")
     check_flag(flag)
     if slo_of(slo) is not None:
-        intake.count("SLOs left out because the format has no duration to multiply")
+        source.count("SLOs left out because the format has no duration to multiply")
     model, batch_size = kind_of(kind)
     return TraceJob(
         Job(
-            f"{intake.prefix}{intake.rows}",
+            f"{source.prefix}{source.rows}",
             amount(arrival, "arrival"),
             whole(gpus, "gang"),
             steps=amount(steps, "total_steps"),

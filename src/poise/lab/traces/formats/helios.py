@@ -25,8 +25,8 @@ from poise.lab.traces.parsing import (
     csv_rows,
     field_refusal,
     label,
-    moment,
     split_header,
+    timestamp,
     whole,
 )
 from poise.lab.traces.schema import JobOutcome, RunAttempt, TraceJob
@@ -48,32 +48,32 @@ OUTCOMES = {
 }
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row with a GPU and an end is a job."""
-    lines = intake.lines()
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row with a GPU and an end."""
+    lines = source.lines()
     first = next(lines, (1, ""))
     header = split_header(first[1])
     columns = (*COLUMNS, *RAN) if all(header.count(name) == 1 for name in RAN) else COLUMNS
-    return intake.jobs(csv_rows(chain((first,), lines), intake.file, columns), _job)
+    return source.jobs(csv_rows(chain((first,), lines), source.file, columns), _job)
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob | None:
+def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
     job_id, tenant, gpus, state, submitted, duration, *ran = cells
     gang = whole(gpus, "gpu_num", 0)
     if gang == 0:
-        intake.count("jobs left out because they ask for no GPU")
+        source.count("jobs left out because they ask for no GPU")
         return None
     word = state.upper().partition(" ")[0]  # Slurm may add who cancelled a job
     if word == SUSPENDED:
-        intake.count("jobs left out because they are suspended where the log ends")
+        source.count("jobs left out because they are suspended where the log ends")
         return None
     outcome = OUTCOMES.get(word)
     if outcome is None:
         raise field_refusal("state", f"one of {', '.join([*OUTCOMES, SUSPENDED])}", state)
     seconds = amount(duration, "duration")
     job = Job(
-        intake.prefix + label(job_id, "job_id"),
-        moment(submitted, "submit_time"),
+        source.prefix + label(job_id, "job_id"),
+        timestamp(submitted, "submit_time"),
         gang,
         seconds,
         tenant=label(tenant, "vc"),
@@ -82,9 +82,9 @@ def _job(cells: Cells, intake: TraceInput) -> TraceJob | None:
 
 
 def _observed(ran: Cells, seconds: float) -> tuple[RunAttempt, ...]:
-    """The one attempt of a job, if the log tells of it: a job that never started has no times, or words for them."""
+    """Return the one attempt of a job, if the log tells of it: a job that never started has no times, or words for them."""
     try:
-        times = [moment(text, name) for text, name in zip(ran, RAN, strict=True)] if ran else []
+        times = [timestamp(text, name) for text, name in zip(ran, RAN, strict=True)] if ran else []
     except FieldError:
         return ()
     known = times and times[0] < times[1] and abs(times[1] - times[0] - seconds) <= TOLERANCE

@@ -15,16 +15,16 @@ from poise.scheduler.model.job import Job
 COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row is a job."""
-    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row."""
+    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job(cells: Cells, source: TraceInput) -> TraceJob:
     job_id, submitted, duration, gpus = cells
     return TraceJob(
         Job(
-            intake.prefix + label(job_id, "job_id"),
+            source.prefix + label(job_id, "job_id"),
             amount(submitted, "submission_time"),
             whole(gpus, "num_gpu"),
             amount(duration, "duration"),

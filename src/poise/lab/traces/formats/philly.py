@@ -22,7 +22,7 @@ GPU. All are counted.
 
 from collections.abc import Iterable
 
-from poise.lab.traces.parsing import Record, TraceInput, field_refusal, label, moment
+from poise.lab.traces.parsing import Record, TraceInput, field_refusal, label, timestamp
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.cluster import MOST_GPUS
 from poise.scheduler.model.job import Job
@@ -32,82 +32,62 @@ OUTCOMES = {"Pass": JobOutcome.PASSED, "Killed": JobOutcome.KILLED, "Failed": Jo
 UNKNOWN_CAUSE = "unknown"
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every object with a whole last attempt and a GPU is a job."""
-    return intake.jobs(intake.objects(), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every object with a whole last attempt and a GPU."""
+    return source.jobs(source.objects(), _job)
 
 
-def _job(record: Record, intake: TraceInput) -> TraceJob | None:
-    attempts = _attempts(record)
+def _job(record: Record, source: TraceInput) -> TraceJob | None:
+    if "attempts" in record:
+        attempts = _records(record["attempts"], "attempts")
+    else:
+        attempts = [record] if "start_time" in record else []
     if not attempts:
-        intake.count("jobs left out because they have no attempt")
+        source.count("jobs left out because they have no attempt")
         return None
-    gpus = _gpus(record, attempts[0])
+    gpus = record["num_gpus"] if "num_gpus" in record else sum(_nodes(attempts[0]))
+    if type(gpus) is not int or not 0 <= gpus <= MOST_GPUS:
+        raise field_refusal("num_gpus", f"a whole number from 0 to {MOST_GPUS:,}", gpus)
     if gpus == 0:
-        intake.count("jobs left out because they have no GPU")
+        source.count("jobs left out because they have no GPU")
         return None
-    if not _ended(attempts[-1]):
-        intake.count("jobs left out because their last attempt has no end")
+    if _clock(attempts[-1], "end_time") is None:
+        source.count("jobs left out because their last attempt has no end")
         return None
-    observed = _observed(attempts, intake)
+    observed = _observed(attempts, source)
     runs = [attempt.end - attempt.start for attempt in observed if attempt.end is not None]
     if not runs:
-        intake.count("jobs left out because no attempt of theirs has a start and an end")
+        source.count("jobs left out because no attempt of theirs has a start and an end")
         return None
+    key = "jobid" if "jobid" in record else "id"
     job = Job(
-        intake.prefix + _identity(record),
-        moment(_text(record, "submitted_time"), "submitted_time"),
+        source.prefix + label(_text(record, key), key),
+        timestamp(_text(record, "submitted_time"), "submitted_time"),
         gpus,
         sum(runs),
         tenant=label(_text(record, "vc"), "vc") if record.get("vc") is not None else "default",
     )
-    failures = tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1])
-    return TraceJob(job, _outcome(record), failures, observed=observed)
-
-
-def _identity(record: Record) -> str:
-    key = "jobid" if "jobid" in record else "id"
-    return label(_text(record, key), key)
-
-
-def _outcome(record: Record) -> JobOutcome:
     status = record.get("status", "Pass")
     if not isinstance(status, str) or status not in OUTCOMES:
         raise field_refusal("status", f"one of {', '.join(OUTCOMES)}", status)
-    return OUTCOMES[status]
-
-
-def _attempts(record: Record) -> list[Record]:
-    if "attempts" not in record:
-        return [record] if "start_time" in record else []
-    return _records(record["attempts"], "attempts")
-
-
-def _gpus(record: Record, first: Record) -> int:
-    gpus = record["num_gpus"] if "num_gpus" in record else sum(_nodes(first))
-    if type(gpus) is not int or not 0 <= gpus <= MOST_GPUS:
-        raise field_refusal("num_gpus", f"a whole number from 0 to {MOST_GPUS:,}", gpus)
-    return gpus
+    failures = tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1])
+    return TraceJob(job, OUTCOMES[status], failures, observed=observed)
 
 
 def _nodes(attempt: Record) -> tuple[int, ...]:
-    """GPUs of each entry of `detail`: a node, though in the public log some entries name one node twice."""
+    """Return GPUs of each entry of `detail`: a node, though in the public log some entries name one node twice."""
     return tuple(len(_list(part.get("gpus"), "gpus")) for part in _records(attempt.get("detail"), "detail"))
 
 
-def _ended(attempt: Record) -> bool:
-    return _clock(attempt, "end_time") is not None
-
-
-def _observed(attempts: Iterable[Record], intake: TraceInput) -> tuple[RunAttempt, ...]:
-    """Every attempt that has a start and no end before it, in order; one without an end says when it started, no more."""
+def _observed(attempts: Iterable[Record], source: TraceInput) -> tuple[RunAttempt, ...]:
+    """Return attempts that have a start and no end before it, in order; of one without an end, only the start is known."""
     found = []
     for attempt in attempts:
         start, end = _clock(attempt, "start_time"), _clock(attempt, "end_time")
         if start is None or end is None:
-            intake.count("attempts left out because they have no start or no end")
+            source.count("attempts left out because they have no start or no end")
         elif end < start:
-            intake.count("attempts left out because they end before they start")
+            source.count("attempts left out because they end before they start")
             continue
         if start is not None:
             found.append(RunAttempt(start, end, _nodes(attempt)))
@@ -115,9 +95,9 @@ def _observed(attempts: Iterable[Record], intake: TraceInput) -> tuple[RunAttemp
 
 
 def _clock(attempt: Record, key: str) -> float | None:
-    """A time of an attempt; the log writes a missing one as null, as nothing or as `None`."""
+    """Return a time of an attempt; the log writes a missing one as null, as nothing or as `None`."""
     value = attempt.get(key)
-    return None if value in (None, "", "None") else moment(_text(attempt, key), key)
+    return None if value in (None, "", "None") else timestamp(_text(attempt, key), key)
 
 
 def _text(record: Record, key: str) -> str:

@@ -14,7 +14,7 @@ A row has no id: the job is called by the number of its row, from 0. Or duration
 
 from itertools import chain
 
-from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, moment, split_header, whole
+from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, split_header, timestamp, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
@@ -23,27 +23,27 @@ ALONE = ("duration_s", "num_gpus")
 """Of a table that holds nothing else."""
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row is a job."""
-    rows = intake.lines()
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row."""
+    rows = source.lines()
     first = next(rows, (1, ""))
     is_alone = set(ALONE) <= set(split_header(first[1]))
     columns, parse = (ALONE, _job_alone) if is_alone else (COLUMNS, _job)
-    return intake.jobs(csv_rows(chain([first], rows), intake.file, columns), parse)
+    return source.jobs(csv_rows(chain([first], rows), source.file, columns), parse)
 
 
-def _job_alone(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job_alone(cells: Cells, source: TraceInput) -> TraceJob:
     duration, gpus = cells
-    intake.count("jobs taken to be submitted at 0, as the file holds no times")
-    return TraceJob(Job(f"{intake.prefix}{intake.rows}", 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
+    source.count("jobs taken to be submitted at 0, as the file holds no times")
+    return TraceJob(Job(f"{source.prefix}{source.rows}", 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job(cells: Cells, source: TraceInput) -> TraceJob:
     submitted, duration, gpus, tenant = cells
     return TraceJob(
         Job(
-            f"{intake.prefix}{intake.rows}",
-            moment(submitted, "timestamp"),
+            f"{source.prefix}{source.rows}",
+            timestamp(submitted, "timestamp"),
             whole(gpus, "num_gpus"),
             amount(duration, "duration"),
             tenant=label(tenant, "cluster"),

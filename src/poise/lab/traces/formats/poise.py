@@ -28,6 +28,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import chain
 from typing import Any, NamedTuple, TextIO
 
@@ -58,37 +59,37 @@ class TraceColumn(NamedTuple):
     decode: Callable[[str], object]
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every line is a job."""
-    rows = intake.lines()
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every line."""
+    rows = source.lines()
     first = next(rows, None)
     if first is None:
         return []
     if first[1].lstrip().startswith("{"):
-        return intake.jobs(_json_records(chain([first], rows), intake), _job)
-    return intake.jobs(_csv_records(first, rows, intake), _job)
+        return source.jobs(_json_records(chain([first], rows), source), _job)
+    return source.jobs(_csv_records(first, rows, source), _job)
 
 
-def _json_records(rows: Iterator[Line], intake: TraceInput) -> Iterator[tuple[int, Record]]:
+def _json_records(rows: Iterator[Line], source: TraceInput) -> Iterator[tuple[int, Record]]:
     for number, text in rows:
         try:
             yield number, parse_object(text)
         except ValueError as problem:
-            raise intake.error(number, None, f"expected a JSON object, got {problem}") from None
+            raise source.error(number, None, f"expected a JSON object, got {problem}") from None
 
 
-def _csv_records(header: Line, rows: Iterator[Line], intake: TraceInput) -> Iterator[tuple[int, Record]]:
+def _csv_records(header: Line, rows: Iterator[Line], source: TraceInput) -> Iterator[tuple[int, Record]]:
     names = split_header(header[1])
     for name in names:
         if name not in COLUMNS:
-            raise intake.error(header[0], None, _unknown(name).problem)
+            raise source.error(header[0], None, _unknown(name).problem)
         if names.count(name) > 1:
-            raise intake.error(header[0], name, "expected every column once, got it twice")
-    for number, cells in csv_cells(rows, intake.file, len(names)):
+            raise source.error(header[0], name, "expected every column once, got it twice")
+    for number, cells in csv_cells(rows, source.file, len(names)):
         yield number, {name: COLUMNS[name].decode(cell) for name, cell in zip(names, cells, strict=True) if cell}
 
 
-def _job(record: Record, intake: TraceInput) -> TraceJob:
+def _job(record: Record, source: TraceInput) -> TraceJob:
     values: dict[str, Any] = {}
     for name, value in record.items():
         column = COLUMNS.get(name)
@@ -103,33 +104,25 @@ def _job(record: Record, intake: TraceInput) -> TraceJob:
             raise field_refusal(name, "a value", None)
     if "duration" not in values and "steps" not in values:
         raise field_refusal("duration", "seconds, or steps", None)
-    _check_bounds(values)
-    _check_tasks(values)
-    _check_broken(values)
+    _check_together(values)
     outcome, failures = values.pop("outcome", JobOutcome.PASSED), values.pop("failures", ())
     loss, broken = values.pop("loss", None), values.pop("broken", False)
-    return TraceJob(Job(intake.prefix + values.pop("job"), **values), outcome, failures, loss, broken=broken)
+    return TraceJob(Job(source.prefix + values.pop("job"), **values), outcome, failures, loss, broken=broken)
 
 
-def _check_bounds(values: dict[str, Any]) -> None:
-    least, most = values.get("min_gpus", 1), values.get("max_gpus", MOST_GPUS)
-    if not least <= values["gpus"] <= most:
-        field = "min_gpus" if least > values["gpus"] else "max_gpus"
-        raise field_refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {values['gpus']}", values[field])
-
-
-def _check_tasks(values: dict[str, Any]) -> None:
-    if "micro_batches" not in values:
-        if "sync" in values:
-            raise field_refusal("sync", "nothing where no micro_batches are given", values["sync"])
-        return
-    for bound in ("min_gpus", "max_gpus"):
-        if bound in values:
-            raise field_refusal(bound, "nothing beside micro_batches, with which any number of GPUs will do", values[bound])
-
-
-def _check_broken(values: dict[str, Any]) -> None:
-    """A job that is broken fails, and of something."""
+def _check_together(values: dict[str, Any]) -> None:
+    """Check columns that depend on each other: bounds of the gang, tasks, and what breaks a job."""
+    gpus, least, most = values["gpus"], values.get("min_gpus", 1), values.get("max_gpus", MOST_GPUS)
+    if not least <= gpus <= most:
+        field = "min_gpus" if least > gpus else "max_gpus"
+        raise field_refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {gpus}", values[field])
+    if "micro_batches" in values:
+        for bound in ("min_gpus", "max_gpus"):
+            if bound in values:
+                expected = "nothing beside micro_batches, with which any number of GPUs will do"
+                raise field_refusal(bound, expected, values[bound])
+    elif "sync" in values:
+        raise field_refusal("sync", "nothing where no micro_batches are given", values["sync"])
     if values.get("broken"):
         if not values.get("failures"):
             raise field_refusal("broken", "false where no failures are given", values["broken"])
@@ -206,13 +199,12 @@ def _outcome(value: object, field: str) -> JobOutcome:
 def _failures(value: object, field: str) -> tuple[FailedAttempt, ...]:
     if not isinstance(value, list):
         raise field_refusal(field, "a list of [seconds, cause]", value)
-    return tuple(_failure(part, field) for part in value)
-
-
-def _failure(value: object, field: str) -> FailedAttempt:
-    if not isinstance(value, list) or len(value) != 2:
-        raise field_refusal(field, "[seconds, cause]", value)
-    return FailedAttempt(_amount(value[0], field), _name(value[1], field))
+    found: list[FailedAttempt] = []
+    for part in value:
+        if not isinstance(part, list) or len(part) != 2:
+            raise field_refusal(field, "[seconds, cause]", part)
+        found.append(FailedAttempt(_amount(part[0], field), _name(part[1], field)))
+    return tuple(found)
 
 
 def _flag(value: object, field: str) -> bool:
@@ -231,16 +223,8 @@ def _loss(value: object, field: str) -> LossCurve:
     return LossCurve(speed, start, floor)
 
 
-def _decode_numbers(cell: str) -> object:
-    return [_decode_number(part) for part in cell.split("/")]
-
-
-def _decode_text(cell: str) -> object:
-    return cell
-
-
 def _decode_number(cell: str) -> object:
-    """A number if the cell is one; else the cell itself, which the check then refuses in its own words."""
+    """Return a number if the cell is one; else the cell itself, which the check then refuses in its own words."""
     for kind in (int, float):
         try:
             return kind(cell) if cell.isascii() and "_" not in cell else cell
@@ -249,26 +233,18 @@ def _decode_number(cell: str) -> object:
     return cell
 
 
-def _decode_list(cell: str) -> object:
-    return cell.split("/")
-
-
-def _decode_flag(cell: str) -> object:
-    return {"true": True, "false": False}.get(cell, cell)
-
-
 def _decode_failures(cell: str) -> object:
     parts = (part.partition(":") for part in cell.split("/"))
     return [[_decode_number(after), cause] for after, _, cause in parts]
 
 
-_NAME = TraceColumn(_name, _decode_text)
+_NAME = TraceColumn(_name, str)
 _AMOUNT = TraceColumn(_amount, _decode_number)
 _GPUS = TraceColumn(_whole_between(1, MOST_GPUS), _decode_number)
 _COUNT = TraceColumn(_whole_between(1, _MOST), _decode_number)
 
 COLUMNS = {
-    "job": TraceColumn(_identity, _decode_text),
+    "job": TraceColumn(_identity, str),
     "submitted": _AMOUNT,
     "gpus": _GPUS,
     "duration": _AMOUNT,
@@ -280,70 +256,39 @@ COLUMNS = {
     "weight": TraceColumn(_weight, _decode_number),
     "priority": TraceColumn(_whole_between(-_MOST, _MOST), _decode_number),
     "deadline": _AMOUNT,
-    "gpu_types": TraceColumn(_types, _decode_list),
+    "gpu_types": TraceColumn(_types, lambda cell: cell.split("/")),
     "min_gpus": _GPUS,
     "max_gpus": _GPUS,
     "micro_batches": _GPUS,
     "sync": _AMOUNT,
     "name": _NAME,
-    "outcome": TraceColumn(_outcome, _decode_text),
+    "outcome": TraceColumn(_outcome, str),
     "failures": TraceColumn(_failures, _decode_failures),
-    "broken": TraceColumn(_flag, _decode_flag),
-    "loss": TraceColumn(_loss, _decode_numbers),
+    "broken": TraceColumn(_flag, lambda cell: {"true": True, "false": False}.get(cell, cell)),
+    "loss": TraceColumn(_loss, lambda cell: [_decode_number(part) for part in cell.split("/")]),
 }
 """In the order in which they are written."""
 
 
-# Traces of our own, written: one JSON object a line, as `formats/poise.py` describes and reads.
-
-_OPTIONAL = (
-    "duration",
-    "steps",
-    "app",
-    "model",
-    "batch_size",
-    "deadline",
-    "min_gpus",
-    "max_gpus",
-    "micro_batches",
-    "name",
-)
+_WRITTEN = (
+    "duration", "steps", "app", "model", "batch_size", "deadline", "min_gpus", "max_gpus", "micro_batches", "name",
+    "tenant", "weight", "priority", "sync", "gpu_types",
+)  # fmt: skip
+_DEFAULTS = {each.name: each.default for each in fields(Job)}
 
 
 def write_trace(trace: Trace, stream: TextIO) -> None:
-    """Writes the jobs so that reading them gives the same jobs; what has its default value is left out."""
+    """Write the jobs as JSON lines, so that reading them gives the same jobs; what has its default value is left out."""
     for each in trace.jobs:
-        stream.write(json.dumps(_row(each), allow_nan=False))
-        stream.write("\n")
-
-
-def _row(each: TraceJob) -> dict[str, Any]:
-    job = each.job
-    row: dict[str, Any] = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
-    row |= {name: value for name in _OPTIONAL if (value := getattr(job, name)) is not None}
-    row |= _beside_defaults(job)
-    if each.outcome is not JobOutcome.PASSED:
-        row["outcome"] = str(each.outcome)
-    if each.failures:
-        row["failures"] = [list(failure) for failure in each.failures]
-    if each.broken:
-        row["broken"] = True
-    if each.loss is not None:
-        row["loss"] = list(each.loss)
-    return row
-
-
-def _beside_defaults(job: Job) -> dict[str, Any]:
-    """The columns that every job has, where they are not what they are by default."""
-    row: dict[str, Any] = {}
-    if job.tenant != "default":
-        row["tenant"] = job.tenant
-    if job.weight != 1.0:
-        row["weight"] = job.weight
-    if job.priority:
-        row["priority"] = job.priority
-    if job.sync:
-        row["sync"] = job.sync
-    if job.gpu_types:
-        row["gpu_types"] = list(job.gpu_types)
-    return row
+        job = each.job
+        row: dict[str, Any] = {"job": job.id, "submitted": job.submitted, "gpus": job.gpus}
+        row |= {name: value for name in _WRITTEN if (value := getattr(job, name)) != _DEFAULTS[name]}
+        if each.outcome is not JobOutcome.PASSED:
+            row["outcome"] = str(each.outcome)
+        if each.failures:
+            row["failures"] = each.failures
+        if each.broken:
+            row["broken"] = True
+        if each.loss is not None:
+            row["loss"] = each.loss
+        stream.write(json.dumps(row, allow_nan=False) + "\n")

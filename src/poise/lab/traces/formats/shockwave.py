@@ -25,12 +25,12 @@ WIDTHS = (12,)
 MODES = ("static", "accordion", "gns")
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row is a job."""
-    return intake.jobs(tsv_rows(intake.lines()), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row."""
+    return source.jobs(tsv_rows(source.lines()), _job)
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job(cells: Cells, source: TraceInput) -> TraceJob:
     if len(cells) != 12:
         raise FieldError(None, f"expected 12 tab-separated cells, got {len(cells)}")
     kind, _, _, _, flag, steps, gpus, mode, weight, slo, duration, arrival = cells
@@ -38,12 +38,12 @@ def _job(cells: Cells, intake: TraceInput) -> TraceJob:
     if mode not in MODES:
         raise field_refusal("mode", f"one of {', '.join(MODES)}", mode)
     if mode != "static":
-        intake.count("jobs whose changes of batch size are not followed")
+        source.count("jobs whose changes of batch size are not followed")
     model, batch_size = kind_of(kind)
     submitted, seconds, slack = amount(arrival, "arrival"), amount(duration, "duration"), slo_of(slo)
     return TraceJob(
         Job(
-            f"{intake.prefix}{intake.rows}",
+            f"{source.prefix}{source.rows}",
             submitted,
             whole(gpus, "gang"),
             seconds,

@@ -18,16 +18,16 @@ from poise.scheduler.model.job import Job
 COLUMNS = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
-def read(intake: TraceInput) -> list[TraceJob]:
-    """Every row is a job."""
-    return intake.jobs(csv_rows(intake.lines(), intake.file, COLUMNS), _job)
+def read(source: TraceInput) -> list[TraceJob]:
+    """Make a job of every row."""
+    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
 
 
-def _job(cells: Cells, intake: TraceInput) -> TraceJob:
+def _job(cells: Cells, source: TraceInput) -> TraceJob:
     job_id, gpus, submitted, model, duration = cells
     return TraceJob(
         Job(
-            intake.prefix + label(job_id, "job_id"),
+            source.prefix + label(job_id, "job_id"),
             amount(submitted, "submit_time"),
             whole(gpus, "num_gpu"),
             amount(duration, "duration"),
