@@ -10,7 +10,7 @@ from tests.builders import EVENTS, Story, simulate
 from tests.strategies import clusters, traces
 
 from poise.lab.analysis.history import History, RunEnd
-from poise.lab.traces.failure_model import Failing, with_failures
+from poise.lab.traces.failure_model import FailureModel, with_failures
 from poise.lab.traces.schema import Trace, TraceJob
 from poise.scheduler.model.cluster import Cluster, gpu_count
 from poise.scheduler.model.event import Failed
@@ -20,7 +20,7 @@ from poise.scheduler.throughput.table import shipped
 
 POLICIES = st.sampled_from(["fifo", "fifo-skip", "srtf", "tiresias:limits=300/900"])
 """None with rounds: attempts may last for weeks."""
-SOME = Failing(rate=0.7, heal=0.7, killed=0.1)
+SOME = FailureModel(rate=0.7, heal=0.7, killed=0.1)
 HOW = replace(EVENTS, retries=10)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import a_job
 
 from poise.lab.traces import philly_shape
-from poise.lab.traces.failure_model import Drawn, Failing, fates, parse_failing, with_failures
+from poise.lab.traces.failure_model import DrawnFailures, FailureModel, draw_failures, parse_failure_model, with_failures
 from poise.lab.traces.formats.poise import write_trace
 from poise.lab.traces.parsing import FieldError
 from poise.lab.traces.philly_shape import CAUSES, FAILURE_PROBABILITIES, MOST_ATTEMPTS, FailureCause
@@ -32,15 +32,15 @@ def a_trace(*jobs: TraceJob) -> Trace:
     return Trace("test", jobs)
 
 
-def drawn(failing: Failing, jobs: int, seed: int = 0) -> dict[int, Drawn]:
+def drawn(failing: FailureModel, jobs: int, seed: int = 0) -> dict[int, DrawnFailures]:
     chance, lengths = (np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(2))
-    return fates(failing, jobs, chance, lengths)
+    return draw_failures(failing, jobs, chance, lengths)
 
 
 @pytest.fixture(scope="module")
-def many() -> list[Drawn]:
+def many() -> list[DrawnFailures]:
     """What is drawn for 40,000 jobs, all of which fail."""
-    return list(drawn(Failing(rate=1.0), 40_000).values())
+    return list(drawn(FailureModel(rate=1.0), 40_000).values())
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
@@ -68,7 +68,7 @@ def test_attempts_a_job_have_the_published_mean(cause: FailureCause) -> None:
     assert (shares * np.arange(1, MOST_ATTEMPTS + 1)).sum() == pytest.approx(cause.trials / cause.jobs, rel=1e-9)
 
 
-def test_drawn_run_times_to_failure_have_the_published_quantiles(many: list[Drawn]) -> None:
+def test_drawn_run_times_to_failure_have_the_published_quantiles(many: list[DrawnFailures]) -> None:
     """Of each cause, the part of attempts below a published quantile is off by no more than 4 standard deviations."""
     minutes: dict[str, list[float]] = {}
     for each in many:
@@ -85,7 +85,7 @@ def test_drawn_run_times_to_failure_have_the_published_quantiles(many: list[Draw
     assert np.quantile(minutes["incorrect-inputs"], 0.9) == pytest.approx(404.83, rel=0.1)
 
 
-def test_drawn_causes_are_in_the_published_proportion(many: list[Drawn]) -> None:
+def test_drawn_causes_are_in_the_published_proportion(many: list[DrawnFailures]) -> None:
     """By jobs, chi-square over 21 causes is below its 99.9 % point of 45.3; by attempts within 3 %, of the frequent ones."""
     jobs = Counter(each.failures[0].cause for each in many)
     want = {cause.name: cause.jobs / sum(each.jobs for each in CAUSES) * len(many) for cause in CAUSES}
@@ -97,14 +97,14 @@ def test_drawn_causes_are_in_the_published_proportion(many: list[Drawn]) -> None
 
 
 def test_statuses_are_as_published() -> None:
-    found = drawn(Failing(), 100_000)
+    found = drawn(FailureModel(), 100_000)
     outcomes = Counter(each.outcome for each in found.values())
     assert 100 * outcomes[JobOutcome.FAILED] / 100_000 == pytest.approx(17.2, abs=0.5)
     assert 100 * outcomes[JobOutcome.KILLED] / 100_000 == pytest.approx(13.5, abs=0.5)
     assert 100 * sum(bool(each.failures) for each in found.values()) / 100_000 == pytest.approx(18.26, abs=0.5)
 
 
-def test_a_job_fails_of_one_cause_and_only_what_passes_heals(many: list[Drawn]) -> None:
+def test_a_job_fails_of_one_cause_and_only_what_passes_heals(many: list[DrawnFailures]) -> None:
     healed = 0
     for each in many:
         assert len({attempt.cause for attempt in each.failures}) == 1
@@ -117,34 +117,34 @@ def test_a_job_fails_of_one_cause_and_only_what_passes_heals(many: list[Drawn]) 
 
 
 def test_knobs_say_how_many_fail_heal_and_are_killed() -> None:
-    everything = drawn(Failing(rate=1.0, heal=1.0), 2_000)
+    everything = drawn(FailureModel(rate=1.0, heal=1.0), 2_000)
     assert {verdict(each.failures[0].cause) is Verdict.TRANSIENT for each in everything.values()} == {True, False}
     assert all(
         (each.outcome is JobOutcome.PASSED) == (verdict(each.failures[0].cause) is Verdict.TRANSIENT)
         for each in everything.values()
     )
-    assert {each.outcome for each in drawn(Failing(rate=1.0, heal=0.0), 2_000).values()} == {JobOutcome.FAILED}
-    killed = drawn(Failing(rate=0.0, killed=1.0), 50)
-    assert killed == dict.fromkeys(range(50), Drawn(JobOutcome.KILLED))
-    assert drawn(Failing(rate=0.0, killed=0.0), 50) == {}
+    assert {each.outcome for each in drawn(FailureModel(rate=1.0, heal=0.0), 2_000).values()} == {JobOutcome.FAILED}
+    killed = drawn(FailureModel(rate=0.0, killed=1.0), 50)
+    assert killed == dict.fromkeys(range(50), DrawnFailures(JobOutcome.KILLED))
+    assert drawn(FailureModel(rate=0.0, killed=0.0), 50) == {}
 
 
 def test_the_first_jobs_fare_the_same_in_a_longer_trace_and_who_fails_fails_at_a_higher_rate() -> None:
-    few, more = drawn(Failing(), 300), drawn(Failing(), 900)
+    few, more = drawn(FailureModel(), 300), drawn(FailureModel(), 900)
     assert few == {place: each for place, each in more.items() if place < 300}
-    seldom, often = drawn(Failing(rate=0.1, killed=0.0), 300), drawn(Failing(rate=0.5, killed=0.0), 300)
+    seldom, often = drawn(FailureModel(rate=0.1, killed=0.0), 300), drawn(FailureModel(rate=0.5, killed=0.0), 300)
     assert set(seldom) < set(often)
 
 
 def test_the_same_seed_gives_the_same_failures_and_another_gives_others() -> None:
     trace = a_trace(*(a_job(str(i), seconds=600) for i in range(100)))
-    assert with_failures(trace, Failing(), 3, seconds) == with_failures(trace, Failing(), 3, seconds)
-    assert with_failures(trace, Failing(), 3, seconds).jobs != with_failures(trace, Failing(), 4, seconds).jobs
+    assert with_failures(trace, FailureModel(), 3, seconds) == with_failures(trace, FailureModel(), 3, seconds)
+    assert with_failures(trace, FailureModel(), 3, seconds).jobs != with_failures(trace, FailureModel(), 4, seconds).jobs
 
 
 def test_a_job_that_fails_lasts_longer_than_its_failed_attempts_and_no_other_changes_its_length() -> None:
     trace = a_trace(*(a_job(str(i), seconds=600) for i in range(500)))
-    failing = with_failures(trace, Failing(rate=0.5), 0, seconds)
+    failing = with_failures(trace, FailureModel(rate=0.5), 0, seconds)
     lengthened = 0
     for before, after in zip(trace.jobs, failing.jobs, strict=True):
         together = sum(attempt.after for attempt in after.failures)
@@ -156,22 +156,22 @@ def test_a_job_that_fails_lasts_longer_than_its_failed_attempts_and_no_other_cha
 
 def test_work_in_steps_is_lengthened_in_proportion_and_a_job_of_no_work_cannot_fail() -> None:
     steps = TraceJob(Job("a", 0, 1, steps=10.0))
-    [[after]] = [with_failures(a_trace(steps), Failing(rate=1.0), 0, lambda job: (job.steps or 0) / 100).jobs]
+    [[after]] = [with_failures(a_trace(steps), FailureModel(rate=1.0), 0, lambda job: (job.steps or 0) / 100).jobs]
     assert after.job.steps == pytest.approx(100 * (sum(attempt.after for attempt in after.failures) + 0.001))
     nothing = a_trace(a_job("a", seconds=0))
-    assert with_failures(nothing, Failing(rate=1.0), 0, seconds).jobs == nothing.jobs
+    assert with_failures(nothing, FailureModel(rate=1.0), 0, seconds).jobs == nothing.jobs
 
 
 def test_none_changes_nothing_at_all() -> None:
     trace = a_trace(a_job("a"))
-    assert with_failures(trace, parse_failing("none"), 0, seconds) is trace
-    assert with_failures(trace, parse_failing("0"), 0, seconds) is trace
+    assert with_failures(trace, parse_failure_model("none"), 0, seconds) is trace
+    assert with_failures(trace, parse_failure_model("0"), 0, seconds) is trace
 
 
 @pytest.mark.parametrize("own", [a_job("a", dies=(5.0,)), a_job("a", outcome=JobOutcome.KILLED)])
 def test_a_trace_that_has_failures_keeps_its_own_and_says_so(own: TraceJob) -> None:
     trace = a_trace(own, *(a_job(str(i)) for i in range(100)))
-    kept = with_failures(trace, Failing(), 0, seconds)
+    kept = with_failures(trace, FailureModel(), 0, seconds)
     assert kept.jobs == trace.jobs
     assert kept.notes == ("failures: the trace has its own, of 1 jobs that fail or are killed; none are drawn",)
 
@@ -187,16 +187,16 @@ def test_the_generator_draws_the_same_way() -> None:
 @pytest.mark.parametrize(
     ("spec", "want"),
     [
-        ("none", Failing(0.0, 0.0, 0.0)),
-        ("philly", Failing()),
-        ("philly:rate=0.3", Failing(rate=0.3)),
-        ("philly:heal=1,killed=0", Failing(heal=1.0, killed=0.0)),
-        ("0.25", Failing(rate=0.25, heal=1.0, killed=0.0, mended=1.0)),
-        ("1e-1", Failing(rate=0.1, heal=1.0, killed=0.0, mended=1.0)),
+        ("none", FailureModel(0.0, 0.0, 0.0)),
+        ("philly", FailureModel()),
+        ("philly:rate=0.3", FailureModel(rate=0.3)),
+        ("philly:heal=1,killed=0", FailureModel(heal=1.0, killed=0.0)),
+        ("0.25", FailureModel(rate=0.25, heal=1.0, killed=0.0, mended=1.0)),
+        ("1e-1", FailureModel(rate=0.1, heal=1.0, killed=0.0, mended=1.0)),
     ],
 )
-def test_specification_is_read(spec: str, want: Failing) -> None:
-    assert parse_failing(spec) == want
+def test_specification_is_read(spec: str, want: FailureModel) -> None:
+    assert parse_failure_model(spec) == want
 
 
 FORMS = "expected none, philly, philly:rate=FRACTION,heal=FRACTION,killed=FRACTION, or a fraction, got "
@@ -219,7 +219,7 @@ REFUSED = {
 @pytest.mark.parametrize("spec", REFUSED)
 def test_specification_that_makes_no_sense_is_refused(spec: str) -> None:
     with pytest.raises(FieldError) as caught:
-        parse_failing(spec)
+        parse_failure_model(spec)
     assert str(caught.value) == REFUSED[spec]
 
 
@@ -233,7 +233,7 @@ def test_specification_that_makes_no_sense_is_refused(spec: str) -> None:
 )
 def test_unknown_name_is_refused_with_the_nearest(spec: str, want: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
-        parse_failing(spec)
+        parse_failure_model(spec)
     assert str(caught.value).startswith(want)
 
 

@@ -17,7 +17,7 @@ from poise.lab.analysis.fairness import Fairness
 from poise.lab.experiment import Experiment, check, divided, elastic, scaled, speeds_of
 from poise.lab.simulator.tasks import parse_switching
 from poise.lab.simulator.world import Truth
-from poise.lab.traces.failure_model import Failing, parse_failing, with_failures
+from poise.lab.traces.failure_model import FailureModel, parse_failure_model, with_failures
 from poise.lab.traces.parsing import FieldError
 from poise.lab.traces.reader import read_trace
 from poise.lab.traces.registry import format_names
@@ -322,9 +322,9 @@ def request_of(source: str, options: dict[str, Any], policy: str) -> ExperimentR
     return ExperimentRequest(trace, experiment, (*trace.notes, *notes), options["as_json"], options["quiet"])
 
 
-def _failing(spec: str) -> Failing:
+def _failing(spec: str) -> FailureModel:
     try:
-        return parse_failing(spec)
+        return parse_failure_model(spec)
     except FieldError as refused:
         raise RequestError(f"--failures: {refused.problem}") from None
 

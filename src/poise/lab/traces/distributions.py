@@ -1,7 +1,7 @@
-"""Columns of a synthetic trace, each from uniform numbers in [0, 1) of its own.
+"""Columns of a synthetic trace: sizes, durations, tenants and more, each drawn from uniform numbers in [0, 1) of its own.
 
-Everything is an inverse distribution of `Generator.random`, whose stream numpy keeps from version to version: so is a
-trace that is made from a specification. Numbers that overflow are found in the result, not warned of on the way.
+Everything is an inverse distribution of `Generator.random`, whose stream numpy keeps from version to version: so a
+specification means the same trace for ever. Numbers that overflow are found in the result, not warned of on the way.
 """
 
 import math
@@ -38,18 +38,18 @@ class Mixture(NamedTuple):
     shares: Floats
 
     def draw(self, uniform: Floats) -> Floats:
-        """The value of each job."""
+        """Return the value of each job."""
         return self.values[pick(self.shares, uniform)]
 
 
 def pick(shares: Floats, uniform: Floats) -> NDArray[np.intp]:
-    """An index for each uniform number, in proportion to the shares."""
+    """Return an index for each uniform number, in proportion to the shares."""
     edges = np.cumsum(shares)
     return np.searchsorted(edges[:-1] / edges[-1], uniform, side="right")
 
 
 def mixture(text: str, knob: str) -> Mixture:
-    """`1:0.7/2:0.3`: values above 0 and their shares, which need not add up to 1; `1/2/4` has equal shares."""
+    """Read `1:0.7/2:0.3`: values above 0 and their shares, which need not add up to 1; `1/2/4` has equal shares."""
     parts = [part.partition(":") for part in text.split("/")]
     values = np.array([_positive(value, knob) for value, _, _ in parts])
     shares = np.array([amount(share, knob) if colon else 1.0 for _, colon, share in parts])
@@ -59,12 +59,12 @@ def mixture(text: str, knob: str) -> Mixture:
 
 
 def hourly(text: str) -> float:
-    """Jobs an hour."""
+    """Return jobs per hour."""
     return philly_shape.JOBS / philly_shape.SPAN * 3600 if text == PHILLY else _positive(text, "rate")
 
 
 def submissions(kind: str, jobs: int, rate: float, uniform: Floats) -> Floats:
-    """Seconds at which the jobs arrive, ascending; `uniform` has two numbers a job. Within 1 ms, as are durations."""
+    """Return seconds at which jobs arrive, ascending, rounded to 1 ms; `uniform` has two numbers per job."""
     gap, waits = 3600 / rate, -np.log1p(-uniform[:, 0])
     waits[0] = 0.0
     match kind:
@@ -88,7 +88,7 @@ def submissions(kind: str, jobs: int, rate: float, uniform: Floats) -> Floats:
 
 
 def sizes(text: str, uniform: Floats) -> Ints:
-    """GPUs of each job."""
+    """Return the GPUs of each job."""
     if text == PHILLY:
         known = Mixture(np.array(list(philly_shape.GPUS), float), np.array(list(philly_shape.GPUS.values()), float))
         return known.draw(uniform).astype(np.int64)
@@ -100,7 +100,7 @@ def sizes(text: str, uniform: Floats) -> Ints:
 
 
 def durations(text: str, gpus: Ints, uniform: Floats) -> Floats:
-    """Seconds of each job; `uniform` has two numbers a job. At least 1 ms."""
+    """Return seconds of each job, rounded to 1 ms and no less; `uniform` has two numbers per job."""
     kind, *numbers = text.split(":")
     first = uniform[:, 0]
     match kind, numbers:
@@ -122,7 +122,7 @@ def durations(text: str, gpus: Ints, uniform: Floats) -> Floats:
 
 
 def tenants(text: str, uniform: Floats) -> list[str]:
-    """The owner of each job."""
+    """Return the owner of each job."""
     if text == PHILLY:
         shares = np.array(philly_shape.TENANTS, float)
         names = [f"vc-{index:02d}" for index in range(1, len(shares) + 1)]
@@ -134,7 +134,7 @@ def tenants(text: str, uniform: Floats) -> list[str]:
 
 
 def models(text: str, uniform: Floats) -> list[str | None]:
-    """The model of each job; each name as likely as the next."""
+    """Return the model of each job; all names are equally likely."""
     if text == "none":
         return [None] * len(uniform)
     names = [label(name, "models") for name in text.split("/")]
@@ -142,9 +142,9 @@ def models(text: str, uniform: Floats) -> list[str | None]:
 
 
 def sweeps(text: str, uniform: Floats) -> tuple[Ints, NDArray[np.bool_]]:
-    """`0.3:8`: of 10 submissions 3 are sweeps, of 8 jobs each. The first job of each job's submission, and whether it is a
+    """Return the first job of each job's submission, and whether that is a sweep. `0.3:8`: 3 of 10 are, of 8 jobs each.
 
-    sweep; jobs of a sweep stand behind each other. The last sweep of a trace may be cut short.
+    Jobs of a sweep stand behind each other. The last sweep of a trace may be cut short.
     """
     fraction, _, size = text.partition(":")
     part, many = number(fraction, "apps"), whole(size or str(SWEEP), "apps", 2, MOST_SWEEP)
@@ -164,7 +164,7 @@ def sweeps(text: str, uniform: Floats) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 def curves(seconds: Floats, uniform: Floats) -> list[LossCurve]:
-    """How the loss of each job falls with its steps, which are its seconds; `uniform` has three numbers a job.
+    """Return how the loss of each job falls with its steps, which are its seconds; `uniform` has three numbers per job.
 
     It begins at 1 to 5 above where it would end, and comes within 0.01 to 0.3 of that.
     """
@@ -174,7 +174,7 @@ def curves(seconds: Floats, uniform: Floats) -> list[LossCurve]:
 
 
 def _daily(even: Floats) -> Floats:
-    """Times at a steady rate, moved so that the rate swings by 80 % over a day, least at 2 h and most at 14 h."""
+    """Move times at a steady rate so that the rate swings by 80 % over a day, least at 2 h and most at 14 h."""
     clock = np.linspace(0, _DAY, 1441)
     turn = 2 * math.pi / _DAY
     passed = clock - _SWING / turn * (np.sin(turn * (clock - _NIGHT)) + math.sin(turn * _NIGHT))
@@ -184,7 +184,7 @@ def _daily(even: Floats) -> Floats:
 
 
 def _normal(uniform: Floats) -> Floats:
-    """Standard normal numbers by Box and Muller's transform."""
+    """Return standard normal numbers by Box and Muller's transform."""
     radius: Floats = np.sqrt(-2 * np.log1p(-uniform[:, 0]))
     return radius * np.cos(2 * math.pi * uniform[:, 1])
 

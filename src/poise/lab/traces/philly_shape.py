@@ -89,7 +89,7 @@ MOST_ATTEMPTS = 5
 
 
 class Bucket(NamedTuple):
-    """Durations of the jobs of up to so many GPUs, in minutes: at PROBABILITIES, and on average."""
+    """Durations of the jobs of up to `most_gpus` GPUs, in minutes: at PROBABILITIES, and on average."""
 
     most_gpus: float
     quantiles: tuple[float, float, float, float, float, float]
@@ -109,7 +109,7 @@ _SHORTEST = 1 / 60
 
 
 def durations(gpus: NDArray[np.int64], uniform: Floats) -> Floats:
-    """Seconds of each job, from one uniform number in [0, 1) each: the inverse distribution of its bucket.
+    """Return seconds of each job, from one uniform number in [0, 1) each: the inverse distribution of its bucket.
 
     Between published quantiles the logarithm of the duration goes straight, but between p90 and p99 as the square of
     the way: going straight there, the bucket of 2 to 4 GPUs would already have more than its mean. Above p99 it goes
@@ -125,7 +125,7 @@ def durations(gpus: NDArray[np.int64], uniform: Floats) -> Floats:
 
 @cache
 def _knots(index: int) -> tuple[float, ...]:
-    """Minutes at 0, at PROBABILITIES and at 1."""
+    """Return minutes at 0, at PROBABILITIES and at 1."""
     _, quantiles, mean = BUCKETS[index]
     return _with_mean(mean, (_SHORTEST, *quantiles), _log_minutes)
 
@@ -139,7 +139,7 @@ def _log_minutes(uniform: Floats, knots: tuple[float, ...]) -> Floats:
 
 
 def seconds_to_failure(cause: int, uniform: Floats) -> Floats:
-    """Seconds that attempts which die of a cause (its place in CAUSES) run, from one uniform number in [0, 1) each.
+    """Return seconds to failure of attempts that die of a cause (its place in CAUSES), from one uniform number each.
 
     They go straight from a second to the median; the logarithm goes straight between published quantiles, and above p95
     to an end that gives the cause its published share of FAILED_MINUTES, or is p95 where that is enough.
@@ -149,7 +149,7 @@ def seconds_to_failure(cause: int, uniform: Floats) -> Floats:
 
 @cache
 def _failure_knots(cause: int) -> tuple[float, ...]:
-    """Minutes at 0, at FAILURE_PROBABILITIES and at 1."""
+    """Return minutes at 0, at FAILURE_PROBABILITIES and at 1."""
     _, trials, _, minutes, share = CAUSES[cause]
     return _with_mean(share / 100 * FAILED_MINUTES / trials, (_SHORTEST, *minutes), _log_minutes_to_failure)
 
@@ -165,7 +165,7 @@ def _log_minutes_to_failure(uniform: Floats, knots: tuple[float, ...]) -> Floats
 def _with_mean(
     mean: float, knots: tuple[float, ...], log_minutes: Callable[[Floats, tuple[float, ...]], Floats]
 ) -> tuple[float, ...]:
-    """Knots and one more at 1, so that the mean is as near to this as can be: by bisection, as it grows with the last."""
+    """Add a last knot at 1 that brings the mean nearest to this: by bisection, as the mean grows with that knot."""
     low, high = knots[-1], knots[-1] * 1000
     even = (np.arange(20_000) + 0.5) / 20_000
     while high - low > 1e-6 * low:
@@ -176,7 +176,7 @@ def _with_mean(
 
 @cache
 def attempt_shares(cause: int) -> Floats:
-    """With which probability a job that dies of a cause does so once, twice, and up to MOST_ATTEMPTS times.
+    """Return the probabilities that a job that dies of a cause does so once, twice, and up to MOST_ATTEMPTS times.
 
     Each further attempt is the same number of times as likely as the one before: of all distributions with the published
     mean, attempts ÷ jobs, this one assumes least.

@@ -1,7 +1,8 @@
-"""Traces from a specification, `synthetic:jobs=1000,seed=0,...`: by default of the shape that is published of Philly.
+"""Synthetic traces from a specification, `synthetic:jobs=1000,seed=0,...`: by default with the published shape of Philly.
 
-One seed, one generator for each column: a knob that is turned changes its own column and no other (but a duration of
-the `philly` kind depends on the job's GPUs, and a job that fails is no shorter than its failed attempts).
+One seed, one random generator per column: turning a knob changes its own column and no other (but a duration of the
+`philly` kind depends on the job's GPUs, and a job that fails is no shorter than its failed attempts). The distributions
+of the columns are in `distributions.py`, failures in `failure_model.py`.
 """
 
 from importlib.resources import files
@@ -10,7 +11,7 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 
 from poise.lab.traces import distributions
-from poise.lab.traces.failure_model import parse_failing, struck
+from poise.lab.traces.failure_model import add_failures, parse_failure_model
 from poise.lab.traces.parsing import MOST_JOBS, FieldError, TraceInput, whole
 from poise.lab.traces.registry import format_named
 from poise.lab.traces.schema import Trace, TraceJob
@@ -68,37 +69,31 @@ KNOBS = (
 )
 
 _COLUMNS = ("arrivals", "sizes", "durations", "tenants", "models", "failures", "attempts", "weights", "apps", "losses")
-"""Each has a generator of its own, by its place here: add at the end only."""
+"""Each has a random generator of its own, by its place here: add at the end only, or all traces change."""
 
 
 def generate(spec: str) -> Trace:
-    """The trace that a specification such as `synthetic:jobs=240,tenants=4` stands for; the same one every time.
+    """Return the trace that a specification such as `synthetic:jobs=240,tenants=4` stands for; the same one every time.
 
     Raises UnknownNameError for an unknown knob, RequestError for a value that a knob does not take.
     """
-    chosen = _knobs(spec.removeprefix(SYNTHETIC))
-    try:
-        with np.errstate(all="ignore"):
-            jobs = _jobs(chosen)
-    except FieldError as refused:
-        raise RequestError(f"{SYNTHETIC}{refused.field}: {refused.problem}") from None
-    return Trace(spec if spec.startswith(SYNTHETIC) else SYNTHETIC + spec, jobs)
-
-
-def _knobs(body: str) -> dict[str, str]:
-    """Every knob's value, as given or by default."""
+    names = [knob.name for knob in KNOBS]
     given: dict[str, str] = {}
-    for part in filter(None, body.split(",")):
+    for part in filter(None, spec.removeprefix(SYNTHETIC).split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            names = ", ".join(knob.name for knob in KNOBS)
-            raise RequestError(f"{SYNTHETIC} expected knob=value, got {part!r}; the knobs are {names}")
-        if name not in (knob.name for knob in KNOBS):
-            raise UnknownNameError("knob of a synthetic trace", name, (knob.name for knob in KNOBS))
+            raise RequestError(f"{SYNTHETIC} expected knob=value, got {part!r}; the knobs are {', '.join(names)}")
+        if name not in names:
+            raise UnknownNameError("knob of a synthetic trace", name, names)
         if name in given:
             raise RequestError(f"{SYNTHETIC}{name}: expected it once, got it twice")
         given[name] = value
-    return {knob.name: given.get(knob.name, knob.default) for knob in KNOBS}
+    try:
+        with np.errstate(all="ignore"):
+            jobs = _jobs({knob.name: given.get(knob.name, knob.default) for knob in KNOBS})
+    except FieldError as refused:
+        raise RequestError(f"{SYNTHETIC}{refused.field}: {refused.problem}") from None
+    return Trace(spec if spec.startswith(SYNTHETIC) else SYNTHETIC + spec, jobs)
 
 
 def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
@@ -114,7 +109,7 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
     weights = distributions.mixture(chosen["weights"], "weights").draw(rng["weights"].random(count))[first]
     tenants = distributions.tenants(chosen["tenants"], rng["tenants"].random(count))
     models = distributions.models(chosen["models"], rng["models"].random(count))
-    failing = parse_failing(chosen["failures"].replace("/", ","))
+    model = parse_failure_model(chosen["failures"].replace("/", ","))
     losses = distributions.curves(seconds, rng["losses"].random((count, 3))) if is_sweep.any() else [None] * count
     rows = zip(
         first.tolist(), is_sweep.tolist(), submitted.tolist(), gpus.tolist(), seconds.tolist(), weights.tolist(), strict=True
@@ -126,27 +121,19 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
                 at,
                 gang,
                 length,
-                None,
-                tenants[lead],
-                f"app-{lead}" if sweep else None,
-                models[lead],
-                None,
-                weight,
+                tenant=tenants[lead],
+                app=f"app-{lead}" if sweep else None,
+                model=models[lead],
+                weight=weight,
             ),
             loss=losses[index] if sweep else None,
         )
         for index, (lead, sweep, at, gang, length, weight) in enumerate(rows)
     )
-    return struck(jobs, failing, rng["failures"], rng["attempts"], _seconds)[0] if failing else jobs
+    if not model:
+        return jobs
+    return add_failures(jobs, model, rng["failures"], rng["attempts"], lambda job: job.duration or 0.0)[0]
 
-
-def _seconds(job: Job) -> float:
-    return job.duration or 0.0
-
-
-# The small trace that comes with Poise: 240 jobs of four tenants in 8.5 hours, 1.3 times what 24 GPUs can do in them.
-#
-# It is `synthetic:` + DEMO_SPEC, written down so that it can be looked at; a test compares the two.
 
 DEMO_SPEC = (
     "jobs=240,seed=7,rate=30,sizes=1:0.55/2:0.2/4:0.15/8:0.1,durations=lognormal:930:1,tenants=4,"
@@ -155,6 +142,9 @@ DEMO_SPEC = (
 
 
 def demo_trace() -> Trace:
-    """The trace of the demonstration."""
+    """Return the small trace that comes with Poise: 240 jobs of four tenants in 8.5 hours, 1.3 times the work of 24 GPUs.
+
+    It is `synthetic:` + DEMO_SPEC, written down so that it can be looked at; a test compares the two.
+    """
     with files("poise.lab.traces").joinpath("data", "demo.jsonl").open("rb") as stream:
         return Trace("demo", tuple(format_named("poise").read(TraceInput("demo.jsonl", cast(BinaryIO, stream)))))
