@@ -19,7 +19,8 @@ from tests.shell import poise
 
 from poise.engine.journal import read_entry
 from poise.service.client import Client, UnavailableError
-from poise.service.server.storage.store import RESERVE, Store
+from poise.service.server.storage.sidecar import RESERVE
+from poise.service.server.storage.store import Store
 from poise.service.wire.views import JobDetail, JobState
 
 pytestmark = pytest.mark.slow

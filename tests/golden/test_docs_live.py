@@ -83,7 +83,7 @@ def test_bounds_of_the_service_are_on_the_page_of_limits() -> None:
         "the time of a TLS handshake": (connections.HEAD_SECONDS,),
         "the time of a body": (bounds.upload,),
         "those of one token": (bounds.per_token,),
-        "lines of the log that one address": (logs.LINES, logs.MOST),
+        "lines of the log that one address": (logs.LINES, logs.MOST_SOURCES),
         "the time of a head": (connections.HEAD_SECONDS, listener.MOST_HEAD >> 10),
         "the time between two requests of a connection": (listener.IDLE_SECONDS,),
         "requests under way at once": (bounds.requests, bounds.reserved),

@@ -14,8 +14,8 @@ from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
 
 from poise.scheduler.model.errors import JournalError
-from poise.service.server.storage.mark import MARK, JournalMark, Reached
 from poise.service.server.storage.schema import FILE
+from poise.service.server.storage.sidecar import MARK, JournalEnd, JournalMark
 from poise.service.wire.views import JobState
 
 
@@ -148,13 +148,13 @@ def test_what_is_no_state_directory_is_refused_in_one_line(tmp_path: Path) -> No
 def test_a_mark_says_how_far_the_journal_has_come(tmp_path: Path) -> None:
     mark = JournalMark(tmp_path)
     assert mark.read() is None
-    mark.write(Reached(1_000_000, 99))
-    mark.write(Reached(1_000_001, 99))
-    assert mark.read() == Reached(1_000_001, 99)
+    mark.write(JournalEnd(1_000_000, 99))
+    mark.write(JournalEnd(1_000_001, 99))
+    assert mark.read() == JournalEnd(1_000_001, 99)
     mark.close()
     text = (tmp_path / MARK).read_bytes()
     (tmp_path / MARK).write_bytes(text.replace(b"99", b"98"))
     mark = JournalMark(tmp_path)
     assert mark.read() is None
     mark.close()
-    assert Reached(8, 3).missing(Reached(7, 3)) == "it has lost its end: entry 8 was answered and is missing"
+    assert JournalEnd(8, 3).missing(JournalEnd(7, 3)) == "it has lost its end: entry 8 was answered and is missing"

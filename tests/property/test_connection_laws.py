@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.service.server.http.connections import Connection, ConnectionLimits, ConnectionTable, peer_of
+from poise.service.server.http.connections import ClientConnection, ConnectionLimits, ConnectionTable, peer_of
 from poise.service.server.logs import Level, Logbook
 from poise.service.wire.views import Account, Role
 
@@ -32,8 +32,8 @@ class World:
     def __init__(self) -> None:
         self.table = ConnectionTable(LIMITS, Logbook(least=Level.ERROR))
         self.now = 0.0
-        self.there: dict[Connection, Account | None] = {}
-        self.busy: set[Connection] = set()
+        self.there: dict[ClientConnection, Account | None] = {}
+        self.busy: set[ClientConnection] = set()
         self._socket = socket.socket()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class World:
             assert all(each in self.there for each in before)
             assert len(before) > LIMITS.anonymous
             return
-        link = Connection(self.table, self._socket, f"10.0.0.{peer}", self.now)
+        link = ClientConnection(self.table, self._socket, f"10.0.0.{peer}", self.now)
         link.transport = FakeTransport()
         self.table.enter(link)
         self.there[link] = None

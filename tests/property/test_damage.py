@@ -24,9 +24,9 @@ from poise.scheduler.model.errors import PoiseError
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
-from poise.service.server.storage.mark import MARK
 from poise.service.server.storage.replay import replay_store
 from poise.service.server.storage.schema import FILE
+from poise.service.server.storage.sidecar import MARK
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, JobState, Role
 

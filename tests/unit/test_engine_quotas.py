@@ -9,7 +9,7 @@ from tests.machine import ALICE, BOB, Service, a_request
 from poise.service.server import batch
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
-from poise.service.server.storage.schema import sum_of
+from poise.service.server.storage.schema import checksum
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, EventRow, JobState, Role
 
@@ -180,7 +180,7 @@ def test_jobs_from_before_tokens_were_noted_count_for_their_tenant(tmp_path: Pat
     service.submit(HELD)
     db = service.loop.store._db
     [row] = db.execute("SELECT id, ended, state, json_remove(record, '$.by') FROM jobs")
-    db.execute("UPDATE jobs SET record = ?, record_sum = ?", (row[-1], sum_of(*row)))
+    db.execute("UPDATE jobs SET record = ?, record_sum = ?", (row[-1], checksum(*row)))
     service.restart()
     service.submit(HELD)
     assert refusal(service, HELD, by=CAROL).bound == "tenant-jobs"

@@ -17,8 +17,9 @@ from poise.service.backends.api import BackendFailed, DesiredState, RunEnding, R
 from poise.service.server.engine import ServiceEngine
 from poise.service.server.engine_api import ChangeJob, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.service import LiveService
-from poise.service.server.storage.schema import FILE, sum_of
-from poise.service.server.storage.store import RESERVE, Changes, StorageError, Store
+from poise.service.server.storage.schema import FILE, checksum
+from poise.service.server.storage.sidecar import RESERVE
+from poise.service.server.storage.store import Changes, StorageError, Store
 from poise.service.wire.request import Submission
 from poise.service.wire.views import JobState
 
@@ -257,7 +258,7 @@ def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line
     service.submit(a_request(gpus=2))
     [job] = service.submit(a_request())
     text = "{}"
-    values = text, sum_of(job, "alice", None, text), job
+    values = text, checksum(job, "alice", None, text), job
     service.loop.store._db.execute("UPDATE jobs SET request = ?, request_sum = ? WHERE id = ?", values)
     service.machine.end("1", RunEnding.FINISHED)
     with pytest.raises(JournalError, match=f"^job {job}: what was submitted makes no sense any more"):
@@ -338,7 +339,7 @@ def test_the_reserve_is_made_again_before_anything_is_taken_on(service: Service,
     [waits] = service.submit(a_request(gpus=2))
     store = service.loop.store
     full = store.reserve.size
-    monkeypatch.setattr(store.reserve, "_free", lambda: 0)
+    monkeypatch.setattr(store.reserve, "free", lambda: 0)
     failing(service, 1, reserve=True)
     service.wish(lambda engine: engine.cancel(ALICE, job))
     path = service.directory / RESERVE

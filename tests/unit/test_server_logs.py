@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, whatever is in it, and nothing that looks like a token."""
+"""Structured logs: one line per event, whatever is in it, and nothing that looks like a token."""
 
 import io
 import json
@@ -82,7 +82,7 @@ def test_long_value_is_cut() -> None:
 def test_levels_below_the_least_are_left_out() -> None:
     stream = io.StringIO()
     log = Logbook(stream, least=Level.WARNING)
-    log.debug("a")
+    log.write(Level.DEBUG, "a", {})
     log.info("b")
     log.warning("c")
     log.error("d")

@@ -20,7 +20,7 @@ from poise.scheduler.model.job import Yields
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
-from poise.service.server.storage import migrations
+from poise.service.server.storage import schema
 from poise.service.server.storage.replay import last_chapter, replay_store
 from poise.service.server.storage.schema import FILE, VERSION
 from poise.service.wire.views import JobState
@@ -109,13 +109,13 @@ def test_a_state_of_a_later_version_is_refused_in_one_line_and_left_as_it_is(tmp
 def test_a_migration_that_is_cut_off_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load(DUMPS[0], tmp_path)
     before = everything(tmp_path)
-    step = migrations.STEPS[1]
+    step = schema.STEPS[1]
 
     def cut_off(db: sqlite3.Connection) -> None:
         step(db)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(migrations.STEPS, 1, cut_off)
+    monkeypatch.setitem(schema.STEPS, 1, cut_off)
     with pytest.raises(KeyboardInterrupt):
         opened(tmp_path)
     assert everything(tmp_path) == before
@@ -143,7 +143,7 @@ def test_a_journal_file_of_version_1_is_read(tmp_path: Path) -> None:
 
 
 def test_there_is_a_step_from_every_version_and_a_state_of_each() -> None:
-    assert sorted(migrations.STEPS) == list(range(1, VERSION))
+    assert sorted(schema.STEPS) == list(range(1, VERSION))
     assert sorted(journal.MIGRATIONS) == list(range(1, journal.VERSION))
     assert {int(path.stem.partition(".")[0]) for path in DUMPS} == set(range(1, VERSION + 1))
 
@@ -152,7 +152,7 @@ def test_nothing_that_is_stored_changes_without_another_version() -> None:
     """If this fails: raise VERSION in service/server/storage/schema.py (for events, actions, jobs, headers also that of
     engine/journal.py).
 
-    Add a step to service/server/storage/migrations.py (and to engine/journal.py). Then run `python -m tests.formats`, and
+    Add a step to service/server/storage/schema.py (and to engine/journal.py). Then run `python -m tests.formats`, and
     `python tests/states.py tests/data/states/VERSION.0.sql`.
     """
     assert formats.FILE.exists(), test_nothing_that_is_stored_changes_without_another_version.__doc__

@@ -19,7 +19,7 @@ from poise.service.client.config import state_folder
 from poise.service.wire.views import Role, TokenList
 
 if TYPE_CHECKING:
-    from poise.service.server.storage.repair import Examined
+    from poise.service.server.storage.repair import RepairFindings
 
 USE_EPILOG = """\b
 Examples:
@@ -161,7 +161,7 @@ def repair(state: Path | None, yes: bool, dry_run: bool, as_json: bool) -> int:
     return 1 if found.problems and kept is None else 0
 
 
-def _counted(found: "Examined") -> str:
+def _counted(found: "RepairFindings") -> str:
     return f"{counted(found.entries, 'instant')} of the journal, {counted(found.jobs, 'job')}"
 
 

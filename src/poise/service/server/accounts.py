@@ -1,6 +1,7 @@
-"""Who may do what: tokens, of which only hashes are kept, in a file of the state directory that only its owner can read.
+"""Accounts and their tokens: who may do what.
 
-A token is 256 random bits, so its SHA-256 gives nothing away and needs no salt. Nothing here is ever logged.
+Only hashes of tokens are stored, in a file of the state directory that only its owner can read. A token is 256 random bits,
+so its SHA-256 gives nothing away and needs no salt. Nothing here is ever logged.
 """
 
 import hmac
@@ -26,7 +27,7 @@ FILE = "accounts.json"
 ADMIN_FILE = "admin.token"
 ADMIN = "admin"
 ADMIN_TENANT = "default"
-"""Whose jobs are those submitted with the token of the first start."""
+"""Tenant of jobs that are submitted with the token of the first start."""
 PREFIX = "poise_"
 LONGEST_TOKEN = 200
 MOST_ACCOUNTS = 10_000
@@ -36,79 +37,86 @@ _RANK = {role: rank for rank, role in enumerate(Role)}
 
 
 def is_at_least(account: Account, role: Role) -> bool:
-    """The account may do what this role may."""
+    """Whether the account may do what this role may."""
     return _RANK[account.role] >= _RANK[role]
 
 
-class _Stored(Wire):
+class _StoredToken(Wire):
     account: Account
     hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
-class _Document(Wire):
+class _TokenFile(Wire):
     version: Annotated[int, Field(ge=1, le=1)] = 1
-    accounts: Annotated[tuple[_Stored, ...], Field(max_length=MOST_ACCOUNTS)] = ()
+    accounts: Annotated[tuple[_StoredToken, ...], Field(max_length=MOST_ACCOUNTS)] = ()
 
 
 class TokenStore:
-    """All tokens of a service. What changes them is on the disk before it returns; any thread may call."""
+    """All tokens of a service, for any thread. Changes are on disk before a method returns.
+
+    Readers take no lock: a change builds new mappings and then replaces both. Writers hold the lock, so that two of them do
+    not overwrite each other's change.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time) -> None:
         self._folder = folder
         self._path = folder / FILE
         self._clock = clock
         self._lock = Lock()
-        self._take(_read(self._path))
+        self._use(_read(self._path))
 
     @property
     def admin_file(self) -> Path:
-        """Where the token of the first start is."""
+        """File with the token of the first start."""
         return self._folder / ADMIN_FILE
 
     def known(self, token: str) -> Account | None:
-        """Whom a token stands for; None for one that was never made, was revoked or has expired."""
+        """The account of a token; None for one that was never made, was revoked or has expired."""
         digest = _hash(token)
+        # Look up by a part of the hash, then compare all of it in constant time.
         stored = self._by_hash.get(digest[:16])
         if stored is None or not hmac.compare_digest(stored.hash, digest):
             return None
-        return stored.account if self._is_live(stored) else None
+        return stored.account if self._is_valid(stored) else None
 
     def all(self) -> tuple[Account, ...]:
         """All accounts by name, expired ones too."""
         return tuple(self._by_name[name].account for name in sorted(self._by_name))
 
     def make(self, wanted: NewToken) -> MadeToken:
-        """Make a token. Its name must be free, or that of an expired one, whose place it takes."""
+        """Make a token. Its name must be free, or that of an expired one, which it replaces."""
         if wanted.name.lower() in set(Actor):
             known = ", ".join(Actor)
             text = f"name: events call their actors {known}, so that no token can be called {wanted.name!r}; take another"
             raise RequestRefusedError(RefusalCode.WRONG, text)
         with self._lock:
             taken = self._by_name.get(wanted.name)
-            if taken is not None and self._is_live(taken):
-                raise RequestRefusedError(
-                    RefusalCode.CONFLICT, f"there is a token {wanted.name!r} already; revoke it, or take another name"
-                )
+            if taken is not None and self._is_valid(taken):
+                text = f"there is a token {wanted.name!r} already; revoke it, or take another name"
+                raise RequestRefusedError(RefusalCode.CONFLICT, text)
             if len(self._by_name) >= MOST_ACCOUNTS and taken is None:
                 raise RequestRefusedError(RefusalCode.FULL, f"there are {MOST_ACCOUNTS:,} tokens; revoke some")
-            return self._make(wanted)
+            expires = None if wanted.days is None else self._clock() + wanted.days * DAY
+            account = Account(name=wanted.name, tenant=wanted.tenant or wanted.name, role=wanted.role, expires=expires)
+            token = _new_token()
+            self._save(self._by_name | {wanted.name: _StoredToken(account=account, hash=_hash(token))})
+            return MadeToken(token=token, account=account)
 
     def revoke(self, name: str) -> Account:
-        """Make a token worthless from now on; the last one of an admin stays."""
+        """Make a token worthless from now on; the last one of an admin cannot be revoked."""
         with self._lock:
             stored = self._by_name.get(name)
             if stored is None:
                 raise RequestRefusedError(RefusalCode.UNKNOWN, f"there is no token {name!r}")
             rest = {key: each for key, each in self._by_name.items() if key != name}
             if not self._has_admin(rest) and self._has_admin(self._by_name):
-                raise RequestRefusedError(
-                    RefusalCode.CONFLICT, f"{name!r} is the last admin; make another token of that role first"
-                )
-            self._keep(rest)
+                text = f"{name!r} is the last admin; make another token of that role first"
+                raise RequestRefusedError(RefusalCode.CONFLICT, text)
+            self._save(rest)
             return stored.account
 
     def ensure_admin(self) -> bool:
-        """Make an admin's token and write it to `admin_file` if no live admin is there; True: that was so."""
+        """Make an admin's token and write it to `admin_file`, unless there is a valid one; returns whether it was made."""
         with self._lock:
             if self._has_admin(self._by_name):
                 return False
@@ -116,46 +124,37 @@ class TokenStore:
             return True
 
     def renew_admin(self) -> None:
-        """Make the token in `admin_file` anew; the one before is worthless."""
+        """Replace the token in `admin_file`; the one before is worthless."""
         with self._lock:
             self._renew_admin()
 
     def _renew_admin(self) -> None:
-        """The file comes first: a crash in between leaves a token that nobody knows, and the next start makes another."""
+        # The file first: a crash in between leaves a token that is not valid, and the next start makes another.
         token = _new_token()
         self.admin_file.unlink(missing_ok=True)
         create_file(self.admin_file, token + "\n")
         sync_folder(self._folder)
         account = Account(name=ADMIN, tenant=ADMIN_TENANT, role=Role.ADMIN)
-        self._keep(self._by_name | {ADMIN: _Stored(account=account, hash=_hash(token))})
+        self._save(self._by_name | {ADMIN: _StoredToken(account=account, hash=_hash(token))})
 
-    def _make(self, wanted: NewToken) -> MadeToken:
-        expires = None if wanted.days is None else self._clock() + wanted.days * DAY
-        account = Account(name=wanted.name, tenant=wanted.tenant or wanted.name, role=wanted.role, expires=expires)
-        token = _new_token()
-        self._keep(self._by_name | {wanted.name: _Stored(account=account, hash=_hash(token))})
-        return MadeToken(token=token, account=account)
-
-    def _keep(self, accounts: dict[str, _Stored]) -> None:
-        document = _Document(accounts=tuple(accounts.values()))
+    def _save(self, tokens: dict[str, _StoredToken]) -> None:
+        document = _TokenFile(accounts=tuple(tokens.values()))
         try:
             replace_file(self._path, document.model_dump_json() + "\n")
         except OSError as error:
-            raise RequestRefusedError(
-                RefusalCode.STORAGE, f"{self._path}: cannot be kept: {error.strerror or error}"
-            ) from None
-        self._take(document)
+            text = f"{self._path}: cannot be kept: {error.strerror or error}"
+            raise RequestRefusedError(RefusalCode.STORAGE, text) from None
+        self._use(document)
 
-    def _take(self, document: _Document) -> None:
-        """Whole mappings are exchanged, so that readers need no lock."""
+    def _use(self, document: _TokenFile) -> None:
         self._by_name = {each.account.name: each for each in document.accounts}
         self._by_hash = {each.hash[:16]: each for each in document.accounts}
 
-    def _is_live(self, stored: _Stored) -> bool:
+    def _is_valid(self, stored: _StoredToken) -> bool:
         return stored.account.expires is None or self._clock() < stored.account.expires
 
-    def _has_admin(self, accounts: dict[str, _Stored]) -> bool:
-        return any(each.account.role is Role.ADMIN and self._is_live(each) for each in accounts.values())
+    def _has_admin(self, tokens: dict[str, _StoredToken]) -> bool:
+        return any(each.account.role is Role.ADMIN and self._is_valid(each) for each in tokens.values())
 
 
 def _new_token() -> str:
@@ -166,13 +165,13 @@ def _hash(token: str) -> str:
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _read(path: Path) -> _Document:
+def _read(path: Path) -> _TokenFile:
     try:
         with os.fdopen(open_private(path, os.O_RDONLY), "rb") as stream:
             text = stream.read()
     except FileNotFoundError:
-        return _Document()
+        return _TokenFile()
     try:
-        return _Document.model_validate_json(text)
+        return _TokenFile.model_validate_json(text)
     except ValidationError:
         raise PoiseError(f"{path}: damaged; put a copy back, or remove it: then a new admin token is made") from None

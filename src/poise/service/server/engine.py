@@ -87,7 +87,7 @@ class ServiceEngine:
         """What the engine died of, if it did."""
         self.state: ServiceState
         self.backend: LiveBackend
-        self.clock = deps.new_clock(self.store.last_moment())
+        self.clock = deps.new_clock(self.store.last_time())
         self.began = self.clock.now()
         self._inbox: SimpleQueue[Item | None] = SimpleQueue()  # None only wakes the thread up
         self._closing, self._over, self._started = threading.Event(), threading.Event(), threading.Event()
@@ -100,7 +100,7 @@ class ServiceEngine:
         self._busy = inf, -inf
         """When the last turn began to do something, and when it was done."""
         self._frozen = 0
-        self._last = self.store.last_moment()
+        self._last = self.store.last_time()
         """Time of the last entry of the journal; entries never go back in time."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -316,10 +316,10 @@ class ServiceEngine:
             self.store.commit([changes])
             state.committed(changes)
         self._replace_state(state)
-        self._last = self.store.last_moment()
+        self._last = self.store.last_time()
         self._set_aside_damaged()
         self.backend = self.deps.new_backend(self._hear)
-        with self.store.legible():
+        with self.store.reporting_damage():
             orders = open_orders(self.store, state)
         self.backend.adopt(orders)
         if outcome is not None:
@@ -342,7 +342,7 @@ class ServiceEngine:
 
     def _recover(self) -> tuple[ServiceState, Outcome | None]:
         """The state as the journal has it; where this core would not have written it, as the records have it."""
-        with self.store.legible(), collector_paused():
+        with self.store.reporting_damage(), collector_paused():
             try:
                 return recovered(self.deps, self.clock.now())
             except (ReplayError, DamageError) as error:
@@ -456,7 +456,7 @@ class ServiceEngine:
         self.trouble = self._full = RequestRefusedError(RefusalCode.STORAGE, text)
         if not self._reopen():
             return False
-        self.store.fold()
+        self.store.checkpoint()
         self._refuse(command for command in commands if not frees_room(command))
         for command in commands:
             if frees_room(command):
@@ -466,7 +466,7 @@ class ServiceEngine:
     def _reopen(self) -> bool:
         """Recover as after a crash; False if the disk is still full."""
         try:
-            self.store.look()
+            self.store.refresh()
             self.backend.close()
             self.open()
         except StorageError:
@@ -480,7 +480,7 @@ class ServiceEngine:
         items += [command for command in commands if frees_room(command)]  # of the news, progress is reported again
         if items:
             self._follow_up(self._process((self.clock.now(), [Belated()], items)))
-            self.store.fold()
+            self.store.checkpoint()
         if monotonic() < self._looked + RETRY_SECONDS:
             return
         self._looked = monotonic()

@@ -19,7 +19,7 @@ from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
 from poise.service.server.records import slots_by_node
 from poise.service.server.service_state import DEFERRED, LEAVES, WHOLE
-from poise.service.server.storage.store import ASIDE, Named, Reader, Written
+from poise.service.server.storage.store import ASIDE, EntryFilter, Reader, StoredEntry
 from poise.service.wire.views import Actor, EventPage, EventRow
 
 PART = 200
@@ -33,7 +33,7 @@ SILENT = frozenset({"carried"})
 class EventReader:
     """Answers one request about the jobs that it names."""
 
-    def __init__(self, reader: Reader, named: Named) -> None:
+    def __init__(self, reader: Reader, named: EntryFilter) -> None:
         self._reader = reader
         self._named = named
         self._chapters = reader.chapters()
@@ -72,7 +72,7 @@ class EventReader:
             before = entries[-1].number - 1
         return EventPage(events=tuple(found), next=last)
 
-    def _sentences(self, written: Written) -> list[EventRow]:
+    def _sentences(self, written: StoredEntry) -> list[EventRow]:
         """The sentences of one entry that are about the jobs asked for."""
         job, tenant = self._named
         try:

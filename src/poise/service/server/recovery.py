@@ -25,8 +25,7 @@ from poise.service.server.engine_api import SetPolicy, SetWeight
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.service.server.records import JobRecord
 from poise.service.server.service_state import WHOLE, Batch, Outcome, ServiceState, TenantTotals
-from poise.service.server.storage.damaged_jobs import DamagedRowError
-from poise.service.server.storage.damaged_jobs import read as read_row
+from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
 from poise.service.server.storage.damaged_jobs import set_aside as failed_job
 from poise.service.server.storage.store import ASIDE
 from poise.service.wire.views import Actor
@@ -38,7 +37,7 @@ _NO_LOCK = nullcontext()
 
 def recovered(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | None]:
     """The state as the store has it. With an outcome if a chapter begins: in an empty store, and after a repair."""
-    if deps.store.is_to_be_restored:
+    if deps.store.is_repaired:
         return restored(deps, now)
     last = deps.store.chapter()
     if last is None:
@@ -60,11 +59,11 @@ def restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     next run comes after all of them.
     """
     last = deps.store.chapter()
-    if last is None and not deps.store.is_to_be_restored:
+    if last is None and not deps.store.is_repaired:
         raise JournalError("there is nothing to begin with")
     state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
     header = state.header if is_started_as_before(deps) else deps.header
-    epochs = deps.latest_epoch if deps.store.is_to_be_restored else _no_trace
+    epochs = deps.latest_epoch if deps.store.is_repaired else _no_trace
     return _carry_over(deps, state, header, Batch(now), epochs=epochs)
 
 
@@ -146,7 +145,7 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
     for row in store.unended():
         try:
-            state.records[row.id] = read_row(row)
+            state.records[row.id] = read_record(row)
         except DamagedRowError as error:
             state.damaged.append((row, str(error)))
     state.totals = {name: TenantTotals(*totals) for name, totals in store.tenants().items()}

@@ -29,9 +29,8 @@ from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
 from poise.service.server.queue_view import PageRequest, nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
-from poise.service.server.storage.damaged_jobs import DamagedRowError, request_of, set_aside
-from poise.service.server.storage.damaged_jobs import read as read_row
-from poise.service.server.storage.store import Ended, JobRowText, Named, Reader
+from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
+from poise.service.server.storage.store import EndedFilter, EntryFilter, Reader, StoredJob
 from poise.service.wire.request import Replicas, Submission, notes_on
 from poise.service.wire.views import (
     Account,
@@ -152,7 +151,7 @@ class LiveService:
             rows = [self._live_row(state.records[job], page.positions.get(job)) for job in page.jobs]
         counts, before = page.counts, page.counts.total()
         if any(state.is_final for state in states):
-            reader, wanted = self._reader(), Ended(tuple(sorted(state.value for state in states)), tenant, app, name)
+            reader, wanted = self._reader(), EndedFilter(tuple(sorted(state.value for state in states)), tenant, app, name)
             found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - before))
             listed = {row.id for row in rows}  # some of these may have ended since
             ended = [_read(each) for each in found]
@@ -224,7 +223,7 @@ class LiveService:
         """Events of the journal."""
         if job is not None:
             self.owner(job)
-        reader = EventReader(self._reader(), Named(job, tenant))
+        reader = EventReader(self._reader(), EntryFilter(job, tenant))
         return reader.latest(min(-after, limit)) if after < 0 else reader.after(after, limit)
 
     def states(self) -> dict[str, int]:
@@ -262,10 +261,10 @@ class LiveService:
         return reader
 
 
-def _read(row: JobRowText) -> JobRecord:
+def _read(row: StoredJob) -> JobRecord:
     """The record of a job that has ended; if it is damaged, one that says so."""
     try:
-        return read_row(row)
+        return read_record(row)
     except DamagedRowError as error:
         return set_aside(row, str(error), row.ended or 0.0).record
 

@@ -34,7 +34,7 @@ from poise.service.backends.api import DesiredState, RunNotice, RunPart
 from poise.service.server.admission import Admission
 from poise.service.server.quotas import Usage
 from poise.service.server.records import JobRecord, RunRecord, StateCounts, slots_by_node, type_counts
-from poise.service.server.storage.store import Changes, JobRowText, told_of
+from poise.service.server.storage.store import Changes, StoredJob, mentioned_by
 from poise.service.wire.views import Flag, JobState
 
 WHOLE, LEAVES, DEFERRED = -1, -2, -3
@@ -83,7 +83,7 @@ class Batch:
     touched: set[str] = field(default_factory=set)
     charged: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
-    aside: list[JobRowText] = field(default_factory=list)
+    aside: list[StoredJob] = field(default_factory=list)
     reweighed: dict[str, str] = field(default_factory=dict)
     replies: list[Callable[[], None]] = field(default_factory=list)
 
@@ -142,7 +142,7 @@ class ServiceState:
         self.running: dict[str, None] = {}
         self.leaving: dict[str, None] = {}
         self.stranded: dict[str, str] = {}
-        self.damaged: list[tuple[JobRowText, str]] = []
+        self.damaged: list[tuple[StoredJob, str]] = []
         self.ended: Counter[str] = Counter()
         self.counts = StateCounts()
         self.usage = Usage()
@@ -178,10 +178,10 @@ class ServiceState:
             told = {job: notice.text for job, _, notice in outcome.leaves}
             notes = batch.notes | ({LEAVES: told} if told else {})
             changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
-            changes.mentions = outcome.jobs | told_of(batch.notes.get(WHOLE, {})) | set(batch.notes.get(DEFERRED, {}))
+            changes.mentions = outcome.jobs | mentioned_by(batch.notes.get(WHOLE, {})) | set(batch.notes.get(DEFERRED, {}))
         for record, request in batch.arrivals:  # some may have been launched, or rejected, in the same instant
             job, state = record.job, record.state.value
-            row = JobRowText(job.id, job.tenant, job.app, record.ended, state, job_line(job), request, record.text())
+            row = StoredJob(job.id, job.tenant, job.app, record.ended, state, job_line(job), request, record.text())
             changes.jobs.append(row)
         for name in sorted((outcome.jobs | batch.touched) - arrived):
             if (found := self.records.get(name)) is not None:

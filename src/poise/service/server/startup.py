@@ -39,8 +39,8 @@ from poise.service.server.metrics import Metrics
 from poise.service.server.queue_view import SHARING
 from poise.service.server.quotas import Allowance
 from poise.service.server.service import LiveService
-from poise.service.server.storage.mark import MARK
 from poise.service.server.storage.schema import VERSION
+from poise.service.server.storage.sidecar import MARK
 from poise.service.server.storage.state_dir import FolderLock, open_folder
 from poise.service.server.storage.store import LARGEST_CHECKED, Store
 from poise.service.wire.views import NodeList
@@ -220,7 +220,7 @@ def _open_store(setup: Setup) -> tuple[Store, int]:
         log.warning("journal-mark-missing", text=NO_MARK)
     if not store.is_checked:
         log.warning("journal-not-checked", bytes=store.path.stat().st_size, most=LARGEST_CHECKED)
-    if store.chapter() is None and highest and not store.is_to_be_restored:
+    if store.chapter() is None and highest and not store.is_repaired:
         store.close()
         raise JournalError(
             f"{store.path}: empty, but {setup.state / JOBS} has jobs up to number {highest:,}, which may run;"

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from poise.service.server.accounts import is_at_least
-from poise.service.server.logs import Level, Logbook, trace_of
+from poise.service.server.logs import Level, Logbook, traceback_of
 from poise.service.wire.views import Account, Role
 
 BACKLOG = 1_024
@@ -72,7 +72,7 @@ class ConnectionLimits:
 LIMITS = ConnectionLimits()
 
 
-class Connection:
+class ClientConnection:
     """One accepted connection: its deadlines, and whose it is.
 
     `transport` is None until TLS, if any, is established; `owner` is None while the connection is anonymous.
@@ -166,8 +166,8 @@ class _TokenConnections:
     def __init__(self, account: Account) -> None:
         self.name = account.name
         self.is_operator = is_at_least(account, Role.OPERATOR)
-        self.busy: set[Connection] = set()
-        self.idle: dict[Connection, None] = {}  # a dict for its order
+        self.busy: set[ClientConnection] = set()
+        self.idle: dict[ClientConnection, None] = {}  # a dict for its order
 
     def __len__(self) -> int:
         return len(self.busy) + len(self.idle)
@@ -179,7 +179,7 @@ class ConnectionTable:
     def __init__(self, limits: ConnectionLimits, log: Logbook) -> None:
         self.limits = limits
         self.log = log
-        self._anonymous: dict[str, dict[Connection, None]] = {}  # by address, the oldest first
+        self._anonymous: dict[str, dict[ClientConnection, None]] = {}  # by address, the oldest first
         self._anonymous_count = 0
         self._owners: dict[str, _TokenConnections] = {}
         self._owned_count = 0
@@ -187,7 +187,7 @@ class ConnectionTable:
     def __len__(self) -> int:
         return self._anonymous_count + self._owned_count
 
-    async def accept(self, bound: socket.socket, connect: Callable[[Connection], Awaitable[object]]) -> None:
+    async def accept(self, bound: socket.socket, connect: Callable[[ClientConnection], Awaitable[object]]) -> None:
         """Accept connections until cancelled, no faster than others can be closed for them.
 
         `connect` completes the TLS handshake, if any, and attaches the HTTP protocol. Cancelling ends pending handshakes.
@@ -203,7 +203,7 @@ class ConnectionTable:
                     continue
                 except OSError as error:  # most often: no file descriptor is left
                     problem = error.strerror or str(error)
-                    self.log.caused_by("system", Level.WARNING, "no-connection", {"problem": problem})
+                    self.log.write_limited("system", Level.WARNING, "no-connection", {"problem": problem})
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 # The kernel gives out the lowest free number, so that of a new descriptor says how many are in use.
@@ -215,21 +215,21 @@ class ConnectionTable:
                 except asyncio.CancelledError:
                     accepted.close()
                     raise
-                connection = Connection(self, accepted, peer_of(str(peer[0])), loop.time(), is_short=is_short)
+                connection = ClientConnection(self, accepted, peer_of(str(peer[0])), loop.time(), is_short=is_short)
                 self.enter(connection)
                 handshakes.create_task(self._connect(connection, connect))
                 number += 1
                 if number % ACCEPTED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # `sock_accept` does not yield while connections are waiting
 
-    async def _connect(self, connection: Connection, connect: Callable[[Connection], Awaitable[object]]) -> None:
+    async def _connect(self, connection: ClientConnection, connect: Callable[[ClientConnection], Awaitable[object]]) -> None:
         try:
             await connect(connection)
         except OSError:  # no TLS, not in time, or the client left: of no interest to the log
             self.leave(connection)
         except Exception as error:  # must not end the loop that accepts
             self.leave(connection)
-            self.log.caused_by("bug connect", Level.ERROR, "bug", trace_of(error))
+            self.log.write_limited("bug connect", Level.ERROR, "bug", traceback_of(error))
 
     def make_room(self, now: float, *, is_short: bool) -> float:
         """Close an anonymous connection if there are too many or file descriptors are short.
@@ -243,16 +243,16 @@ class ConnectionTable:
         wait = self.limits.grace - (now - oldest.accepted)
         if wait > 0.0:
             return wait
-        self.log.caused_by(oldest.address, Level.WARNING, "connection-displaced", {"address": oldest.address})
+        self.log.write_limited(oldest.address, Level.WARNING, "connection-displaced", {"address": oldest.address})
         self._drop(oldest)
         return 0.0
 
-    def enter(self, connection: Connection) -> None:
+    def enter(self, connection: ClientConnection) -> None:
         """Add a new connection, which is anonymous."""
         self._anonymous.setdefault(connection.address, {})[connection] = None
         self._anonymous_count += 1
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """Remove a connection, unless it was removed before."""
         owner = connection.owner
         if owner is None:
@@ -269,7 +269,7 @@ class ConnectionTable:
             if not owner:
                 self._owners.pop(owner.name, None)
 
-    def begin(self, connection: Connection, account: Account) -> None:
+    def begin(self, connection: ClientConnection, account: Account) -> None:
         """Note a request of this account. The connection is its token's from now on; others may be closed for it."""
         owner = connection.owner
         if owner is not None and owner.name == account.name:
@@ -290,14 +290,14 @@ class ConnectionTable:
                 largest = max(with_idle, key=lambda each: (not each.is_operator, len(each)))
                 self._drop(next(iter(largest.idle)))
 
-    def end(self, connection: Connection) -> None:
+    def end(self, connection: ClientConnection) -> None:
         """Note that the request was answered: the connection is idle, and the last of its token's idle ones to go."""
         owner = connection.owner
         if owner is not None and connection in owner.busy:
             owner.busy.discard(connection)
             owner.idle[connection] = None
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ClientConnection) -> None:
         self.leave(connection)
         connection.drop()
 

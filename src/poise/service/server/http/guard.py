@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.server.accounts import LONGEST_TOKEN, TokenStore, is_at_least
-from poise.service.server.http.connections import Connection, peer_of
+from poise.service.server.http.connections import ClientConnection, peer_of
 from poise.service.server.http.problems import reply
-from poise.service.server.logs import Level, Logbook, trace_of
+from poise.service.server.logs import Level, Logbook, traceback_of
 from poise.service.server.metrics import Metrics
 from poise.service.wire.views import Account, Role
 
@@ -164,7 +164,7 @@ class RequestGuard:
         began = perf_counter()
         response = _Response(send)
         state = scope.setdefault("state", {})
-        connection: Connection | None = state.get("connection")  # None in tests, which call the application directly
+        connection: ClientConnection | None = state.get("connection")  # None in tests, which call the application directly
         account: Account | None = None
         if connection is not None:
             connection.request_started()
@@ -244,7 +244,7 @@ class RequestGuard:
             trace = token_hex(8)
             values = {"trace": trace, "method": scope["method"], "route": route_of(scope)}
             # With a bound on lines: a client can run into the same bug again and again.
-            self._log.caused_by(f"bug {values['route']}", Level.ERROR, "bug", values | trace_of(error))
+            self._log.write_limited(f"bug {values['route']}", Level.ERROR, "bug", values | traceback_of(error))
             text = f"an error inside of Poise; its log says more under {trace}"
             refusal = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", text)
         else:
@@ -265,12 +265,12 @@ class RequestGuard:
         took = round(seconds * 1e3, 3)
         values = {"method": method, "route": route, "status": status, "account": name, "milliseconds": took}
         if status < 400:
-            self._log.say(Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG, "request", values)
+            self._log.write(Level.INFO if method in {"PUT", "DELETE"} else Level.DEBUG, "request", values)
         elif name is not None:
-            self._log.caused_by(f"token {name}", Level.WARNING, "request", values)
+            self._log.write_limited(f"token {name}", Level.WARNING, "request", values)
         else:
             address = peer_of(scope["client"][0]) if scope.get("client") else "unknown"
-            self._log.caused_by(address, Level.WARNING, "request", values | {"address": address})
+            self._log.write_limited(address, Level.WARNING, "request", values | {"address": address})
 
 
 class ConcurrencyLimit:

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.processes import start_of
 from poise.service.server.http import connections
-from poise.service.server.http.connections import BACKLOG, Connection, ConnectionTable
+from poise.service.server.http.connections import BACKLOG, ClientConnection, ConnectionTable
 from poise.service.server.logs import Level, Logbook, forward
 from poise.service.server.storage.state_dir import SERVER, replace_file
 
@@ -99,7 +99,7 @@ async def serve_http(
             loop.add_signal_handler(number, stop, number)
     ready()
     while not serving.done():
-        log.catch_up()
+        log.report_suppressed()
         if is_over() or accepting.done():
             stop()
         await asyncio.wait([serving], timeout=POLL_SECONDS)
@@ -109,7 +109,7 @@ async def serve_http(
             task.result()  # raises what ended it, if that was a bug
 
 
-async def _connect(server: uvicorn.Server, tls: ssl.SSLContext | None, connection: Connection) -> None:
+async def _connect(server: uvicorn.Server, tls: ssl.SSLContext | None, connection: ClientConnection) -> None:
     """Complete the TLS handshake, if any, and attach the HTTP protocol to a connection."""
     await asyncio.get_running_loop().connect_accepted_socket(
         lambda: HttpConnection(server, connection),
@@ -125,10 +125,10 @@ class HttpConnection(H11Protocol):
 
     It extends the callbacks that asyncio documents for every protocol, and overrides one method of uvicorn,
     `send_400_response`. `tests/unit/test_server_listening.py` fails if a version of uvicorn calls them no longer.
-    Each request finds its Connection in the state of its ASGI scope, where the guard looks for it.
+    Each request finds its ClientConnection in the state of its ASGI scope, where the guard looks for it.
     """
 
-    def __init__(self, server: uvicorn.Server, connection: Connection) -> None:
+    def __init__(self, server: uvicorn.Server, connection: ClientConnection) -> None:
         super().__init__(server.config, server.server_state, {"connection": connection})
         self.connection = connection
 
@@ -161,7 +161,7 @@ class HttpConnection(H11Protocol):
         """Answer what is not HTTP with a problem in JSON, like any other mistake, and close."""
         address = self.connection.address
         values = {"status": 400, "address": address, "problem": msg}
-        self.connection.table.log.caused_by(address, Level.WARNING, "request", values)
+        self.connection.table.log.write_limited(address, Level.WARNING, "request", values)
         body = json.dumps({"code": "wrong-request", "detail": msg}).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
         for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Everything that the service keeps on disk; begin with `store.py`."""

@@ -1,4 +1,7 @@
-"""The state directory: its owner's alone, and held by one server at a time. Files in it are replaced as a whole."""
+"""The state directory: private to its owner, locked by one server at a time. Its small files are replaced as a whole.
+
+A file is on disk for certain only after two syncs: of the file, for its contents, and of its directory, for its name.
+"""
 
 import errno
 import fcntl
@@ -13,14 +16,14 @@ from poise.scheduler.model.errors import PoiseError, RequestError
 
 LOCK = "lock"
 SERVER = "server.json"
-"""Where clients of this machine find the server: `{"url", "pid", "born"}`, the last its start, as pids are used again."""
+"""Where clients of this machine find the server: `{"url", "pid", "born"}`; `born`, its start, because pids are reused."""
 OTHERS = 0o077
 
 
 def open_folder(path: Path) -> Path:
-    """Make the directory, 0700, unless it is there; refuse one that somebody else owns or that others may look into."""
+    """Make the directory with mode 0700, unless it exists; refuse one of another owner or that others may read."""
     try:
-        make_folders(path)  # parents 0700 too: whoever may write there could put another directory in its place
+        make_folders(path)  # parents 0700 too: who may write to one could replace the directory
         found = path.stat()
     except OSError as error:
         raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None
@@ -28,7 +31,9 @@ def open_folder(path: Path) -> Path:
         raise RequestError(f"--state {path}: belongs to somebody else; tokens and jobs are kept there")
     if found.st_mode & OTHERS:
         mode = stat.S_IMODE(found.st_mode)
-        remedy = f"run chmod 700 {path}" if _is_ours(path) else "name a directory of its own"
+        # Suggest chmod only for an empty directory or one that is a state directory already, never for /etc.
+        names = os.listdir(path) if os.access(path, os.R_OK) else ["unknown"]
+        remedy = "name a directory of its own" if names and LOCK not in names else f"run chmod 700 {path}"
         raise RequestError(f"--state {path}: others may look into it (mode {mode:04o}); {remedy}")
     if not os.access(path, os.W_OK | os.X_OK):
         raise RequestError(f"--state {path}: cannot be written: permission denied")
@@ -36,23 +41,18 @@ def open_folder(path: Path) -> Path:
 
 
 def existing_folder(path: Path) -> Path:
-    """As `open_folder`, of a directory that must be there."""
+    """Like `open_folder`, for a directory that must exist."""
     if not path.is_dir():
         raise RequestError(f"{path}: there is no such directory; name the state directory of a service")
     return open_folder(path)
 
 
-def _is_ours(path: Path) -> bool:
-    """Empty, or a state directory already: nobody should be told to close /etc to others."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    return not names or LOCK in names
-
-
 class FolderLock:
-    """Holds a state directory until it is let go of, or the process dies."""
+    """A lock on a state directory, held until it is released or the process dies.
+
+    `flock` is bound to the open file, so the kernel releases it even after `kill -9`, and no stale lock can be left. The pid
+    in the file is for the message alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -68,12 +68,12 @@ class FolderLock:
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         os.close(self._file)
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file, made 0600 if it may be; PoiseError for a link, what is no file, and what others may read."""
+    """Open a file, with mode 0600 if it is created; raises PoiseError for a link, for no file, and if others may read it."""
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -90,7 +90,7 @@ def open_private(path: Path, flags: int) -> int:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put a file, 0600, in the place of another, in one step: a crash leaves the one or the other."""
+    """Replace a file, mode 0600, in one step: a crash leaves the old one or the new one."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     create_file(new, text)
@@ -98,7 +98,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def create_file(path: Path, text: str) -> None:
-    """Write a file, 0600, that must not be there yet, and see to it that it is on the disk."""
+    """Write a file, mode 0600, that must not exist yet, and sync its contents."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with _naming(path), os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(text)
@@ -108,7 +108,7 @@ def create_file(path: Path, text: str) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What goes wrong with a descriptor (a full disk, say) is said of the path that it is of."""
+    """Add the path to an OSError on a descriptor (a full disk, say), which has none."""
     try:
         yield
     except OSError as error:
