@@ -32,7 +32,10 @@ def open_folder(path: Path) -> Path:
     if found.st_mode & OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         # Suggest chmod only for an empty directory or one that is a state directory already, never for /etc.
-        names = os.listdir(path) if os.access(path, os.R_OK) else ["unknown"]
+        try:
+            names = os.listdir(path)
+        except OSError:  # it may not be a directory
+            names = ["unknown"]
         remedy = "name a directory of its own" if names and LOCK not in names else f"run chmod 700 {path}"
         raise RequestError(f"--state {path}: others may look into it (mode {mode:04o}); {remedy}")
     if not os.access(path, os.W_OK | os.X_OK):
