@@ -309,9 +309,9 @@ class Service:
                 return list(reply.result().jobs)
         raise AssertionError("the submission is never answered")
 
-    def wish(self, want: Callable[[LiveService], Any]) -> Any:
-        """Something else, once; its answer."""
-        reply = want(self.engine)
+    def call(self, method: Callable[[LiveService], Any]) -> Any:
+        """Call a method that changes something, once; return its answer."""
+        reply = method(self.engine)
         self.settle()
         return reply.result(0)
 

@@ -104,7 +104,7 @@ def test_killed_at_any_point_the_service_comes_back_and_every_job_runs_once(poin
     check(service, jobs)
 
 
-def test_the_scenario_has_fewer_points_than_are_tried(tmp_path: Path) -> None:
+def test_the_crash_scenario_has_fewer_points_than_are_tried(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.crash_at = POINTS
     scenario(service)
@@ -112,7 +112,7 @@ def test_the_scenario_has_fewer_points_than_are_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 7])
-def test_killed_again_and_again_it_still_gets_everything_done(every: int, tmp_path: Path) -> None:
+def test_killed_repeatedly_the_service_still_finishes_every_job(every: int, tmp_path: Path) -> None:
     service = Service(tmp_path)
     start = service.start
 

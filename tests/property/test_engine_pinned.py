@@ -75,7 +75,7 @@ def alone(directory: Path, policy: str, case: Case) -> int | None:
 
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("policy", [*(each for each in POLICIES if each not in GREEDY), *COMBINED])
-def test_what_a_pinned_gang_leaves_is_shared_by_all_who_fit(policy: str, kind: str, tmp_path: Path) -> None:
+def test_gpus_beside_a_pinned_gang_are_shared_by_all_jobs_that_fit(policy: str, kind: str, tmp_path: Path) -> None:
     case = CASES[kind]
     bound = alone(tmp_path / "alone", policy, case)
     if bound is None:

@@ -136,7 +136,7 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, *COMBINED])
-def test_whatever_happens_every_policy_brings_every_job_to_its_end(policy: str, tmp_path: Path) -> None:
+def test_under_every_policy_random_events_leave_no_job_unfinished(policy: str, tmp_path: Path) -> None:
     life = Life(tmp_path, sum(map(ord, policy)), (policy, "las"))
     for _ in range(STEPS):
         life.go_on()

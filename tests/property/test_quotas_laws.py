@@ -62,13 +62,13 @@ class World:
     def cancel(self, which: int) -> None:
         if self.live:
             job = list(self.live)[which % len(self.live)]
-            self.service.wish(lambda engine: engine.cancel(ALICE, job))
+            self.service.call(lambda engine: engine.cancel(ALICE, job))
             del self.live[job]
 
     def cancel_all(self, who: int) -> None:
         tenant = PEOPLE[who].tenant
         mine = [job for job, (by, _) in self.live.items() if by.tenant == tenant]
-        assert self.service.wish(lambda engine: engine.cancel_all(ALICE, tenant)).jobs == len(mine)
+        assert self.service.call(lambda engine: engine.cancel_all(ALICE, tenant)).jobs == len(mine)
         for job in mine:
             del self.live[job]
 
@@ -79,7 +79,7 @@ class World:
         self.service.restart()
 
     def chapter(self, policy: str) -> None:
-        self.service.wish(lambda engine: engine.set_policy(ALICE, policy))
+        self.service.call(lambda engine: engine.set_policy(ALICE, policy))
 
     def check(self) -> None:
         usage = self.service.loop.state.usage
@@ -95,7 +95,7 @@ class World:
 
 
 @given(st.lists(STEPS, max_size=25))
-def test_what_is_taken_is_what_the_bounds_allow_also_after_restarts(steps: list[tuple[str, *tuple[int, ...]]]) -> None:
+def test_exactly_what_the_quotas_allow_is_accepted_also_after_restarts(steps: list[tuple[str, *tuple[int, ...]]]) -> None:
     with TemporaryDirectory() as folder:
         world = World(Path(folder))
         try:

@@ -1,4 +1,4 @@
-"""A service that is started again in another way: what becomes of its jobs, and of what was changed while it ran."""
+"""Restarts with another cluster or policy: what becomes of jobs, and of what was changed while the service ran."""
 
 import json
 from pathlib import Path
@@ -58,9 +58,9 @@ def test_a_job_that_the_cluster_cannot_run_any_more_waits_until_it_can(service: 
 def test_a_stranded_job_can_be_held_and_cancelled(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
     with_cluster(service, "v100:1")
-    service.wish(lambda engine: engine.hold(ALICE, job))
-    service.wish(lambda engine: engine.release(ALICE, job))
-    service.wish(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.hold(ALICE, job))
+    service.call(lambda engine: engine.release(ALICE, job))
+    service.call(lambda engine: engine.cancel(ALICE, job))
     assert service.engine.show(job).job.state is JobState.CANCELLED
     assert service.engine.reasons()["rejected"] == 0
     service.restart()
@@ -73,7 +73,7 @@ def test_a_job_that_the_cluster_cannot_run_is_still_refused_when_it_is_new(servi
         service.submit(a_request(gpus=2))
 
 
-def test_a_run_that_finishes_though_its_gpus_are_gone_has_finished(service: Service) -> None:
+def test_a_run_that_finishes_on_removed_gpus_finishes_its_job(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
     service.machine.tell = lambda _news: None
     service.machine.end(job, RunEnding.FINISHED)  # while the service is away
@@ -89,7 +89,7 @@ def test_a_policy_holds_until_the_service_is_started_with_another(
     service: Service, named: str | None, round_: float, expected: str
 ) -> None:
     """It was started with `las`; whoever starts it in the same way again gets what is in force."""
-    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     service.settings = Settings(round=round_, retries=2)
     service.policy = named
     service.restart()
@@ -102,7 +102,7 @@ def test_a_policy_holds_until_the_service_is_started_with_another(
 def test_the_journal_of_a_service_can_be_studied(service: Service) -> None:
     service.submit(a_request(gpus=2), a_request(gpus=2), a_request(gpus=2))
     service.pass_time(10)
-    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     finish_all(service)
     for verb, key in (("analyze", "source"), ("shares", "tenants")):
         said = poise(verb, service.directory, "--json")
@@ -116,7 +116,7 @@ def test_a_job_that_backs_off_goes_on_doing_so_under_another_policy(service: Ser
     service.machine.end(job, RunEnding.FAILED, cause="network-error", code=1)
     service.settle()
     advice = service.engine.why(job).advice
-    service.wish(lambda engine: engine.set_policy(ALICE, policy))
+    service.call(lambda engine: engine.set_policy(ALICE, policy))
     assert service.engine.why(job).advice == advice
     service.pass_time(service.settings.backoff - 1)
     assert not service.machine.alive

@@ -1,4 +1,4 @@
-"""The live engine at its edges: late and simultaneous news, storage that fails, jobs that come in numbers, odd stores."""
+"""The engine at its edges: late and simultaneous news, work that is lost, many jobs, jobs that share GPUs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from poise.engine.journal import read_entry
 from poise.scheduler.model.event import Belated, Colocated, Estimated
 from poise.scheduler.model.job_table import JobView
 from poise.service.backends.api import RunEnding, RunProgressed
-from poise.service.server import batch as instant_module
+from poise.service.server import batch as batch_module
 from poise.service.server import engine as engine_module
 from poise.service.server.admission import MOST_KINDS
 from poise.service.server.engine_api import RequestRefusedError
@@ -45,7 +45,7 @@ def until_launched_again(slow: Service, job: str) -> None:
 # News that crosses with decisions
 
 
-def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Service) -> None:
+def test_a_job_ends_when_a_run_finishes_after_two_later_launches(slow: Service) -> None:
     jobs = slow.submit(*two_that_restart())
     first = jobs[0]
     until_launched_again(slow, first)
@@ -58,7 +58,7 @@ def test_a_run_that_finishes_after_two_more_were_launched_ends_its_job(slow: Ser
     check_books(slow, jobs)
 
 
-def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(slow: Service) -> None:
+def test_a_job_goes_on_from_what_an_earlier_run_saved_after_a_later_launch(slow: Service) -> None:
     first, _ = slow.submit(*two_that_restart(steps=100, duration=100))
     until_launched_again(slow, first)
     state = slow.loop.state.scheduler.state
@@ -70,7 +70,9 @@ def test_what_a_run_saves_after_others_were_launched_is_where_its_job_goes_on(sl
 
 @pytest.mark.parametrize("verb", ["hold", "cancel"])
 @pytest.mark.parametrize("how", [RunEnding.FINISHED, RunEnding.FAILED])
-def test_what_ended_counts_before_what_is_wanted_at_the_same_moment(service: Service, verb: str, how: RunEnding) -> None:
+def test_ends_of_runs_are_processed_before_commands_that_arrive_with_them(
+    service: Service, verb: str, how: RunEnding
+) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.machine.now += 5
     reply = getattr(service.engine, verb)(ALICE, job)
@@ -106,7 +108,7 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_charge(service: Service)
     check_books(service, jobs)
 
 
-def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service) -> None:
+def test_the_wait_for_a_wake_up_is_bounded(service: Service) -> None:
     service.loop.state.wake = 1e300
     assert service.loop._timeout() == engine_module.LONGEST_WAIT
 
@@ -114,7 +116,7 @@ def test_waking_is_never_waited_for_longer_than_a_lock_can_wait(service: Service
 # What was done, kept and lost
 
 
-def test_time_in_which_a_run_waits_for_its_gpus_is_no_time_that_it_runs(service: Service) -> None:
+def test_waiting_for_gpus_does_not_count_as_running(service: Service) -> None:
     """`max_duration` bounds that: a job may wait for long until those before it have left."""
     [job] = service.submit(a_request())
     record = service.loop.state.records[job]
@@ -147,7 +149,7 @@ def test_a_run_that_never_began_has_lost_nothing(slow: Service) -> None:
 @pytest.mark.parametrize(
     ("steps", "total", "expected"), [(50.0, None, 100.0), (50.0, 80.0, 80.0), (120.0, None, None), (120.0, 200.0, 200.0)]
 )
-def test_an_end_that_a_job_has_gone_beyond_is_not_shown_any_more(
+def test_a_total_that_a_job_has_passed_is_not_shown_any_more(
     service: Service, steps: float, total: float | None, expected: float | None
 ) -> None:
     [job] = service.submit(a_request(steps=100))
@@ -156,14 +158,14 @@ def test_an_end_that_a_job_has_gone_beyond_is_not_shown_any_more(
     assert service.engine.show(job).total_steps == expected
 
 
-def test_what_a_running_job_has_received_counts_until_now(service: Service) -> None:
+def test_gpu_seconds_of_a_running_job_count_until_now(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.pass_time(7)
     assert service.engine.show(job).gpu_seconds == pytest.approx(14)
     assert "14 GPU-seconds received" in service.engine.why(job).evidence[0]
 
 
-def test_a_job_that_has_run_for_as_long_as_it_may_is_not_forgiven_by_its_exit_code(service: Service) -> None:
+def test_a_job_past_its_maximum_duration_fails_whatever_its_exit_code(service: Service) -> None:
     [job] = service.submit(a_request(max_duration=60, retry={"exit_codes": [143]}))
     service.machine.end(job, RunEnding.FAILED, cause="max-duration", code=-15)
     service.settle()
@@ -171,10 +173,10 @@ def test_a_job_that_has_run_for_as_long_as_it_may_is_not_forgiven_by_its_exit_co
     assert (detail.job.state, [flag.value for flag in detail.job.flags]) == (JobState.FAILED, ["TIMEOUT"])
 
 
-def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
+def test_a_starting_job_waits_only_for_runs_on_its_own_gpus(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:2", policy="fifo", backend=LingeringBackend)
     first, second, third = service.submit(a_request(), a_request(), a_request())
-    service.wish(lambda engine: engine.hold(ALICE, first))
+    service.call(lambda engine: engine.hold(ALICE, first))
     assert service.engine.why(third).reason.text == "waits until those who had its GPUs have left"
     service.machine.end(second, RunEnding.FINISHED)
     service.settle()
@@ -186,8 +188,10 @@ def test_only_those_who_stand_in_the_way_are_waited_for(tmp_path: Path) -> None:
 # Many jobs, and many kinds of them
 
 
-def test_jobs_that_are_queued_in_one_instant_are_counted_together(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instant_module, "MOST_QUEUED", 5)
+def test_submissions_of_one_batch_count_together_against_the_limit(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "MOST_QUEUED", 5)
     replies = [service.engine.submit(ALICE, Submission(jobs=(a_request(),) * 2)) for _ in range(3)]
     service.settle()
     assert [reply.exception(0) is None for reply in replies] == [True, True, False]
@@ -195,9 +199,7 @@ def test_jobs_that_are_queued_in_one_instant_are_counted_together(service: Servi
         replies[2].result(0)
 
 
-def test_an_instant_holds_no_more_jobs_than_one_large_submission_has(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_holds_no_more_jobs_than_one_large_submission(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MOST_AT_ONCE", 4)
     for size in (3, 3, 5, 1, 1):
         service.engine.submit(ALICE, Submission(jobs=(a_request(),) * size))
@@ -210,7 +212,7 @@ def test_an_instant_holds_no_more_jobs_than_one_large_submission_has(
 
 
 @pytest.mark.parametrize("limit", ["LONG_CHAPTER", "MANY_ENDED"])
-def test_a_long_chapter_is_followed_by_another_and_nobody_notices(
+def test_a_long_chapter_is_followed_by_another_without_visible_change(
     service: Service, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(engine_module, limit, 5)
@@ -227,7 +229,7 @@ def test_a_long_chapter_is_followed_by_another_and_nobody_notices(
     check_books(service, jobs)
 
 
-def test_names_of_models_that_people_make_up_are_not_all_remembered(service: Service) -> None:
+def test_unknown_model_names_do_not_grow_memory_without_bound(service: Service) -> None:
     admission = service.loop.state.admission
     for number in range(MOST_KINDS + 10):
         admission.admit(a_request(model=f"made-up-{number}"))
@@ -253,7 +255,7 @@ def pair(tmp_path: Path) -> tuple[Service, list[str]]:
     return service, jobs
 
 
-def test_jobs_that_gain_by_it_share_their_gpus(pair: tuple[Service, list[str]]) -> None:
+def test_jobs_that_gain_by_it_share_gpus(pair: tuple[Service, list[str]]) -> None:
     service, jobs = pair
     assert sorted(job for job, _ in service.machine.alive) == jobs
     assert any(order.beside for order in service.machine.alive.values())
@@ -264,9 +266,9 @@ def test_jobs_that_gain_by_it_share_their_gpus(pair: tuple[Service, list[str]]) 
     check_standing(service)
 
 
-def test_a_policy_that_shares_no_gpus_takes_over_from_one_that_does(pair: tuple[Service, list[str]]) -> None:
+def test_one_of_two_sharing_jobs_leaves_under_a_policy_without_sharing(pair: tuple[Service, list[str]]) -> None:
     service, jobs = pair
-    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     check_standing(service)
     assert len(service.loop.state.running) == 1
     assert len(service.machine.leaving) == 1
@@ -275,7 +277,7 @@ def test_a_policy_that_shares_no_gpus_takes_over_from_one_that_does(pair: tuple[
 
 
 @pytest.mark.parametrize("policy", ["max-min+packed", "max-min", "las", "themis", "optimus"])
-def test_jobs_that_share_gpus_and_may_not_be_preempted_outlive_a_new_chapter(policy: str, tmp_path: Path) -> None:
+def test_sharing_jobs_that_may_not_be_preempted_go_on_in_a_new_chapter(policy: str, tmp_path: Path) -> None:
     service = Service(tmp_path, "max-min+packed", "v100:1")
     models = (("LM", 80), ("Recommendation", 2048), ("A3C", None), ("ResNet-18", 128))
     given = {"preemption": "never", "duration": 5000.0}
@@ -283,8 +285,8 @@ def test_jobs_that_share_gpus_and_may_not_be_preempted_outlive_a_new_chapter(pol
     service.pass_time(20)
     alive = sorted(service.machine.alive)
     assert len(alive) == 2
-    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
-    service.wish(lambda engine: engine.set_policy(ALICE, policy))
+    service.call(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
+    service.call(lambda engine: engine.set_policy(ALICE, policy))
     for _ in range(5):
         service.pass_time(10)
     service.restart()
@@ -294,7 +296,7 @@ def test_jobs_that_share_gpus_and_may_not_be_preempted_outlive_a_new_chapter(pol
     finish_all(service)
 
 
-def test_what_a_run_did_beside_another_counts_once_in_a_new_chapter(tmp_path: Path) -> None:
+def test_work_done_while_sharing_counts_once_in_a_new_chapter(tmp_path: Path) -> None:
     """A run of 1,000 s at most has done that much at most; what it did before its speed changed was counted twice."""
     service = Service(tmp_path, "max-min+packed", "v100:1")
     given = {"preemption": "never", "duration": 5000.0}
@@ -305,7 +307,7 @@ def test_what_a_run_did_beside_another_counts_once_in_a_new_chapter(tmp_path: Pa
     service.machine.end(jobs[1], RunEnding.FINISHED)
     service.pass_time(500)
     assert left(service, jobs[0]) >= 4000
-    service.wish(lambda engine: engine.set_policy(ALICE, "srtf"))
+    service.call(lambda engine: engine.set_policy(ALICE, "srtf"))
     assert left(service, jobs[0]) >= 4000
 
 
@@ -315,12 +317,12 @@ def left(service: Service, job: str) -> float:
     return JobView(state.columns, state.rows[job], service.loop.clock.now()).remaining_seconds
 
 
-def test_what_is_told_of_a_kind_is_told_once_and_in_every_chapter(tmp_path: Path) -> None:
+def test_speeds_of_a_kind_of_job_are_told_once_per_chapter(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.submit(a_request(), a_request(), a_request(gpus=2))
     service.restart()
     service.submit(a_request())
-    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     told = [
         [event.kind for event in read_entry(document).events if isinstance(event, Estimated)]
         for document in service.loop.store.entries(1)
@@ -331,7 +333,7 @@ def test_what_is_told_of_a_kind_is_told_once_and_in_every_chapter(tmp_path: Path
 def test_the_weight_of_a_tenant_without_jobs_takes_no_chapter(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="max-min", cluster="v100:1")
     mine = service.submit(a_request(duration=1e6))[0]
-    service.wish(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
     assert len(service.loop.store.chapters()) == 1
     service.restart()
     assert {each.tenant: each.weight for each in service.engine.shares().tenants} == {"alice": 1.0, "bob": 3.0}
@@ -342,7 +344,7 @@ def test_the_weight_of_a_tenant_without_jobs_takes_no_chapter(tmp_path: Path) ->
     assert ran[1] / sum(ran) == pytest.approx(0.75, abs=0.05)
 
 
-def test_what_a_job_had_before_its_gpus_were_taken_away_is_in_its_tenant_s_books(tmp_path: Path) -> None:
+def test_gpu_seconds_until_gpus_were_removed_are_charged_to_the_tenant(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:4")
     jobs = service.submit(a_request(gpus=2), a_request(gpus=2))
     service.machine.now += 10

@@ -53,11 +53,11 @@ def test_tenants_are_entitled_to_what_the_policy_promises(policy: str, parts: li
 
 def test_a_weight_counts_where_the_policy_looks_at_it(tmp_path: Path) -> None:
     service = a_crowd(tmp_path, "max-min")
-    service.wish(lambda engine: engine.set_weight(ALICE, "bob", 5.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "bob", 5.0))
     assert entitled(service) == [pytest.approx(0.5), pytest.approx(0.5)]
 
 
-def test_jobs_that_are_held_back_entitle_nobody(tmp_path: Path) -> None:
+def test_held_jobs_entitle_their_tenant_to_nothing(tmp_path: Path) -> None:
     service = a_crowd(tmp_path, "max-min")
     service.submit(a_request(hold=True), by=BOB)
     assert entitled(service) == [pytest.approx(5 / 6), pytest.approx(1 / 6)]
@@ -71,7 +71,7 @@ claimants = st.dictionaries(
 
 
 @given(claimants, st.sampled_from([AmongJobs(), AmongJobsAlike(), AmongTenants(), AmongTenants({"a": 2.0}, (3.0,))]))
-def test_parts_are_parts_of_one_whole(tenants: dict[str, Claimant], promise: Promise) -> None:
+def test_entitled_parts_sum_to_one_or_are_all_zero(tenants: dict[str, Claimant], promise: Promise) -> None:
     parts = promise.parts(tenants, 4)
     assert parts is not None
     assert parts.keys() == tenants.keys()
@@ -116,22 +116,22 @@ TURN = "Nothing to do: it gets its turn at the end of a round (every 10s), or so
         ),
     ],
 )
-def test_a_job_that_only_has_to_wait_is_told_for_what_as_the_policy_works(policy: str, said: str, tmp_path: Path) -> None:
+def test_a_waiting_job_is_told_what_it_waits_for_under_each_policy(policy: str, said: str, tmp_path: Path) -> None:
     assert advice_for_the_last(tmp_path, policy) == said
 
 
-def test_where_those_who_hold_the_gpus_stay_no_turn_is_promised(tmp_path: Path) -> None:
+def test_no_turn_is_promised_while_all_holders_are_pinned(tmp_path: Path) -> None:
     said = advice_for_the_last(tmp_path, "max-min", preemption=PreemptionMode.NEVER)
     assert said == f"{FREE}; the jobs that hold them now are not preempted"
 
 
-def test_a_priority_is_taken_with_a_note_that_it_has_no_effect(tmp_path: Path) -> None:
+def test_a_priority_without_effect_is_accepted_with_a_note(tmp_path: Path) -> None:
     service = Service(tmp_path)
     submission = Submission(jobs=(a_request(priority=3), a_request()), key="a-submission")
     said = (
         "priority 3 has no effect: no policy of this version looks at priorities; --weight counts under policies that share"
     )
     for _ in range(2):  # also when it was taken before
-        assert service.wish(lambda engine: engine.submit(ALICE, submission)).notes == (said,)
+        assert service.call(lambda engine: engine.submit(ALICE, submission)).notes == (said,)
     other = Submission(jobs=(a_request(),), key="another-one")
-    assert service.wish(lambda engine: engine.submit(ALICE, other)).notes == ()
+    assert service.call(lambda engine: engine.submit(ALICE, other)).notes == ()

@@ -1,4 +1,4 @@
-"""The live engine and its store: what happens when nothing can be kept, and what becomes of odd stores."""
+"""The engine and its store: commits that fail, full disks, and stores that cannot be used."""
 
 import os
 import sqlite3
@@ -49,7 +49,7 @@ def failing(service: Service, times: int, *, reserve: bool = False) -> Callable[
     return lambda: left[0]
 
 
-def test_a_chapter_that_cannot_be_kept_is_none(service: Service) -> None:
+def test_a_chapter_that_cannot_be_committed_does_not_begin(service: Service) -> None:
     jobs = service.submit(a_request(gpus=2), a_request())
     failing(service, 1)
     reply = service.engine.set_policy(ALICE, "fifo")
@@ -68,7 +68,7 @@ def test_a_chapter_that_cannot_be_kept_is_none(service: Service) -> None:
     check_books(service, jobs)
 
 
-def test_a_service_that_is_stopped_while_nothing_can_be_kept_keeps_nothing_wrong(service: Service) -> None:
+def test_a_service_stopped_while_nothing_can_be_committed_restarts_correctly(service: Service) -> None:
     """What could not be kept is forgotten, also if there is room again before the last of it has been handled."""
     [job] = service.submit(a_request(gpus=2))
     service.machine.now += 5
@@ -110,7 +110,7 @@ def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeyp
 
 
 @pytest.mark.parametrize("has_reserve", [True, False])
-def test_an_ambiguous_commit_is_looked_up_and_not_guessed(has_reserve: bool, tmp_path: Path) -> None:
+def test_an_ambiguous_commit_is_looked_up_in_the_store(has_reserve: bool, tmp_path: Path) -> None:
     """A disk may refuse after everything was written; what is in the store then counts."""
     service = Service(tmp_path)
     store, commit = service.loop.store, service.loop.store.commit
@@ -135,7 +135,7 @@ def test_an_ambiguous_commit_is_looked_up_and_not_guessed(has_reserve: bool, tmp
     assert list(service.machine.alive) == [("1", 1)]
 
 
-def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_refused_when_the_engine_dies(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise InvariantError("a bug")
 
@@ -153,7 +153,7 @@ def test_wishes_are_answered_when_the_engine_dies(service: Service, monkeypatch:
     engine.close()
 
 
-def test_wishes_are_answered_when_the_engine_stops(service: Service) -> None:
+def test_commands_are_refused_when_the_engine_stops(service: Service) -> None:
     loop = ServiceEngine(service.loop.deps)
     engine = LiveService(loop)
     engine.start()
@@ -221,7 +221,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         Store(tmp_path)
 
 
-def test_a_journal_that_this_core_would_not_have_written_is_gone_on_with(service: Service) -> None:
+def test_a_journal_that_does_not_replay_is_continued_from_the_records(service: Service) -> None:
     """As after an upgrade to a Poise that decides in another way: jobs go on where they are, in a new chapter."""
     jobs = service.submit(a_request(gpus=2), a_request(gpus=2), a_request(hold=True))
     service.pass_time(10)
@@ -239,7 +239,7 @@ def test_a_journal_that_this_core_would_not_have_written_is_gone_on_with(service
     check_standing(service)
 
 
-def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) -> None:
+def test_a_gpu_type_without_measurements_survives_a_restart(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="rtx9999:2")
     [job] = service.submit(a_request(gpus=2))
     service.restart()
@@ -248,13 +248,13 @@ def test_a_gpu_type_that_nobody_has_measured_survives_a_restart(tmp_path: Path) 
     assert len(service.loop.store.chapters()) == 1
 
 
-def test_an_error_that_no_room_would_heal_is_not_waited_for(service: Service) -> None:
+def test_a_store_error_other_than_a_full_disk_is_not_taken_for_one(service: Service) -> None:
     [job] = service.submit(a_request())
     with pytest.raises(InvariantError, match="NOT NULL constraint failed"):
         service.loop.store.commit([Changes(2_000.0, records={job: (2_000.0, None, "{}")})])  # type: ignore[dict-item]
 
 
-def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line(service: Service) -> None:
+def test_a_waiting_job_with_an_unreadable_request_is_reported_in_one_line(service: Service) -> None:
     service.submit(a_request(gpus=2))
     [job] = service.submit(a_request())
     text = "{}"
@@ -266,7 +266,7 @@ def test_a_waiting_job_whose_request_makes_no_sense_any_more_is_told_in_one_line
     service.loop.store.close()
 
 
-def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Service) -> None:
+def test_a_command_that_arrives_during_recovery_is_answered(service: Service) -> None:
     """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
     [job] = service.submit(a_request(gpus=2))
     store, adopt = service.loop.store, service.backend.adopt
@@ -288,7 +288,7 @@ def test_a_wish_that_comes_while_the_engine_looks_back_is_answered(service: Serv
     assert store.last > 2
 
 
-def test_a_wish_that_comes_while_a_broken_world_is_opened_is_refused(service: Service) -> None:
+def test_a_command_that_arrives_while_a_broken_back_end_opens_is_refused(service: Service) -> None:
     [job] = service.submit(a_request())
     late = ChangeJob(ALICE, job, Verb.HOLD)
     loop = ServiceEngine(service.loop.deps)
@@ -300,7 +300,7 @@ def test_a_wish_that_comes_while_a_broken_world_is_opened_is_refused(service: Se
     assert isinstance(late.reply.exception(0), RequestRefusedError)
 
 
-def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, waits, other = service.submit(a_request(gpus=2), a_request(gpus=2), a_request())
     reserve = service.loop.store.reserve
     monkeypatch.setattr(reserve, "make", lambda: False)
@@ -327,21 +327,21 @@ def test_what_frees_room_is_done_when_nothing_else_can_be_kept(service: Service,
     assert service.engine.show(waits).job.state is JobState.PENDING
     service.restart()  # with a full disk: what was kept is there
     assert [service.engine.show(job).job.state for job in (runs, other)] == [JobState.CANCELLED, JobState.CANCELLED]
-    service.wish(lambda engine: engine.release(ALICE, waits))
+    service.call(lambda engine: engine.release(ALICE, waits))
     assert service.engine.show(waits).job.state is JobState.RUNNING
     check_standing(service)
     finish_all(service)
     check_books(service, [runs, waits, other])
 
 
-def test_the_reserve_is_made_again_before_anything_is_taken_on(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_is_restored_before_jobs_are_accepted(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     [job] = service.submit(a_request(gpus=2))
     [waits] = service.submit(a_request(gpus=2))
     store = service.loop.store
     full = store.reserve.size
     monkeypatch.setattr(store.reserve, "free", lambda: 0)
     failing(service, 1, reserve=True)
-    service.wish(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.cancel(ALICE, job))
     path = service.directory / RESERVE
     assert path.stat().st_size < full
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""What users and tenants may queue, keep and send: each bound, who is held to it, and that a restart changes nothing."""
+"""Submissions: keys, apps, and what users and tenants may queue, keep and send."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +6,100 @@ from pathlib import Path
 import pytest
 from tests.machine import ALICE, BOB, Service, a_request
 
+from poise.scheduler.core.settings import Settings
+from poise.scheduler.model.errors import RequestError
+from poise.service.backends.api import RunProgressed
 from poise.service.server import batch
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
 from poise.service.server.storage.schema import checksum
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, EventRow, JobState, Role
+
+# Keys of submissions: what is sent twice is taken once, whatever has happened meanwhile.
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)
+
+
+def test_a_submission_sent_twice_is_accepted_once(service: Service) -> None:
+    first = service.submit(a_request(), key="the-same-key")
+    assert service.submit(a_request(), key="the-same-key") == first
+    service.restart()
+    assert service.submit(a_request(), key="the-same-key") == first
+    assert service.submit(a_request(), key="the-same-key", by=BOB) != first
+
+
+def test_a_key_is_not_found_by_a_token_of_the_same_name_and_another_tenant(service: Service) -> None:
+    first = service.submit(a_request(), key="the-same-key")
+    heir = Account(name=ALICE.name, tenant="heirs", role=Role.USER)
+    assert service.submit(a_request(), key="the-same-key", by=heir) != first
+    assert service.submit(a_request(), key="the-same-key") == first
+
+
+def test_a_repeated_submission_is_answered_even_if_it_would_be_refused_now(tmp_path: Path) -> None:
+    """Its folder has gone meanwhile, say."""
+    problems: list[str] = []
+
+    def check(_request: JobRequest) -> None:
+        if problems:
+            raise RequestError(problems[0])
+
+    service = Service(tmp_path, check=check)
+    first = service.submit(a_request(cwd="/data"), key="the-same-key")
+    problems.append("cwd: /data is not there")
+    assert service.submit(a_request(cwd="/data"), key="the-same-key") == first
+    with pytest.raises(RequestRefusedError, match="cwd: /data is not there"):
+        service.submit(a_request(cwd="/data"), key="another-key")
+
+
+def test_other_jobs_under_the_same_key_are_a_conflict(service: Service) -> None:
+    jobs = [a_request(name=f"n{number}") for number in range(300)]
+    wishes = [service.engine.submit(ALICE, Submission(jobs=tuple(each), key="the-same-key")) for each in (jobs, jobs[1:])]
+    service.settle()  # both in one instant
+    assert service.submit(*jobs, key="the-same-key") == list(wishes[0].result(0).jobs)
+    for other in (jobs[1:], [*jobs[1:], jobs[0]], [*jobs[:-1], a_request(gpus=2)]):
+        with pytest.raises(RequestRefusedError, match=r"^key 'the-same-key': other jobs were submitted under it") as refused:
+            service.submit(*other, key="the-same-key")
+        assert refused.value.fault is RefusalCode.CONFLICT
+    assert isinstance(wishes[1].exception(0), RequestRefusedError)
+    assert sum(service.engine.states().values()) == 300
+
+
+# Apps in the live engine: a stranger's app of the same name is another app, whatever its jobs report.
+
+
+GOOD, BAD = (0.001, 0.002), (0.5, 0.6)
+
+
+def judged(tmp_path: Path, *owners: Account) -> list[JobState]:
+    """Four jobs of the app `sweep`, by their owners; the first two report far larger losses. What becomes of each.
+
+    They report at 300 of 1,000 steps: beyond the first rung of four jobs (250), before the only one of two (500).
+    """
+    service = Service(tmp_path, policy="themis", cluster="v100:4", settings=Settings(round=10.0))
+    request, machine = a_request(duration=1_000.0, app="sweep"), service.machine
+    jobs = [job for owner in owners for job in service.submit(request, by=owner)]
+    for (job, epoch), loss in zip(list(machine.alive), (*BAD, *GOOD), strict=True):
+        machine.tell(RunProgressed(job, epoch, machine.wall, 300.0, 1_000.0, 300.0, 1.0, loss))
+        service.settle()
+    for _ in range(40):
+        service.pass_time(10.0)
+    return [service.engine.show(job).job.state for job in jobs]
+
+
+def test_another_tenants_app_of_the_same_name_does_not_get_jobs_cancelled(tmp_path: Path) -> None:
+    assert judged(tmp_path, ALICE, ALICE, BOB, BOB) == [JobState.RUNNING] * 4
+
+
+def test_jobs_of_one_app_are_cancelled_on_those_reports(tmp_path: Path) -> None:
+    assert judged(tmp_path, ALICE, ALICE, ALICE, ALICE) == [JobState.CANCELLED] * 2 + [JobState.RUNNING] * 2
+
+
+# What users and tenants may queue, keep and send: each bound, who is held to it, and that a restart changes nothing.
+
 
 CAROL = Account(name="carol", tenant=ALICE.tenant, role=Role.USER)
 OPERATOR = Account(name="op", tenant="ops", role=Role.OPERATOR)
@@ -26,14 +114,14 @@ def refusal(service: Service, *requests: JobRequest, by: Account = ALICE) -> Req
 
 
 def cancel(service: Service, job: str) -> None:
-    service.wish(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.cancel(ALICE, job))
 
 
 def counted(service: Service, bound: str) -> float | None:
     return service.loop.deps.metrics.registry.get_sample_value("poise_submissions_refused_total", {"bound": bound})
 
 
-def test_user_has_so_many_jobs_that_have_not_ended_and_a_restart_changes_nothing(tmp_path: Path) -> None:
+def test_a_users_job_quota_holds_over_a_restart(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_jobs=5))
     first, *_ = service.submit(*[HELD] * 4)
     for _ in range(2):
@@ -50,14 +138,14 @@ def test_user_has_so_many_jobs_that_have_not_ended_and_a_restart_changes_nothing
     assert counted(service, "user-jobs") == 1
 
 
-def test_array_counts_as_many_times_as_it_has_jobs_and_is_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_an_array_counts_each_job_and_is_accepted_whole_or_not_at_all(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_jobs=1_000))
     service.submit(*[HELD] * 1_000)
     refusal(service, HELD)
     assert service.engine.states()["PENDING"] == 1_000
 
 
-def test_submissions_of_one_instant_are_counted_on_top_of_each_other(tmp_path: Path) -> None:
+def test_submissions_of_one_batch_add_up_against_quotas(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_jobs=5))
     replies = [service.engine.submit(ALICE, _submission(HELD, HELD)) for _ in range(4)]
     service.settle()
@@ -68,7 +156,7 @@ def _submission(*requests: JobRequest) -> Submission:
     return Submission(jobs=requests)
 
 
-def test_tenant_has_so_many_jobs_whoever_submits_them(tmp_path: Path) -> None:
+def test_a_tenants_job_quota_counts_all_its_users(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, tenant_jobs=3))
     service.submit(HELD, HELD)
     service.submit(HELD, by=CAROL)
@@ -78,7 +166,7 @@ def test_tenant_has_so_many_jobs_whoever_submits_them(tmp_path: Path) -> None:
     service.submit(HELD, by=BOB)
 
 
-def test_operators_are_held_to_the_bound_on_all_jobs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_are_exempt_from_all_quotas_but_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "MOST_QUEUED", 4)
     service = Service(tmp_path, allowance=Allowance(1, 1, 1, 1, 1))
     mine = HELD.model_copy(update={"tenant": ALICE.tenant})
@@ -93,7 +181,7 @@ BIG = a_request(hold=True, env={"FILLER": "x" * 60_000, "LETTERS": "é" * 1_000}
 SIZE = size_of(BIG.model_dump_json(exclude_defaults=True))
 
 
-def test_bytes_of_what_was_submitted_are_counted_until_the_jobs_have_ended(tmp_path: Path) -> None:
+def test_bytes_of_requests_count_until_their_jobs_have_ended(tmp_path: Path) -> None:
     assert SIZE > 62_000
     service = Service(tmp_path, allowance=replace(NONE, tenant_bytes=3 * SIZE + 100))
     first, *_ = service.submit(BIG, BIG)
@@ -108,7 +196,7 @@ def test_bytes_of_what_was_submitted_are_counted_until_the_jobs_have_ended(tmp_p
     service.submit(BIG)
 
 
-def test_what_is_submitted_and_cancelled_again_and_again_is_held_by_the_hour(tmp_path: Path) -> None:
+def test_submitting_and_cancelling_repeatedly_is_limited_per_hour(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_bytes=3 * SIZE + 100))
     for _ in range(3):
         (job,) = service.submit(BIG)
@@ -128,7 +216,7 @@ def test_what_is_submitted_and_cancelled_again_and_again_is_held_by_the_hour(tmp
     refusal(service, BIG)
 
 
-def test_user_submits_so_many_jobs_an_hour(tmp_path: Path) -> None:
+def test_a_user_submits_a_limited_number_of_jobs_per_hour(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_rate=10))
     assert str(refusal(service, *[HELD] * 11)) == (
         "token 'alice' has submitted, held or released 0 jobs within an hour, of at most 10 (--user-rate);"
@@ -149,12 +237,12 @@ def test_user_submits_so_many_jobs_an_hour(tmp_path: Path) -> None:
     service.submit(*[HELD] * 10)
 
 
-def test_user_holds_and_releases_only_so_often_and_may_always_cancel(tmp_path: Path) -> None:
+def test_holds_and_releases_are_limited_per_hour_and_cancels_are_not(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_rate=5))
     (job,) = service.submit(HELD)
     for _ in range(2):
-        service.wish(lambda engine: engine.release(ALICE, job))
-        service.wish(lambda engine: engine.hold(ALICE, job))
+        service.call(lambda engine: engine.release(ALICE, job))
+        service.call(lambda engine: engine.hold(ALICE, job))
     entries = service.loop.store.last
     for verb in (service.engine.release, service.engine.hold):
         reply = verb(ALICE, job)
@@ -165,17 +253,17 @@ def test_user_holds_and_releases_only_so_often_and_may_always_cancel(tmp_path: P
             reply.result(0)
         assert refused.value.fault is RefusalCode.RATE
     assert service.loop.store.last == entries
-    service.wish(lambda engine: engine.hold(OPERATOR, job))
+    service.call(lambda engine: engine.hold(OPERATOR, job))
     cancel(service, job)
 
 
-def test_submission_that_was_taken_is_answered_although_no_more_could_be(tmp_path: Path) -> None:
+def test_a_repeated_submission_is_answered_even_over_quota(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, user_jobs=1))
     first = service.submit(HELD, key="the-same-key")
     assert service.submit(HELD, key="the-same-key") == first
 
 
-def test_jobs_from_before_tokens_were_noted_count_for_their_tenant(tmp_path: Path) -> None:
+def test_jobs_stored_without_a_token_count_for_their_tenant(tmp_path: Path) -> None:
     service = Service(tmp_path, allowance=replace(NONE, tenant_jobs=2, user_jobs=1))
     service.submit(HELD)
     db = service.loop.store._db
@@ -186,7 +274,7 @@ def test_jobs_from_before_tokens_were_noted_count_for_their_tenant(tmp_path: Pat
     assert refusal(service, HELD, by=CAROL).bound == "tenant-jobs"
 
 
-def test_all_jobs_of_a_tenant_are_cancelled_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_all_jobs_of_a_tenant_takes_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 4)
     service = Service(tmp_path)
     others = service.submit(a_request(), by=BOB)
@@ -205,8 +293,8 @@ def test_all_jobs_of_a_tenant_are_cancelled_part_by_part(tmp_path: Path, monkeyp
     states = service.engine.states()
     assert (states[JobState.CANCELLED], sum(states.values())) == (15, 17)
     assert not service.engine.why(others[0]).state.is_final
-    assert service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 1
-    assert service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 0
+    assert service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 1
+    assert service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant)).jobs == 0
     assert {each.actor for each in _cancelled(service)} == {"op", "alice"}
 
 
@@ -215,7 +303,7 @@ def _cancelled(service: Service) -> list[EventRow]:
     return [each for each in found if each.kind == "cancelled"]
 
 
-def test_tenant_whose_jobs_are_cancelled_is_asked_to_leave_and_a_crash_on_the_way_loses_nothing(
+def test_a_crash_while_all_jobs_of_a_tenant_are_cancelled_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 2)
@@ -229,13 +317,13 @@ def test_tenant_whose_jobs_are_cancelled_is_asked_to_leave_and_a_crash_on_the_wa
         service.settle()
         if not reply.done():
             service.crash_at = None
-            service.wish(lambda engine: engine.cancel_all(ALICE, ALICE.tenant))
+            service.call(lambda engine: engine.cancel_all(ALICE, ALICE.tenant))
         assert service.engine.states() == {JobState.CANCELLED.value: 6}
         assert not service.machine.alive
         assert not service.loop.state.usage.users
 
 
-def test_cancelling_all_is_refused_by_a_service_that_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_all_jobs_is_refused_by_a_stopping_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "CANCELLED_AT_ONCE", 2)
     service = Service(tmp_path)
     service.submit(*[HELD] * 6)

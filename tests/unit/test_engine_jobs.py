@@ -1,4 +1,4 @@
-"""The live engine, with a pretend machine under it: what is decided, kept, told, and read back."""
+"""The life of jobs in the engine, with a fake machine under it: decisions, commits, chapters, restarts."""
 
 from operator import methodcaller
 from pathlib import Path
@@ -81,46 +81,46 @@ def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service
 
 def test_cancelling_ends_the_processes_and_gives_the_gpus_to_the_next(service: Service) -> None:
     first, second = service.submit(a_request(gpus=2, preemption="never"), a_request(gpus=2))
-    service.wish(lambda engine: engine.cancel(ALICE, first))
+    service.call(lambda engine: engine.cancel(ALICE, first))
     assert [job for job, _ in service.machine.alive] == [second]
     assert states(service) == {first: "CANCELLED", second: "RUNNING"}
 
 
 @pytest.mark.parametrize("backend", [FakeBackend, LingeringBackend])
-def test_a_wish_sent_twice_is_granted_twice_and_done_once(tmp_path: Path, backend: type[FakeBackend]) -> None:
+def test_a_command_sent_twice_is_answered_twice_and_done_once(tmp_path: Path, backend: type[FakeBackend]) -> None:
     """A client that gets no answer sends it again: before the engine has looked at it, or after it was done."""
     service = Service(tmp_path, backend=backend)
     [job] = service.submit(a_request(preemption="never"))
     for verb in ("hold", "release", "cancel"):
         wishes = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
         service.settle()
-        answers = [*(each.result(0) for each in wishes), service.wish(methodcaller(verb, ALICE, job))]
+        answers = [*(each.result(0) for each in wishes), service.call(methodcaller(verb, ALICE, job))]
         assert [answer.job for answer in answers] == [job] * 3
         assert (Flag.HELD in service.engine.show(job).job.flags) == (verb == "hold")
     assert {answer.state for answer in answers} == {JobState.CANCELLED}
     assert [each.kind for each in service.engine.events(after=0, job=job, tenant=None, limit=100).events][-1] == "cancelled"
     last = service.loop.store.last
     service.restart()
-    assert service.wish(lambda engine: engine.cancel(ALICE, job)).state is JobState.CANCELLED
+    assert service.call(lambda engine: engine.cancel(ALICE, job)).state is JobState.CANCELLED
     assert service.loop.store.last == last
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
-def test_of_a_job_that_has_ended_nothing_else_can_be_wanted(service: Service, verb: str) -> None:
+def test_commands_for_a_job_that_has_ended_are_a_conflict(service: Service, verb: str) -> None:
     done, broken, withdrawn = service.submit(a_request(), a_request(retry={"on_errors": 0}), a_request())
     service.machine.end(done, RunEnding.FINISHED)
     service.machine.end(broken, RunEnding.FAILED, cause="traceback-from-crash", code=1)
     service.settle()
-    service.wish(lambda engine: engine.cancel(ALICE, withdrawn))
+    service.call(lambda engine: engine.cancel(ALICE, withdrawn))
     for job, state in [(done, "SUCCEEDED"), (broken, "FAILED"), *([(withdrawn, "CANCELLED")] if verb != "cancel" else [])]:
         with pytest.raises(RequestRefusedError, match=f"^job {job} is {state} already$") as refused:
-            service.wish(methodcaller(verb, ALICE, job))
+            service.call(methodcaller(verb, ALICE, job))
         assert refused.value.fault is RefusalCode.CONFLICT
 
 
 def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) -> None:
     first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
-    service.wish(lambda engine: engine.hold(ALICE, first))
+    service.call(lambda engine: engine.hold(ALICE, first))
     assert states(service) == {first: "PAUSED", second: "RUNNING"}
     why = service.engine.why(first)
     assert (why.reason.code, why.advice) == ("held-back", f"poise release {first}")
@@ -128,7 +128,7 @@ def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) 
     for _ in range(5):
         service.pass_time(10)
     assert states(service)[first] == "PAUSED"
-    service.wish(lambda engine: engine.release(ALICE, first))
+    service.call(lambda engine: engine.release(ALICE, first))
     for _ in range(3):
         service.pass_time(10)
     assert service.engine.show(first).job.restarts >= 1
@@ -137,7 +137,7 @@ def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) 
 def test_a_job_submitted_on_hold_waits_for_its_release(service: Service) -> None:
     [job] = service.submit(a_request(hold=True))
     assert states(service) == {job: "PENDING"}
-    service.wish(lambda engine: engine.release(ALICE, job))
+    service.call(lambda engine: engine.release(ALICE, job))
     assert states(service) == {job: "RUNNING"}
 
 
@@ -153,7 +153,7 @@ def test_a_job_submitted_on_hold_waits_for_its_release(service: Service) -> None
         ("max-duration", {}, 1),
     ],
 )
-def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
+def test_retries_depend_on_cause_exit_code_and_count(
     service: Service, cause: str, given: dict[str, object], runs: int
 ) -> None:
     [job] = service.submit(a_request(**given))
@@ -166,13 +166,13 @@ def test_failures_are_forgiven_by_cause_by_exit_code_and_by_count(
     assert (detail.job.state is JobState.FAILED) == (runs < 9)
 
 
-def test_another_policy_takes_over_where_the_one_before_left_off(service: Service) -> None:
+def test_another_policy_goes_on_from_where_jobs_stand(service: Service) -> None:
     jobs = service.submit(*[a_request() for _ in range(4)])
     for _ in range(5):
         service.pass_time(10)
     alive = sorted(job for job, _ in service.machine.alive)
     before = {job: service.engine.show(job).job.ran for job in jobs}
-    assert service.wish(lambda engine: engine.set_policy(ALICE, "fifo")).policy == "fifo"
+    assert service.call(lambda engine: engine.set_policy(ALICE, "fifo")).policy == "fifo"
     assert sorted(job for job, _ in service.machine.alive) == alive
     assert {job: service.engine.show(job).job.ran for job in jobs} == before
     for _ in range(5):
@@ -188,7 +188,7 @@ def test_another_policy_takes_over_where_the_one_before_left_off(service: Servic
 def test_a_policy_that_does_not_exist_changes_nothing(service: Service) -> None:
     [job] = service.submit(a_request())
     with pytest.raises(RequestRefusedError, match="did you mean max-min"):
-        service.wish(lambda engine: engine.set_policy(ALICE, "maxmin"))
+        service.call(lambda engine: engine.set_policy(ALICE, "maxmin"))
     assert states(service) == {job: "RUNNING"}
     assert service.engine.service().policy == "las"
 
@@ -197,7 +197,7 @@ def test_a_larger_weight_is_a_larger_share(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="max-min", cluster="v100:1")
     mine = service.submit(a_request(duration=1e6))[0]
     theirs = service.submit(a_request(duration=1e6), by=BOB)[0]
-    shares = service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    shares = service.call(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
     assert {each.tenant: each.entitled for each in shares.tenants} == {"alice": 0.75, "bob": 0.25}
     before = [service.engine.show(job).job.ran for job in (mine, theirs)]
     for _ in range(200):
@@ -207,32 +207,32 @@ def test_a_larger_weight_is_a_larger_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["hierarchical", "gandiva-fair", "gandiva-fair:tickets=alice:2/bob:2", "max-min"])
-def test_a_tenant_s_weight_counts_once_and_from_the_moment_at_which_it_is_set(policy: str, tmp_path: Path) -> None:
+def test_a_tenants_weight_counts_once_and_from_when_it_is_set(policy: str, tmp_path: Path) -> None:
     """Each has four jobs and half of the four GPUs; then alice weighs three times as much."""
     service = Service(tmp_path, policy=policy, cluster="v100:4")
     for by in (ALICE, BOB):
         service.submit(*[a_request(duration=1e6) for _ in range(4)], by=by)
     assert received(service, 100) == pytest.approx(0.5, abs=0.05)
-    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
     assert received(service, 40) == pytest.approx(0.75, abs=0.05)
     service.restart()
     assert received(service, 200) == pytest.approx(0.75, abs=0.05)
     service.submit(*[a_request(duration=1e6) for _ in range(4)])  # they bring the weight along
     alice = 0.75 if policy != "max-min" else 24 / 28
     assert received(service, 200) == pytest.approx(alice, abs=0.05)
-    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 1.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "alice", 1.0))
     assert received(service, 200) == pytest.approx(0.5 if policy != "max-min" else 2 / 3, abs=0.05)
     assert replays(service) == 3
 
 
 def test_the_weight_of_a_tenant_without_jobs_counts_as_soon_as_it_has_some(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="philly", cluster="v100:4")
-    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "alice", 3.0))
     service.submit(*[a_request() for _ in range(4)], by=BOB)
     assert held(service) == {"bob": 4}
     service.submit(*[a_request() for _ in range(4)])
     assert held(service) == {"alice": 3, "bob": 1}
-    service.wish(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
+    service.call(lambda engine: engine.set_weight(ALICE, "bob", 3.0))
     assert held(service) == {"alice": 2, "bob": 2}
 
 
@@ -253,7 +253,7 @@ def received(service: Service, rounds: int) -> float:
     return got["alice"] / sum(got.values())
 
 
-def test_a_smaller_cluster_after_a_restart_makes_those_leave_who_have_no_place_any_more(tmp_path: Path) -> None:
+def test_runs_on_gpus_that_a_restart_removed_have_to_leave(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:8")
     jobs = service.submit(a_request(gpus=4), a_request(gpus=4))
     service.cluster = "v100:4"
@@ -266,7 +266,7 @@ def test_a_smaller_cluster_after_a_restart_makes_those_leave_who_have_no_place_a
     assert all(service.engine.show(job).job.started is not None for job in jobs)
 
 
-def test_what_ended_while_the_service_was_away_is_charged_until_it_ended(service: Service) -> None:
+def test_a_run_that_ended_while_the_service_was_away_is_charged_until_its_end(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.pass_time(10)
     service.loop.backend.close()
@@ -278,7 +278,7 @@ def test_what_ended_while_the_service_was_away_is_charged_until_it_ended(service
     assert service.engine.show(job).job.finished == pytest.approx(1_010)
 
 
-def test_time_never_goes_backwards_whatever_the_machine_s_clock_does(service: Service) -> None:
+def test_time_never_goes_backwards_whatever_the_machines_clock_does(service: Service) -> None:
     [job] = service.submit(a_request())
     service.pass_time(100)
     service.machine.error = -5_000
@@ -291,12 +291,12 @@ def test_time_never_goes_backwards_whatever_the_machine_s_clock_does(service: Se
     assert moments == sorted(moments)
 
 
-def test_every_chapter_of_the_journal_replays_to_the_same_wishes(service: Service) -> None:
+def test_every_chapter_of_the_journal_replays_to_the_same_actions(service: Service) -> None:
     service.submit(*[a_request() for _ in range(4)])
     for step in range(12):
         service.pass_time(7)
         if step == 5:
-            service.wish(lambda engine: engine.set_policy(ALICE, "max-min"))
+            service.call(lambda engine: engine.set_policy(ALICE, "max-min"))
     assert replays(service) == 2
 
 
@@ -317,7 +317,7 @@ def replays(service: Service) -> int:
         ({"gpus": 3}, "needs 3 GPUs of one type; the cluster has at most 2"),
     ],
 )
-def test_what_can_never_run_is_refused_at_submission_and_leaves_nothing(
+def test_a_job_that_can_never_run_is_refused_and_leaves_nothing(
     service: Service, given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(RequestRefusedError, match=message):
@@ -325,7 +325,7 @@ def test_what_can_never_run_is_refused_at_submission_and_leaves_nothing(
     assert states(service) == {}
 
 
-def test_the_store_is_its_owner_s_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.submit(a_request())
     files = list(tmp_path.iterdir())
@@ -333,14 +333,14 @@ def test_the_store_is_its_owner_s_alone(tmp_path: Path) -> None:
     assert [file.name for file in files if file.stat().st_mode & 0o077] == []
 
 
-def test_rounds_end_when_they_end_though_the_machine_wakes_a_little_later(service: Service) -> None:
+def test_rounds_end_on_time_though_the_engine_wakes_a_little_later(service: Service) -> None:
     jobs = service.submit(*[a_request() for _ in range(3)])
     for _ in range(12):
         service.pass_time(10.0017)
     assert min(service.engine.show(job).job.ran for job in jobs) > 60
 
 
-def test_a_run_on_unlike_gpus_is_told_how_fast_the_decision_took_them_for(tmp_path: Path) -> None:
+def test_a_run_on_mixed_gpus_gets_the_speeds_that_were_decided_with(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las", cluster="v100:2,k80:2")
     [divides] = service.submit(a_request(gpus=4, micro_batches=9))
     [(order, _)] = open_orders(service.loop.store, service.loop.state)

@@ -1,4 +1,4 @@
-"""What a live service says of its jobs: every number is right, every sentence is of the job it is about."""
+"""What the service tells of its jobs: counts, events, reasons and advice."""
 
 from pathlib import Path
 
@@ -61,10 +61,10 @@ def test_gpus_of_mixed_types_are_counted_by_type(tmp_path: Path) -> None:
 # Who changed what holds for everybody
 
 
-def test_who_changed_the_policy_is_in_the_journal(tmp_path: Path) -> None:
+def test_the_journal_says_who_changed_the_policy(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las")
     service.submit(a_request())
-    service.wish(lambda engine: engine.set_policy(ROOT, "fifo"))
+    service.call(lambda engine: engine.set_policy(ROOT, "fifo"))
     service.policy = "srtf"
     service.restart()
     found = [(each.actor, each.tenant, each.text) for each in events(service) if each.kind == "policy-changed"]
@@ -74,12 +74,12 @@ def test_who_changed_the_policy_is_in_the_journal(tmp_path: Path) -> None:
     ]
 
 
-def test_who_changed_a_weight_is_in_the_journal_whether_the_tenant_has_jobs_or_not(tmp_path: Path) -> None:
+def test_the_journal_says_who_changed_a_weight(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 2.5))
+    service.call(lambda engine: engine.set_weight(ROOT, "bob", 2.5))
     service.submit(a_request(), by=BOB)
     service.submit(a_request(), by=ALICE)
-    service.wish(lambda engine: engine.set_weight(ROOT, "bob", 0.5))
+    service.call(lambda engine: engine.set_weight(ROOT, "bob", 0.5))
     service.restart()
     for found in (events(service), events(service, tenant="bob")):
         said = [(each.actor, each.tenant, each.text) for each in found if each.kind == "weight-changed"]
@@ -94,7 +94,7 @@ def test_who_changed_a_weight_is_in_the_journal_whether_the_tenant_has_jobs_or_n
 # What was lost
 
 
-def test_what_was_lost_is_not_said_where_nobody_knows(tmp_path: Path) -> None:
+def test_lost_work_is_not_stated_where_it_is_unknown(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.machine.unaware = {"1"}
     [job] = service.submit(a_request())
@@ -112,7 +112,7 @@ def test_what_was_lost_is_not_said_where_nobody_knows(tmp_path: Path) -> None:
     assert service.engine.show(job).lost_gpu_seconds is None  # what is known of later runs does not make it known
 
 
-def test_a_run_that_says_nothing_and_does_all_its_work_loses_nothing(tmp_path: Path) -> None:
+def test_a_run_that_reports_nothing_and_finishes_loses_nothing(tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.machine.unaware = {"1"}
     [job] = service.submit(a_request())
@@ -133,9 +133,7 @@ def said_of(service: Service, job: str, kind: str) -> list[str]:
     ("codes", "says"),
     [((3,), "exit code 3"), ((1, 1, -15), "exit codes 1, -15"), ((0, None), "exit code 0")],
 )
-def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
-    tmp_path: Path, codes: tuple[int | None, ...], says: str
-) -> None:
+def test_a_failed_run_is_told_with_its_exit_codes(tmp_path: Path, codes: tuple[int | None, ...], says: str) -> None:
     service = Service(tmp_path)
     [job] = service.submit(a_request(retry={"on_errors": 0}))
     end_untold(service, job, RunEnding.FAILED, "no-signature", codes)
@@ -143,7 +141,7 @@ def test_how_a_failed_run_ended_is_said_with_its_exit_codes(
     assert service.engine.why(job).evidence[1] == f"1 failed run; the last: no-signature, {says}"
 
 
-def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path) -> None:
+def test_no_next_run_is_announced_for_a_job_that_has_failed(tmp_path: Path) -> None:
     service = Service(tmp_path)
     [job] = service.submit(a_request())
     end_untold(service, job, RunEnding.FAILED, "import-error")
@@ -153,7 +151,7 @@ def test_where_a_job_goes_on_is_not_said_of_one_that_is_given_up(tmp_path: Path)
     ]
 
 
-def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Path) -> None:
+def test_a_run_whose_setup_failed_has_no_exit_code(tmp_path: Path) -> None:
     service = Service(tmp_path, backend=Unbegun)
     [job] = service.submit(a_request(setup=("false",)))
     end_untold(service, job, RunEnding.FAILED, "no-signature", (None,))
@@ -163,7 +161,7 @@ def test_a_run_whose_setup_failed_is_not_said_to_have_an_exit_code(tmp_path: Pat
     assert service.engine.why(job).evidence[1] == "1 failed run; the last: no-signature, setup failed"
 
 
-def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Path) -> None:
+def test_a_run_lost_with_its_runner_has_no_exit_code(tmp_path: Path) -> None:
     service = Service(tmp_path, backend=Unbegun)
     [job] = service.submit(a_request())
     end_untold(service, job, RunEnding.FAILED, "node-lost", (None,))
@@ -175,7 +173,7 @@ def test_a_run_that_went_with_its_runner_says_nothing_of_exit_codes(tmp_path: Pa
     ("steps", "says"),
     [(None, "starts its command again"), (0.0, "goes on from step 0"), (1_200_000.0, "goes on from step 1,200,000")],
 )
-def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: float | None, says: str) -> None:
+def test_the_next_run_is_announced_in_the_jobs_own_steps(tmp_path: Path, steps: float | None, says: str) -> None:
     """The core counts a job that states its duration in seconds."""
     service = Service(tmp_path, policy="srtf", cluster="v100:1", backend=LingeringBackend)
     [long] = service.submit(a_request(duration=1_000.0))
@@ -190,7 +188,7 @@ def test_where_a_job_goes_on_is_said_in_its_own_steps(tmp_path: Path, steps: flo
     assert said_of(service, long, "stopped") == [f"run 1 has left: TERM (exit code -15); the next one {says}"]
 
 
-def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Path) -> None:
+def test_the_reason_for_a_preemption_has_the_same_words_everywhere(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="srtf", cluster="v100:1", backend=LingeringBackend)
     [long] = service.submit(a_request(duration=1_000.0))
     [short] = service.submit(a_request(duration=10.0), by=BOB)
@@ -203,7 +201,7 @@ def test_why_a_run_is_to_leave_is_said_in_the_same_words_everywhere(tmp_path: Pa
     assert service.engine.show(long).runs[0].cause == text
     service.restart()  # the worker may not have been told yet
     assert reasons(service) == {long: text, short: None}
-    service.wish(lambda engine: engine.cancel(ALICE, long))
+    service.call(lambda engine: engine.cancel(ALICE, long))
     service.restart()
     assert reasons(service)[long] == service.engine.show(long).job.reason.text == "cancelled by its owner"
 
@@ -217,7 +215,7 @@ def reasons(service: Service) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(("unaware", "says"), [(set(), "writes its checkpoint"), ({"1"}, "does not save by poise.worker")])
-def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unaware: set[str], says: str) -> None:
+def test_a_leaving_run_is_said_to_save_only_if_it_can(tmp_path: Path, unaware: set[str], says: str) -> None:
     service = Service(tmp_path, cluster="v100:1", backend=LingeringBackend)
     service.machine.unaware = unaware
     [job] = service.submit(a_request())
@@ -228,7 +226,7 @@ def test_a_run_that_leaves_is_said_to_save_only_if_it_can(tmp_path: Path, unawar
     assert says in why.reason.text
 
 
-def test_the_queue_counts_what_was_asked_for_by_state(tmp_path: Path) -> None:
+def test_the_queue_counts_matching_jobs_by_state(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:2")
     over = service.submit(a_request(app="one"), a_request(app="two"), by=ALICE)
     for job in over:
@@ -281,7 +279,7 @@ def test_a_gpu_that_two_jobs_share_is_one_gpu_with_two_holders(tmp_path: Path) -
     assert {each.tenant: each.gpus for each in service.engine.shares().tenants}["bob"] == 1
 
 
-def test_who_leaves_for_a_partner_of_somebody_else_is_told_a_whole_sentence(tmp_path: Path) -> None:
+def test_a_job_that_leaves_for_another_partner_is_told_why(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="max-min+packed", cluster="v100:1")
     classes = [("LM", 80), ("Recommendation", 2048), ("ResNet-18", 128), ("ResNet-18", 128)]
     jobs = [service.submit(a_request(model=model, batch_size=size))[0] for model, size in classes]
@@ -295,7 +293,7 @@ def test_who_leaves_for_a_partner_of_somebody_else_is_told_a_whole_sentence(tmp_
 # What would help
 
 
-def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_path: Path) -> None:
+def test_a_job_over_its_tenants_share_is_told_what_would_help(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="philly:quotas=bob:3", cluster="v100:4")
     service.submit(a_request(preemption="never"))
     service.submit(*[a_request(gpus=3, preemption="never")], by=BOB)
@@ -308,7 +306,7 @@ def test_a_job_whose_tenant_has_its_share_is_told_what_would_change_that(tmp_pat
     )
 
 
-def test_a_job_larger_than_the_quota_that_the_policy_states_is_told_so(tmp_path: Path) -> None:
+def test_a_job_larger_than_its_tenants_quota_is_told_so(tmp_path: Path) -> None:
     """Its tenant holds nothing, and no weight changes a quota that is stated."""
     service = Service(tmp_path, policy="philly:quotas=alice:1/bob:3", cluster="v100:4")
     service.submit(a_request(gpus=3, preemption="never"), by=BOB)
@@ -321,7 +319,7 @@ def test_a_job_larger_than_the_quota_that_the_policy_states_is_told_so(tmp_path:
     )
 
 
-def test_advice_to_ask_for_less_promises_no_start_that_others_ahead_hold_up(tmp_path: Path) -> None:
+def test_advice_to_ask_for_fewer_gpus_promises_no_start(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="fifo", cluster="v100:4")
     service.submit(a_request(gpus=3))
     service.submit(a_request(gpus=4))
@@ -332,7 +330,7 @@ def test_advice_to_ask_for_less_promises_no_start_that_others_ahead_hold_up(tmp_
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_elastic_job_is_told_which_policies_would_let_it_begin_smaller(tmp_path: Path, policy: str) -> None:
+def test_an_elastic_job_is_told_which_policies_would_start_it_smaller(tmp_path: Path, policy: str) -> None:
     service = Service(tmp_path, policy=policy, cluster="v100:4")
     service.submit(a_request(gpus=3, preemption="never", duration=10_000.0))
     [job] = service.submit(a_request(gpus=2, min_gpus=1, max_gpus=2, duration=1_000.0), by=BOB)

@@ -1,4 +1,4 @@
-"""What people read of a live service: pages of the queue, places in line, what happened."""
+"""What the API reads of the service: pages of the queue, positions, evidence, events, logs."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def test_jobs_are_found_by_their_name_whether_they_have_ended_or_not(service: Se
     assert queue(service, EVERY, name="none").jobs == ()
 
 
-def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service: Service) -> None:
+def test_ended_jobs_are_paged_by_state(service: Service) -> None:
     jobs = []
     for number in range(9):
         [job] = service.submit(a_request(app="odd" if number % 2 else None), by=BOB if number % 3 else ALICE)
@@ -70,7 +70,7 @@ def test_jobs_that_have_ended_are_paged_by_the_states_that_are_asked_for(service
     assert service.engine.states() == {"SUCCEEDED": 5, "FAILED": 4}
 
 
-def test_the_queue_goes_from_those_that_run_to_those_that_have_ended(service: Service) -> None:
+def test_the_queue_lists_running_then_waiting_then_ended_jobs(service: Service) -> None:
     [over] = service.submit(a_request())
     end(service, over)
     waits = service.submit(*[a_request(duration=100.0 + number) for number in range(6)])[2:]
@@ -80,7 +80,7 @@ def test_the_queue_goes_from_those_that_run_to_those_that_have_ended(service: Se
     assert [row.id for row in rows] == ["2", "3", *waits, *held, over]
 
 
-def test_every_page_says_who_stands_where_in_line(service: Service) -> None:
+def test_every_page_gives_positions_in_line(service: Service) -> None:
     """Shortest first: who came last stands first."""
     jobs = service.submit(*[a_request(gpus=2, duration=1_000.0 - number) for number in range(7)], a_request(hold=True))
     for limit in (1, 2, 3, 50):
@@ -92,7 +92,7 @@ def test_every_page_says_who_stands_where_in_line(service: Service) -> None:
 
 
 @pytest.mark.parametrize("most", [2_000, 3])
-def test_what_is_asked_for_stands_in_the_same_order_as_all(
+def test_a_filtered_queue_keeps_the_order_of_the_whole_queue(
     service: Service, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10):
@@ -116,7 +116,7 @@ def test_what_is_asked_for_stands_in_the_same_order_as_all(
 # Why
 
 
-def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
+def test_evidence_uses_singular_and_plural(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="srtf", cluster="v100:1")
     [long] = service.submit(a_request(duration=1_000.0))
     service.pass_time(1)
@@ -145,7 +145,7 @@ def test_evidence_speaks_of_one_and_of_several(tmp_path: Path) -> None:
         (RunEnding.YIELDED, None, "left without being asked to"),
     ],
 )
-def test_a_job_that_backs_off_says_until_when_and_what_for(
+def test_a_job_that_backs_off_says_until_when_and_why(
     service: Service, how: RunEnding, cause: str | None, says: str
 ) -> None:
     [job] = service.submit(a_request())
@@ -158,9 +158,9 @@ def test_a_job_that_backs_off_says_until_when_and_what_for(
         assert why.reason.text == f"is tried again in {left} at the earliest, as its last run {says}"
         assert why.advice == f"poise logs {job}"
         assert service.engine.show(job).job.reason == why.reason
-    service.wish(lambda engine: engine.hold(ALICE, job))
+    service.call(lambda engine: engine.hold(ALICE, job))
     assert service.engine.why(job).reason.text == "is held back by its owner"
-    service.wish(lambda engine: engine.release(ALICE, job))
+    service.call(lambda engine: engine.release(ALICE, job))
     assert service.engine.show(job).job.state is JobState.RUNNING
 
 
@@ -182,13 +182,13 @@ def follow(service: Service, start: int, **which: object) -> list[EventRow]:
         start = part.next
 
 
-def test_the_last_things_that_happened_are_found_behind_instants_in_which_nothing_did(tmp_path: Path) -> None:
+def test_the_latest_events_are_found_behind_silent_entries(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las")
     jobs = service.submit(*[a_request() for _ in range(3)])
-    service.wish(lambda engine: engine.cancel(ALICE, jobs[2]))
+    service.call(lambda engine: engine.cancel(ALICE, jobs[2]))
     for _ in range(30):
         service.submit(a_request(), key="the-same-key")
-        service.wish(lambda engine: engine.release(ALICE, jobs[0]))
+        service.call(lambda engine: engine.release(ALICE, jobs[0]))
     assert told(events(service, -2, job=jobs[2])) == [(jobs[2], "submitted"), (jobs[2], "cancelled")]
     last = events(service, -1, tenant="alice")
     assert (len(last.events), last.next) == (1, service.loop.store.last)
@@ -196,7 +196,7 @@ def test_the_last_things_that_happened_are_found_behind_instants_in_which_nothin
     assert told(events(service, -1_000, limit=3)) == told(events(service, -3))
 
 
-def test_who_follows_misses_nothing_and_comes_to_the_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_events_misses_nothing_and_reaches_the_end(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telling_module, "PART", 2)
     monkeypatch.setattr(telling_module, "MOST_ENTRIES", 4)
     for number in range(12):
@@ -215,11 +215,11 @@ def test_who_follows_misses_nothing_and_comes_to_the_end(service: Service, monke
         events(service, 0, job="99")
 
 
-def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
+def test_a_new_chapter_is_no_event_of_its_jobs(service: Service) -> None:
     service.submit(*[a_request() for _ in range(4)])
     before = told(events(service))
-    service.wish(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
-    service.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    service.call(lambda engine: engine.set_weight(ALICE, "alice", 2.0))
+    service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     new = [(None, "weight-changed"), (None, "policy-changed")]
     assert told(events(service)) == [*before, *new]
     assert told(events(service, -100)) == [*before, *new]
@@ -235,7 +235,7 @@ def test_a_new_chapter_is_no_news_of_jobs(service: Service) -> None:
         (errno.EACCES, RefusalCode.UNKNOWN, "has no log that the service may read"),
     ],
 )
-def test_a_log_that_may_never_be_read_is_not_said_to_be_so_at_the_moment(
+def test_a_log_without_permission_is_not_reported_as_temporary(
     service: Service, monkeypatch: pytest.MonkeyPatch, number: int, fault: RefusalCode, text: str
 ) -> None:
     def refuses(*_: object) -> LogPart:

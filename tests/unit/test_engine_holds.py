@@ -1,4 +1,4 @@
-"""A hold loses no work that nobody asked to lose, and GPUs are shown as free once nobody is on them."""
+"""Holds lose no work without being asked to, and GPUs are shown as free only once all processes have left them."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def unaware(service: Service, **given: str) -> str:
 
 
 def held(service: Service, job: str) -> CommandResult:
-    answer: CommandResult = service.wish(lambda engine: engine.hold(ALICE, job))
+    answer: CommandResult = service.call(lambda engine: engine.hold(ALICE, job))
     check_standing(service)
     return answer
 
@@ -39,7 +39,7 @@ ENDED = "sends it TERM now: what it has not saved itself is lost"
 
 
 @pytest.mark.parametrize(("given", "costs"), [({}, ASKED), ({"preemption": "never"}, ENDED)])
-def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(
+def test_a_hold_on_a_job_that_cannot_save_is_deferred_and_every_view_says_so(
     slow: Service, given: dict[str, str], costs: str
 ) -> None:
     job = unaware(slow, **given)
@@ -65,7 +65,7 @@ def test_job_that_cannot_save_goes_on_with_its_gpus_and_everybody_says_so(
     assert event.actor == "alice"
 
 
-def test_others_do_not_get_gpus_that_are_not_free(slow: Service) -> None:
+def test_a_deferred_hold_frees_no_gpus(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     [other] = slow.submit(a_request(gpus=2))
@@ -76,10 +76,10 @@ def test_others_do_not_get_gpus_that_are_not_free(slow: Service) -> None:
     assert slow.engine.show(job).gpu_seconds == pytest.approx(2 * 50)
 
 
-def test_release_only_lifts_a_hold_that_was_not_met(slow: Service) -> None:
+def test_release_lifts_a_deferred_hold(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
-    answer = slow.wish(lambda engine: engine.release(ALICE, job))
+    answer = slow.call(lambda engine: engine.release(ALICE, job))
     assert (answer.state, answer.text) == (JobState.RUNNING, "it goes on, and is no longer to be held")
     slow.pass_time(100)
     check_standing(slow)
@@ -90,7 +90,7 @@ def test_release_only_lifts_a_hold_that_was_not_met(slow: Service) -> None:
     check_books(slow, [job])
 
 
-def test_job_is_held_as_soon_as_it_can_save(slow: Service) -> None:
+def test_a_deferred_hold_takes_effect_once_the_job_can_save(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     slow.machine.report(job, steps=3.0, checkpoint=0.0, throughput=1.0)
@@ -105,7 +105,7 @@ def test_job_is_held_as_soon_as_it_can_save(slow: Service) -> None:
     assert slow.engine.why(job).advice == f"poise release {job}"
 
 
-def test_job_that_must_not_be_preempted_is_not_held_because_it_could_save(slow: Service) -> None:
+def test_a_job_that_is_never_preempted_is_not_held_because_it_can_save(slow: Service) -> None:
     job = unaware(slow, preemption="never")
     held(slow, job)
     slow.machine.report(job, steps=3.0, checkpoint=0.0, throughput=1.0)
@@ -114,7 +114,7 @@ def test_job_that_must_not_be_preempted_is_not_held_because_it_could_save(slow: 
     assert not slow.machine.leaving
 
 
-def test_job_whose_run_fails_is_held_then(slow: Service) -> None:
+def test_a_deferred_hold_takes_effect_when_the_run_fails(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     slow.machine.end(job, RunEnding.FAILED, cause="killed", code=-9)
@@ -127,7 +127,7 @@ def test_job_whose_run_fails_is_held_then(slow: Service) -> None:
     assert Flag.HELD in detail.job.flags
 
 
-def test_job_that_ends_meanwhile_has_ended(slow: Service) -> None:
+def test_a_job_that_ends_under_a_deferred_hold_has_ended(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
     slow.machine.end(job, RunEnding.FINISHED)
@@ -143,12 +143,12 @@ def test_job_that_ends_meanwhile_has_ended(slow: Service) -> None:
         ({"preemption": "never"}, "it gets TERM now: what it has not saved itself is lost"),
     ],
 )
-def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(
+def test_stop_says_what_is_lost_and_gpus_are_shown_as_held_until_the_run_is_gone(
     slow: Service, given: dict[str, str], said: str
 ) -> None:
     job = unaware(slow, **given)
     held(slow, job)
-    answer = slow.wish(lambda engine: engine.stop(ALICE, job))
+    answer = slow.call(lambda engine: engine.stop(ALICE, job))
     check_standing(slow)
     assert answer.text == said
     assert (node(slow).free, node(slow).jobs, node(slow).leaving) == (0, (None, None), (job, job))
@@ -159,7 +159,7 @@ def test_stopped_job_says_what_is_lost_and_its_gpus_are_shown_until_it_is_gone(
     assert (node(slow).free, node(slow).leaving) == (2, (None, None))
 
 
-def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> None:
+def test_a_hold_with_preemption_restart_says_what_it_costs(slow: Service) -> None:
     job = unaware(slow, preemption="restart")
     answer = held(slow, job)
     assert (answer.state, answer.text) == (
@@ -168,19 +168,19 @@ def test_owner_who_chose_restarts_is_told_what_a_hold_costs(slow: Service) -> No
     )
 
 
-def test_job_that_can_save_leaves_at_once(slow: Service) -> None:
+def test_a_hold_on_a_job_that_can_save_takes_effect_at_once(slow: Service) -> None:
     [job] = slow.submit(a_request(gpus=2))
     answer = held(slow, job)
     assert (answer.state, answer.text) == (JobState.CHECKPOINTING, "it is asked to save its work and to leave")
 
 
 @pytest.mark.parametrize("wait", [0, 30])
-def test_hold_that_is_not_met_survives_a_crash_and_another_policy(slow: Service, wait: float) -> None:
+def test_a_deferred_hold_survives_a_crash_and_another_policy(slow: Service, wait: float) -> None:
     job = unaware(slow)
     held(slow, job)
     slow.restart()
     check_standing(slow)
-    slow.wish(lambda engine: engine.set_policy(ALICE, "fifo"))
+    slow.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     check_standing(slow)
     slow.pass_time(wait)
     assert Flag.HELD in slow.engine.show(job).job.flags
@@ -196,7 +196,7 @@ def test_hold_that_is_not_met_survives_a_crash_and_another_policy(slow: Service,
     check_books(slow, [job])
 
 
-def test_wishes_of_one_moment_are_met_in_their_order(slow: Service) -> None:
+def test_commands_of_one_batch_take_effect_in_their_order(slow: Service) -> None:
     job = unaware(slow)
     for verbs, is_held, leaves in (
         (("hold", "release"), False, False),
@@ -211,9 +211,9 @@ def test_wishes_of_one_moment_are_met_in_their_order(slow: Service) -> None:
         assert (Flag.HELD in slow.engine.show(job).job.flags, bool(slow.machine.leaving)) == (is_held, leaves), verbs
 
 
-def test_cancelled_job_keeps_its_gpus_in_the_eyes_of_all_until_it_is_gone(slow: Service) -> None:
+def test_gpus_of_a_cancelled_job_are_shown_as_held_until_its_run_is_gone(slow: Service) -> None:
     [job] = slow.submit(a_request(gpus=2))
-    slow.wish(lambda engine: engine.cancel(ALICE, job))
+    slow.call(lambda engine: engine.cancel(ALICE, job))
     [other] = slow.submit(a_request(gpus=1, gpu_types=("v100",)))
     check_standing(slow)
     assert (node(slow).free, node(slow).leaving) == (0, (job, job))

@@ -1,4 +1,4 @@
-"""What others see while the core thinks about a plan, and what becomes of moments that pass meanwhile."""
+"""What readers see while the core plans, and what becomes of wake-ups that fall due meanwhile."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ def listed(service: Service) -> list[str]:
     return [row.id for row in page.jobs]
 
 
-def test_whoever_looks_meanwhile_sees_jobs_that_were_kept_and_each_once(service: Service) -> None:
+def test_readers_see_committed_jobs_once_each_while_the_core_plans(service: Service) -> None:
     jobs = service.submit(a_request(gpus=2), a_request(gpus=2), a_request(gpus=2))
     seen: list[list[str]] = []
 
@@ -60,7 +60,7 @@ def test_whoever_looks_meanwhile_sees_jobs_that_were_kept_and_each_once(service:
     assert all(len(set(each)) == len(each) for each in seen)
 
 
-def test_a_round_that_ends_while_the_core_thinks_ends_when_it_ended(service: Service) -> None:
+def test_a_round_that_ends_while_the_core_plans_ends_on_time(service: Service) -> None:
     service.submit(a_request(gpus=2), a_request(gpus=2))
     first = service.machine.now
     service.pass_time(6)
@@ -78,7 +78,7 @@ def test_a_round_that_ends_while_the_core_thinks_ends_when_it_ended(service: Ser
     assert any(now == pytest.approx(moments[0] + 10, abs=1e-9) for now in moments)
 
 
-def test_a_round_that_ends_while_nobody_is_awake_is_decided_for_when_somebody_is(service: Service) -> None:
+def test_a_round_that_the_engine_slept_through_is_decided_for_now(service: Service) -> None:
     service.submit(a_request(gpus=2), a_request(gpus=2))
     service.pass_time(6)
     service.pass_time(60)
@@ -97,7 +97,7 @@ def test_news_that_calls_for_no_decision_costs_no_plan(service: Service) -> None
     assert core.decisions == before
 
 
-def test_a_world_that_breaks_stops_the_engine_and_whoever_waits_is_told(service: Service) -> None:
+def test_a_back_end_that_fails_stops_the_engine_and_refuses_commands(service: Service) -> None:
     reply = service.engine.submit(ALICE, Submission(jobs=(a_request(),)))
     service.machine.tell(BackendFailed("ValueError('odd')"))
     with pytest.raises(InvariantError, match=r"back end has stopped: ValueError\('odd'\)"):
