@@ -14,10 +14,10 @@ import pytest
 from tests.builders import EVENTS, Story, a_job, a_table, simulate
 
 from poise.engine.journal import JournalReader
-from poise.lab.analysis.failures import losses
 from poise.lab.analysis.fairness import Fairness, jain, rho
 from poise.lab.analysis.history import History
 from poise.lab.analysis.sources import records_of
+from poise.lab.analysis.study import losses
 from poise.lab.analysis.summary import measure
 from poise.lab.audit.instance_run import Lie, MisreportedSpeeds
 from poise.lab.experiment import Experiment

@@ -3,7 +3,7 @@
 A log holds neither quotas nor the cluster, so `inferred` takes the causes of waiting from what each tenant used.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -55,10 +55,9 @@ def delays_by_size(records: Records) -> StudyPart:
         return StudyPart("delays_by_size", title, "", missing=NO_STARTS)
     groups = by_size(records.gpus)
     curves = tuple(ChartCurve(named(each), known(records.delays[each.members])) for each in groups)
-    charts = (Chart(ChartShape.CDF, title, "delay from submission to first start", curves=curves),)
-    rows = _delay_rows(records, (*groups, JobGroup(ALL, np.arange(len(records.gpus)))))
-    head = (TableColumn("size", "GPUs", ValueUnit.TEXT), TableColumn("jobs", "jobs that started", ValueUnit.COUNT), *DELAYS)
-    return StudyPart("delays_by_size", title, _delay_text(records), head, rows, charts, caveat=_on_attempts(records))
+    chart = Chart(ChartShape.CDF, title, "delay from submission to first start", curves=curves)
+    column = TableColumn("size", "GPUs", ValueUnit.TEXT)
+    return _delays(records, "delays_by_size", title, column, [*groups, JobGroup(ALL, np.arange(len(records.gpus)))], chart)
 
 
 def delays_by_tenant(records: Records) -> StudyPart:
@@ -66,40 +65,33 @@ def delays_by_tenant(records: Records) -> StudyPart:
     title = "Queueing delay by tenant"
     if missing := _why_no_tenants(records):
         return StudyPart("delays_by_tenant", title, "", missing=missing)
-    groups = by_code(records.tenant, records.tenants)
-    head = (
-        TableColumn("tenant", "tenant", ValueUnit.TEXT),
-        TableColumn("jobs", "jobs that started", ValueUnit.COUNT),
-        *DELAYS,
+    column = TableColumn("tenant", "tenant", ValueUnit.TEXT)
+    return _delays(records, "delays_by_tenant", title, column, by_code(records.tenant, records.tenants))
+
+
+def _delays(
+    records: Records, key: str, title: str, column: TableColumn, groups: Sequence[JobGroup], *charts: Chart
+) -> StudyPart:
+    rows: list[Row] = []
+    for each in groups:
+        delays = known(records.delays[each.members])
+        rows.append((each.label, len(delays), *delay_figures(delays)))
+    started = int(np.sum(~np.isnan(records.delays)))
+    text = (
+        f"From submission to the first start, of the {started:,} of {len(records.gpus):,} jobs of which that is known. A "
+        "quantile is the least delay that is no less than that share of all delays."
     )
-    rows = _delay_rows(records, groups)
-    return StudyPart("delays_by_tenant", title, _delay_text(records), head, rows, caveat=_on_attempts(records))
-
-
-def _on_attempts(records: Records) -> str:
-    """Return a caveat if the log may have kept only the last attempt of each job."""
-    if records.cluster is not None or records.attempts.max(initial=0) > 1:
-        return ""
-    return "The input tells of one attempt a job; where that is not the first, the delay holds those before it."
+    caveat = ""
+    if records.cluster is None and records.attempts.max(initial=0) <= 1:  # a log may have kept only the last attempt
+        caveat = "The input tells of one attempt a job; where that is not the first, the delay holds those before it."
+    head = (column, TableColumn("jobs", "jobs that started", ValueUnit.COUNT), *DELAYS)
+    return StudyPart(key, title, text, head, tuple(rows), charts, caveat=caveat)
 
 
 def _why_no_tenants(records: Records) -> str:
     if Covers.STARTS not in records.covers:
         return NO_STARTS
     return "" if Covers.TENANTS in records.covers else "The input names no tenants."
-
-
-def _delay_text(records: Records) -> str:
-    started = int(np.sum(~np.isnan(records.delays)))
-    return (
-        f"From submission to the first start, of the {started:,} of {len(records.gpus):,} jobs of which that is known. A "
-        "quantile is the least delay that is no less than that share of all delays."
-    )
-
-
-def _delay_rows(records: Records, groups: Iterable[JobGroup]) -> tuple[Row, ...]:
-    found = ((each.label, known(records.delays[each.members])) for each in groups)
-    return tuple((label, len(delays), *delay_figures(delays)) for label, delays in found)
 
 
 def waits(records: Records) -> StudyPart:
@@ -111,10 +103,11 @@ def waits(records: Records) -> StudyPart:
     waited = np.where(runs.firsts, runs.start - records.submitted[runs.job], runs.gaps)
     some = waited > 0  # NaN is not
     job, seconds = runs.job[some], waited[some]
-    rows = [("all", ALL, len(seconds), *delay_figures(np.sort(seconds)))]
-    rows += _wait_rows("size", by_size(records.gpus[job]), seconds)
+    groups = [("all", JobGroup(ALL, np.arange(len(seconds))))]
+    groups += (("size", each) for each in by_size(records.gpus[job]))
     if Covers.TENANTS in records.covers:
-        rows += _wait_rows("tenant", by_code(records.tenant[job], records.tenants), seconds)
+        groups += (("tenant", each) for each in by_code(records.tenant[job], records.tenants))
+    rows = tuple((by, each.label, len(each.members), *delay_figures(np.sort(seconds[each.members]))) for by, each in groups)
     text = (
         "From submission to the first start, and from the end of each run to the next start of the same job: after a "
         "failure, a preemption, a lost node. Intervals of no length, and those of which an end is not known, do not count."
@@ -122,11 +115,7 @@ def waits(records: Records) -> StudyPart:
     head = columns(
         ("by", "by", ValueUnit.TEXT), ("group", "group", ValueUnit.TEXT), ("intervals", "intervals", ValueUnit.COUNT)
     )  # fmt: skip
-    return StudyPart("waits", title, text, (*head, *DELAYS), tuple(rows))
-
-
-def _wait_rows(by: str, groups: Iterable[JobGroup], seconds: Floats) -> list[Row]:
-    return [(by, each.label, len(each.members), *delay_figures(np.sort(seconds[each.members]))) for each in groups]
+    return StudyPart("waits", title, text, (*head, *DELAYS), rows)
 
 
 def causes(records: Records) -> StudyPart:

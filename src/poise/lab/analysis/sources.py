@@ -7,12 +7,12 @@ Otherwise a trace's attempts are those that it states, if it states any, and not
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,20 +37,21 @@ from poise.lab.traces.reader import HEAD_BYTES
 from poise.lab.traces.registry import recognise
 from poise.lab.traces.schema import JobOutcome, Trace, TraceJob
 from poise.scheduler.core.validation_pool import ValidationPool
-from poise.scheduler.model.action import Compute, JournalEntry, Launch
+from poise.scheduler.model.action import Action, Compute, JournalEntry, Launch
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots, gpu_count, parse_cluster
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.scheduler.model.event import (
     Computed,
     Estimated,
+    Event,
     Finished,
     NodeLost,
     NodeReturned,
     Revealed,
     Submitted,
 )
-from poise.scheduler.model.job import Status
+from poise.scheduler.model.job import Job, Status
 from poise.scheduler.model.topology import Topology
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import Throughputs
@@ -143,9 +144,7 @@ class RecordReader:
         self.history.end = entry.now  # so that what is read of a bad entry lies before the end
         try:
             for fact in (*entry.events, *entry.actions):
-                check = _CHECKS.get(type(fact))
-                if check is not None:
-                    check(self, fact, entry.now)
+                self._check(fact, entry.now)
             self.history.take(entry)
         except ValueError as error:
             words = " ".join(str(error).split())[:LONGEST_SHOWN]
@@ -157,35 +156,43 @@ class RecordReader:
         with np.errstate(over="ignore", invalid="ignore"):  # times may be anything that a float can be
             return records_of(self.history, Supply(tuple(self._changes), self._pool))
 
-    def _estimated(self, fact: Estimated, _now: float) -> None:
-        self._check_rates(fact.estimate.rates, repr(fact.kind))
-        self._kinds.add(fact.kind)
+    def _check(self, fact: Event | Action, now: float) -> None:
+        match fact:
+            case Estimated():
+                self._check_rates(fact.estimate.rates, repr(fact.kind))
+                self._kinds.add(fact.kind)
+            case Revealed():
+                self._check_rates(fact.rates, f"job {fact.job!r}")
+            case Submitted():
+                self._check_job(fact.job, fact.kind)
+            case Launch() | Compute():
+                self._check_start(fact)
+            case Computed():
+                self._check_gpus(fact.gpus)
+            case Finished() if self.history.jobs[fact.job].status.is_final:
+                raise ValueError(f"job {fact.job!r} ends a second time")
+            case NodeLost() | NodeReturned():
+                self._node_changed(fact, now)
 
-    def _revealed(self, fact: Revealed, _now: float) -> None:
-        self._check_rates(fact.rates, f"job {fact.job!r}")
+    def _check_job(self, job: Job, kind: str) -> None:
+        if kind not in self._kinds:
+            raise KeyError(kind)
+        if not 1 <= job.gpus <= MOST_GPUS:
+            raise ValueError(f"a job {job.id!r} of {job.gpus!r} GPUs")
+        if job.id in self.history.jobs:
+            raise ValueError(f"job {job.id!r} is submitted a second time")
 
-    def _check_rates(self, rates: Sequence[object], whose: str) -> None:
+    def _check_rates(self, rates: Sequence[object], owner: str) -> None:
         if len(rates) != len(self._topology.types):
-            raise ValueError(f"{len(rates)} rates of {whose} on {len(self._topology.types)} GPU types")
+            raise ValueError(f"{len(rates)} rates of {owner} on {len(self._topology.types)} GPU types")
 
-    def _submitted(self, fact: Submitted, _now: float) -> None:
-        if fact.kind not in self._kinds:
-            raise KeyError(fact.kind)
-        if not 1 <= fact.job.gpus <= MOST_GPUS:
-            raise ValueError(f"a job {fact.job.id!r} of {fact.job.gpus!r} GPUs")
-        if fact.job.id in self.history.jobs:
-            raise ValueError(f"job {fact.job.id!r} is submitted a second time")
-
-    def _started(self, fact: Launch | Compute, _now: float) -> None:
-        self._check_gpus(fact.gpus)
-        job = self.history.jobs.get(fact.job)
+    def _check_start(self, action: Launch | Compute) -> None:
+        self._check_gpus(action.gpus)
+        job = self.history.jobs.get(action.job)
         last = job.epoch if job else 0
-        goes_on = isinstance(fact, Compute) and fact.epoch == last  # further tasks of the round under way
-        if fact.epoch != last + 1 and not goes_on:
-            raise ValueError(f"run {fact.epoch} of job {fact.job!r} after run {last}")
-
-    def _computed(self, fact: Computed, _now: float) -> None:
-        self._check_gpus(fact.gpus)
+        goes_on = isinstance(action, Compute) and action.epoch == last  # further tasks of the round under way
+        if action.epoch != last + 1 and not goes_on:
+            raise ValueError(f"run {action.epoch} of job {action.job!r} after run {last}")
 
     def _check_gpus(self, gpus: Holding) -> None:
         if not gpus:
@@ -193,10 +200,6 @@ class RecordReader:
         for node, mask in gpus:
             if not (0 <= node < len(self._alive)) or not 0 < mask <= self._topology.full[node]:
                 raise IndexError(f"node {node}, slots {mask}")
-
-    def _finished(self, fact: Finished, _now: float) -> None:
-        if self.history.jobs[fact.job].status.is_final:
-            raise ValueError(f"job {fact.job!r} ends a second time")
 
     def _node_changed(self, fact: NodeLost | NodeReturned, now: float) -> None:
         if not 0 <= fact.node < len(self._alive):
@@ -207,19 +210,6 @@ class RecordReader:
             reserved = sum(slots.node == fact.node for slots in self._pool)
             gpus = self.history.cluster.nodes[fact.node].gpus - reserved
             self._changes.append(SupplyChange(now, self._topology.type_of[fact.node], gpus if is_back else -gpus))
-
-
-_CHECKS: dict[type, Callable[[RecordReader, Any, float], None]] = {
-    Estimated: RecordReader._estimated,
-    Submitted: RecordReader._submitted,
-    Revealed: RecordReader._revealed,
-    Finished: RecordReader._finished,
-    Launch: RecordReader._started,
-    Compute: RecordReader._started,
-    Computed: RecordReader._computed,
-    NodeLost: RecordReader._node_changed,
-    NodeReturned: RecordReader._node_changed,
-}
 
 
 # A history as records.

@@ -49,47 +49,30 @@ def recognise(head: bytes) -> Format | None:
     return next((known for known in FORMATS if known.sniff(text)), None)
 
 
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].rstrip("\r")
+
+
 def _csv_with(*choices: Sequence[str]) -> Sniff:
     """Accept a CSV header that has all columns of one of these choices."""
-
-    def sniff(text: str) -> bool:
-        return any(set(columns) <= set(_header(text)) for columns in choices)
-
-    return sniff
+    return lambda text: any(set(columns) <= set(split_header(_first_line(text))) for columns in choices)
 
 
 def _tsv_of(widths: Sequence[int]) -> Sniff:
     """Accept a first line with one of these numbers of tab-separated cells."""
-
-    def sniff(text: str) -> bool:
-        return _first_line(text).count("\t") + 1 in widths
-
-    return sniff
+    return lambda text: _first_line(text).count("\t") + 1 in widths
 
 
 def _is_philly(text: str) -> bool:
-    return text.lstrip()[:1] in ("[", "{") and not _keys(text).isdisjoint(philly.KEYS)
+    return text.lstrip()[:1] in ("[", "{") and not set(_KEY.findall(text)).isdisjoint(philly.KEYS)
 
 
 def _is_poise(text: str) -> bool:
     """Accept what has sure column names, so that a misspelt other one is named by the reader."""
     if text.lstrip()[:1] == "{":
-        keys = _keys(_first_line(text))
+        keys = set(_KEY.findall(_first_line(text)))
         return keys.isdisjoint(philly.KEYS) and not keys.isdisjoint(poise.REQUIRED)
-    header = set(_header(text))
-    return len(header & set(poise.REQUIRED)) >= 2
-
-
-def _keys(text: str) -> set[str]:
-    return set(_KEY.findall(text))
-
-
-def _header(text: str) -> list[str]:
-    return split_header(_first_line(text))
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0].rstrip("\r")
+    return len(set(split_header(_first_line(text))) & set(poise.REQUIRED)) >= 2
 
 
 FORMATS = (

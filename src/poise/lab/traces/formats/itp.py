@@ -22,11 +22,5 @@ def read(source: TraceInput) -> list[TraceJob]:
 
 def _job(cells: Cells, source: TraceInput) -> TraceJob:
     job_id, submitted, duration, gpus = cells
-    return TraceJob(
-        Job(
-            source.prefix + label(job_id, "job_id"),
-            amount(submitted, "submission_time"),
-            whole(gpus, "num_gpu"),
-            amount(duration, "duration"),
-        )
-    )
+    name, at = source.prefix + label(job_id, "job_id"), amount(submitted, "submission_time")
+    return TraceJob(Job(name, at, whole(gpus, "num_gpu"), amount(duration, "duration")))

@@ -40,12 +40,6 @@ def _job_alone(cells: Cells, source: TraceInput) -> TraceJob:
 
 def _job(cells: Cells, source: TraceInput) -> TraceJob:
     submitted, duration, gpus, tenant = cells
-    return TraceJob(
-        Job(
-            f"{source.prefix}{source.rows}",
-            timestamp(submitted, "timestamp"),
-            whole(gpus, "num_gpus"),
-            amount(duration, "duration"),
-            tenant=label(tenant, "cluster"),
-        )
-    )
+    name, at = f"{source.prefix}{source.rows}", timestamp(submitted, "timestamp")
+    gang, seconds = whole(gpus, "num_gpus"), amount(duration, "duration")
+    return TraceJob(Job(name, at, gang, seconds, tenant=label(tenant, "cluster")))

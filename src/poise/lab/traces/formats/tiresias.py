@@ -25,12 +25,6 @@ def read(source: TraceInput) -> list[TraceJob]:
 
 def _job(cells: Cells, source: TraceInput) -> TraceJob:
     job_id, gpus, submitted, model, duration = cells
-    return TraceJob(
-        Job(
-            source.prefix + label(job_id, "job_id"),
-            amount(submitted, "submit_time"),
-            whole(gpus, "num_gpu"),
-            amount(duration, "duration"),
-            model=label(model, "model_name"),
-        )
-    )
+    name, at = source.prefix + label(job_id, "job_id"), amount(submitted, "submit_time")
+    gang, seconds = whole(gpus, "num_gpu"), amount(duration, "duration")
+    return TraceJob(Job(name, at, gang, seconds, model=label(model, "model_name")))
