@@ -257,7 +257,7 @@ def test_what_is_missing_cuts_off_the_time_that_misses_it(rows: int, seed: int) 
     if cut is None:
         assert (found @ speed >= wants - 1e-8).all()
     else:
-        assert np.maximum(speed - cut.over, 0.0) @ time + cut.people * cut.over < wants[cut.members].sum()
+        assert np.maximum(speed - cut.over, 0.0) @ time + cut.size * cut.over < wants[cut.rows].sum()
 
 
 @given(TIMES)
