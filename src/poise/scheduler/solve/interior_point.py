@@ -1,17 +1,28 @@
-"""Programs of `problem.py` without sharing, by an interior-point method that uses their shape.
+"""Programs of `program.py` without pairs, by an interior-point method that exploits their shape.
 
-Every row has its own two constraints (one thing at a time; what is asked of it), and only the few resources, and t, tie rows
-together. So the linear system of each step falls apart: two unknowns a row are eliminated in closed form, and what is left
-has as many unknowns as there are resources, plus t. A step costs O(rows · columns) in whole-array operations, and about
-ten to thirty steps are needed whatever the number of rows.
+Why not a general solver: such a program has rows × columns unknowns, but only the few resources and the level t tie rows
+together. A step of this method costs O(rows · columns) in whole-array operations, and ten to thirty steps are enough
+whatever the number of rows. It also ends at the centre of the optimal face, not at a vertex: alike rows are treated alike,
+and a row under pressure gets exactly what is asked in every best answer (`Solution.pressure`).
 
-Primal-dual, predictor and corrector (Mehrotra 1992). A row's amounts stand in one column of `y`: its x by column, then s,
-the time it does nothing, then v, what it gets beyond what is asked; `z` has their dual slacks. The answer approached is the
-centre of the optimal face: alike rows are treated alike, and a row whose v is nearer to 0 than its dual slack gets just what
-is asked in every best answer (`Solution.pressure`).
+The method is Mehrotra's (1992): primal-dual, with a predictor and a corrector per step. In standard form, with slack
+variables s (time a row does nothing), v (what it gets beyond what is asked) and w (what is left of a resource):
 
-Sums go through `einsum` (scheduler/model/arithmetic.py): neither the processor nor the number of threads changes the
-last bit.
+    minimise    Σ cost x − level · t − Σ log ln θ
+    subject to  Σ_c x_mc + s_m = 1                          per row; multiplier α_m
+                Σ_c speed_mc x_mc − v_m = base_m + slope_m t   per row; multiplier β_m = dual slack of v_m
+                Σ size x + w = capacity                     per resource; multiplier −zw
+                x, s, v, w >= 0
+
+The primal amounts of a row stand in one column of `y`: its x by column of the market, then s, then v. `z` has their dual
+slacks in the same places. At the answer every y·z is 0; on the way there they are driven down together.
+
+A step solves Newton's equations for y·z = target. Let D = y/z. Once prices and t are given, each row has two unknowns, the
+changes of α and β, and taking speeds relative to their D-weighted mean separates the two: their pivots are A = Σ D and
+C = Σ D (speed − mean)² + D_v (`_factor`). Substituting them leaves a dense system with one unknown per resource, plus t; all
+else follows in closed form (`_direction`).
+
+Sums go through `einsum` (model/arithmetic.py), so neither the processor nor the number of threads changes a bit.
 """
 
 from math import inf, nan
@@ -25,29 +36,38 @@ from poise.scheduler.solve.program import ShareProblem, Solution
 
 MOST_STEPS = 100
 GOOD = 1e-9
-"""Relative gap at which to stop."""
+"""Relative duality gap at which to stop."""
 GOOD_ENOUGH = 1e-7
-"""The same where a value rides along with a level in a large program: the level is exact by then."""
+"""The same for large programs with both a level and a value: the level is exact by then."""
 MANY = 500
-"""Rows from which on a program is large."""
+"""Rows above which a program is large."""
 ACCEPTED = 1e-6
-"""Relative gap that is still good enough where rounding stops progress."""
+"""Relative gap that is accepted where rounding stops progress."""
 NEARLY = 0.9995
-"""Part of the way to the boundary that a step may go."""
+"""Fraction of the way to the boundary that a step may go."""
 SHORT = 0.1
-"""A step of less than this part of its length gets nowhere."""
+"""A step shorter than this fraction of its full length is not worth taking."""
 NOTHING = 1e-300
-"""As good as 0, and may be divided by."""
+"""Practically 0, but can be divided by."""
 CENTRING = 3
-"""Further steps where columns are alike: then best answers are many, and the very middle of them is wanted."""
+"""Further steps where columns are alike: there are then many best answers, and the very centre of them is wanted."""
 PATIENCE = 8
-"""Steps without progress after which rounding has won."""
+"""Steps without progress after which rounding has stopped the method."""
+
+
+def maximise_interior(problem: ShareProblem) -> Solution:
+    """The best answer of a market without pairs in which every row has a speed somewhere."""
+    with np.errstate(all="ignore"):
+        return _Method(_Scaled(problem)).run(problem)
 
 
 class _Scaled:
-    """A problem with columns first, every row's speed relative to its fastest, and t and the objective of order 1.
+    """The problem with columns first, each row's speed relative to its fastest, and t and the objective of order 1.
 
-    speed   (columns + 1, rows): the last column is idleness, of speed 0
+    speed    (columns + 1, rows): the last column is idleness, of speed 0
+    able     (columns + 2, rows): which entries of `y` may be above 0; all of s and v are
+    gather   (resources, columns): which columns draw on a resource; None if each column has its own
+    worth    what the objective was divided by
     """
 
     def __init__(self, problem: ShareProblem) -> None:
@@ -66,20 +86,14 @@ class _Scaled:
         is_plain = len(market.resource) == len(resources) and bool((market.resource == resources).all())
         self.gather = None if is_plain else (resources[:, None] == market.resource).astype(float)
         self.base = np.zeros(rows) if problem.base is None else problem.base / self.fastest
-        self._scale_level(problem)
-        self._scale_worth(problem)
-
-    def _scale_level(self, problem: ShareProblem) -> None:
         self.has_level = problem.level > 0
-        slope = np.zeros(len(self.size)) if problem.slope is None else problem.slope / self.fastest
+        slope = np.zeros(rows) if problem.slope is None else problem.slope / self.fastest
         unit = 1.0
         if self.has_level:
             if not (slope > 0).any():
                 raise InfeasibleError("the level has no bound: nothing is asked of any row")
             unit = 1.0 / slope.max()
         self.slope, self.level = slope * unit, problem.level * unit
-
-    def _scale_worth(self, problem: ShareProblem) -> None:
         value = None if problem.value is None else (problem.value * self.count[:, None]).T
         worth = max(self.level, 0.0 if value is None else float(np.abs(value).max(initial=0.0)))
         self.worth = worth if worth > 0 else 1.0
@@ -91,7 +105,7 @@ class _Scaled:
         self.log = None if problem.log is None else problem.log * self.count / self.worth
 
     def by_resource(self, amounts: Floats) -> Floats:
-        """Amounts by column, added up by resource."""
+        """Amounts by column, summed by resource."""
         return amounts if self.gather is None else np.einsum("rc,cm->rm", self.gather, amounts)
 
     def by_column(self, amounts: Floats) -> Floats:
@@ -100,7 +114,11 @@ class _Scaled:
 
 
 class _InteriorPoint(NamedTuple):
-    """A strictly interior point, or a direction. Multipliers of resources are −zw, of what is asked the last row of z."""
+    """A strictly interior point, or a direction.
+
+    y, z    (columns + 2, rows): amounts and their dual slacks
+    w, zw   (resources,): what is left of a resource, and its price
+    """
 
     y: Floats
     z: Floats
@@ -109,14 +127,11 @@ class _InteriorPoint(NamedTuple):
     t: float
 
 
-def maximise_interior(problem: ShareProblem) -> Solution:
-    """The best answer of a market without sharing in which every row has a speed somewhere."""
-    with np.errstate(all="ignore"):
-        return _Method(_Scaled(problem)).run(problem)
-
-
 def _start(p: _Scaled) -> _InteriorPoint:
-    """Everybody gets an equal part of half of everything; multipliers that satisfy the dual constraints."""
+    """A start: each row gets an equal part of half of everything, and multipliers satisfy the dual constraints.
+
+    It may miss what is asked of rows (`v` is then not what is left of it); steps make that up.
+    """
     rows, able = len(p.size), p.able[: p.columns]
     use = p.by_resource(able * p.size).sum(axis=1)
     part = 0.5 * p.capacity / np.maximum(use, NOTHING)
@@ -124,7 +139,13 @@ def _start(p: _Scaled) -> _InteriorPoint:
     x = np.where(able, x, NOTHING)
     w = p.capacity - p.by_resource(x * p.size).sum(axis=1)
     theta = (p.speed[:-1] * x).sum(axis=0)
-    t, beta = _start_level(p, theta)
+    t, beta = 0.0, np.full(rows, 1.0 / rows)
+    if p.has_level:  # a level that is met with room to spare, and multipliers that add up to its worth
+        asks = p.slope > 0
+        t = float(np.min((0.1 * theta[asks] - p.base[asks]) / p.slope[asks]))
+        even = p.level / asks.sum()
+        beta = np.minimum(np.where(asks, even / np.where(asks, p.slope, 1.0), 1.0 / rows), 3.0 * even)
+        beta = np.where(asks, beta * p.level / float((p.slope * beta).sum()), beta)
     if p.log is not None:
         beta = p.log / theta
     v = theta - p.base - p.slope * t
@@ -136,20 +157,8 @@ def _start(p: _Scaled) -> _InteriorPoint:
     return _InteriorPoint(np.vstack([x, 1.0 - x.sum(axis=0), v]), np.vstack([np.where(able, z, 1.0), idle, beta]), w, zw, t)
 
 
-def _start_level(p: _Scaled, theta: Floats) -> tuple[float, Floats]:
-    """A level that is met with room to spare, and pressures that add up to its worth."""
-    rows = len(p.size)
-    if not p.has_level:
-        return 0.0, np.full(rows, 1.0 / rows)
-    asks = p.slope > 0
-    t = float(np.min((0.1 * theta[asks] - p.base[asks]) / p.slope[asks]))
-    even = p.level / asks.sum()
-    beta = np.minimum(np.where(asks, even / np.where(asks, p.slope, 1.0), 1.0 / rows), 3.0 * even)
-    return t, np.where(asks, beta * p.level / float((p.slope * beta).sum()), beta)
-
-
 class _Method:
-    """The iterations."""
+    """The iterations. `at` is where they stand."""
 
     def __init__(self, scaled: _Scaled) -> None:
         self.p = scaled
@@ -157,12 +166,12 @@ class _Method:
         is_large = len(scaled.size) > MANY and scaled.has_level and bool(scaled.cost.any())
         self._good = GOOD_ENOUGH if is_large else GOOD
         self._others = 1.0 - np.eye(len(scaled.capacity))
-        # With logs v·z goes to the weights and not to 0, and is no part of the gap.
+        # With logarithms v·z tends to the weight of the row instead of 0, and is no part of the gap.
         self._gapped = len(self.at.y) - (scaled.log is not None)
         self._pairs = int(scaled.able[: self._gapped].sum()) + len(scaled.capacity)
 
     def run(self, problem: ShareProblem) -> Solution:
-        """Steps until the gap is small, or rounding has won."""
+        """Take steps until the gap is small, or rounding stops progress; then read off the answer."""
         best, least, since, step = None, inf, 0, 0
         while step < MOST_STEPS:
             gap = self._gap()
@@ -178,23 +187,20 @@ class _Method:
             if float(np.abs(self._short).max()) > 1e-5:
                 raise InfeasibleError("what is asked of the rows cannot be met")
             raise GaveUpError(f"a gap of {least:.1e} is left after {step} steps")
-        return _answer(problem, self.p, self._centred(best) if self.p.is_even else best, step)
-
-    def _centred(self, best: _InteriorPoint) -> _InteriorPoint:
-        """Nearer to the centre, as far as that costs nothing."""
         self.at = best
-        for _ in range(CENTRING):
+        for _ in range(CENTRING if self.p.is_even else 0):  # nearer to the centre, as far as that costs nothing
             if not self._recentre(1.0) or not np.maximum(self._gap(), self._missed(0.0)) <= 10.0 * GOOD:
-                break  # also if rounding has left no numbers
+                break  # also if rounding has left nan
             best = self.at
-        return best
+        return _answer(problem, self.p, best, step)
 
     def _complementarity(self) -> float:
+        """Σ y·z: the absolute gap between the primal and the dual objective."""
         at = self.at
         return _product(at.y[: self._gapped], at.z[: self._gapped]) + float((at.w * at.zw).sum())
 
     def _gap(self) -> float:
-        """Relative difference of the two objectives."""
+        """The relative gap between the primal and the dual objective."""
         p, at = self.p, self.at
         objective = abs(p.level * at.t - (_product(p.cost[:-1], at.y[: p.columns]) if p.has_value else 0.0))
         if p.log is None:
@@ -203,19 +209,22 @@ class _Method:
         return (self._complementarity() + off) / (float(p.log.sum()) + objective)
 
     def _missed(self, gap: float) -> float:
-        """By how much the constraints are missed: a start may miss what is asked, and rounding drifts."""
+        """The largest error of the primal constraints, which the start may have and rounding adds; 0 while the gap is large.
+
+        As a side effect it keeps the errors themselves, which the next direction needs.
+        """
         p, at = self.p, self.at
         self._short: Floats = p.base + p.slope * at.t + at.y[-1] - np.einsum("cm,cm->m", p.speed, at.y[:-1])
         self._over: Floats = 1.0 - at.y[:-1].sum(axis=0)
         used = np.einsum("rm,m->r", p.by_resource(at.y[: p.columns]), p.size)
         self._left: Floats = p.capacity - at.w - used
-        if gap > ACCEPTED:  # nobody asks yet
+        if gap > ACCEPTED:  # another step is due anyway
             return 0.0
         relative = float((np.abs(self._left) / p.capacity).max())
         return max(float(np.abs(self._short).max()), float(np.abs(self._over).max()), relative)
 
     def _step(self) -> bool:
-        """One predictor and one corrector; False if rounding leaves no direction."""
+        """Move by one predictor and corrector; False if rounding leaves no direction."""
         p, at = self.p, self.at
         self._factor()
         product, product_w = at.y * at.z, at.w * at.zw
@@ -226,8 +235,13 @@ class _Method:
         ahead = self._direction(residual, -product_w)
         if ahead is None:
             return False
+        # The gap after the predictor, which removes all of it to first order and leaves `second`.
         second, second_w = ahead.y * ahead.z, ahead.w * ahead.zw
-        after = self._after(ahead, *self._reach(ahead, 1.0), now, float(second[: self._gapped].sum() + second_w.sum()))
+        left_over = float(second[: self._gapped].sum() + second_w.sum())
+        primal, dual = self._reach(ahead, 1.0)
+        first = _product(ahead.y[: self._gapped], at.z[: self._gapped]) + float((ahead.w * at.zw).sum())
+        after = now + primal * first + dual * (-now - first) + primal * dual * left_over
+        # The corrector aims at the cube of the ratio (Mehrotra's rule) and makes up for the second-order rest.
         ratio = after / now
         aim = ratio * ratio * ratio * now / self._pairs
         residual = (aim - product) - second
@@ -240,17 +254,12 @@ class _Method:
             return False
         reach = self._reach(towards, NEARLY)
         if min(reach) < SHORT:
-            return self._recentre(0.5)  # away from the boundary, which bars the way ahead
+            return self._recentre(0.5)  # the boundary is in the way: get away from it first
         self._move(towards, *reach)
         return True
 
-    def _after(self, step: _InteriorPoint, primal: float, dual: float, now: float, second: float) -> float:
-        """What would be left of the gap after a predictor step, which takes all of it away to first order."""
-        first = _product(step.y[: self._gapped], self.at.z[: self._gapped]) + float((step.w * self.at.zw).sum())
-        return now + primal * first + dual * (-now - first) + primal * dual * second
-
     def _recentre(self, part: float) -> bool:
-        """A step to where everything is evenly complementary, at a part of the gap."""
+        """Step towards the point where all y·z are equal, at this part of the gap; False if rounding leaves no direction."""
         p, at = self.p, self.at
         self._factor()
         aim = part * self._complementarity() / self._pairs
@@ -264,10 +273,10 @@ class _Method:
         return True
 
     def _factor(self) -> None:
-        """The blocks of the rows, and what is left for resources and t.
+        """Eliminate the two unknowns of every row; leaves the matrix `_schur` for resources and t.
 
-        The multiplier of a row's time is eliminated first, then that of what is asked, in forms that subtract nothing large:
-        speeds are taken relative to their weighted mean.
+        All forms are chosen so that no two large numbers are subtracted. In particular the diagonal, Σ D size² − use²/A, is
+        computed as a sum of positive terms: use times what the *other* columns add to A.
         """
         p, at = self.p, self.at
         self._per_y, self._per_z = 1.0 / at.y, 1.0 / at.z
@@ -296,7 +305,7 @@ class _Method:
         self._schur = schur
 
     def _direction(self, residual: Floats, residual_w: Floats) -> _InteriorPoint | None:
-        """The Newton step for these residuals of y·z and w·zw."""
+        """The Newton step for these residuals of y·z and w·zw; None if rounding leaves none."""
         p, at = self.p, self.at
         xi, xi_w = residual * self._per_z, residual_w / at.zw
         second = xi[-1] - np.einsum("cm,cm->m", self._off, xi[:-1]) + self._short - self._mean * self._over
@@ -324,11 +333,11 @@ class _Method:
         return _InteriorPoint(xi - self._d * z, z, xi_w + at.w / at.zw * prices, -prices, t)
 
     def _reach(self, step: _InteriorPoint, part: float) -> tuple[float, float]:
-        """How far the step may go, on the primal and on the dual side."""
+        """How far a step may go on the primal and on the dual side, times `part`; at most 1."""
         at = self.at
         primal = min(_room(step.y * self._per_y), _room(step.w / at.w))
         dual = min(_room(step.z * self._per_z), _room(step.zw / at.zw))
-        if self.p.log is not None:  # the objective is curved: both sides must go together
+        if self.p.log is not None:  # the objective is curved, so both sides must move together
             primal = dual = min(primal, dual)
         return min(1.0, part * primal), min(1.0, part * dual)
 
@@ -348,19 +357,19 @@ def _product(one: Floats, other: Floats) -> float:
 
 
 def _products(one: Floats, other: Floats) -> Floats:
-    """Inner products of all rows of one with all rows of the other."""
+    """Inner products of all rows of one matrix with all rows of the other."""
     products: Floats = np.einsum("rm,sm->rs", one, other)
     return products
 
 
 def _room(change: Floats) -> float:
-    """How many times a change, relative to amounts, can be made before one of them is used up."""
+    """How often a change, relative to positive amounts, can be made before one of them is 0."""
     most = -float(change.min())
     return 1.0 / most if most > 0 else inf
 
 
 def _answer(problem: ShareProblem, p: _Scaled, at: _InteriorPoint, steps: int) -> Solution:
-    """In the units of the problem, with rounding never beyond what there is."""
+    """The answer in the units of the problem, scaled down where rounding uses more than there is."""
     x = at.y[: p.columns]
     x = np.where(p.able[: p.columns], x, 0.0)
     x /= np.maximum(x.sum(axis=0), 1.0)
