@@ -1,8 +1,8 @@
-"""Small programs of `problem.py` without sharing, by the simplex method of HiGHS, from where a similar one ended.
+"""Small programs of `program.py` without pairs, by the simplex method of HiGHS, warm-started from a similar program.
 
-For up to a hundred rows or so it takes a fraction of the time of `blocks.py`, and one that differs little from the program
-before takes a few pivots. The answer is a vertex: rows get few columns, so that jobs are seldom moved. It is no centre:
-which rows could still get more, it does not tell, so this is not for programs whose caller wants to know (`pressure`).
+For up to about a hundred rows it takes a fraction of the time of `interior_point.py`, and a program that differs little from
+the last one takes a few pivots. The answer is a vertex: rows get few columns, so jobs are seldom moved. A vertex does not
+tell which rows could still get more, so this method is not for programs whose caller wants to know that (`pressure`).
 """
 
 from dataclasses import dataclass
@@ -31,20 +31,20 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class SimplexBasis(WarmStart):
-    """Where a program ended: the rows that it had, and their basis."""
+    """A warm start: the rows of a program and the basis in which it ended."""
 
     speed: Floats
     size: Floats
     basis: highspy.HighsBasis
 
     def suits(self, problem: ShareProblem) -> bool:
-        """The rows are the same; other numbers may differ."""
+        """Whether a problem has the same rows; its other numbers may differ."""
         market = problem.market
         return np.array_equal(self.speed, market.speed) and np.array_equal(self.size, market.size)
 
 
 def maximise_vertex(problem: ShareProblem, start: WarmStart | None) -> Solution:
-    """A best vertex of a market without sharing in which every row has a speed somewhere; no `log`."""
+    """A best vertex of a market without pairs in which every row has a speed somewhere. `log` must be None."""
     model = _solver()
     model.clearSolver()
     model.passModel(_program(problem))
@@ -61,7 +61,7 @@ def maximise_vertex(problem: ShareProblem, start: WarmStart | None) -> Solution:
 
 @cache
 def _solver() -> highspy.Highs:
-    """One for all programs: to make one takes as long as to solve with it. Nothing of a program stays behind."""
+    """One solver for all programs, because making one takes as long as solving with it. Callers clear it first."""
     model = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, setting in SETTINGS:
         model.setOptionValue(name, setting)
@@ -70,7 +70,7 @@ def _solver() -> highspy.Highs:
 
 @lru_cache(maxsize=64)
 def _shape(rows: int, columns: int, resource: tuple[int, ...], resources: int) -> tuple[Ints, Ints, Ints]:
-    """What programs of this shape have in common: each x's row, and where numbers stand in the matrix, column by column."""
+    """What programs of one shape have in common: the row of each x, and the sparsity pattern of the matrix, by column."""
     of_row, of_column = np.divmod(np.arange(rows * columns), columns)
     places = np.stack([of_row, rows + np.array(resource)[of_column], rows + resources + of_row], axis=1)
     index = np.append(places.ravel(), rows + resources + np.arange(rows))
@@ -78,7 +78,7 @@ def _shape(rows: int, columns: int, resource: tuple[int, ...], resources: int) -
 
 
 def _program(problem: ShareProblem) -> highspy.HighsLp:
-    """Variables: x by row and column, then t. Rows: time, resources, what is asked, relative to the fastest speed."""
+    """Variables: x by row and column, then t. Constraints: time, resources, what is asked; relative to the fastest speed."""
     market = problem.market
     rows, columns = market.speed.shape
     resources, cells = len(market.capacity), rows * columns
@@ -88,7 +88,7 @@ def _program(problem: ShareProblem) -> highspy.HighsLp:
     slope = np.zeros(rows) if problem.slope is None else problem.slope / fastest
     unit = float(slope.max(initial=0.0)) or 1.0
     worth = np.zeros((rows, columns)) if problem.value is None else problem.value * count[:, None]
-    scale = float(np.abs(worth).max(initial=0.0)) or 1.0  # so that the smallest aim is not below the solver's tolerance
+    scale = float(np.abs(worth).max(initial=0.0)) or 1.0  # keeps the smaller aim above the solver's tolerance
     of_row, starts, index = _shape(rows, columns, tuple(market.resource.tolist()), resources)
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = cells + 1, 2 * rows + resources
@@ -108,7 +108,7 @@ def _program(problem: ShareProblem) -> highspy.HighsLp:
 
 
 def _answer(problem: ShareProblem, model: highspy.Highs) -> Solution:
-    """In the units of the problem, with rounding never beyond what there is."""
+    """The answer in the units of the problem, scaled down where rounding uses more than there is."""
     market = problem.market
     rows, columns = market.speed.shape
     count = np.ones(rows) if market.count is None else market.count
