@@ -41,36 +41,36 @@ def test_jains_index_of_equal_values_is_one(value: float, count: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(-3, 3)), max_size=20), st.floats(-1, 11))
-def test_a_level_is_the_sum_of_the_changes_so_far(changes: list[tuple[float, int]], moment: float) -> None:
-    moments, levels = cumulated(changes)
-    assert (np.diff(moments) > 0).all()
-    place = int(np.searchsorted(moments, moment, side="right")) - 1
+def test_a_level_is_the_sum_of_the_changes_so_far(changes: list[tuple[float, int]], time: float) -> None:
+    times, levels = cumulated(changes)
+    assert (np.diff(times) > 0).all()
+    place = int(np.searchsorted(times, time, side="right")) - 1
     got = int(levels[place]) if place >= 0 else 0
-    assert got == sum(change for time, change in changes if time <= moment)
+    assert got == sum(change for at, change in changes if at <= time)
 
 
 @given(worlds(forever=True))
 def test_history_agrees_with_the_scheduler_and_with_the_runs(world: World) -> None:
     story = world.played()
     history = History.of(story.entries, world.cluster)
-    assert {job: life.status for job, life in history.jobs.items()} == {job: story.status(job) for job in history.jobs}
-    for job, life in history.jobs.items():
-        closed = [run for run in story.runs_of(job) if isfinite(run.ended)]
-        assert life.gpu_seconds == pytest.approx(sum(run.gpu_seconds for run in closed))
-    assert {job: life.started for job, life in history.jobs.items() if not isnan(life.started)} == story.starts
-    stops = [wish for _, wish in story.actions(Preempt) if wish.why is not PreemptionCause.VALIDATED]
-    assert sum(life.preemptions for life in history.jobs.values()) == len(stops)
+    assert {name: job.status for name, job in history.jobs.items()} == {name: story.status(name) for name in history.jobs}
+    for name, job in history.jobs.items():
+        closed = [run for run in story.runs_of(name) if isfinite(run.ended)]
+        assert job.gpu_seconds == pytest.approx(sum(run.gpu_seconds for run in closed))
+    assert {name: job.started for name, job in history.jobs.items() if not isnan(job.started)} == story.starts
+    stops = [action for _, action in story.actions(Preempt) if action.why is not PreemptionCause.VALIDATED]
+    assert sum(job.preemptions for job in history.jobs.values()) == len(stops)
 
 
 @given(worlds())
 def test_time_from_submission_to_end_is_waiting_or_holding(world: World) -> None:
     """Of jobs that ended while they ran; how long one waited is known when it starts."""
     story = world.played()
-    for life in History.of(story.entries, world.cluster).ended_jobs():
-        runs = story.runs_of(life.id)
-        if runs and runs[-1].ended == life.ended:
+    for job in History.of(story.entries, world.cluster).ended_jobs():
+        runs = story.runs_of(job.id)
+        if runs and runs[-1].ended == job.ended:
             held = sum(run.seconds for run in runs)
-            assert sum(life.waited) + held == pytest.approx(life.ended - life.submitted)
+            assert sum(job.waited) + held == pytest.approx(job.ended - job.submitted)
 
 
 @given(worlds(forever=True))
@@ -82,7 +82,7 @@ def test_no_more_gpus_are_held_than_there_are(world: World) -> None:
     alive = np.array([world.cluster.gpus + sum(lost[times <= moment][-1:]) for moment in moments])
     assert (held >= 0).all()
     assert (held <= alive).all()
-    running = sum(life.using for life in history.jobs.values() if life.status is Status.RUNNING)
+    running = sum(job.using for job in history.jobs.values() if job.status is Status.RUNNING)
     assert not len(held) or held[-1] == running
 
 
@@ -113,44 +113,44 @@ def owned(world: World) -> World:
     return replace(world, jobs=jobs)
 
 
-def slow_rho(history: History, life: JobHistory, fairness: Fairness) -> float:
+def slow_rho(history: History, job: JobHistory, fairness: Fairness) -> float:
     """By the definition, one piece of time after the other."""
     cluster = history.cluster
-    rates = history.rates[life.kind]
+    rates = history.rates[job.kind]
     speed = sum(rate * cluster.gpus_of(name) / cluster.gpus for rate, name in zip(rates, cluster.gpu_types, strict=True))
     who = "tenant" if fairness is Fairness.TENANT else "id"
     ends = {job: history.end if isnan(each.ended) else each.ended for job, each in history.jobs.items()}
     spans = [(each.submitted, ends[job], getattr(each, who)) for job, each in history.jobs.items()]
-    edges = sorted({life.submitted, life.ended, *(edge for span in spans for edge in span[:2])})
+    edges = sorted({job.submitted, job.ended, *(edge for span in spans for edge in span[:2])})
     area = 0.0
     for start, end in pairwise(edges):
-        if life.submitted <= start and end <= life.ended:
+        if job.submitted <= start and end <= job.ended:
             area += (end - start) * len({name for begin, stop, name in spans if begin <= start and end <= stop})
-    mean = area / (life.ended - life.submitted)
-    return (life.ended - life.submitted) / (life.steps / speed * max(1, life.gpus * mean / cluster.gpus))
+    mean = area / (job.ended - job.submitted)
+    return (job.ended - job.submitted) / (job.steps / speed * max(1, job.gpus * mean / cluster.gpus))
 
 
 @pytest.mark.parametrize("fairness", [Fairness.JOB, Fairness.TENANT])
 @given(world=worlds(policy=named, plain=True))
 def test_rho_agrees_with_its_definition(fairness: Fairness, world: World) -> None:
     history = History.of(owned(world).played().entries, world.cluster)
-    lives = history.ended_jobs()
-    for life, got in zip(lives, rho(history, lives, fairness).tolist() if lives else [], strict=True):
-        if life.steps == 0:
+    jobs = history.ended_jobs()
+    for job, got in zip(jobs, rho(history, jobs, fairness).tolist() if jobs else [], strict=True):
+        if job.steps == 0:
             assert isnan(got)
         else:
-            assert got == pytest.approx(slow_rho(history, life, fairness))
+            assert got == pytest.approx(slow_rho(history, job, fairness))
 
 
 @given(worlds(policy=named, plain=True))
 def test_a_job_that_names_no_app_has_the_rho_of_a_job(world: World) -> None:
     """Unless it was given up: of such a job only that work counts which GPUs were spent on."""
     history = History.of(world.played().entries, world.cluster)
-    lives = history.ended_jobs()
-    if lives:
-        alone = np.array([life.app is None and life.status is not Status.CANCELLED for life in lives])
-        by_job, by_app = rho(history, lives, Fairness.JOB), rho(history, lives, Fairness.APP)
-        if all(life.app is None for life in history.jobs.values()):
+    jobs = history.ended_jobs()
+    if jobs:
+        alone = np.array([job.app is None and job.status is not Status.CANCELLED for job in jobs])
+        by_job, by_app = rho(history, jobs, Fairness.JOB), rho(history, jobs, Fairness.APP)
+        if all(job.app is None for job in history.jobs.values()):
             assert by_app[alone] == pytest.approx(by_job[alone], nan_ok=True)
 
 
@@ -158,8 +158,8 @@ def test_a_job_that_names_no_app_has_the_rho_of_a_job(world: World) -> None:
 def test_rho_among_jobs_is_at_most_rho_among_tenants(world: World) -> None:
     """There are at least as many jobs as tenants: a slice among jobs is no larger, and what it takes alone no shorter."""
     history = History.of(owned(world).played().entries, world.cluster)
-    lives = history.ended_jobs()
-    if lives:
-        by_job, by_tenant = rho(history, lives, Fairness.JOB), rho(history, lives, Fairness.TENANT)
+    jobs = history.ended_jobs()
+    if jobs:
+        by_job, by_tenant = rho(history, jobs, Fairness.JOB), rho(history, jobs, Fairness.TENANT)
         known = ~np.isnan(by_job)
         assert (by_job[known] <= by_tenant[known] + 1e-9).all()

@@ -27,7 +27,7 @@ runs = st.tuples(rates, st.sampled_from((0.0, 1.5, 10.0)), st.lists(changes | re
 
 @dataclass
 class Oracle:
-    """A run as a list of spells of one speed, added up anew at every question."""
+    """A run as a list of spans of one speed, added up anew at every question."""
 
     before: float
     started: float

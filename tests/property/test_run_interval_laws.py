@@ -22,9 +22,9 @@ def history_of(world: World) -> History:
 @given(worlds(forever=True))
 def test_runs_add_up_to_the_gpu_seconds_of_their_jobs(world: World) -> None:
     history = history_of(world)
-    for job, life in history.jobs.items():
-        mine = [run for run in history.runs if run.job == job]
-        assert sum(gpu_count(each.gpus) * (each.end - each.start) for each in mine) == pytest.approx(life.gpu_seconds)
+    for name, job in history.jobs.items():
+        mine = [run for run in history.runs if run.job == name]
+        assert sum(gpu_count(each.gpus) * (each.end - each.start) for each in mine) == pytest.approx(job.gpu_seconds)
 
 
 @given(worlds(forever=True))
@@ -57,11 +57,11 @@ def test_a_run_begins_with_what_the_one_before_it_kept(world: World) -> None:
 def test_the_last_run_ends_as_its_job_does(world: World) -> None:
     history = history_of(world)
     last = {run.job: run for run in history.runs}
-    for job, life in history.jobs.items():
-        if life.status is Status.FINISHED:
-            assert last[job].ended in (RunEnd.FINISHED, RunEnd.COMPUTED)
-            if last[job].ended is RunEnd.FINISHED:
-                assert last[job].steps_after == life.steps
+    for name, job in history.jobs.items():
+        if job.status is Status.FINISHED:
+            assert last[name].ended in (RunEnd.FINISHED, RunEnd.COMPUTED)
+            if last[name].ended is RunEnd.FINISHED:
+                assert last[name].steps_after == job.steps
 
 
 def test_stints_say_how_they_ended_and_what_was_left_of_the_work() -> None:

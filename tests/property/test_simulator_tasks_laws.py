@@ -101,7 +101,7 @@ def _count(gpus: Holding) -> int:
 
 
 def _held(entries: list[JournalEntry]) -> dict[str, float]:
-    """GPU-seconds by job, from facts and wishes alone: each moment that ends a task less the one that began it."""
+    """GPU-seconds by job, from events and actions alone: the end of each task less its start."""
     total: dict[str, float] = {}
     since: dict[tuple[str, int, int], float] = {}
     for now, events, actions in entries:

@@ -37,8 +37,8 @@ from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 def rhos(story: Story, fairness: Fairness = Fairness.JOB) -> dict[str, float]:
     history = History.of(story.entries, story.cluster)
-    lives = history.ended_jobs()
-    return {life.id: value for life, value in zip(lives, rho(history, lives, fairness).tolist(), strict=True)}
+    jobs = history.ended_jobs()
+    return {job.id: value for job, value in zip(jobs, rho(history, jobs, fairness).tolist(), strict=True)}
 
 
 JAIN = {

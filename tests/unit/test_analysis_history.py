@@ -67,10 +67,10 @@ def test_a_job_that_runs_through_is_read_off() -> None:
         (5, [Woke()], [launch("a", 1, 0b11, Waited(1, 0, 4))]),
         (15, [Finished("a", 1)], []),
     )
-    life = found.jobs["a"]
-    assert (life.submitted, life.started, life.ended, life.status) == (0, 5, 15, Status.FINISHED)
-    assert (life.gpu_seconds, life.waited, life.tenant, life.steps) == (20, (1, 0, 4), "of a", 20)
-    assert (life.preemptions, life.migrations, life.restarts) == (0, 0, 0)
+    job = found.jobs["a"]
+    assert (job.submitted, job.started, job.ended, job.status) == (0, 5, 15, Status.FINISHED)
+    assert (job.gpu_seconds, job.waited, job.tenant, job.steps) == (20, (1, 0, 4), "of a", 20)
+    assert (job.preemptions, job.migrations, job.restarts) == (0, 0, 0)
     assert found.rates == {"k": (2.0,)}
     assert levels(found.held) == {5: 2, 15: 0}
     assert levels(found.waiting) == {0: 1, 5: 0}
@@ -85,24 +85,24 @@ def test_a_preempted_job_waits_and_its_waits_add_up() -> None:
         (30, [], [launch("a", 2, waited=Waited(5, 0, 15))]),
         (40, [Finished("a", 2)], []),
     )
-    life = found.jobs["a"]
-    assert (life.preemptions, life.migrations, life.restarts, life.gpu_seconds) == (1, 0, 0, 20)
-    assert life.waited == (5, 0, 15)
-    assert life.started == 0
+    job = found.jobs["a"]
+    assert (job.preemptions, job.migrations, job.restarts, job.gpu_seconds) == (1, 0, 0, 20)
+    assert job.waited == (5, 0, 15)
+    assert job.started == 0
     assert levels(found.held) == {0: 1, 10: 0, 30: 1, 40: 0}
     assert levels(found.waiting) == {0: 0, 10: 1, 30: 0}
 
 
-def test_a_job_moved_in_one_instant_goes_on_whatever_is_heard_of_its_former_run() -> None:
+def test_a_job_moved_at_once_goes_on_whatever_event_comes_of_its_former_run() -> None:
     found = history(
         (0, [submitted("a")], [launch("a", 1, 0b01)]),
         (10, [], [Preempt("a", 1, PreemptionCause.MOVED, None), launch("a", 2, 0b10)]),
         (10, [Stopped("a", 1, 5.0)], []),
         (20, [Finished("a", 2)], []),
     )
-    life = found.jobs["a"]
-    assert (life.preemptions, life.migrations, life.restarts) == (1, 1, 0)
-    assert (life.gpu_seconds, life.status) == (20, Status.FINISHED)
+    job = found.jobs["a"]
+    assert (job.preemptions, job.migrations, job.restarts) == (1, 1, 0)
+    assert (job.gpu_seconds, job.status) == (20, Status.FINISHED)
     assert levels(found.held) == {0: 1, 10: 1, 20: 0}
 
 
@@ -111,11 +111,11 @@ def test_moving_jobs_in_a_simulation_lose_no_gpu_seconds() -> None:
     jobs = [a_job(f"j{n}", at=n, gpus=1 + n % 3, seconds=10 + 7 * n) for n in range(12)]
     story = simulate(jobs, "las", "gpu:4")
     found = History.of(story.entries, story.cluster)
-    assert sum(life.gpu_seconds for life in found.jobs.values()) == pytest.approx(
+    assert sum(job.gpu_seconds for job in found.jobs.values()) == pytest.approx(
         sum(each.job.gpus * (each.job.duration or 0) for each in jobs)
     )
-    assert sum(life.restarts for life in found.jobs.values()) == 0
-    assert sum(life.preemptions for life in found.jobs.values()) == story.preemptions > 0
+    assert sum(job.restarts for job in found.jobs.values()) == 0
+    assert sum(job.preemptions for job in found.jobs.values()) == story.preemptions > 0
 
 
 def test_failures_and_lost_nodes_are_restarts() -> None:
@@ -126,8 +126,8 @@ def test_failures_and_lost_nodes_are_restarts() -> None:
         (20, [NodeReturned(0)], [launch("a", 3, 1), launch("b", 2, 4)]),
         (30, [Finished("a", 3), Finished("b", 2)], []),
     )
-    assert [(life.restarts, life.migrations, life.preemptions) for life in found.jobs.values()] == [(2, 0, 0), (1, 1, 0)]
-    assert [life.gpu_seconds for life in found.jobs.values()] == [20, 20]
+    assert [(job.restarts, job.migrations, job.preemptions) for job in found.jobs.values()] == [(2, 0, 0), (1, 1, 0)]
+    assert [job.gpu_seconds for job in found.jobs.values()] == [20, 20]
     assert levels(found.live) == {10: -4, 20: 0}
     assert levels(found.held) == {0: 2, 5: 2, 10: 0, 20: 2, 30: 0}
 
@@ -140,14 +140,14 @@ def test_every_way_to_end_is_counted_once() -> None:
         (9, [submitted("late", at=9), submitted("withdrawn", at=9)], []),
         (10, [Cancelled("withdrawn")], []),
     )
-    assert {name: life.status.name for name, life in found.jobs.items()} == {
+    assert {name: job.status.name for name, job in found.jobs.items()} == {
         "fails": "FAILED",
         "killed": "CANCELLED",
         "huge": "REJECTED",
         "late": "WAITING",
         "withdrawn": "CANCELLED",
     }
-    assert [life.id for life in found.ended_jobs()] == ["fails", "killed", "withdrawn"]
+    assert [job.id for job in found.ended_jobs()] == ["fails", "killed", "withdrawn"]
     assert found.count(Status.CANCELLED) == 2
     assert found.rejections == [("huge", "needs 9 GPUs")]
     assert levels(found.waiting) == {0: 0, 4: 0, 9: 2, 10: 1}
@@ -176,9 +176,9 @@ ROUNDS: list[tuple[float, list[Event], list[Action]]] = [
 
 def test_a_round_holds_gpus_task_by_task_and_ends_without_a_preemption() -> None:
     found = history(*ROUNDS, (10, [computed("a", 2, 0b001), Finished("a", 2)], []))
-    life = found.jobs["a"]
-    assert (life.started, life.ended, life.gpu_seconds, life.waited) == (2, 10, 2 + 3 + 1 + 1, (2, 1, 3))
-    assert (life.preemptions, life.migrations, life.restarts) == (0, 0, 0)
+    job = found.jobs["a"]
+    assert (job.started, job.ended, job.gpu_seconds, job.waited) == (2, 10, 2 + 3 + 1 + 1, (2, 1, 3))
+    assert (job.preemptions, job.migrations, job.restarts) == (0, 0, 0)
     assert levels(found.held) == {2: 2, 4: 2, 5: 0, 9: 1, 10: 0}
     assert levels(found.waiting) == {0: 2, 2: 1, 6: 2, 9: 1}
 
@@ -200,8 +200,8 @@ def test_a_round_that_is_cut_short_gives_back_what_it_holds(
 ) -> None:
     late: Event = computed("a", 2, 0b001)
     found = history(*ROUNDS, (11, [event] if event else [], [action] if action else []), (12, [late], []))
-    life = found.jobs["a"]
-    assert (life.gpu_seconds, life.status, life.restarts, life.tasks) == (6 + 2, status, restarts, {})
+    job = found.jobs["a"]
+    assert (job.gpu_seconds, job.status, job.restarts, job.tasks) == (6 + 2, status, restarts, {})
     assert levels(found.held) == {2: 2, 4: 2, 5: 0, 9: 1, 11: 0}
     assert cumulated(found.waiting)[1][-1] == 1 + (status is Status.WAITING)
 
@@ -230,7 +230,7 @@ def test_a_job_whose_rounds_divide_migrates_whatever_few_gpus_it_has() -> None:
 
 
 def test_tenant_usage_counts_gpus_of_tasks_and_knows_a_tenant_whose_job_is_being_synchronised() -> None:
-    """`of a` has jobs and somebody waits from 0 to 10: it is entitled to 10 GPU-seconds, and gets 7."""
+    """`of a` has jobs and a job waits from 0 to 10: it is entitled to 10 GPU-seconds, and gets 7."""
     entries = [JournalEntry(now, tuple(events), tuple(actions)) for now, events, actions in ROUNDS]
     entries += [JournalEntry(10, (computed("a", 2, 0b001), Finished("a", 2)), ()), JournalEntry(12, (Woke(),), ())]
     tenant = TenantUsage.of(entries, CLUSTER).tenants["of a"]
@@ -244,7 +244,7 @@ def test_nothing_is_a_history() -> None:
     assert (found.jobs, found.ended_jobs(), found.count(Status.FINISHED)) == ({}, [], 0)
 
 
-def test_changes_at_one_moment_count_as_one_and_order_does_not_matter() -> None:
+def test_changes_at_one_time_count_as_one_and_order_does_not_matter() -> None:
     assert levels([(5, 1), (0, 2), (5, -3), (9, 0)]) == {0: 2, 5: 0, 9: 0}
     assert levels([]) == {}
 
@@ -254,7 +254,7 @@ def carried(job: str, at: float, *, gpus: bool) -> Carried:
     return Carried(Job(job, 0, 1), "kind", 10.0, 1, 0.0, 0.0, 0, at, holding, held=False)
 
 
-def test_of_two_ends_at_one_moment_the_first_counts() -> None:
+def test_the_first_of_two_ends_at_one_time_counts() -> None:
     found = history(
         (0, [submitted("a"), submitted("b")], [launch("a", 1), launch("b", 1, 2)]),
         (5, [Finished("a", 1), Cancelled("a"), Cancelled("b"), Finished("b", 1)], []),

@@ -46,7 +46,7 @@ def test_gpu_time_and_jobs_add_up_whatever_they_are_grouped_by(world: World) -> 
     reading = read(world.played(), world)
     records = reading.records()
     parts = parts_of(records)
-    hours = sum(life.gpu_seconds for life in reading.history.jobs.values()) / 3600
+    hours = sum(job.gpu_seconds for job in reading.history.jobs.values()) / 3600
     groupings = [key for key in ("sizes", "gangs", "statuses", "tenants", "losses") if not parts[key].missing]
     assert [total(parts[key], "gpu_hours") for key in groupings] == pytest.approx([hours] * len(groupings))
     counted = [key for key in ("sizes", "gangs", "statuses", "tenants") if not parts[key].missing]
@@ -90,7 +90,7 @@ def test_every_failure_and_lost_node_ends_one_attempt(world: World) -> None:
     reading = read(story, world)
     records = reading.records()
     failed = records.runs.attempts.failed
-    assert failed.sum() == sum(life.restarts for life in reading.history.jobs.values())
+    assert failed.sum() == sum(job.restarts for job in reading.history.jobs.values())
     causes = [records.runs.causes[cause] for cause in records.runs.attempts.cause[failed]]
     told = [fact.cause for _, fact in story.events(Failed)]
     assert sorted(cause for cause in causes if cause != "node lost") == sorted(told)
@@ -120,7 +120,7 @@ def test_a_study_is_the_same_every_time(world: World) -> None:
 
 
 @given(worlds())
-def test_harm_is_what_looking_at_every_moment_finds(world: World) -> None:
+def test_harm_is_what_looking_at_every_time_finds(world: World) -> None:
     story = world.played()
     reading = read(story, world)
     records = reading.records()
@@ -136,30 +136,30 @@ def pool(story: Story) -> frozenset[Slots]:
 
 def slow_harm(story: Story, history: History, records: Records, reserved: frozenset[Slots]) -> tuple[list[bool], float]:
     """Harm by its definition, at every moment at which anything changes."""
-    lives = sorted(history.jobs.values(), key=lambda life: life.submitted)
-    stints = [stint for stint in history.runs if stint.gpus[0] not in reserved]
-    rank = {life.id: place for place, life in enumerate(lives)}
+    jobs = sorted(history.jobs.values(), key=lambda job: job.submitted)
+    runs = [run for run in history.runs if run.gpus[0] not in reserved]
+    rank = {job.id: place for place, job in enumerate(jobs)}
     left = records.left.tolist()
-    edges = {life.submitted for life in lives} | {moment for moment in left if moment < inf}
-    edges |= {stint.start for stint in stints} | {stint.end for stint in stints} | {entry.now for entry in story.entries}
+    edges = {job.submitted for job in jobs} | {moment for moment in left if moment < inf}
+    edges |= {run.start for run in runs} | {run.end for run in runs} | {entry.now for entry in story.entries}
     moments = sorted(edges)
-    harmful = [False] * len(lives)
+    harmful = [False] * len(jobs)
     seconds = 0.0
     for now, then in pairwise(moments):
-        waiting = [place for place, life in enumerate(lives) if life.submitted <= now < left[place]]
+        waiting = [place for place, job in enumerate(jobs) if job.submitted <= now < left[place]]
         if not waiting:
             continue
-        head = lives[waiting[0]]
-        running = [stint for stint in stints if stint.start <= now < stint.end]
-        later = [stint for stint in running if rank[stint.job] > waiting[0]]
-        others = [stint for stint in running if rank[stint.job] <= waiting[0]]
+        head = jobs[waiting[0]]
+        running = [run for run in runs if run.start <= now < run.end]
+        later = [run for run in running if rank[run.job] > waiting[0]]
+        others = [run for run in running if rank[run.job] <= waiting[0]]
         idle, without = (_free(story, history, held, reserved, now) for held in (running, others))
         usable = [kind for kind, rate in enumerate(history.rates[head.kind]) if rate > 0]
         if any(idle[kind] >= head.min_gpus for kind in usable) or all(without[kind] < head.min_gpus for kind in usable):
             continue
         seconds += then - now
-        for stint in later:
-            harmful[rank[stint.job]] = True
+        for run in later:
+            harmful[rank[run.job]] = True
     return harmful, seconds
 
 
@@ -172,7 +172,7 @@ def _free(story: Story, history: History, held: list[RunInterval], reserved: fro
             if isinstance(fact, NodeLost | NodeReturned):
                 alive[fact.node] = isinstance(fact, NodeReturned)
     free = [(1 << node.gpus) - 1 if there else 0 for node, there in zip(history.cluster.nodes, alive, strict=True)]
-    for slots in (*reserved, *(part for stint in held for part in stint.gpus)):
+    for slots in (*reserved, *(part for run in held for part in run.gpus)):
         free[slots.node] &= ~slots.mask
     counts = [0] * len(names)
     for node, mask in zip(history.cluster.nodes, free, strict=True):

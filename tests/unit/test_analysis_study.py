@@ -165,7 +165,7 @@ def test_steps_become_seconds_on_the_reference_type_where_the_model_is_known() -
     assert subject.records.run_seconds[0] > 0
     assert np.isnan(subject.records.run_seconds[1])
     assert any("does not know" in note for note in subject.notes)
-    assert part(subject.records, "overview").caveat.endswith("nobody knows how long they ran: 1.")
+    assert part(subject.records, "overview").caveat.endswith("their length is not known: 1.")
 
 
 def test_fair_share_is_inferred_from_the_most_that_a_tenant_ever_used() -> None:
@@ -261,7 +261,7 @@ def test_a_job_rejected_after_the_last_end_does_not_lengthen_the_time_in_which_g
     assert rows(records, "overview")[2]["utilisation"] == pytest.approx(0.25)
 
 
-def test_a_run_that_moved_at_once_is_told_apart_from_the_next() -> None:
+def test_a_run_that_moved_at_once_is_separate_from_the_next() -> None:
     moved = Settings(cadence=Cadence.EVENTS, defragment=1.0, packed_wait=1e6)
     jobs = [
         a_job("a", at=0, gpus=1, seconds=10),
@@ -284,7 +284,7 @@ def test_speed_is_shown_by_size_and_nodes_as_a_share_of_that_of_a_packed_gang() 
     assert rows(spread, "nodes")[row["nodes"]]["jobs"] == 1
 
 
-def test_a_trial_is_no_start_in_earnest() -> None:
+def test_a_trial_is_no_start() -> None:
     how = Settings(cadence=Cadence.EVENTS, validation_gpus=1, validation_time=5.0)
     story = simulate([a_job("a", gpus=2, seconds=100), a_job("b", at=1.0, seconds=10)], "fifo", "gpu:4", settings=how)
     records = read(story, how.validation_gpus)

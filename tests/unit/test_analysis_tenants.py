@@ -20,7 +20,7 @@ def arrival(tenant: str, name: str) -> Submitted:
     return Submitted(Job(name, 0.0, 2, 1.0, tenant=tenant), "kind", 1.0)
 
 
-def test_time_in_which_nobody_waits_counts_for_no_entitlement() -> None:
+def test_time_in_which_no_job_waits_counts_for_no_entitlement() -> None:
     """The first hour everybody runs; in the second Bob waits; in the third Ada does."""
     entries = [
         JournalEntry(0.0, (arrival("ada", "a"),), (Launch("a", 1, V100, NO_WAIT),)),
@@ -36,7 +36,7 @@ def test_time_in_which_nobody_waits_counts_for_no_entitlement() -> None:
     assert usage.trades == []
 
 
-def test_a_deal_lasts_until_entitlements_are_told_without_it() -> None:
+def test_a_trade_lasts_until_entitlements_change_without_it() -> None:
     first, second = (Traded("bob", "ada", "v100", "k80", gpus, 2.0) for gpus in (1.0, 0.5))
     told = Entitled("ada", (1.0, 1.0))
     entries = [

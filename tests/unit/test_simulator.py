@@ -35,7 +35,7 @@ def runs(story: Story) -> list[tuple[str, float, float]]:
     return [(run.job, run.began, run.ended) for run in story.runs]
 
 
-def test_a_run_ends_at_the_very_moment_its_work_is_done() -> None:
+def test_a_run_ends_exactly_when_its_work_is_done() -> None:
     story = simulate([a_job("a", seconds=12.375)], settings=ROUNDS)
     assert story.finishes == {"a": 12.375}
 
@@ -57,27 +57,27 @@ def test_rounds_are_counted_from_the_first_arrival() -> None:
     assert simulate(jobs, settings=how).starts == {"a": 37, "b": 137}
 
 
-def test_backfill_preempts_nobody() -> None:
+def test_backfill_preempts_no_job() -> None:
     jobs = [a_job("long", gpus=4, seconds=300), a_job("short", at=10, gpus=4, seconds=30)]
     story = simulate(jobs, "srtf", settings=ROUNDS)
     assert runs(story) == [("long", 0, 100), ("short", 100, 130), ("long", 130, 330)]
 
 
-def test_facts_of_one_instant_come_in_one_batch_ends_before_arrivals() -> None:
+def test_events_of_one_time_come_in_one_batch_ends_before_arrivals() -> None:
     jobs = [a_job("a", seconds=10), a_job("b", at=10, seconds=10)]
     story = simulate(jobs, cluster="gpu:1", outages=[Outage(10, 0, 5)])
     [entry] = [entry for entry in story.entries if entry.now == 10]
-    assert [type(fact) for fact in entry.events] == [Finished, NodeLost, Submitted]
+    assert [type(event) for event in entry.events] == [Finished, NodeLost, Submitted]
 
 
-def test_the_estimate_of_a_kind_is_told_once_before_its_first_job() -> None:
+def test_the_estimate_of_a_kind_comes_once_before_its_first_job() -> None:
     story = simulate([a_job("a"), a_job("b"), a_job("c", gpus=2)])
-    kinds = [type(fact).__name__ for fact in story.entries[0].events]
+    kinds = [type(event).__name__ for event in story.entries[0].events]
     assert kinds == ["Estimated", "Submitted", "Submitted", "Estimated", "Submitted"]
     assert len(story.events(Estimated)) == 2
 
 
-def test_truth_may_be_slower_than_belief() -> None:
+def test_true_speeds_may_be_slower_than_believed_ones() -> None:
     """Believed 2 steps a second, in truth 1: 200 steps take 200 seconds, and not 100."""
     job = a_steps_job("a", 200)
     slower = simulate([job], cluster="v100:1", believed=a_table(net=2.0), true=a_table(net=1.0))
@@ -153,7 +153,7 @@ def test_retries_enough_let_a_job_finish() -> None:
     assert story.finishes == {"a": 60}
 
 
-def test_a_job_that_is_fated_to_fail_does_so_at_its_end_and_is_not_retried() -> None:
+def test_a_job_whose_outcome_is_failed_fails_at_its_end_and_is_not_retried() -> None:
     story = simulate([a_job("a", seconds=10, outcome=JobOutcome.FAILED)])
     [(when, failed)] = story.events(Failed)
     assert (when, failed.final) == (10, True)
@@ -208,12 +208,12 @@ def test_a_job_waits_in_vain_for_a_node_that_does_not_return() -> None:
     assert not story.finishes
 
 
-def test_nothing_is_told_of_nodes_once_all_jobs_have_ended() -> None:
+def test_there_are_no_events_of_nodes_once_all_jobs_have_ended() -> None:
     story = simulate([a_job("a", seconds=5)], outages=[Outage(10, 0, 1)])
     assert story.entries[-1].now == 5
 
 
-def test_until_is_the_last_moment_that_is_looked_at() -> None:
+def test_until_is_the_time_of_the_last_events() -> None:
     jobs = [a_job("a", seconds=20), a_job("b", at=20, seconds=20), a_job("c", at=21)]
     story = simulate(jobs, until=20)
     assert story.entries[-1].now == 20
@@ -237,7 +237,7 @@ def test_work_of_no_length_is_done_at_once() -> None:
     assert story.finishes == {"none": 0, "some": 1}
 
 
-def test_waking_is_told_after_everything_else() -> None:
+def test_the_wake_up_comes_after_all_other_events() -> None:
     story = simulate([a_job("a", seconds=20), a_job("b", at=10, seconds=5)], "tiresias:limits=10", "gpu:1")
     [entry] = [entry for entry in story.entries if Woke() in entry.events]
     assert isinstance(entry.events[-1], Woke)

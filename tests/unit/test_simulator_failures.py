@@ -54,7 +54,7 @@ def test_a_job_that_is_not_broken_goes_on_after_its_failed_attempts_and_fails_at
 
 @pytest.mark.parametrize("every", [0.0, 600.0, 1e9])
 def test_drawn_attempts_run_as_long_as_drawn_whatever_checkpoints_keep(every: float) -> None:
-    """Before any influence of a scheduler: every job begins at once and nobody is preempted."""
+    """Before any influence of a scheduler: every job begins at once and no job is preempted."""
     jobs = read_trace("synthetic:jobs=300,failures=0.9,sizes=1").jobs
     story = simulate(jobs, "fifo", "gpu:300@8", settings=PATIENT, truth=Truth(checkpoint_every=every))
     runs: dict[str, list[float]] = {}

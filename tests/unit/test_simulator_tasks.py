@@ -59,9 +59,9 @@ def test_the_worked_example_ends_at_6_and_at_4_and_a_half() -> None:
 def test_a_history_of_the_worked_example_counts_every_task() -> None:
     """J1 has the V100 for 3 s and the K80 for 3; J2 the V100 for 2 and the K80 for 2.5. J2 never waits, J1 for no time."""
     found = History.of(driven(JOBS, TASKS, EXAMPLE), PAIR)
-    assert {name: life.gpu_seconds for name, life in found.jobs.items()} == {"J1": 6, "J2": 4.5}
-    assert {name: (life.started, life.ended) for name, life in found.jobs.items()} == {"J1": (0, 6), "J2": (0, 4.5)}
-    assert [(life.preemptions, life.migrations, life.restarts) for life in found.jobs.values()] == [(0, 0, 0)] * 2
+    assert {name: job.gpu_seconds for name, job in found.jobs.items()} == {"J1": 6, "J2": 4.5}
+    assert {name: (job.started, job.ended) for name, job in found.jobs.items()} == {"J1": (0, 6), "J2": (0, 4.5)}
+    assert [(job.preemptions, job.migrations, job.restarts) for job in found.jobs.values()] == [(0, 0, 0)] * 2
     moments, levels = cumulated(found.held)
     assert [*zip(moments.tolist(), levels.tolist(), strict=True)] == [
         (0, 2), (1, 2), (2, 2), (2.5, 2), (4, 2), (5, 1), (5.5, 0),
@@ -91,7 +91,7 @@ def test_at_lease_grain_a_mix_that_is_of_no_use_makes_no_progress() -> None:
     ]
 
 
-def test_tasks_of_a_job_that_end_at_one_instant_are_one_fact() -> None:
+def test_tasks_of_a_job_that_end_together_are_one_event() -> None:
     """Two V100 from 0 and two from 1 on, of 3 and of 2 seconds."""
     cluster = Cluster((Node("k", "k80", 2), Node("v", "v100", 3)))
     script: Script = {
@@ -161,7 +161,7 @@ def test_a_crumb_that_rounding_left_is_no_round() -> None:
         (JobOutcome.FAILED, Failed("a", 1, "unsuccessful at its end", 1, final=True)),
     ],
 )
-def test_a_job_ends_as_it_is_fated_to(outcome: JobOutcome, last: Event) -> None:
+def test_a_job_ends_with_its_outcome(outcome: JobOutcome, last: Event) -> None:
     script: Script = {0: [compute("a", 1, V100)], 1.5: [Abandon("a", "failed")] if outcome is JobOutcome.FAILED else []}
     found = driven([a_job("a", 1, outcome=outcome)], {"a": divided(1, 1, 1, sync=0.5)}, script)
     assert told(found)[-1] == (1.5, last)
@@ -210,8 +210,8 @@ def test_a_lost_node_stops_rounds_that_compute_there_and_no_others() -> None:
     assert [fact for now, fact in told(found, NodeLost, Stopped) if now == 1.5] == [NodeLost(1), Stopped("hit", 1, 0)]
     assert told(found, Finished) == [(2, Finished("away", 1)), (2, Finished("syncs", 1)), (6, Finished("hit", 2))]
     history = History.of(found, FOUR)
-    assert {name: life.gpu_seconds for name, life in history.jobs.items()} == {"hit": 11, "syncs": 1, "away": 2}
-    assert [life.restarts for life in history.jobs.values()] == [1, 0, 0]
+    assert {name: job.gpu_seconds for name, job in history.jobs.items()} == {"hit": 11, "syncs": 1, "away": 2}
+    assert [job.restarts for job in history.jobs.values()] == [1, 0, 0]
     assert cumulated(history.held)[1].tolist() == [4, 3, 1, 2, 0]
 
 
@@ -224,7 +224,7 @@ def test_a_round_that_is_preempted_or_cancelled_stops_and_frees_its_gpus() -> No
     found = driven([a_job("a", 1), a_job("b", 1)], dict.fromkeys("ab", divided(2, 2, 2)), script)
     assert told(found) == [(1, Stopped("a", 1, 0)), (3.5, computed("a", 2, V100, K80)), (3.5, Finished("a", 2))]
     history = History.of(found, PAIR)
-    assert [(life.gpu_seconds, life.preemptions, life.restarts) for life in history.jobs.values()] == [(6, 1, 0), (1, 0, 0)]
+    assert [(job.gpu_seconds, job.preemptions, job.restarts) for job in history.jobs.values()] == [(6, 1, 0), (1, 0, 0)]
     assert history.jobs["b"].status is Status.CANCELLED
     assert cumulated(history.held)[1].tolist() == [2, 2, 2, 0]
 
@@ -311,7 +311,7 @@ def test_without_switching_such_jobs_restart_as_others_do() -> None:
         (compute("b", 1, (1, 1)), "b is to run on node 1"),
     ],
 )
-def test_a_wish_that_cannot_be_carried_out_is_a_bug(action: Action, message: str) -> None:
+def test_an_action_that_cannot_be_carried_out_is_a_bug(action: Action, message: str) -> None:
     tasks = dict.fromkeys(("a", "b", "leased"), divided(2, 1, 1)) | {"rigid": None, "choosy": divided(1, 1, 0)}
     script: Script = {0: [compute("a", 1, V100), launch("leased", 1, K80), action]}
     with pytest.raises(InvariantError, match=message):

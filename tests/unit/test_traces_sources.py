@@ -100,7 +100,7 @@ def test_folder_with_one_trace_leaves_its_ids_alone(tmp_path: Path) -> None:
     assert ids(read_trace(str(tmp_path))) == ["b", "a"]
 
 
-def test_files_of_one_stem_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+def test_files_of_one_stem_get_their_paths_as_prefixes(tmp_path: Path) -> None:
     for place, text in (("earth", ONE), ("venus", TWO)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "cluster_log.csv").write_text(text)
@@ -116,7 +116,7 @@ def test_prefixes_that_make_ids_equal_are_refused(tmp_path: Path) -> None:
     assert "expected new job ids, got 'x/y/z/1', as in" in refused(tmp_path)
 
 
-def test_jobs_of_one_moment_keep_the_order_of_files_and_rows(tmp_path: Path) -> None:
+def test_jobs_of_one_time_keep_the_order_of_files_and_rows(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.csv").write_text(HEADER + "2,0,1,1\n1,0,1,1\n")
     assert ids(read_trace(str(tmp_path))) == ["a/2", "a/1", "b/2", "b/1"]

@@ -242,7 +242,7 @@ def order(records: Records) -> StudyPart:
         )
         return StudyPart("order", title, text, _ORDER, tuple(rows), caveat=caveat)
     text += (
-        " It is harmful if, at some moment while the job runs, the job that has waited longest for its first start was "
+        " It is harmful if, at some time while the job runs, the job that has waited longest for its first start was "
         "overtaken by it and would fit into the idle GPUs of a type that it can use together with those held by jobs which "
         "overtook it, but not into the idle ones alone. How close together GPUs are is not looked at."
     )

@@ -166,7 +166,7 @@ def overview(records: Records) -> StudyPart:
         )
     text = "Run time is the time with GPUs, all attempts added up; delay is the time from submission to the first start."
     unknown = int(np.isnan(records.gpu_seconds).sum())
-    caveat = f"Jobs in no run time and no GPU time, as nobody knows how long they ran: {unknown:,}." if unknown else ""
+    caveat = f"Jobs left out of run time and GPU time because their length is not known: {unknown:,}." if unknown else ""
     return StudyPart("overview", "Overview", text, _MEASURES, (row,), charts, layout=Layout.CARD, caveat=caveat)
 
 

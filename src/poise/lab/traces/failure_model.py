@@ -60,7 +60,7 @@ class FailureModel:
 
 
 def parse_failure_model(spec: str) -> FailureModel:
-    """Read `none`; `philly`, as published; `philly:rate=0.3`, with other fractions; or `0.3`: so many fail, all pass.
+    """Read `none`; `philly`, as published; `philly:rate=0.3`, with other fractions; or `0.3`: 30 % fail at first, all pass.
 
     Raises FieldError for a wrong value, UnknownNameError for an unknown name.
     """

@@ -1,4 +1,4 @@
-"""Where everything is put together: presets, experiments, traces that are scaled, runs that can be stopped."""
+"""Presets, experiments, checks before a run, scaled traces, runs that can be stopped."""
 
 import gc
 import json
@@ -56,14 +56,14 @@ def test_a_header_describes_the_core_that_ran() -> None:
     assert core.settings == experiment.settings
 
 
-def test_counting_gpus_knows_no_distances_neither_in_belief_nor_in_truth() -> None:
+def test_placement_count_knows_no_distances_in_believed_and_true_speeds() -> None:
     cluster = Cluster((Node("a", "p100", 4), Node("b", "p100", 2), Node("c", "p100", 2)))
     job = Job("a", 0.0, 4, steps=1.0, model="VGG16", batch_size=1)
     assert speeds_of(Experiment(cluster))[1].estimate(job).rates == ((103.6, 80.4, 80.4),)
     assert speeds_of(Experiment(cluster, placement="count"))[1].estimate(job).rates == ((103.6, 103.6, 103.6),)
 
 
-def test_belief_is_the_truth_unless_a_truth_is_given() -> None:
+def test_believed_speeds_are_true_unless_true_ones_are_given() -> None:
     believed, true = speeds_of(Experiment(a_cluster("v100:1")))
     assert believed is true
     apart = Experiment(a_cluster("v100:1"), throughputs=a_table(m=2.0), truths=a_table(m=1.0))
@@ -72,7 +72,7 @@ def test_belief_is_the_truth_unless_a_truth_is_given() -> None:
     assert (believed.estimate(job).best(), true.estimate(job).best()) == (2, 1)
 
 
-def test_a_run_is_told_of_in_summary_history_and_measures() -> None:
+def test_a_run_gives_summary_history_and_measures() -> None:
     outcome = simulate(FIVE, ONE_GPU)
     assert (outcome.summary.jobs, outcome.summary.finished, outcome.summary.partial) == (5, 5, False)
     assert list(outcome.history.jobs) == ["j0", "j1", "j2", "j3", "j4"]
@@ -82,7 +82,7 @@ def test_a_run_is_told_of_in_summary_history_and_measures() -> None:
     assert outcome.summary.decisions > 0
 
 
-def test_a_watch_hears_how_many_jobs_ended_and_can_stop_the_run(tmp_path: Path) -> None:
+def test_watch_gets_the_number_of_ended_jobs_and_can_stop_the_run(tmp_path: Path) -> None:
     heard: list[int] = []
 
     def watch(ended: int) -> bool:
@@ -109,10 +109,10 @@ def test_rounds_are_counted_only_where_there_are_rounds() -> None:
 def test_until_counts_from_the_first_submission() -> None:
     late = a_trace(a_job("a", at=1000, seconds=5), a_job("b", at=1000, seconds=50))
     outcome = simulate(late, Experiment(a_cluster("gpu:2"), until=10))
-    assert {life.id: life.status for life in outcome.history.jobs.values()} == {"a": Status.FINISHED, "b": Status.RUNNING}
+    assert {job.id: job.status for job in outcome.history.jobs.values()} == {"a": Status.FINISHED, "b": Status.RUNNING}
 
 
-def test_truth_and_belief_of_overhead_are_separate_things() -> None:
+def test_true_and_believed_overhead_are_separate() -> None:
     unaware = Experiment(a_cluster("gpu:1"), truth=Truth(restart_overhead=7))
     assert simulate(a_trace(a_job("a", seconds=10)), unaware).summary.avg_jct == 17
 
@@ -157,7 +157,7 @@ def unknown(name: str) -> TraceJob:
     return TraceJob(Job("a", 0.0, 1, steps=5.0, model=name))
 
 
-def test_check_refuses_work_that_belief_or_truth_does_not_know() -> None:
+def test_check_refuses_work_that_believed_or_true_speeds_do_not_know() -> None:
     with pytest.raises(ThroughputError, match="does not know model 'nobody'"):
         check(a_trace(unknown("nobody")), Experiment(a_cluster("v100:1")))
     apart = Experiment(a_cluster("v100:1"), throughputs=a_table(m=1.0), truths=a_table(n=1.0))
@@ -183,7 +183,7 @@ def test_faults_are_drawn_from_the_seed_over_the_time_that_the_work_may_take() -
 
     def finishes(seed: int) -> list[float]:
         outcome = simulate(trace, Experiment(a_cluster("gpu:8"), faults="mtbf=8h,repair=1h", seed=seed))
-        return [life.ended for life in outcome.history.ended_jobs()]
+        return [job.ended for job in outcome.history.ended_jobs()]
 
     assert finishes(1) == finishes(1) != finishes(2)
     assert all(each < inf for each in finishes(1))
