@@ -9,7 +9,7 @@ import pytest
 from tests.builders import EVENTS, a_job, simulate
 from tests.whims import a_plan, scripted
 
-from poise.scheduler.core.lifecycle import TRANSITIONS, Lifecycle, Phase
+from poise.scheduler.core.lifecycle import TRANSITIONS, Lifecycle, JobPhase
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import RetryRule, Settings
 from poise.scheduler.model.action import PreemptionCause
@@ -24,7 +24,7 @@ from poise.scheduler.placement.strategies import placement_named
 from poise.scheduler.policies.catalogue import policy_named
 
 ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
-Edge = tuple[str, Phase, Phase]
+Edge = tuple[str, JobPhase, JobPhase]
 
 
 def table() -> set[Edge]:
@@ -37,8 +37,8 @@ def test_the_drawing_in_architecture_shows_every_transition_and_no_other() -> No
     drawn = set()
     for line in drawing[1].splitlines():
         if edge := re.fullmatch(r"\s*(\[\*\]|[A-Z_]+) --> ([A-Z_]+) ?: (.+)", line):
-            before = Phase.NEW if edge[1] == "[*]" else Phase(edge[1])
-            drawn |= {(name.strip(), before, Phase(edge[2])) for name in edge[3].split(",")}
+            before = JobPhase.NEW if edge[1] == "[*]" else JobPhase(edge[1])
+            drawn |= {(name.strip(), before, JobPhase(edge[2])) for name in edge[3].split(",")}
     assert drawn == table()
 
 
@@ -52,7 +52,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[Edge]:
 
         def record(self: Lifecycle, subject: Any, *more: Any) -> Any:
             is_new = isinstance(subject, Submitted | Carried)
-            before = Phase.NEW if is_new else self.phase(subject)
+            before = JobPhase.NEW if is_new else self.phase(subject)
             answer = method(self, subject, *more)
             after = self.phase(self._state.rows[subject.job.id] if is_new else subject)
             edges.add((name, before, after))
@@ -122,7 +122,7 @@ def test_the_core_makes_every_transition_of_the_table_and_no_other(seen: set[Edg
     divided.handle(0.0, [Estimated("k", tasks), Submitted(Job("a", 0.0, 2, micro_batches=4), "k", 10.0)])
     divided.handle(1.0, [Computed("a", 1, (Slots(0, 1),))])
     assert seen <= table()
-    missing = table() - seen - {("join", Phase.WAITING, Phase.RUNNING)}  # two jobs on the same GPUs: below
+    missing = table() - seen - {("join", JobPhase.WAITING, JobPhase.RUNNING)}  # two jobs on the same GPUs: below
     assert not missing
 
 
@@ -131,7 +131,7 @@ def test_two_jobs_on_the_same_gpus_make_the_transition_of_a_join(seen: set[Edge]
     core.handle(0.0, [a_gang("a"), a_gang("b")])
     rows = core.state.rows
     core.lifecycle.join(rows["b"], rows["a"], 1.0)
-    assert ("join", Phase.WAITING, Phase.RUNNING) in seen
+    assert ("join", JobPhase.WAITING, JobPhase.RUNNING) in seen
 
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -145,20 +145,20 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def in_phase(phase: Phase) -> tuple[Scheduler, int]:
+def in_phase(phase: JobPhase) -> tuple[Scheduler, int]:
     """A core, and the row of a job in this phase: the second of two gangs waits, the first does whatever is asked of it."""
-    core = a_core(validation_gpus=1 if phase is Phase.ON_TRIAL else 0)
+    core = a_core(validation_gpus=1 if phase is JobPhase.ON_TRIAL else 0)
     core.handle(0.0, [a_gang("a", gpus=3), a_gang("b", gpus=3)])
-    follow: dict[Phase, Event] = {Phase.SUSPENDED: Held("a"), Phase.ENDED: Cancelled("a")}
+    follow: dict[JobPhase, Event] = {JobPhase.SUSPENDED: Held("a"), JobPhase.ENDED: Cancelled("a")}
     core.handle(0.5, [follow[phase]] if phase in follow else [])
-    row = core.state.rows["b" if phase is Phase.WAITING else "a"]
+    row = core.state.rows["b" if phase is JobPhase.WAITING else "a"]
     assert core.lifecycle.phase(row) is phase
     return core, row
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.NEW])
+@pytest.mark.parametrize("phase", [phase for phase in JobPhase if phase is not JobPhase.NEW])
 @pytest.mark.parametrize("name", [name for name in TRANSITIONS if name not in ("arrive", "carry_over")])
-def test_a_transition_refuses_a_job_in_a_phase_that_it_does_not_begin_in(name: str, phase: Phase) -> None:
+def test_a_transition_refuses_a_job_in_a_phase_that_it_does_not_begin_in(name: str, phase: JobPhase) -> None:
     if phase in TRANSITIONS[name][0]:
         return
     core, row = in_phase(phase)

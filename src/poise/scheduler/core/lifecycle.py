@@ -46,7 +46,7 @@ MOST_DOUBLINGS = 10
 """The back-off of a job doubles at most this often."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """Where a job is in its life cycle; derived from the tables, stored nowhere."""
 
     NEW = "NEW"
@@ -57,10 +57,10 @@ class Phase(StrEnum):
     ENDED = "ENDED"
 
 
-NEW, WAITING, RUNNING, SUSPENDED, ON_TRIAL, ENDED = Phase
+NEW, WAITING, RUNNING, SUSPENDED, ON_TRIAL, ENDED = JobPhase
 UNENDED = frozenset({WAITING, RUNNING, SUSPENDED, ON_TRIAL})
 
-TRANSITIONS: dict[str, tuple[frozenset[Phase], frozenset[Phase]]] = {
+TRANSITIONS: dict[str, tuple[frozenset[JobPhase], frozenset[JobPhase]]] = {
     "arrive": (frozenset({NEW}), frozenset({WAITING, SUSPENDED, ENDED})),
     "carry_over": (frozenset({NEW}), frozenset({WAITING, RUNNING, SUSPENDED, ENDED})),
     "start": (frozenset({WAITING}), frozenset({RUNNING})),
@@ -102,7 +102,7 @@ class Lifecycle:
         self._returns: list[tuple[float, int]] = []
         """A heap of the same. Entries that `_backing_off` does not confirm are out of date."""
 
-    def phase(self, row: int) -> Phase:
+    def phase(self, row: int) -> JobPhase:
         """Where the job is in its life cycle."""
         status = self._columns.status[row]
         is_suspended = row in self._state.suspended
@@ -120,7 +120,7 @@ class Lifecycle:
 
     # Arrival
 
-    def arrive(self, event: Submitted, now: float) -> Phase:
+    def arrive(self, event: Submitted, now: float) -> JobPhase:
         """Take in a job: it competes, waits for a validation trial first, or is rejected if it can never run here."""
         row = self._enter(event, now, now)
         if row is None:
@@ -134,7 +134,7 @@ class Lifecycle:
         self._driver.arrived(row, now)
         return WAITING
 
-    def carry_over(self, event: Carried, now: float) -> Phase:
+    def carry_over(self, event: Carried, now: float) -> JobPhase:
         """Take in a job of an earlier journal: it stands where it stood, and runs where it ran if it can.
 
         Carried jobs arrive before any decision, so what they hold is free, unless two of them hold the same GPUs. Two that
