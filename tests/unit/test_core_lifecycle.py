@@ -9,7 +9,7 @@ import pytest
 from tests.builders import EVENTS, a_job, simulate
 from tests.whims import a_plan, scripted
 
-from poise.scheduler.core.lifecycle import TRANSITIONS, Lifecycle, JobPhase
+from poise.scheduler.core.lifecycle import TRANSITIONS, JobPhase, Lifecycle
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import RetryRule, Settings
 from poise.scheduler.model.action import PreemptionCause
