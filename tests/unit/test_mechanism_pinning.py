@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.workloads import a_workload
 
-from poise.scheduler.mechanism.pinned_jobs import PinnedShares, shared_out
+from poise.scheduler.mechanism.pinned_jobs import RoundSelection, shared_out
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Workload
 from poise.scheduler.policies.allox import AlloX
@@ -74,13 +74,13 @@ def test_a_policy_that_lets_everybody_go_on_is_asked_once_and_sees_all() -> None
 
 def test_a_round_begins_with_those_who_are_pinned() -> None:
     workload = pinning(a_workload([[1.0, 1.0]] * 3, [1, 1], held=[1, -1, 0]), 0, 2)
-    served = PinnedShares.first(workload)
+    served = RoundSelection.first(workload)
     assert (served.column.tolist(), served.is_served) == ([1, -1, 0], [True, False, True])
 
 
 def test_beside_a_pinned_job_is_who_comes_first_and_is_not_served_yet() -> None:
     workload = pinning(a_workload([[1.0]] * 4, [2], held=[0, 0, -1, -1]), 0)
-    served = PinnedShares.first(workload)
+    served = RoundSelection.first(workload)
     served.serve(2, -1, 0)
     served.join([(0, 2, 0), (1, 2, 0), (0, 3, 0), (0, 1, 0)], workload)
     assert served.partner.tolist() == [3, -1, -1, 0]
@@ -88,13 +88,13 @@ def test_beside_a_pinned_job_is_who_comes_first_and_is_not_served_yet() -> None:
 
 def test_a_pinned_job_that_is_to_be_alone_is() -> None:
     workload = pinning(a_workload([[1.0]] * 2, [1], held=[0, -1]), 0)
-    served = PinnedShares.first(workload)
+    served = RoundSelection.first(workload)
     served.join([(0, -1, 0), (0, 1, 0)], workload)
     assert served.partner.tolist() == [-1, -1]
 
 
 def test_two_pinned_jobs_that_share_go_on_as_they_are() -> None:
     workload = pinning(a_workload([[1.0]] * 3, [1], held=[0, 0, -1]), 0, 1)
-    served = PinnedShares.first(replace(workload, partner=np.array([1, 0, -1])))
+    served = RoundSelection.first(replace(workload, partner=np.array([1, 0, -1])))
     served.join([(0, 2, 0), (1, 2, 0)], workload)
     assert served.partner.tolist() == [1, 0, -1]

@@ -1,4 +1,4 @@
-"""Shares into rounds (ALGORITHMS §2.7) on examples worked by hand. A step takes a second, so that time is counted whole."""
+"""Shares into rounds on examples worked by hand. A step takes a second, so that time is counted whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -308,5 +308,5 @@ def test_a_share_is_met_by_a_mix_and_time_is_received_in_proportion() -> None:
     workload = story.scheduler.state.snapshot(6.0).workload
     assert workload.part is not None
     assert workload.part[2] == pytest.approx(2 / 3)
-    standing = story.scheduler._answering._memory  # type: ignore[attr-defined]
-    assert (standing.received - standing.begun)[2].tolist() == pytest.approx([4.0, 0.0])
+    accounts = story.scheduler._driver._memory  # type: ignore[attr-defined]
+    assert (accounts.received - accounts.begun)[2].tolist() == pytest.approx([4.0, 0.0])

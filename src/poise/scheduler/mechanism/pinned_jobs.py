@@ -1,7 +1,8 @@
-"""Jobs that keep their GPUs whoever waits: shares are of what they leave, and every round begins with them where they are.
+"""What is selected for a round, beginning with the pinned jobs: those that keep their GPUs whoever waits.
 
-Whoever plans with GPUs that cannot be had serves on paper those who do not fit beside the pinned ones; and who runs among
-them counts as served in every round, and never makes way.
+Shares are computed of what pinned jobs leave (`shared_out`), and every round begins with them where they are
+(`RoundSelection.first`). A plan made with GPUs that cannot be had would serve, on paper, jobs that do not fit beside the
+pinned ones; these jobs would wait, and jobs that run would count as served in every round and never make way.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,17 +14,17 @@ from poise.scheduler.model.arithmetic import Bools, Ints
 from poise.scheduler.model.workload import Allocation, Allocator, Pairs, Workload
 
 WHOLE = 1.0 - 1e-6
-"""A share from which on a job is to run there all the time."""
+"""Shares from here on mean all the time."""
 
 Unit = tuple[int, int, int]
-"""A job, the one that is to share its GPUs or -1, and the column."""
+"""A job, its partner that shares the GPUs or -1, and the column."""
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedShares:
-    """What everybody is to have in a round: the column of each job, -1 for none, and its partner, -1 for none.
+class RoundSelection:
+    """What each job has in a round: its column and its partner, -1 for none.
 
-    is_served   who has a place so far;  order: units in the order in which they were served, by their first job
+    is_served   jobs that have a place so far;  order: units in the order in which they were served, by their first job
     hosts       pinned jobs beside which there may be another one
     """
 
@@ -34,14 +35,14 @@ class PinnedShares:
     hosts: set[int] = field(default_factory=set)
 
     @staticmethod
-    def first(workload: Workload) -> "PinnedShares":
-        """Nobody is served but those who are pinned, and whom they share with if both are."""
-        nobody = np.full(workload.jobs, -1)
+    def first(workload: Workload) -> "RoundSelection":
+        """Only pinned jobs are served; two of them that share GPUs go on sharing."""
+        nothing = np.full(workload.jobs, -1)
         if workload.pinned is None:
-            return PinnedShares(nobody, nobody.copy(), [False] * workload.jobs)
+            return RoundSelection(nothing, nothing.copy(), [False] * workload.jobs)
         pinned = workload.pinned
         both = pinned & (workload.partner >= 0) & pinned[workload.partner]
-        return PinnedShares(
+        return RoundSelection(
             np.where(pinned, workload.held, -1),
             np.where(both, workload.partner, -1),
             pinned.tolist(),
@@ -49,7 +50,7 @@ class PinnedShares:
         )
 
     def serve(self, job: int, other: int, where: int) -> None:
-        """The unit has its place in this round."""
+        """Give a unit its place in this round."""
         self.is_served[job], self.column[job] = True, where
         self.order.append(job)
         if other >= 0:
@@ -57,7 +58,7 @@ class PinnedShares:
             self.partner[job], self.partner[other] = other, job
 
     def take(self, units: list[Unit], gangs: list[int], room: int) -> int:
-        """Units in this order have their places as far as there is room, whoever is not served yet; says what is left."""
+        """Serve units in this order as far as their gangs fit and their jobs are not served yet; returns the room left."""
         is_served = self.is_served
         for job, other, where in units:
             if not room:
@@ -69,7 +70,7 @@ class PinnedShares:
         return room
 
     def join(self, units: list[Unit], workload: Workload) -> None:
-        """Of units by priority, those of a pinned job and another one: the first that can be, unless it is first alone."""
+        """Let the first unit of each pinned job, by priority, decide whether a partner joins it or it stays alone."""
         for job, other, where in units:
             for host, guest in ((job, other), (other, job)):
                 if host in self.hosts and workload.held[host] == where and (guest < 0 or not self.is_served[guest]):
@@ -81,14 +82,14 @@ class PinnedShares:
 def shared_out(allocator: Allocator, workload: Workload, memory: Any) -> tuple[Allocation, Any]:  # noqa: ANN401
     """Shares of pinned jobs as if they could be stopped, and of all others in the GPUs that those leave.
 
-    So who keeps its GPUs gets ahead of its share, which counts once it can be stopped; and nobody else is owed what was not
-    to be had. Time beside a pinned job comes on top of that. What the allocator remembers is of everybody.
+    So a job that keeps its GPUs gets ahead of its share, which counts once it can be stopped; and no other job is owed
+    what was not to be had. Time beside a pinned job comes on top of that. The allocator's memory is of all jobs.
     """
     whole, after = allocator.allocate(workload, memory)
     if workload.pinned is None:
         return whole, after
     pinned = np.flatnonzero(workload.pinned)
-    if (whole.share[pinned, workload.held[pinned]] >= WHOLE).all():  # it lets everybody who runs go on
+    if (whole.share[pinned, workload.held[pinned]] >= WHOLE).all():  # pinned jobs run all the time anyhow
         return whole, after
     rest, _ = allocator.allocate(workload.only(~workload.pinned, workload.free), memory)
     share = whole.share.copy()
@@ -97,7 +98,7 @@ def shared_out(allocator: Allocator, workload: Workload, memory: Any) -> tuple[A
 
 
 def _pairs(workload: Workload, pinned: Bools, whole: Pairs, rest: Pairs) -> Pairs:
-    """Those of the others, and those of a pinned job and another one that can be where the pinned one is."""
+    """Pairs of the other jobs, and those of a pinned job and another one on the column that the pinned one holds."""
     others = np.flatnonzero(~pinned)
     host = np.where(pinned[whole.first], whole.first, whole.second)
     hosted = (pinned[whole.first] != pinned[whole.second]) & (workload.held[host] == whole.column)

@@ -1,4 +1,8 @@
-"""How far everybody has come with their shares: what the mechanism of rounds remembers."""
+"""What the round mechanism remembers: each job's share, what it has received of it, and what it is owed.
+
+`ShareAccounts` is frozen. `aligned` and `accounted` bring it up to date (steps 1 and 2 of `rounds.py`), `renewed` gives it
+new shares (step 3), `counted` and the units say who is behind (step 4).
+"""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,9 +16,9 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.workload import Allocation, Leftover, Pairs, Workload
 
 MOST_AHEAD, MOST_BEHIND = 4.0, 100.0
-"""Rounds that a job is remembered to be ahead or behind."""
+"""Rounds by which a job is remembered to be ahead or behind, at most."""
 LEAST_CREDIT = 0.1
-"""Part of the credit that a patient runner counts for at least."""
+"""Least received time that patience leaves a running job, as a part of the credit: priority divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class RoundParameters:
 
 @dataclass(frozen=True)
 class ShareAccounts:
-    """Arrays are by job, in the order of `rows`, and by column; shares are 0 for jobs that came later.
+    """Accounts of all active jobs. Arrays are by job, in the order of `rows`, and by column; late arrivals have no shares.
 
     covered    jobs that the shares were computed for
     received   seconds since the shares were computed, with the credit
@@ -36,9 +40,9 @@ class ShareAccounts:
     owed       seconds behind the share when shares last changed
     pairs      shares of pairs, with time received of their own; a pair owes nothing, for new shares pair jobs anew
     order      GPU types, that on which jobs are fastest first
-    since      moment up to which `received` is counted;  due: end of the round after which to choose anew
-    computed   moment at which shares were computed;  gpus: GPUs alive then;  is_stale: something has changed since
-    pinned     jobs that kept their GPUs whoever waited, when shares were computed; None: nobody did
+    since      time up to which `received` is counted;  due: end of the round after which to choose anew
+    computed   time at which shares were computed;  gpus: GPUs alive then;  is_stale: something has changed since
+    pinned     jobs that kept their GPUs whoever waited, when shares were computed; None: none did
     """
 
     rows: Ints
@@ -62,12 +66,12 @@ class ShareAccounts:
 
     @property
     def is_urgent(self) -> bool:
-        """The allocation itself says who runs: it is to be looked at, at every change."""
+        """The allocation itself says who runs, so it is looked at, at every change."""
         return self.allocation.leftover is Leftover.IDLE
 
     @staticmethod
     def blank(workload: Workload, origin: float, memory: object) -> "ShareAccounts":
-        """Nobody has a share yet."""
+        """Accounts in which no job has a share yet."""
         nothing = np.zeros_like(workload.speed)
         return ShareAccounts(
             rows=workload.rows,
@@ -89,20 +93,22 @@ class ShareAccounts:
             policy=memory,
         )
 
-    def renewed(self, workload: Workload, allocation: Allocation, memory: object, terms: RoundParameters) -> "ShareAccounts":
-        """With new shares: what was not received before is owed, and everybody has a credit.
+    def renewed(
+        self, workload: Workload, allocation: Allocation, memory: object, parameters: RoundParameters
+    ) -> "ShareAccounts":
+        """The accounts with new shares: what was not received before is owed, and every job has a credit.
 
-        Where debts are carried along, who is owed time has less of a credit and comes first, who is ahead has more: or
-        else shares that change in every round would never be made up for.
+        With patience, debts are carried along: a job that is owed time has less of a credit and comes first, one that is
+        ahead has more. Otherwise shares that change in every round would never be made up for.
         """
         elapsed = workload.now - self.computed if self.computed > -inf else 0.0
         owed = self.owed + self.share * elapsed - (self.received - self.begun)
         owed = np.where(self.covered[:, None], owed, 0.0)
-        begun = np.full_like(allocation.share, terms.credit)
-        if terms.patience > 0:
-            owed = np.clip(owed, -MOST_AHEAD * terms.round, MOST_BEHIND * terms.round)
+        begun = np.full_like(allocation.share, parameters.credit)
+        if parameters.patience > 0:
+            owed = np.clip(owed, -MOST_AHEAD * parameters.round, MOST_BEHIND * parameters.round)
             # Priority grows with the debt without end, so that the smallest share has its turn.
-            begun = np.where(owed > 0, begun / (1.0 + np.maximum(owed, 0.0) / terms.credit), begun - owed)
+            begun = np.where(owed > 0, begun / (1.0 + np.maximum(owed, 0.0) / parameters.credit), begun - owed)
         pairs = allocation.pairs
         return replace(
             self,
@@ -112,7 +118,7 @@ class ShareAccounts:
             begun=begun,
             owed=owed,
             pairs=pairs,
-            pairs_received=np.full(len(pairs.share), terms.credit),
+            pairs_received=np.full(len(pairs.share), parameters.credit),
             order=_fastest_first(workload),
             allocation=allocation,
             computed=workload.now,
@@ -122,14 +128,14 @@ class ShareAccounts:
             pinned=workload.pinned,
         )
 
-    def counted(self, workload: Workload, terms: RoundParameters) -> Floats:
-        """What everybody has received, as far as it counts: a job that runs may get ahead by as much as patience allows."""
-        if not terms.patience:
+    def counted(self, workload: Workload, parameters: RoundParameters) -> Floats:
+        """Received time as far as it counts for priority: a running job may get ahead by as much as patience allows."""
+        if not parameters.patience:
             return self.received
         counted = self.received.copy()
         runs = np.flatnonzero((workload.held >= 0) & (workload.partner < 0))
         columns = workload.held[runs]
-        counted[runs, columns] = np.maximum(counted[runs, columns] - terms.patience, LEAST_CREDIT * terms.credit)
+        counted[runs, columns] = np.maximum(counted[runs, columns] - parameters.patience, LEAST_CREDIT * parameters.credit)
         return counted
 
     def alone(self, column: int, jobs: Ints, counted: Floats) -> Floats:
@@ -146,28 +152,34 @@ class ShareAccounts:
         return np.vstack([*(column[pairs] for column in columns), np.zeros(len(pairs))])
 
 
-def accounted(standing: ShareAccounts, workload: Workload, snapshot: Snapshot, length: float) -> ShareAccounts:
-    """With the time received since the last choice, counted round by round in whole steps where at least one was done.
+def accounted(accounts: ShareAccounts, workload: Workload, snapshot: Snapshot, length: float) -> ShareAccounts:
+    """The accounts with the time received since the last choice, counted round by round in whole steps where one was done.
 
-    What a run has done of a step it loses when it is stopped; and times that differ a little tell apart jobs that are
-    equally far behind, which would else be served in the same order for ever.
+    A run that is stopped loses what it has done of a step. And whole steps make times that differ a little, which tell
+    apart jobs that are equally far behind: they would otherwise be served in the same order for ever.
     """
     runs = np.flatnonzero(workload.held >= 0)
     columns = workload.held[runs]
     started = snapshot.floats(snapshot.columns.started)[runs]
-    seconds = workload.now - np.maximum(started, standing.since)
+    seconds = workload.now - np.maximum(started, accounts.since)
     speed = workload.speed[runs, columns]
     rounds = np.floor(seconds / length * (1.0 + 1e-12))
     counted = rounds * _whole_steps(speed, np.full_like(speed, length)) + _whole_steps(speed, seconds - rounds * length)
     if workload.part is not None:
         counted *= workload.part[runs]  # a part of the gang is a part of the time
     is_alone = workload.partner[runs] < 0
-    received = standing.received.copy()
+    received = accounts.received.copy()
     received[runs[is_alone], columns[is_alone]] += counted[is_alone]
-    standing = replace(standing, received=received, since=workload.now)
-    return (
-        standing if is_alone.all() else _pairs_accounted(standing, workload, dict(zip(runs.tolist(), seconds, strict=True)))
-    )
+    accounts = replace(accounts, received=received, since=workload.now)
+    if is_alone.all():
+        return accounts
+    # A pair has received the time for which both of its jobs were there.
+    of, had = accounts.pairs, dict(zip(runs.tolist(), seconds, strict=True))
+    is_on = (workload.partner[of.first] == of.second) & (workload.held[of.first] == of.column)
+    pairs_received = accounts.pairs_received.copy()
+    for pair in np.flatnonzero(is_on).tolist():
+        pairs_received[pair] += min(had[int(of.first[pair])], had[int(of.second[pair])])
+    return replace(accounts, pairs_received=pairs_received)
 
 
 def _whole_steps(speed: Floats, seconds: Floats) -> Floats:
@@ -176,25 +188,18 @@ def _whole_steps(speed: Floats, seconds: Floats) -> Floats:
     return counted
 
 
-def _pairs_accounted(standing: ShareAccounts, workload: Workload, seconds: dict[int, float]) -> ShareAccounts:
-    of = standing.pairs
-    is_on = (workload.partner[of.first] == of.second) & (workload.held[of.first] == of.column)
-    received = standing.pairs_received.copy()
-    for pair in np.flatnonzero(is_on).tolist():
-        received[pair] += min(seconds[int(of.first[pair])], seconds[int(of.second[pair])])
-    return replace(standing, pairs_received=received)
-
-
-def aligned(standing: ShareAccounts, workload: Workload) -> ShareAccounts:
-    """For the jobs that are there now: those gone are forgotten, new ones have nothing yet. Columns may have appeared."""
+def aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts:
+    """The accounts of the jobs that are there now: those gone are forgotten, new ones have nothing. Columns may be new."""
     columns = workload.speed.shape[1]
-    is_same = len(standing.rows) == workload.jobs and bool((standing.rows == workload.rows).all())
-    if is_same and columns == standing.share.shape[1]:
-        is_stale = (standing.gpus != workload.gpus).any() or not _same(standing.pinned, workload.pinned)
-        return replace(standing, is_stale=True) if is_stale else standing
-    place = np.searchsorted(standing.rows, workload.rows)
-    place[place == len(standing.rows)] = 0
-    known = standing.rows[place] == workload.rows if len(standing.rows) else np.zeros(workload.jobs, dtype=bool)
+    is_same = len(accounts.rows) == workload.jobs and bool((accounts.rows == workload.rows).all())
+    if is_same and columns == accounts.share.shape[1]:
+        before, now = accounts.pinned, workload.pinned
+        same_pinned = before is now or (before is not None and now is not None and bool((before == now).all()))
+        is_stale = (accounts.gpus != workload.gpus).any() or not same_pinned
+        return replace(accounts, is_stale=True) if is_stale else accounts
+    place = np.searchsorted(accounts.rows, workload.rows)
+    place[place == len(accounts.rows)] = 0
+    known = accounts.rows[place] == workload.rows if len(accounts.rows) else np.zeros(workload.jobs, dtype=bool)
 
     def carried(of: Floats, new: float) -> Floats:
         result = np.full((workload.jobs, columns), new)
@@ -202,36 +207,31 @@ def aligned(standing: ShareAccounts, workload: Workload) -> ShareAccounts:
         return result
 
     return replace(
-        _pairs_aligned(standing, workload),
+        _pairs_aligned(accounts, workload),
         rows=workload.rows,
-        covered=known & standing.covered[place] if len(standing.rows) else known,
-        share=carried(standing.share, 0.0),
-        received=carried(standing.received, 1.0),
-        begun=carried(standing.begun, 1.0),
-        owed=carried(standing.owed, 0.0),
+        covered=known & accounts.covered[place] if len(accounts.rows) else known,
+        share=carried(accounts.share, 0.0),
+        received=carried(accounts.received, 1.0),
+        begun=carried(accounts.begun, 1.0),
+        owed=carried(accounts.owed, 0.0),
         is_stale=True,
         pinned=None,
     )
 
 
-def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bool:
-    """The same jobs keep their GPUs."""
-    return before is now or (before is not None and now is not None and bool((before == now).all()))
-
-
-def _pairs_aligned(standing: ShareAccounts, workload: Workload) -> ShareAccounts:
-    """Pairs of which both are still there."""
-    of = standing.pairs
+def _pairs_aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts:
+    """The accounts with those pairs of which both jobs are still there."""
+    of = accounts.pairs
     if not len(of.share):
-        return standing
-    moved = np.searchsorted(workload.rows, standing.rows)
+        return accounts
+    moved = np.searchsorted(workload.rows, accounts.rows)
     inside = np.minimum(moved, max(workload.jobs - 1, 0))
-    is_there = workload.rows[inside] == standing.rows if workload.jobs else np.zeros(len(standing.rows), dtype=bool)
+    is_there = workload.rows[inside] == accounts.rows if workload.jobs else np.zeros(len(accounts.rows), dtype=bool)
     kept = is_there[of.first] & is_there[of.second]
     return replace(
-        standing,
+        accounts,
         pairs=Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept]),
-        pairs_received=standing.pairs_received[kept],
+        pairs_received=accounts.pairs_received[kept],
     )
 
 
