@@ -301,7 +301,7 @@ def test_everybody_is_there_once_and_asked_or_not(apps: int, seed: int) -> None:
     sale = Sale(AuctionRules(0.5, 0.0, Payment.GPUS, 0, Honest), snapshot, roll, 0)
     sale.auction(np.zeros(len(snapshot.active), dtype=bool))
     given_out = sum(part.gpus for site in sale.sites.values() for part in site)
-    assert given_out + sum(sale.sketch.idle) == 8
+    assert given_out + sum(sale.draft.idle) == 8
     assert given_out == min(8, len(snapshot.active))
 
 

@@ -1,11 +1,17 @@
-"""Apps: jobs that belong together, how many there have been, and the finish-time fairness of all of them at once.
+"""Apps and those who bid for them (Themis, NSDI'20 §4-5; docs/algorithms/themis.md).
 
-    N_a    mean number of active apps since a came;   C GPUs in all
-    T_id   = Σ_k W_k t_k / min(C / N_a, Σ_k d_k)      jobs k of a that were not given up: GPU-seconds of work on the
-             cluster's mix of types, and GPUs that they ask for
-    ρ_a    as in `agents.py`, with the GPUs that a holds; 1e6 if it holds none
+An app is jobs that belong together; a job that names none is one by itself. With C GPUs in all:
 
-A job that names no app is one by itself.
+    N_a       mean number of active apps since a came
+    T_id      = Σ_k W_k / min(C / N_a, Σ_k d_k)        jobs k of a that were not given up: GPU-seconds of work W_k on the
+                                                       cluster's mix of types, and GPUs d_k that they ask for
+    T_sh(G)   = elapsed + Σ_k (GPU-seconds of work left in job k, where it would be) / |G|
+    ρ(G)      = T_sh(G) / T_id;    ρ(∅) = 1e6;    V(G) = 1 / ρ(G)
+
+The file goes from the small to the large: a `Bid` and the `GpuOffer` that it answers; `Agent`, who bids for an app, and
+`Honest`, who does so as the scheduler believes; `AppRegistry`, which apps there are; `Bidders`, all of them at an auction.
+
+The arbiter knows an agent by `bid` alone, so that an app may send its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,16 +30,6 @@ from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.solve.auction import BidTable
 from poise.scheduler.solve.pseudo_random import uniform
 
-# Agents bid for apps (Themis, NSDI'20 §4-5; ALGORITHMS §3.1, §3.3): what so many more GPUs are worth to an app.
-#
-# T_sh(G) = elapsed + Σ_k (GPU-seconds of work left in job k, where it would be) / |G|
-# ρ(G)    = T_sh(G) / T_id;    ρ(∅) = 1e6;    V(G) = 1 / ρ(G)
-#
-# The arbiter knows an agent by `bid` alone, so that an app may send its own. The agent that stands in for an app that sends
-# none (`Honest`) bids for its jobs as the scheduler believes them to be: for the first of them, the first two, and so on;
-# then for more GPUs for those that can use more. One table of counts: as many GPUs as there are, at the tightest place that
-# the offer has for them.
-
 NOTHING = 1e6
 """ρ of an app that holds no GPU."""
 _LEAST = 1e-9
@@ -41,7 +37,7 @@ _LEAST = 1e-9
 
 
 class Use(NamedTuple):
-    """What an app does with GPUs that it gets: the job in this row is to have so many, all in all."""
+    """What an app does with GPUs that it gets: the job in this row has `gpus` then, all in all."""
 
     row: int
     gpus: int
@@ -58,9 +54,10 @@ class Bid(NamedTuple):
     uses: tuple[Use, ...]
 
     def table(self) -> BidTable:
-        """As the auction reads it: the logarithm of V = 1/ρ.
+        """The bid as the auction reads it: the logarithm of V = 1/ρ.
 
-        Who holds nothing and would be badly off even with its first gang has the more to gain by it, not the less.
+        ρ(∅) is the same for all. So that an app which would be badly off even with its first gang has more to gain by it,
+        not less, what it lacks then counts for the first gang.
         """
         worth = [-log(max(each, _LEAST)) for each in self.rho]
         if self.rho[0] >= NOTHING and len(worth) > 1:
@@ -69,17 +66,17 @@ class Bid(NamedTuple):
 
 
 class GpuOffer:
-    """The GPUs of one type that are up for auction: how many, and how close together so many of them can be."""
+    """The GPUs of one type that are up for auction: how many, and how close together a gang of them can be."""
 
-    def __init__(self, gpu_type: int, sketch: PlacementDraft) -> None:
+    def __init__(self, gpu_type: int, draft: PlacementDraft) -> None:
         self.gpu_type = gpu_type
-        self.gpus = sketch.idle[gpu_type]
-        self._sketch = sketch
+        self.gpus = draft.idle[gpu_type]
+        self._draft = draft
         self._series: dict[int, tuple[PlacementDraft, list[Locality]]] = {}
 
     def locality(self, gang: int, before: int = 0) -> Locality:
-        """Of a gang at its tightest place, once so many gangs of the same size have taken theirs."""
-        trial, found = self._series.get(gang) or self._series.setdefault(gang, (self._sketch.copy(), []))
+        """Locality of a gang at its tightest place, once `before` gangs of the same size have taken theirs."""
+        trial, found = self._series.get(gang) or self._series.setdefault(gang, (self._draft.copy(), []))
         while len(found) <= before:
             site = trial.tightest(self.gpu_type, gang)
             if site is None:
@@ -121,7 +118,7 @@ class Member:
         return self.left * self.held / self.speed if self.held else self.left * self.gang / self.best
 
     def on(self, gpus: int, gpu_type: int, locality: Locality) -> "Member":
-        """The same with these GPUs."""
+        """The member with these GPUs."""
         return replace(self, held=gpus, speed=self.rates(gpus)[gpu_type][locality], gpu_type=gpu_type)
 
 
@@ -134,17 +131,21 @@ class App:
     members: tuple[Member, ...]
 
     def rho(self, gpus: int, gpu_seconds: float) -> float:
-        """With so many GPUs for so much work."""
+        """ρ with this many GPUs for this much work left."""
         return (self.elapsed + gpu_seconds / gpus) / self.alone if gpus else NOTHING
 
     def rho_now(self) -> float:
-        """With what it holds."""
+        """ρ with what it holds."""
         return self.rho(sum(each.held for each in self.members), sum(each.gpu_seconds() for each in self.members))
 
 
 @dataclass(frozen=True, slots=True)
 class Honest:
-    """Bids for an app what the scheduler believes."""
+    """Bids for an app what the scheduler believes.
+
+    For the first of its jobs, the first two, and so on; then for more GPUs for those that can use more. Each line of the
+    table is at the tightest place that the offer has for as many GPUs.
+    """
 
     app: App
 
@@ -165,7 +166,7 @@ class Honest:
 
 
 def _uses(members: Sequence[Member], offer: GpuOffer) -> Iterator[tuple[Use, int, float]]:
-    """What an app would do with more GPUs, one use after the other: GPUs that it takes, and what it does to the work left.
+    """What an app would do with more GPUs, use by use: the GPUs that it takes, and the change of its work left.
 
     First whole gangs for jobs that have none, then more for jobs that can use more, each in turn.
     """
@@ -212,14 +213,14 @@ class Erring:
     stream: int
 
     def bid(self, offer: GpuOffer) -> Bid:
-        """What the agent bids, give or take."""
+        """What the agent bids, with errors."""
         bid = self.agent.bid(offer)
         factors = 1.0 + self.error * (2.0 * uniform(self.stream, len(bid.rho)) - 1.0)
         return bid._replace(rho=tuple((np.array(bid.rho) * factors).tolist()))
 
 
 UNKNOWN = 3600.0
-"""Seconds of work, beyond as much as has been done, that a job is taken to have of which nobody knows how much it has."""
+"""Seconds of work on its fastest type that a job of unknown length is taken to have left, beyond as much as it has done."""
 _SLACK = 64
 """Apps that are gone and still remembered, at most, beyond as many as are active."""
 _TINY = 1e-9
@@ -227,10 +228,10 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class AppRegistry:
-    """Who is there, from moment to moment.
+    """The apps, kept from plan to plan.
 
     area      ∫ active apps dt up to `now`, and how many there are from then on
-    begun     of active apps, by index: moment at which the first job came, and `area` at that moment
+    begun     of active apps, by index: when the first job came, and `area` then
     sweeps    of apps that have a name: rows of all jobs that ever came
     active    rows that were there;  elastic: those of them that can do with other numbers of GPUs than they ask for
     """
@@ -244,37 +245,28 @@ class AppRegistry:
     elastic: tuple[int, ...] = ()
 
     def at(self, snapshot: Snapshot) -> "AppRegistry":
-        """As of this moment."""
-        area = self.area + self.apps * (snapshot.now - self.now)
-        active = frozenset(snapshot.active)
-        if new := sorted(active - self.active):
-            rolled = self._joined(new, snapshot, area)
-            return replace(rolled, now=snapshot.now, area=area, apps=rolled._count(snapshot), active=active)
-        return replace(self, now=snapshot.now, area=area, apps=self._count(snapshot), active=active)
-
-    def _joined(self, new: list[int], snapshot: Snapshot, area: float) -> "AppRegistry":
-        """With these rows as well; apps that are long gone are forgotten."""
+        """The registry as of now."""
         columns, now = snapshot.columns, snapshot.now
-        begun, sweeps, elastic = dict(self.begun), dict(self.sweeps), [*self.elastic]
-        for row in new:
-            app = columns.app[row]
-            begun.setdefault(app, (min(columns.submitted[row], now), area))
-            if columns.apps[row] is not None and row not in sweeps.get(app, ()):
-                sweeps[app] = (*sweeps.get(app, ()), row)
-            if columns.least[row] < columns.most[row]:
-                elastic.append(row)
-        if len(begun) > 2 * len(snapshot.active) + _SLACK:
-            live = {columns.app[row] for row in snapshot.active}
-            begun = {app: each for app, each in begun.items() if app in live}
-            sweeps = {app: rows for app, rows in sweeps.items() if app in live}
-        elastic = [row for row in elastic if not Status(columns.status[row]).is_final]
-        return replace(self, begun=MappingProxyType(begun), sweeps=MappingProxyType(sweeps), elastic=tuple(elastic))
-
-    def _count(self, snapshot: Snapshot) -> int:
-        if not self.sweeps:
-            return len(snapshot.active)
-        columns = snapshot.columns
-        return len({columns.app[row] for row in snapshot.active})
+        area = self.area + self.apps * (now - self.now)
+        active = frozenset(snapshot.active)
+        begun, sweeps, elastic = self.begun, self.sweeps, self.elastic
+        if new := sorted(active - self.active):
+            opened, named, flexible = dict(begun), dict(sweeps), [*elastic]
+            for row in new:
+                app = columns.app[row]
+                opened.setdefault(app, (min(columns.submitted[row], now), area))
+                if columns.apps[row] is not None and row not in named.get(app, ()):
+                    named[app] = (*named.get(app, ()), row)
+                if columns.least[row] < columns.most[row]:
+                    flexible.append(row)
+            if len(opened) > 2 * len(snapshot.active) + _SLACK:  # apps that are long gone are forgotten
+                live = {columns.app[row] for row in snapshot.active}
+                opened = {app: each for app, each in opened.items() if app in live}
+                named = {app: rows for app, rows in named.items() if app in live}
+            elastic = tuple([row for row in flexible if not Status(columns.status[row]).is_final])
+            begun, sweeps = MappingProxyType(opened), MappingProxyType(named)
+        apps = len({columns.app[row] for row in snapshot.active}) if sweeps else len(snapshot.active)
+        return AppRegistry(now, area, apps, begun, sweeps, active, elastic)
 
     def live(self, app: int, snapshot: Snapshot) -> list[int]:
         """Rows of the jobs of a sweep that have not ended."""
@@ -291,9 +283,9 @@ class Bidders:
     elapsed, alone   seconds since its first job came; T_id
     """
 
-    def __init__(self, snapshot: Snapshot, roll: AppRegistry, is_expired: Bools) -> None:
+    def __init__(self, snapshot: Snapshot, registry: AppRegistry, is_expired: Bools) -> None:
         columns = snapshot.columns
-        self._snapshot, self._roll = snapshot, roll
+        self._snapshot, self._registry = snapshot, registry
         self.rows = snapshot.rows
         self.is_expired = is_expired
         self.ids, self.first, self.app = np.unique(snapshot.ints(columns.app), return_index=True, return_inverse=True)
@@ -305,7 +297,7 @@ class Bidders:
         self.total, self.left = self._work()
         self.kinds, of_kind, self.kind = np.unique(snapshot.ints(columns.kind), return_index=True, return_inverse=True)
         self.estimates = [snapshot.estimate(int(self.rows[row])) for row in of_kind]
-        self._begun = np.array([roll.begun[app] for app in self.ids.tolist()]).reshape(-1, 2)
+        self._begun = np.array([registry.begun[app] for app in self.ids.tolist()]).reshape(-1, 2)
         self.alone = self._alone()
         self.elapsed = snapshot.now - self._begun[:, 0]
         self.size = self._sum(self.held.astype(np.float64))
@@ -321,47 +313,35 @@ class Bidders:
         return total
 
     def _work(self) -> tuple[Floats, Floats]:
-        """Steps in all, and left; something that can be counted with where nobody knows."""
+        """Steps in all, and left; a guess for jobs of unknown length."""
         total, left = self._snapshot.floats(self._snapshot.columns.steps), self._snapshot.steps_left
         if np.isfinite(total).all():
             return total, left
-        columns, now = self._snapshot.columns, self._snapshot.now
-        since = np.maximum(now - self._snapshot.floats(columns.progress_from), 0.0)
-        done = self._snapshot.floats(columns.steps_done) + self._snapshot.floats(columns.rate) * since
+        done = self._snapshot.steps_so_far
         guess = done + UNKNOWN * self.best
         unknown = ~np.isfinite(total)
         return np.where(unknown, done + guess, total), np.where(unknown, guess, left)
 
     def _alone(self) -> Floats:
-        """T_id of each app."""
-        mix = np.array([_mixed(each, self._snapshot.placement.topology.totals) for each in self.estimates])
+        """T_id of each app, with jobs of sweeps that have finished; not with those that were given up."""
+        columns, registry, gpus = self._snapshot.columns, self._registry, self._snapshot.placement.topology.totals
+        mix = np.array([_mixed(each, gpus) for each in self.estimates])
         speed = np.maximum(mix[self.kind], _TINY)
         work, demand = self._sum(self.total * self.gang / speed), self._sum(self.gang)
-        for place, rows in self._finished():
-            for row in rows:
-                gang = self._snapshot.columns.gang[row]
-                rate = max(_mixed(self._snapshot.estimate(row), self._snapshot.placement.topology.totals), _TINY)
-                work[place] += self._snapshot.columns.steps[row] * gang / rate
-                demand[place] += gang
-        return np.maximum(work / np.minimum(self._slices(), demand), _TINY)
-
-    def _slices(self) -> Floats:
-        """C / N of each app."""
-        roll = self._roll
-        span = roll.now - self._begun[:, 0]
+        for place, app in enumerate(self.ids.tolist() if registry.sweeps else ()):
+            for row in registry.sweeps.get(app, ()):
+                if columns.status[row] == Status.FINISHED:
+                    rate = max(_mixed(self._snapshot.estimate(row), gpus), _TINY)
+                    work[place] += columns.steps[row] * columns.gang[row] / rate
+                    demand[place] += columns.gang[row]
+        span = registry.now - self._begun[:, 0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.where(span > 0, (roll.area - self._begun[:, 1]) / span, roll.apps)
-        return self._snapshot.gpus / np.maximum(mean, 1.0)
-
-    def _finished(self) -> list[tuple[int, list[int]]]:
-        """Of sweeps: places of the apps, and rows of their jobs that have come to their end."""
-        if not self._roll.sweeps:
-            return []
-        status = self._snapshot.columns.status
-        sweeps = ((place, self._roll.sweeps.get(app, ())) for place, app in enumerate(self.ids.tolist()))
-        return [(place, [row for row in rows if status[row] == Status.FINISHED]) for place, rows in sweeps if rows]
+            mean = np.where(span > 0, (registry.area - self._begun[:, 1]) / span, registry.apps)
+        slices = self._snapshot.gpus / np.maximum(mean, 1.0)  # C / N of each app
+        return np.maximum(work / np.minimum(slices, demand), _TINY)
 
     def _rhos(self) -> tuple[Floats, Floats]:
+        """ρ with what is held, and ρ with all that is asked for."""
         hoped = self.left * self.gang / self.best
         with np.errstate(divide="ignore", invalid="ignore"):
             held = np.where(self.held > 0, self.left * self.held / self.rate, hoped)
@@ -369,9 +349,10 @@ class Bidders:
         return rho, (self.elapsed + self._sum(hoped) / self._sum(self.gang)) / self.alone
 
     def worst_first(self, off: Floats) -> Ints:
-        """Places of the apps by falling ρ, each off by a factor. Of those that hold nothing, all with the same ρ, the one
+        """Places of the apps by falling ρ, each off by a factor.
 
-        that would be worst off even if it had everything from now on comes first; then by the submission of their first job.
+        Of those that hold nothing, which all have the same ρ, the one that would be worst off even if it had everything
+        from now on comes first; then by the submission of their first job.
         """
         holds = self.size > 0
         return np.lexsort((self.first, -off * np.where(holds, self.rho, self.hopes), holds))
@@ -393,7 +374,7 @@ class Bidders:
 
     def rows_of(self, place: int) -> list[int]:
         """Indices of the rows of an app."""
-        if not self._roll.sweeps:
+        if not self._registry.sweeps:
             return [int(self.first[place])]
         return np.flatnonzero(self.app == place).tolist()
 

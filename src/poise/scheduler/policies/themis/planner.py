@@ -1,20 +1,21 @@
-"""Finish-time fairness by partial-allocation auctions (`themis`; Mahajan et al., Themis, NSDI'20; ALGORITHMS §3).
+"""Finish-time fairness by partial-allocation auctions (`themis`; Mahajan et al., Themis, NSDI'20).
 
-GPUs that nobody holds, and those whose leases have ended while somebody wants more than it has, are put up for auction:
+Free GPUs, and those whose leases have ended while a job wants more than it has, are put up for auction:
 
     1  ρ_a of each active app with the GPUs that it holds; the worst off first
     2  the first (1 − f)·n of them, at least one, are shown the GPUs
-    3  their agents answer with valuation tables, V_a = 1/ρ_a of so many more GPUs
-    4  Nash optimum G over the tables; the hidden payment leaves a the part c_a of G_a
-    (`scheduler/solve/auction.py`)
+    3  their agents answer with valuation tables: V_a = 1/ρ_a as a function of how many more GPUs they get (`bidders.py`)
+    4  Nash optimum G over the tables; the hidden payment leaves a the part c_a of G_a (`scheduler/solve/auction.py`)
     5  what is left over goes to apps that were not asked, drawn at random: first one that holds a GPU on the node, then
        one on the rack, then any; if none of them can use it, to those that were asked
-    6  a lease on everything that was given                                                        (`leases.py`)
+    6  a lease on everything that was given (`Leases`)
 
-All leases that have ended by the same moment are one auction, of which who wins as many GPUs as it had keeps the very same
-ones. There is an auction for each GPU type, the fastest first; agents bid with what they have just won. Whole gangs only: of
-G_a as many gangs as fit into c_a·|G_a| GPUs are kept, and the first one in any case by an app that would hold nothing
-otherwise; or all of G_a, for the part c_a of a lease.
+All leases that have ended by now are one auction; an app that wins as many GPUs as it had keeps the very same ones. There
+is an auction for each GPU type, the fastest first; agents bid with what they have just won. Whole gangs only: of G_a as
+many gangs as fit into c_a·|G_a| GPUs are kept, and the first one in any case by an app that would hold nothing otherwise;
+or all of G_a, for the part c_a of a lease. docs/algorithms/themis.md compares this with the paper.
+
+`auction.py` is one sale, `bidders.py` the apps and their agents, `halving.py` what an app does with its own jobs.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,20 +44,23 @@ from poise.scheduler.policies.listing import (
 from poise.scheduler.policies.themis.auction import WORTH_MOVING, AuctionRules, Payment, Sale
 from poise.scheduler.policies.themis.bidders import Agent, App, AppRegistry, Honest
 from poise.scheduler.policies.themis.halving import Halving
-from poise.scheduler.policies.upgrades import Upgrades, upgrades
+from poise.scheduler.policies.upgrades import upgrades
 
-# Leases: the right to hold GPUs until a moment. They end together, so that what comes back is worth an auction.
-#
-# A lease that is granted at t ends at the first multiple of its length, counted from the first moment there was, that is at
-# least half a length away: after half of it to one and a half, and one on average. While nobody wants more GPUs a lease that
-# has ended goes on by itself; so nothing is kept of most leases but when the run began.
+__all__ = ["Payment", "SiblingHoldings", "Themis", "ThemisMemory", "themis"]
 
-_NONE = np.empty(0)
+SHORTEST = 0.1
+"""Part of a lease that is left of it, at least, if payments shorten leases."""
 
 
 @dataclass(frozen=True)
 class Leases:
-    """Leases that did not begin with a run, or that end earlier than others: when they began and end, by ascending row."""
+    """The right to hold GPUs until a time. Leases end together, so that what comes back is worth an auction.
+
+    A lease that is granted at t ends at the first multiple of its length, counted from the origin, that is at least half a
+    length away: after half of it to one and a half, and one on average. While no job wants more GPUs, a lease that has
+    ended goes on by itself. So most leases follow from when the run began; kept here, by ascending row, are only those
+    that did not begin with a run or that end earlier.
+    """
 
     length: float
     rows: Ints
@@ -65,11 +69,11 @@ class Leases:
 
     @staticmethod
     def of(length: float) -> "Leases":
-        """None yet, of so many seconds."""
-        return Leases(length, np.empty(0, dtype=np.int64), _NONE, _NONE)
+        """No leases yet; `length` in seconds."""
+        return Leases(length, np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
     def end(self, origin: float, granted: Floats) -> Floats:
-        """When leases end that are granted at these moments."""
+        """When leases end that are granted at these times."""
         lengths: Floats = np.ceil((granted - origin) / self.length + 0.5)
         return origin + lengths * self.length
 
@@ -78,7 +82,7 @@ class Leases:
         return float(self.end(snapshot.origin, np.array([snapshot.now]))[0])
 
     def ends(self, snapshot: Snapshot) -> Floats:
-        """When the leases of all active jobs end; of jobs that hold nothing, or keep it whoever waits, never."""
+        """When the leases of all active jobs end; never for jobs that hold nothing or are pinned."""
         started = snapshot.floats(snapshot.columns.started)
         until = self.end(snapshot.origin, started)
         if len(self.rows):
@@ -88,7 +92,7 @@ class Leases:
         return np.where(snapshot.running & ~snapshot.among(snapshot.pinned), until, np.inf)
 
     def renewed(self, snapshot: Snapshot, until: Floats, is_noted: Bools) -> "Leases":
-        """The same with what has just been granted; leases of rows that are no longer active are forgotten."""
+        """The leases with those just granted; those of rows that are no longer active are forgotten."""
         _, kept = _found(snapshot.rows[~is_noted], self.rows)
         rows = np.concatenate((self.rows[kept], snapshot.rows[is_noted]))
         order = np.argsort(rows, kind="stable")
@@ -105,15 +109,9 @@ def _found(rows: Ints, wanted: Ints) -> tuple[Ints, Bools]:
     return at, rows[at] == wanted
 
 
-__all__ = ["Payment", "SiblingHoldings", "Themis", "ThemisMemory", "themis"]
-
-SHORTEST = 0.1
-"""Part of a lease that is left of it, at least, if payments shorten leases."""
-
-
 @dataclass(frozen=True, slots=True)
 class SiblingHoldings:
-    """What a job of a sweep holds, and until when: its siblings inherit it."""
+    """What a job of a sweep holds, and until when: if the job ends, its siblings inherit it."""
 
     app: int
     site: Site
@@ -122,9 +120,9 @@ class SiblingHoldings:
 
 @dataclass(frozen=True, slots=True)
 class ThemisMemory:
-    """Memory of the policy: who is there, leases, auctions held, and what jobs of sweeps hold."""
+    """Memory of the policy: apps, leases, auctions held so far, and what jobs of sweeps hold (`estates`, by row)."""
 
-    roll: AppRegistry
+    registry: AppRegistry
     leases: Leases
     auctions: int = 0
     estates: Mapping[int, SiblingHoldings] = field(default_factory=lambda: MappingProxyType({}))
@@ -132,9 +130,12 @@ class ThemisMemory:
 
 @dataclass(frozen=True, slots=True)
 class Themis:
-    """The arbiter. `agents` says who bids for an app; `error` is how far off bids are.
+    """The arbiter.
 
-    Of the jobs of a sweep one in `halving` goes on beyond each rung (`halving.py`).
+    f         part of the apps, the best off, that is not asked
+    lease     seconds;  error: how far off bids are;  payment: what winners pay with;  seed: of what is drawn
+    halving   one in so many jobs of a sweep goes on beyond each rung (`halving.py`)
+    agents    makes the agent that bids for an app
     """
 
     f: float = 0.8
@@ -146,36 +147,36 @@ class Themis:
     agents: Callable[[App], Agent] = Honest
 
     def start(self) -> ThemisMemory:
-        """Nobody is there."""
+        """The memory before the first plan."""
         return ThemisMemory(AppRegistry(), Leases.of(self.lease))
 
     def plan(self, snapshot: Snapshot, memory: ThemisMemory) -> tuple[Plan, ThemisMemory]:
-        """Jobs that go on need no claim: a plan says what changes."""
-        market = replace(memory, roll=memory.roll.at(snapshot))
-        if not market.roll.sweeps:
+        """What changes: jobs that go on need no claim. Apps give up hopeless jobs before anything is sold."""
+        market = replace(memory, registry=memory.registry.at(snapshot))
+        if not market.registry.sweeps:
             return self._shared(snapshot, market)
         halving = Halving(self.halving)
-        if ends := halving.endings(snapshot, market.roll):
+        if ends := halving.endings(snapshot, market.registry):
             return replace(Plan.changing(wake=snapshot.now), ends=ends), market
         plan, market = self._shared(snapshot, market)
-        return replace(plan, wake=min(plan.wake, halving.next_look(snapshot, market.roll))), market
+        return replace(plan, wake=min(plan.wake, halving.next_look(snapshot, market.registry))), market
 
     def _shared(self, snapshot: Snapshot, market: ThemisMemory) -> tuple[Plan, ThemisMemory]:
-        if snapshot.is_contended or _is_hungry(snapshot, market.roll):
+        """Sell if a job waits or an elastic one can use more; else let jobs change to much faster GPUs that stand idle."""
+        columns, pinned = snapshot.columns, snapshot.pinned
+        rows = (row for row in market.registry.elastic if row not in pinned)
+        if snapshot.is_contended or any(0 < columns.gpus[row] < columns.most[row] for row in rows):
             return self._sold(snapshot, market)
-        better = self._upgrades(snapshot)
-        return Plan.changing(better.claims, wake=better.later), self._noted(snapshot, market, {}, ())
-
-    def _upgrades(self, snapshot: Snapshot) -> Upgrades:
-        """Nobody wants more GPUs; at the end of a lease a job may change to much faster ones that stand idle."""
-        if len(snapshot.idle) == 1 or not any(snapshot.idle):
-            return Upgrades((), inf)
-        return upgrades(snapshot, rest=self.lease, cost=(1 - 1 / WORTH_MOVING) * self.lease)
+        plan = Plan.changing(wake=inf)
+        if len(snapshot.idle) > 1 and any(snapshot.idle):  # at the end of a lease; there are several types
+            better = upgrades(snapshot, rest=self.lease, cost=(1 - 1 / WORTH_MOVING) * self.lease)
+            plan = Plan.changing(better.claims, wake=better.later)
+        return plan, self._noted(snapshot, market, {}, ())
 
     def _sold(self, snapshot: Snapshot, market: ThemisMemory) -> tuple[Plan, ThemisMemory]:
-        """Hand GPUs on inside sweeps, then sell what is free, and what comes back if that does not do for everybody."""
-        ahead = Halving(self.halving).ahead(snapshot, market.roll) if market.roll.sweeps else frozenset()
-        sale = Sale(self.rules(), snapshot, market.roll, market.auctions, ahead)
+        """Hand GPUs on inside sweeps, then give out what is free; if that does not do, sell it with what comes back."""
+        ahead = Halving(self.halving).ahead(snapshot, market.registry) if market.registry.sweeps else frozenset()
+        sale = Sale(self.rules(), snapshot, market.registry, market.auctions, ahead)
         for row, estate in market.estates.items():
             if estate.until > snapshot.now and row not in snapshot.placement.holdings:
                 sale.inherit(estate.app, estate.site, estate.until)
@@ -185,20 +186,7 @@ class Themis:
         ends = market.leases.ends(snapshot)
         if not is_enough:
             sale.auction(ends <= snapshot.now)
-        until, is_noted = self._untils(snapshot, market, sale, ends)
-        wake = _next(until, snapshot.now) if sale.leaves_wishes() else inf
-        plan = Plan.changing(sale.claims(), sale.stops(), wake)
-        if sale.sites:
-            leases = market.leases.renewed(snapshot, until, is_noted)
-            market = replace(market, leases=leases, auctions=market.auctions + 1)
-        return plan, self._noted(snapshot, market, sale.sites, plan.stops or ())
-
-    def rules(self) -> AuctionRules:
-        """Of its auctions."""
-        return AuctionRules(self.f, self.error, self.payment, self.seed, self.agents)
-
-    def _untils(self, snapshot: Snapshot, market: ThemisMemory, sale: Sale, ends: Floats) -> tuple[Floats, Bools]:
-        """When leases end, after the sale, and which are new; of jobs that hold nothing, or that merely went on, never."""
+        # When leases end after the sale, and which are new; never for jobs that hold nothing or merely went on.
         now, full = snapshot.now, market.leases.end_of_one(snapshot)
         until, is_new = np.where(ends <= now, inf, ends), np.zeros(len(ends), dtype=bool)
         rows = sorted(sale.sites)
@@ -206,13 +194,23 @@ class Themis:
             part = max(sale.parts.get(row, 1.0), SHORTEST)
             until[index] = sale.until.get(row, now + part * (full - now) if part < 1 else full)
             is_new[index] = True
-        return until, is_new
+        later = until[until > now]
+        wake = float(later.min()) if len(later) and sale.leaves_demand() else inf
+        plan = Plan.changing(sale.claims(), sale.stops(), wake)
+        if sale.sites:
+            leases = market.leases.renewed(snapshot, until, is_new)
+            market = replace(market, leases=leases, auctions=market.auctions + 1)
+        return plan, self._noted(snapshot, market, sale.sites, plan.stops or ())
+
+    def rules(self) -> AuctionRules:
+        """The rules of its auctions."""
+        return AuctionRules(self.f, self.error, self.payment, self.seed, self.agents)
 
     def _noted(
         self, snapshot: Snapshot, market: ThemisMemory, sites: Mapping[int, Site], stops: tuple[int, ...]
     ) -> ThemisMemory:
-        """What jobs of sweeps hold, once the plan has been carried out."""
-        if not market.roll.sweeps:
+        """The memory with what jobs of sweeps hold once the plan has been carried out."""
+        if not market.registry.sweeps:
             return market
         ends = dict(zip(snapshot.active, market.leases.ends(snapshot).tolist(), strict=True))
         full = market.leases.end_of_one(snapshot)
@@ -233,7 +231,7 @@ def themis(
     seed: int = 0,
     halving: float = 2.0,
 ) -> Themis:
-    """With agents that bid what the scheduler believes."""
+    """The policy with agents that bid what the scheduler believes."""
     return Themis(f, lease, error, payment, seed, halving)
 
 
@@ -268,14 +266,3 @@ LISTING = Listing(
         "lower worst rho than las, srtf and fifo on a mix that is sensitive to placement",
     ),
 )
-
-
-def _next(until: Floats, now: float) -> float:
-    later = until[until > now]
-    return float(later.min()) if len(later) else inf
-
-
-def _is_hungry(snapshot: Snapshot, roll: AppRegistry) -> bool:
-    """Whether a job that runs can use more GPUs than it has."""
-    columns = snapshot.columns
-    return any(0 < columns.gpus[row] < columns.most[row] and row not in snapshot.pinned for row in roll.elastic)
