@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from poise.worker import attach
-from poise.worker.pytorch import TrainingState, batch_at
+from poise.worker.pytorch import State, batch_at
 
 SAMPLES, BATCH = 512, 32
 
@@ -35,7 +35,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, options.steps))
 
-    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler)
     lease = attach(save=state.save, load=state.load)
     for step in lease.steps(options.steps):
         rows = batch_at(step, samples=SAMPLES, batch_size=BATCH, seed=options.seed)

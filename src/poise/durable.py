@@ -1,11 +1,11 @@
-"""Names that survive a power failure: a file that was forced to the disk is lost if the directory that names it was not.
+"""File names that survive a power failure: a file on the disk is lost if the directory that names it was not synced.
 
-Imported by runners and training scripts too: standard library only.
+Imported by runners and training scripts: standard library only.
 """
 
 import os
 
-TYPE_CHECKING = False  # as in service/backends/local/lease_files.py
+TYPE_CHECKING = False  # importing `typing` takes as long as the rest of a runner's start
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def sync_folder(folder: "Place") -> None:
-    """See to it that names made or removed in a directory are on the disk. An open directory, or its path."""
+    """Force names that were made or removed in a directory to the disk. `folder` is an open directory, or its path."""
     if isinstance(folder, int):
         os.fsync(folder)
         return
@@ -25,16 +25,16 @@ def sync_folder(folder: "Place") -> None:
 
 
 def replace_durably(part: "str | Path", path: "str | Path", *, folder: int | None = None) -> None:
-    """Give a file or directory, whose contents are on the disk, its final name: after a power failure it has that.
+    """Rename a file or directory whose contents are on the disk; the new name survives a power failure.
 
-    folder   an open directory that both names are of; None: both are paths
+    folder   open directory of both names; None: both are paths
     """
     os.replace(part, path, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder((os.path.dirname(path) or ".") if folder is None else folder)
 
 
 def make_folders(path: "str | Path", mode: int = 0o700) -> None:
-    """Make a directory, and those above it, unless they are there; after a power failure they still are."""
+    """Make a directory and those above it, unless they exist; they survive a power failure."""
     above = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(above):
         make_folders(above, mode)

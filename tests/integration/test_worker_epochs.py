@@ -45,10 +45,10 @@ def _validated(lightning: Any) -> Any:
 def train_with_lightning(batch_size: int, **more: Any) -> tuple[int, list[bytes]]:
     """Steps and weights. Of 40 samples; without `limit_val_batches=0` it validates after every epoch."""
     lightning = _lightning()
-    from poise.worker.lightning import LightningLeaseCallback
+    from poise.worker.lightning import LeaseCallback
     from poise.worker.pytorch import Batches
 
-    callback, module = LightningLeaseCallback(), _validated(lightning)
+    callback, module = LeaseCallback(), _validated(lightning)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -108,9 +108,9 @@ def train_with_huggingface(folder: Path, **more: Any) -> tuple[int, list[bytes]]
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
         pytest.importorskip("accelerate", reason="accelerate is not installed")
-        from poise.worker.huggingface import HuggingFaceLeaseCallback
+        from poise.worker.huggingface import LeaseCallback
 
-        callback, model = HuggingFaceLeaseCallback(), huggingface_model()
+        callback, model = LeaseCallback(), huggingface_model()
         settings = {"max_steps": 10, "save_strategy": "no", "save_total_limit": 2, "seed": 5, "report_to": [], **more}
         batch_size, patience = settings.pop("batch_size", 10), settings.pop("patience", None)
         stopping = [] if patience is None else [transformers.EarlyStoppingCallback(patience)]

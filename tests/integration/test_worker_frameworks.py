@@ -30,13 +30,13 @@ def _lightning_module(lightning: Any) -> Any:
 
 
 def train_plainly(steps: int = STEPS) -> list[bytes]:
-    from poise.worker.pytorch import Batches, TrainingState
+    from poise.worker.pytorch import Batches, State
 
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
     batches = Batches(data(), batch_size=8, seed=3)
-    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, batches=batches)
+    state = State(model=model, optimizer=optimizer, scheduler=scheduler, batches=batches)
     lease = attach(save=state.save, load=state.load)
     endless = (batch for _ in iter(int, 1) for batch in batches)
     for _, (inputs, wanted) in zip(lease.steps(steps), endless, strict=False):
@@ -51,10 +51,10 @@ def train_with_lightning(made: Callable[[Any], Any] = _lightning_module, **lengt
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-        from poise.worker.lightning import LightningLeaseCallback
+        from poise.worker.lightning import LeaseCallback
     from poise.worker.pytorch import Batches
 
-    callback, module = LightningLeaseCallback(), made(lightning)
+    callback, module = LeaseCallback(), made(lightning)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,9 +91,9 @@ def train_with_huggingface(folder: Path, steps: int = STEPS) -> list[bytes]:
         transformers = pytest.importorskip("transformers", reason="transformers is not installed")
         pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-    from poise.worker.huggingface import HuggingFaceLeaseCallback
+    from poise.worker.huggingface import LeaseCallback
 
-    callback, model = HuggingFaceLeaseCallback(), huggingface_model()
+    callback, model = LeaseCallback(), huggingface_model()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arguments = transformers.TrainingArguments(
@@ -158,18 +158,18 @@ def test_worker_lightning_with_two_optimizers_leaves_to_the_very_end(length: dic
 
 
 def test_worker_state_refuses_a_checkpoint_of_other_parts(tmp_path: Path) -> None:
-    from poise.worker.pytorch import TrainingState
+    from poise.worker.pytorch import State
 
-    TrainingState(model=network()).save(str(tmp_path / "one"))
+    State(model=network()).save(str(tmp_path / "one"))
     with pytest.raises(ValueError, match="the checkpoint has model; expected network"):
-        TrainingState(network=network()).load(str(tmp_path / "one"))
+        State(network=network()).load(str(tmp_path / "one"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_worker_state_reads_the_tensors_of_the_first_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    from poise.worker.pytorch import TrainingState
+    from poise.worker.pytorch import State
 
     model, path = network(), str(tmp_path / "step-1")
     generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
@@ -179,7 +179,7 @@ def test_worker_state_reads_the_tensors_of_the_first_checkpoints(
     monkeypatch.setenv("RANK", str(rank))
     drawn = []
     for _ in range(2):
-        TrainingState(model=model).load(path)
+        State(model=model).load(path)
         drawn.append(float(torch.rand(1)))
     assert drawn[0] == drawn[1]
     assert (drawn[0] == want) == (rank == 0)
@@ -208,11 +208,11 @@ def test_worker_lightning_that_would_begin_anew_is_refused(tmp_path: Path, monke
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-        from poise.worker.lightning import LightningLeaseCallback
+        from poise.worker.lightning import LeaseCallback
     (tmp_path / "step-3").touch()
     monkeypatch.setenv("POISE_CHECKPOINT_DIR", str(tmp_path))
     with pytest.raises(WorkerError, match="ckpt_path"):
-        LightningLeaseCallback().on_train_start(type("Trainer", (), {"global_step": 0}), None)
+        LeaseCallback().on_train_start(type("Trainer", (), {"global_step": 0}), None)
 
 
 @pytest.mark.slow

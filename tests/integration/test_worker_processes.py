@@ -159,11 +159,11 @@ DIES_IN_BETWEEN = """
 import os, signal, sys, time
 from pathlib import Path
 from poise.worker import attach
-from poise.worker.rank_state import Ranks
+from poise.worker.rank_state import RankStates
 
 lease = attach(save=lambda path: Path(path).write_text("weights"), load=lambda path: Path(path).read_text())
 if lease.rank and os.environ.get("DIES"):
-    Ranks.tell = lambda ranks, step: os.kill(os.getpid(), signal.SIGKILL)
+    RankStates.publish = lambda ranks, step: os.kill(os.getpid(), signal.SIGKILL)
 for step in lease.steps(3):
     print("begins at", step, flush=True)
 """

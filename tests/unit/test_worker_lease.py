@@ -238,7 +238,7 @@ def test_checkpoints_are_as_far_apart_as_the_job_says(monkeypatch: pytest.Monkey
     monkeypatch.setenv("POISE_CHECKPOINT_EVERY", "3600")
     lease = Training().attach(checkpoint_every=1e-9)
     lease.begin(0, 10)
-    assert [lease.wish(step) for step in range(10)] == [StopRequest.GO_ON] * 10
+    assert [lease.check(step) for step in range(10)] == [StopRequest.GO_ON] * 10
 
 
 def test_checkpoint_that_cannot_be_loaded_is_set_aside_for_the_one_before(
@@ -346,7 +346,7 @@ def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Ru
                 asked.append((step, rank, os.path.basename(path)))
                 os.makedirs(path, exist_ok=True)
 
-            if lease.wish(step) is StopRequest.CHECKPOINT:
+            if lease.check(step) is StopRequest.CHECKPOINT:
                 lease.checkpoint(step, save)
                 lease.checkpoint(step, save)  # once more on all ranks or on none: they wait for each other
     assert asked == [(step, rank, f"saving-{step}") for step in (2, 4) for rank in (0, 1)]

@@ -16,7 +16,7 @@ from poise.worker import Notice, WorkerError, attach
 from poise.worker.checkpoints import KEPT, Checkpoints
 from poise.worker.micro_batches import counts, share
 from poise.worker.progress import Progress, Speed
-from poise.worker.protocol import Watched, notice_in, replace_json, worker_env
+from poise.worker.protocol import WatchedFile, notice_in, replace_json, worker_env
 from poise.worker.testing import preempting
 
 speeds_of_ranks = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)
@@ -181,7 +181,7 @@ def test_checkpoint_set_aside_by_several_processes_is_kept(tmp_path: Path) -> No
 
 
 def test_watched_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
-    watched = Watched(str(tmp_path), "lease.json")
+    watched = WatchedFile(str(tmp_path), "lease.json")
     assert notice_in(watched.fields()) is None
     replace_json(str(tmp_path), "lease.json", {"ends": None})
     assert notice_in(watched.fields()) is None
@@ -192,19 +192,19 @@ def test_watched_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "ends": 1}', '{"version": 1, "ends": "soon"}'])
 def test_watched_file_that_makes_no_sense_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "lease.json").write_text(text)
-    assert notice_in(Watched(str(tmp_path), "lease.json").fields()) is None
+    assert notice_in(WatchedFile(str(tmp_path), "lease.json").fields()) is None
 
 
 def test_speed_leaves_out_the_first_step_once_there_is_another() -> None:
     speed = Speed(5, 0.0)
-    assert speed.steps_a_second is None
+    assert speed.steps_per_second is None
     speed.mark(6, 10.0)
-    assert speed.steps_a_second == 0.1
+    assert speed.steps_per_second == 0.1
     speed.mark(8, 12.0)
-    assert speed.steps_a_second == 1.0
+    assert speed.steps_per_second == 1.0
     for second in range(13, 400):
         speed.mark(8 + (second - 12) * 4, float(second))
-    assert speed.steps_a_second == 4.0
+    assert speed.steps_per_second == 4.0
 
 
 def test_progress_says_what_the_protocol_has(tmp_path: Path) -> None:

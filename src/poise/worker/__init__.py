@@ -1,4 +1,4 @@
-"""What a training script imports: the lease on its GPUs. Standard library only; nothing heavy is imported with it.
+"""What a training script imports: the lease on its GPUs. Standard library only; nothing slow is imported with it.
 
     from poise.worker import attach
 
@@ -7,12 +7,15 @@
         train(step)
 
 Inside Poise the loop begins at the step after the last checkpoint, reports progress, and at the end of the lease saves and
-leaves with exit code 75, so that the next start goes on at the very step. Outside Poise it is a plain loop.
+exits with code 75, so that the next start continues at the same step. Outside Poise it is a plain loop.
+
+Frameworks have modules of their own: `pytorch`, `lightning`, `huggingface`. `testing` fakes preemptions for tests of
+scripts.
 """
 
 from poise.worker.lease import Lease, StopRequest, Writers, attach
 from poise.worker.protocol import CHECKPOINT_FAILED, YIELDED, Notice, WorkerError
 
-Wish = StopRequest  # its name until 0.1
+Wish = StopRequest  # its name in version 0.1
 
 __all__ = ["CHECKPOINT_FAILED", "YIELDED", "Lease", "Notice", "StopRequest", "Wish", "WorkerError", "Writers", "attach"]

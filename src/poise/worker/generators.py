@@ -33,7 +33,7 @@ def generators() -> dict[str, Any]:
 
 
 def restore(state: Generators) -> None:
-    """Go on with these generators."""
+    """Set each generator to the given state."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in state:
@@ -53,7 +53,7 @@ def cuda_states(states: Sequence[str], used: int, *, count: int, device: int) ->
 
 
 def seed(text: str) -> None:
-    """Seed each generator with a number that follows from a text."""
+    """Seed each generator with a number that is derived from a text."""
     drawn = number(text) >> 31  # numpy takes 32 bits
     random.seed(drawn)
     if numpy := sys.modules.get("numpy"):
@@ -63,7 +63,7 @@ def seed(text: str) -> None:
 
 
 def number(text: str) -> int:
-    """Return a number of 63 bits that follows from a text."""
+    """Return a number of 63 bits that is derived from a text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -7,7 +7,7 @@
     trainer = Trainer(max_epochs=10, callbacks=[lease])
     trainer.fit(model, Batches(data, batch_size=32, seed=0), ckpt_path=lease.newest())
 
-Lightning goes on at the right batch of an epoch only with a loader that can say where it is, such as `Batches`. A lease that
+Lightning resumes at the right batch of an epoch only with a loader that knows its position, such as `Batches`. A lease that
 ends with the last batch of an epoch is left when the next epoch begins, with the same number of steps done: what Lightning
 does at the end of an epoch, such as a validation, has been done then. Where a validation is due in the middle of an epoch,
 the lease is left one step later; if one is due there too, that one is left out.
@@ -31,37 +31,37 @@ _REMEDY = "submit it with --replicas gpu, and have devices times num_nodes of th
 
 
 class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are not known
-    """The lease of this process. Saves with `trainer.save_checkpoint`, on all ranks, between optimizer steps."""
+    """The lease of this process, for users `LeaseCallback`. Saves with `trainer.save_checkpoint`, on all ranks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lease = attach(writers=Writers.ALL)
         self._last = 0
         self._random: Mapping[str, Any] | None = None
-        self._put_off = StopRequest.GO_ON
+        self._deferred = StopRequest.GO_ON  # what to do at the next boundary at which a checkpoint can be resumed
         self._is_between_epochs = False
         self._metrics: dict[str, Any] = {}
-        # Said here: where Lightning waits for processes that nobody starts, it calls back no more.
+        # Said here: when Lightning waits for processes that are never started, no callback comes any more.
         gpus, processes = os.environ.get("POISE_GPUS", ""), self._lease.world_size
         if self._lease.rank == 0 and gpus.isdecimal() and int(gpus) > processes:
             say(f"the job has {gpus} GPUs and WORLD_SIZE={processes}; Lightning starts no processes here: {_REMEDY}")
 
     def newest(self) -> str | None:
-        """The `ckpt_path` to give to `trainer.fit`."""
+        """Return the `ckpt_path` to give to `trainer.fit`."""
         return self._lease.newest()
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning does not keep: generators of random numbers, metrics, and whether an epoch begins."""
+        """Return what Lightning does not keep: random generators, metrics, and whether an epoch begins."""
         return {"random": generators(), "metrics": self._metrics, "between epochs": self._is_between_epochs}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Generators are set when training begins: what is set up until then draws numbers too."""
+        """Keep it until training begins: what is set up before that draws random numbers too."""
         self._random = state_dict["random"]
         self._metrics = state_dict.get("metrics", {})
         self._is_between_epochs = state_dict.get("between epochs", False)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
-        """Training begins, or goes on."""
+        """Begin or resume training."""
         if trainer.global_step == 0 and self.newest() is not None:
             raise WorkerError("there is a checkpoint: give trainer.fit(..., ckpt_path=callback.newest())")
         size, wanted = trainer.world_size, self._lease.world_size
@@ -70,14 +70,21 @@ class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are 
         self._restore_random(trainer)
         trainer.callback_metrics.update(self._metrics)
         self._last = trainer.global_step
-        self._lease.begin(self._last, _total(trainer, pl_module))
+        # Steps in all are not known where the module itself has its optimizers step, or where training has no end.
+        total = trainer.estimated_stepping_batches if pl_module.automatic_optimization else 0
+        self._lease.begin(self._last, int(total) if 0 < total < float("inf") else None)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
-        """Between two epochs: do what was put off when the last batch of the one before had ended."""
+        """Between two epochs: do what was deferred at the last batch of the one before."""
         if self._is_between_epochs:
-            self._begin_epoch(trainer)
-        self._is_between_epochs = True
-        self._do_what_was_put_off(trainer)
+            # Resumed between two epochs: Lightning would take the batches of the one before for those of this one.
+            trainer.fit_loop.epoch_loop.restarting = False
+            progress = trainer.fit_loop.epoch_progress
+            for count in (progress.total, progress.current):
+                count.ready = count.completed + 1  # it counts this epoch once or twice, depending on its version
+            self._restore_random(trainer)
+        self._is_between_epochs = True  # part of the checkpoint that may be written now
+        self._do_deferred(trainer)
         self._is_between_epochs = False
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:  # noqa: ANN401  Lightning's
@@ -86,44 +93,38 @@ class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are 
         if step == self._last:
             return
         self._last = step
-        before, wish = self._put_off, self._lease.wish(step)
-        self._put_off = before if wish is StopRequest.GO_ON else wish
+        before, request = self._deferred, self._lease.check(step)
+        self._deferred = before if request is StopRequest.GO_ON else request
         # Saved at the last batch, the end of the epoch would be left out, and Lightning would count epochs wrongly from then
-        # on; saved before a validation, that would be left out, and the random numbers that it draws. Where every step is
-        # validated it cannot be helped.
-        if _is_done(trainer) or trainer.is_last_batch or (before is StopRequest.GO_ON and _is_validated(trainer)):
-            return
-        self._do_what_was_put_off(trainer)
+        # on; saved before a validation, that would be left out, and the random numbers that it draws. Deferred once only:
+        # where every step is validated, one validation has to be left out.
+        is_validated = before is StopRequest.GO_ON and trainer.fit_loop.epoch_loop._should_check_val_fx(
+            trainer.fit_loop._data_fetcher
+        )
+        if not (_is_last_of_all(trainer) or trainer.is_last_batch or is_validated):
+            self._do_deferred(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
-        """The epoch in which training was resumed ends as any other.
+        """Have the epoch in which training was resumed end like any other.
 
-        Lightning takes no step of the plateau schedulers there, as it has not kept their metrics; here they are known.
+        Lightning takes no step of the plateau schedulers there, as it has not kept their metrics; this callback has.
         """
         monitored = (each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau)
         if all(name in trainer.callback_metrics for name in monitored):
             trainer.fit_loop._restarting = False  # its setter sets it again where there is a max_steps
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
-        """All steps are done."""
+        """Write a last checkpoint: all steps are done."""
         self._lease.finish(trainer.global_step, trainer.save_checkpoint)
 
-    def _do_what_was_put_off(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
-        wish, self._put_off = self._put_off, StopRequest.GO_ON
-        if wish is not StopRequest.GO_ON:
+    def _do_deferred(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
+        request, self._deferred = self._deferred, StopRequest.GO_ON
+        if request is not StopRequest.GO_ON:
             self._metrics = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
-        if wish is StopRequest.LEAVE:
+        if request is StopRequest.LEAVE:
             self._lease.leave(trainer.global_step, trainer.save_checkpoint)
-        elif wish is StopRequest.CHECKPOINT:
+        elif request is StopRequest.CHECKPOINT:
             self._lease.checkpoint(trainer.global_step, trainer.save_checkpoint)
-
-    def _begin_epoch(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
-        """Resumed between two epochs: Lightning would take the batches of the one before for those of this one."""
-        trainer.fit_loop.epoch_loop.restarting = False
-        progress = trainer.fit_loop.epoch_progress
-        for count in (progress.total, progress.current):
-            count.ready = count.completed + 1  # it counts this epoch once or twice, depending on its version
-        self._restore_random(trainer)
 
     def _restore_random(self, trainer: Any) -> None:  # noqa: ANN401  Lightning's
         # Lightning's own checkpoint has what rank 0 knows. A checkpoint of the lease has the generators of each rank.
@@ -131,24 +132,11 @@ class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are 
             restore_random(self._random, self._lease.rank)
 
 
-def _total(trainer: Any, module: Any) -> int | None:  # noqa: ANN401  Lightning's
-    """Steps in all, as Lightning counts them; None: not known, as where the module itself has its optimizers step."""
-    if not module.automatic_optimization:
-        return None
-    total = trainer.estimated_stepping_batches
-    return int(total) if 0 < total < float("inf") else None
+LeaseCallback = LightningLeaseCallback  # the name that scripts use
 
 
-def _is_done(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
+def _is_last_of_all(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
     """Whether this was the last batch of all."""
     if 0 <= trainer.max_steps <= trainer.global_step:
         return True
     return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)
-
-
-def _is_validated(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
-    """Whether a validation comes before the next batch."""
-    return bool(trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
-
-
-LeaseCallback = LightningLeaseCallback  # its name until 0.1

@@ -1,9 +1,9 @@
-"""What a run reports of itself: progress.json, written by rank 0 at most twice a second, and at every checkpoint.
+"""What a run reports of itself: progress.json, written by rank 0 at most twice a second, and at each checkpoint.
 
 steps        done in all, by this run and those before it
-total        steps of the job; null: not known, or there are more than was believed
+total        steps of the job; null: not known, or exceeded
 checkpoint   steps that would survive now; null: this script saves nothing
-throughput   steps a second over about the last minute, without the time that saving took; null: no step was done yet
+throughput   steps per second over about the last minute, without the time that saving took; null: no step was done yet
 loss         as the script reported it last; null: never, or not a finite number
 first        when this run's first step began, in seconds since 1970
 left         true: this run leaves, with its work saved, whatever its exit codes turn out to be
@@ -23,30 +23,11 @@ SECONDS_BETWEEN = 0.5
 _WINDOW = 120
 
 
-class Speed:
-    """Steps a second over the last reports. The first step, which warms up, counts only as long as there is no other."""
-
-    def __init__(self, step: int, now: float) -> None:
-        self._marks = deque([(now, step)], maxlen=_WINDOW)
-        self._warm = False
-
-    def mark(self, step: int, now: float) -> None:
-        """So many steps are done at this moment of training time."""
-        if step > self._marks[-1][1]:
-            self._marks.append((now, step))
-            if not self._warm and len(self._marks) > 2:
-                self._marks.popleft()
-                self._warm = True
-
-    @property
-    def steps_a_second(self) -> float | None:
-        """None: no step was done yet."""
-        (since, before), (until, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (until - since) if until > since else None
-
-
 class Progress:
-    """The reports of one run; without a directory it reports nothing."""
+    """The reports of one run; without a directory it writes none.
+
+    loss, checkpoint   set by the lease; part of the next report
+    """
 
     def __init__(self, run_dir: str | None) -> None:
         self._run_dir = run_dir
@@ -61,36 +42,46 @@ class Progress:
         self.checkpoint: int | None = None
 
     def begin(self, step: int, total: int | None) -> None:
-        """The first step of this run begins now."""
+        """Report that the first step of this run begins now."""
         self._total, self._first = total, time()
         self._speed = Speed(step, monotonic() - self._paused)
         self.write(step)
 
     def reached(self, step: int) -> None:
-        """So many steps are done; report it unless the last report is recent."""
+        """Note the steps done so far; report them unless the last report is recent."""
         if monotonic() >= self._next:
             self.write(step)
-        elif self._speed is not None and self._speed.steps_a_second is None:
+        elif self._speed is not None and self._speed.steps_per_second is None:
             self._mark(step)
 
     def paused(self, seconds: float) -> None:
-        """So long nothing was trained."""
+        """Leave out time in which nothing was trained."""
         self._paused += seconds
 
     def left(self, step: int) -> None:
-        """Report that this run leaves. A script may catch the exception that ends it, and exit with a code of its own."""
+        """Report that this run leaves. A script may catch the exception that ends it, and exit with another code."""
         self._left = True
         self.write(step)
 
     def write(self, step: int) -> None:
-        """Report now. A disk that is full must not end a training that needs no disk: it is said once, in the log."""
+        """Report now. A full disk must not end a training that needs no disk: it is logged once."""
         self._mark(step)
         self._next = monotonic() + SECONDS_BETWEEN
         if self._run_dir is None:
             return
+        fields = {
+            "steps": step,
+            "total": self._total if self._total is None or step <= self._total else None,
+            "checkpoint": self.checkpoint,
+            "throughput": None if self._speed is None else self._speed.steps_per_second,
+            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
+            "first": self._first,
+            "left": self._left,
+            "at": time(),
+        }
         try:
-            # Not forced to the disk: a report has no meaning after a power failure, and this is between training steps.
-            replace_json(self._run_dir, PROGRESS, self._fields(step), flush=lambda _: None)
+            # Not forced to the disk: a report means nothing after a power failure, and this is between training steps.
+            replace_json(self._run_dir, PROGRESS, fields, flush=lambda _: None)
         except OSError as error:
             if not self._complained:
                 say(f"progress cannot be reported: {error}")
@@ -100,14 +91,24 @@ class Progress:
         if self._speed is not None:
             self._speed.mark(step, monotonic() - self._paused)
 
-    def _fields(self, step: int) -> dict[str, object]:
-        return {
-            "steps": step,
-            "total": self._total if self._total is None or step <= self._total else None,
-            "checkpoint": self.checkpoint,
-            "throughput": None if self._speed is None else self._speed.steps_a_second,
-            "loss": self.loss if self.loss is not None and math.isfinite(self.loss) else None,
-            "first": self._first,
-            "left": self._left,
-            "at": time(),
-        }
+
+class Speed:
+    """Steps per second over the last reports. The first step, which warms up, counts only until there is another."""
+
+    def __init__(self, step: int, now: float) -> None:
+        self._marks = deque([(now, step)], maxlen=_WINDOW)
+        self._warm = False
+
+    def mark(self, step: int, now: float) -> None:
+        """Note that `step` steps are done at this time, in seconds of training."""
+        if step > self._marks[-1][1]:
+            self._marks.append((now, step))
+            if not self._warm and len(self._marks) > 2:
+                self._marks.popleft()
+                self._warm = True
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Steps per second; None: no step was done yet."""
+        (since, before), (until, after) = self._marks[0], self._marks[-1]
+        return (after - before) / (until - since) if until > since else None

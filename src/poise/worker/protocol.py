@@ -1,10 +1,11 @@
-"""The worker's side of the lease protocol, version 1 (docs/design/0009-live.md): files and variables, and nothing else.
+"""The worker's side of the lease protocol, version 1 (docs/reference/lease-protocol.md): files and variables, nothing else.
 
 Files are in the run's directory, JSON, each replaced atomically:
 
     lease.json      read by rank 0: {"version", "job", "epoch", "ends", "cause", "text"}; once `ends` is a number, leave
     stop.json       written by rank 0, read by the others: {"version", "step"}: stop before that step
     save.json       the same for checkpoints that all ranks take part in
+    rank-<r>.json   see rank_state.py
     progress.json   written by rank 0, see progress.py
     failure.json    {"version", "cause", "text"}: why the run is about to leave with exit code 73
 """
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 VERSION = 1
 YIELDED = 75
-"""Exit code of a run that left because it was asked to, with its work saved (EX_TEMPFAIL)."""
+"""Exit code of a run that left when asked to, with its work saved (EX_TEMPFAIL)."""
 CHECKPOINT_FAILED = 73
 """Exit code of a run whose checkpoint could not be written at the end of its lease, or not be read at its start."""
 CHECKPOINT_CAUSE = "model-checkpoint-error"
@@ -33,7 +34,7 @@ class WorkerError(RuntimeError):
 
 
 class Notice(NamedTuple):
-    """Why the lease ends. `ends`: seconds since 1970 at which the processes are made to leave; None: not said."""
+    """Why the lease ends. `ends`: seconds since 1970 at which the processes are made to leave; None: not known."""
 
     ends: float | None
     cause: str
@@ -44,8 +45,8 @@ class WorkerEnv(NamedTuple):
     """What the environment says of this process and its job.
 
     run_dir           of the lease protocol; None: outside Poise
-    checkpoint_every  seconds between checkpoints that nobody asked for; None: none
-    micro_batches     parts that a step of the job divides into; None: not said
+    checkpoint_every  seconds between periodic checkpoints; None: none
+    micro_batches     per step of the job; None: not said
     rank_speeds       relative speed by rank; empty: all alike
     lease_steps       steps after which the lease ends, for tests; None: when Poise says so
     """
@@ -61,16 +62,16 @@ class WorkerEnv(NamedTuple):
 
 
 def worker_env(variables: Mapping[str, str]) -> WorkerEnv:
-    """Read the environment. A value that cannot be is a WorkerError that names it."""
+    """Read the environment; a WorkerError names a variable whose value is impossible."""
     run_dir = variables.get("POISE_RUN_DIR") or None
     if run_dir and variables.get("POISE_LEASE_VERSION", str(VERSION)) != str(VERSION):
         given = variables["POISE_LEASE_VERSION"]
         raise WorkerError(
             f"POISE_LEASE_VERSION: the service speaks version {given}, this library {VERSION}; install its Poise"
         )
-    world_size = _read(variables, "WORLD_SIZE", _counted) or 1
+    world_size = _read(variables, "WORLD_SIZE", _count) or 1
     rank = _read(variables, "RANK", int) or 0
-    speeds = _read(variables, "POISE_RANK_SPEEDS", _speeds) or ()
+    speeds = _read(variables, "POISE_RANK_SPEEDS", lambda text: tuple(map(_positive, text.split(",")))) or ()
     if not 0 <= rank < world_size:
         raise WorkerError(f"RANK: expected 0 to {world_size - 1} as WORLD_SIZE is {world_size}, got {rank}")
     if speeds and len(speeds) != world_size:
@@ -81,9 +82,9 @@ def worker_env(variables: Mapping[str, str]) -> WorkerEnv:
         checkpoint_every=_read(variables, "POISE_CHECKPOINT_EVERY", _positive),
         rank=rank,
         world_size=world_size,
-        micro_batches=_read(variables, "POISE_MICRO_BATCHES", _counted),
+        micro_batches=_read(variables, "POISE_MICRO_BATCHES", _count),
         rank_speeds=speeds,
-        lease_steps=_read(variables, "POISE_LEASE_STEPS", _counted),
+        lease_steps=_read(variables, "POISE_LEASE_STEPS", _count),
     )
 
 
@@ -97,7 +98,7 @@ def _read(variables: Mapping[str, str], name: str, parse: Callable[[str], Value]
         raise WorkerError(f"{name}: cannot be {text!r}") from None
 
 
-def _counted(text: str) -> int:
+def _count(text: str) -> int:
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -111,12 +112,8 @@ def _positive(text: str) -> float:
     return number
 
 
-def _speeds(text: str) -> tuple[float, ...]:
-    return tuple(_positive(part) for part in text.split(","))
-
-
-class Watched:
-    """A file of the run's directory that somebody else writes: one `stat` a look, read again only when replaced."""
+class WatchedFile:
+    """A file of the run's directory that another process writes: one `stat` per look, read again only when replaced."""
 
     def __init__(self, run_dir: str | None, name: str) -> None:
         self._path = None if run_dir is None else os.path.join(run_dir, name)
@@ -124,30 +121,24 @@ class Watched:
         self._fields: dict[str, Any] = {}
 
     def fields(self) -> dict[str, Any]:
-        """What it says now; nothing if it is not there or cannot be read."""
+        """Return its contents; empty if it is missing or cannot be read."""
         if self._path is None:
-            return self._fields
+            return {}
         try:
             stat = os.stat(self._path)
         except OSError:
             return {}
         if (stat.st_mtime_ns, stat.st_ino) != self._seen:
-            self._fields = _fields(self._path)
-            self._seen = (stat.st_mtime_ns, stat.st_ino)
+            self._seen, self._fields = (stat.st_mtime_ns, stat.st_ino), {}
+            with suppress(OSError, ValueError), open(self._path, encoding="utf-8") as file:
+                found = json.load(file)
+                if isinstance(found, dict) and found.get("version") == VERSION:
+                    self._fields = found
         return self._fields
 
 
-def _fields(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("version") == VERSION else {}
-
-
 def notice_in(fields: Mapping[str, Any]) -> Notice | None:
-    """The end of the lease, if lease.json says one."""
+    """Return the end of the lease, if lease.json has one."""
     ends = fields.get("ends")
     if not isinstance(ends, int | float):
         return None
@@ -155,13 +146,13 @@ def notice_in(fields: Mapping[str, Any]) -> Notice | None:
 
 
 def step_in(fields: Mapping[str, Any]) -> int | None:
-    """The step that stop.json or save.json says."""
+    """Return the step that stop.json or save.json names."""
     step = fields.get("step")
     return step if isinstance(step, int) else None
 
 
 def replace_json(run_dir: str, name: str, fields: Mapping[str, object], flush: Callable[[int], None] = os.fsync) -> None:
-    """Replace a file of the run's directory atomically. `flush` is called with the open file before it gets its name."""
+    """Replace a file of the run's directory atomically. `flush` is called with the open file before the rename."""
     path = os.path.join(run_dir, name)
     part = f"{path}.{os.getpid()}.part"  # ranks that fail together write the same file
     with open(part, "w", encoding="utf-8") as file:
@@ -172,20 +163,20 @@ def replace_json(run_dir: str, name: str, fields: Mapping[str, object], flush: C
 
 
 def tell_failure(run_dir: str | None, text: str) -> None:
-    """Leave word of why the run is about to fail, if that is possible."""
+    """Write failure.json, if possible: why the run is about to fail."""
     if run_dir is not None:
         with suppress(OSError):
             replace_json(run_dir, FAILURE, {"cause": CHECKPOINT_CAUSE, "text": text})
 
 
 def say(text: str) -> None:
-    """A line for people, in the job's log."""
+    """Write a line to the job's log."""
     sys.stderr.write(f"poise: {text}\n")
     sys.stderr.flush()
 
 
 def say_traceback() -> None:
-    """The traceback of the exception that is being handled, in the job's log."""
-    from traceback import print_exc  # here, since it is seldom needed and slow to import
+    """Write the traceback of the current exception to the job's log."""
+    from traceback import print_exc  # here: seldom needed, and slow to import
 
     print_exc(file=sys.stderr)

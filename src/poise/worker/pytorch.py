@@ -1,4 +1,4 @@
-"""Plain PyTorch: all that a training needs to go on where it stopped, bit for bit on CPU.
+"""Plain PyTorch: all that a training needs to continue where it stopped, bit for bit on CPU.
 
 from poise.worker import attach
 from poise.worker.pytorch import State, batch_at
@@ -28,18 +28,18 @@ class Stateful(Protocol):
     """A model, an optimizer, a scheduler, a gradient scaler, ..."""
 
     def state_dict(self) -> Any:  # noqa: ANN401  theirs
-        """All that it needs to go on."""
+        """Return all that it needs to continue."""
 
     def load_state_dict(self, state_dict: Any, /) -> Any:  # noqa: ANN401  theirs
-        """Go on from there."""
+        """Continue from there."""
 
 
 class TrainingState:
-    """The state of a training: of named parts, and of the random generators of torch, Python and numpy.
+    """The state of a training, for users `State`: named parts, and the random generators of torch, Python and numpy.
 
-    Give the model itself, not what DistributedDataParallel makes of it, so that the number of ranks may change. Generators
-    are those of rank 0. Inside Poise the lease keeps those of the other ranks as well; elsewhere these get streams of their
-    own that follow from rank 0's.
+    Give the model itself, not its DistributedDataParallel wrapper, so that the number of ranks may change. Generators are
+    those of rank 0. Inside Poise the lease keeps those of the other ranks as well; elsewhere these get streams of their own,
+    derived from rank 0's.
     """
 
     def __init__(self, **parts: Stateful) -> None:
@@ -62,8 +62,11 @@ class TrainingState:
         restore_random(found["random"], worker_env(os.environ).rank)
 
 
+State = TrainingState  # the name that scripts use
+
+
 def batch_at(step: int, *, samples: int, batch_size: int, seed: int) -> Any:  # noqa: ANN401  torch.Tensor
-    """Indices of the samples of one step, as a tensor: shuffled anew every epoch, the rest of an epoch left out.
+    """Return the indices of one step's samples as a tensor: shuffled anew each epoch, the incomplete last batch left out.
 
     They follow from the arguments alone, so a training that resumes at any step sees the samples that it would have seen.
     """
@@ -77,71 +80,60 @@ def _batches(samples: int, batch_size: int) -> int:
     return samples // batch_size
 
 
-class Batches:
-    """The batches of a data set, in the order of `batch_at`; an iteration ends with the epoch, the next one goes on.
+@lru_cache(maxsize=2)
+def _order(samples: int, seed: int, epoch: int) -> Any:  # noqa: ANN401  torch.Tensor
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(generators.number(f"{seed}/{epoch}")))
 
-    It knows where it is: give it to `TrainingState` as a part, or to Lightning. `batch_size` is that of all ranks
-    together, each of
-    which gets its part of every batch. `more` is for torch's DataLoader. What its worker processes draw at random is the one
-    thing that is not the same after a resumption within an epoch.
+
+class Batches:
+    """The batches of a data set in the order of `batch_at`; an iteration ends with the epoch, the next one continues.
+
+    It knows its position: give it to `State` as a part, or to Lightning. `batch_size` is that of all ranks together; each
+    gets its share of each batch. `more` is for torch's DataLoader. What the loader's worker processes draw at random is the
+    one thing that differs after a resumption within an epoch.
     """
 
     def __init__(self, data: Any, *, batch_size: int, seed: int, **more: Any) -> None:  # noqa: ANN401  torch's
         self._data, self._more = data, more
         self._size, self._seed = batch_size, seed
         self._next = 0
-        where = worker_env(os.environ)
-        self._rank = where.rank
-        mine = share(batch_size, where.rank, (1.0,) * where.world_size)
+        env = worker_env(os.environ)
+        self._rank = env.rank
+        mine = share(batch_size, env.rank, (1.0,) * env.world_size)
         self._mine = slice(mine.start, mine.stop)
 
     def __len__(self) -> int:
         return _batches(len(self._data), self._size)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader(range(self._next, (self._next // len(self) + 1) * len(self))):
-            self._next += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Where it is."""
-        return {"next": self._next}
-
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go on there."""
-        self._next = state_dict["next"]
-
-    def _loader(self, steps: range) -> Any:  # noqa: ANN401  torch's
+        """Iterate over the rest of the current epoch."""
+        steps = range(self._next, (self._next // len(self) + 1) * len(self))
         batches = (batch_at(step, samples=len(self._data), batch_size=self._size, seed=self._seed) for step in steps)
         rows = [batch[self._mine].tolist() for batch in batches]
         # A generator of its own: a loader draws a seed for its workers, which must not disturb that of the training. By
         # rank, since workers of different ranks that draw the same numbers would change different samples in the same way.
         seed = generators.number(f"{self._seed}/{steps.start}/{self._rank}/workers")
         generator = torch.Generator().manual_seed(seed)
-        return torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more)
+        for batch in torch.utils.data.DataLoader(self._data, batch_sampler=rows, generator=generator, **self._more):
+            self._next += 1
+            yield batch
 
+    def state_dict(self) -> dict[str, int]:
+        """Return its position."""
+        return {"next": self._next}
 
-@lru_cache(maxsize=2)
-def _order(samples: int, seed: int, epoch: int) -> Any:  # noqa: ANN401  torch.Tensor
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(generators.number(f"{seed}/{epoch}")))
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Continue at a position."""
+        self._next = state_dict["next"]
 
 
 def restore_random(state: Mapping[str, Any], rank: int) -> None:
-    """Go on with these generators on rank 0; the other ranks get streams of their own that follow from them."""
-    if not isinstance(state["torch"], str):
-        state = _plain(state)
+    """Restore the generators on rank 0; the other ranks get streams of their own, derived from them."""
+    if not isinstance(state["torch"], str):  # the first version of this file format had tensors
+        state = {**state, "torch": generators.text_of(state["torch"])}
+        if "cuda" in state:
+            state.update(cuda=[generators.text_of(each) for each in state["cuda"]], device=0)
     if rank:
         generators.seed(f"{state['torch']}/{rank}")
     else:
         generators.restore(state)
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the tensors of a checkpoint that has them, as the first ones had, into plain values."""
-    plain = {**state, "torch": generators.text_of(state["torch"])}
-    if "cuda" in state:
-        plain.update(cuda=[generators.text_of(each) for each in state["cuda"]], device=0)
-    return plain
-
-
-State = TrainingState  # its name until 0.1

@@ -1,4 +1,4 @@
-"""A fake of Poise for the tests of a training script: does it come to the same, preempted and resumed?
+"""A fake Poise for tests of a training script: is the result the same after preemptions?
 
 from poise.worker.testing import preempting
 
@@ -20,23 +20,23 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from poise.worker.checkpoints import Checkpoints
-from poise.worker.protocol import PROGRESS, VERSION, YIELDED, Watched
+from poise.worker.protocol import PROGRESS, VERSION, YIELDED, WatchedFile
 
 Answer = TypeVar("Answer")
 
 
 @contextmanager
 def preempting(after_steps: int | Sequence[int]) -> Iterator["Preempting"]:
-    """A fake Poise that ends the lease of a run after so many steps: of every run, or of the first, the second, ...
+    """Make a fake Poise that ends the lease of each run after so many steps; a sequence: of the first, the second, ...
 
-    Runs after the last of a sequence are not preempted. Checkpoints are kept in a directory that goes away at the end.
+    Runs after the last of a sequence are not preempted. Checkpoints are kept in a directory that is removed at the end.
     """
     with TemporaryDirectory(prefix="poise-") as folder:
         yield Preempting(folder, after_steps)
 
 
 class Preempting:
-    """Starts a training as Poise would, one process alone, again after every preemption, until it has done all its work.
+    """Starts a training as Poise would, as a single process, again after each preemption, until all work is done.
 
     starts           how often it was started
     checkpoint_dir   where its checkpoints are
@@ -53,9 +53,9 @@ class Preempting:
         self.starts = 0
 
     def run(self, train: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:  # noqa: ANN401  whatever it takes
-        """Call `train(...)` until it returns; what it returns. Exits with another code than 75 come out.
+        """Call `train(...)` until it returns, and return what it does. Exits with another code than 75 are passed on.
 
-        A loop in another thread than the main one ends the whole process: that is for `run_command`.
+        A loop in another thread than the main one ends the whole process: use `run_command` for that.
         """
         while True:
             saved, variables = self._saved(), self._start()
@@ -72,11 +72,11 @@ class Preempting:
                 os.environ.clear()
                 os.environ.update(before)
                 if not had_group and (group := _group()):
-                    group.destroy_process_group()  # the next start is another process, but for this
+                    group.destroy_process_group()  # a real next start is a new process
             self._require_progress(saved)
 
     def run_command(self, command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        """Run a command until it exits with another code than 75; its last run, with what that printed."""
+        """Run a command until it exits with another code than 75; return its last run, with what that printed."""
         while True:
             saved, variables = self._saved(), self._start()
             environment = {**os.environ, **variables}
@@ -86,11 +86,14 @@ class Preempting:
             self._require_progress(saved)
 
     def _start(self) -> dict[str, str]:
-        """Variables of the next run."""
+        """Return the variables of the next run."""
         self.starts += 1
         run_dir = self._run_dir()
         os.makedirs(run_dir)
         limit = next(self._limits)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
         return {
             "POISE_RUN": f"test/{self.starts}",
             "POISE_JOB": "test",
@@ -105,15 +108,15 @@ class Preempting:
             "LOCAL_WORLD_SIZE": "1",
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "MASTER_PORT": port,
         }
 
     def _run_dir(self) -> str:
         return os.path.join(self._folder, "runs", str(self.starts))
 
     def _has_left(self) -> bool:
-        """The last run was preempted, and its script made something else of that than exit code 75."""
-        return Watched(self._run_dir(), PROGRESS).fields().get("left") is True
+        """Whether the last run was preempted although its script exited with another code than 75."""
+        return WatchedFile(self._run_dir(), PROGRESS).fields().get("left") is True
 
     def _saved(self) -> int:
         return max(Checkpoints(self.checkpoint_dir).complete(), default=0)
@@ -125,13 +128,7 @@ class Preempting:
             )
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _group() -> Any:  # noqa: ANN401  torch.distributed
-    """The module of torch, if this process has a group of ranks; a Trainer makes one of its own where RANK is set."""
+    """Return torch.distributed if this process has a process group; a Trainer makes one where RANK is set."""
     found = sys.modules.get("torch.distributed")
     return found if found and found.is_available() and found.is_initialized() else None
