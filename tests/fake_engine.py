@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from poise.scheduler.policies.catalogue import policy_named
 from poise.service.server.accounts import TokenStore
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.http.app import ApiOptions, create_app
 from poise.service.wire.request import JobRequest, Submission, notes_on
 from poise.service.wire.views import (
@@ -116,24 +116,15 @@ class FakeEngine:
     def owner(self, job: str) -> str:
         return self._of(job).tenant
 
-    def queue(
-        self,
-        *,
-        states: frozenset[JobState],
-        tenant: str | None,
-        app: str | None,
-        limit: int,
-        offset: int,
-        name: str | None = None,
-    ) -> QueuePage:
+    def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> QueuePage:
         self._may_fail()
         kept = {
             job: each
             for job, each in self.jobs.items()
-            if (each.state in states if states else not each.state.is_final)
-            and tenant in {None, each.tenant}
-            and app in {None, each.request.app}
-            and name in {None, each.request.name or job}
+            if (each.state in wanted.states if wanted.states else not each.state.is_final)
+            and wanted.tenant in {None, each.tenant}
+            and wanted.app in {None, each.request.app}
+            and wanted.name in {None, each.request.name or job}
         }
         counts = dict(Counter(each.state.value for each in kept.values()))
         names = list(kept)[offset : offset + limit]

@@ -9,6 +9,7 @@ from poise.lab.analysis.history import History
 from poise.scheduler.model.job import Status
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
+from poise.service.server.engine_api import JobFilter
 from poise.service.server.records import JobRecord, StateCounts, slots_by_node
 from poise.service.wire.views import JobRow, JobState
 
@@ -98,9 +99,8 @@ def _gpus(record: JobRecord) -> set[tuple[str, int]]:
 def paged(service: Service, states: frozenset[JobState] = frozenset(), limit: int = 3, **which: str) -> list[JobRow]:
     """All pages of the queue, one after the other."""
     rows: list[JobRow] = []
-    given = {"tenant": None, "app": None} | which
     while True:
-        page = service.engine.queue(states=states, limit=limit, offset=len(rows), **given)
+        page = service.engine.queue(JobFilter(states, **which), limit=limit, offset=len(rows))
         assert len(page.jobs) <= limit
         if not page.jobs:
             assert len(rows) == page.total

@@ -14,6 +14,7 @@ from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
 
 from poise.scheduler.model.errors import JournalError
+from poise.service.server.engine_api import JobFilter
 from poise.service.server.storage.schema import FILE
 from poise.service.server.storage.sidecar import MARK, JournalEnd, JournalMark
 from poise.service.wire.views import JobState
@@ -74,7 +75,7 @@ def test_a_damaged_job_is_set_aside_and_what_it_ran_is_ended_before_others_get_i
     until(lambda: served.engine.show(others).job.state is JobState.RUNNING)
     assert not processes(served, alone)
     assert processes(served, others)
-    rows = served.engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=10, offset=0).jobs
+    rows = served.engine.queue(JobFilter(frozenset(JobState)), limit=10, offset=0).jobs
     assert {row.id: row.state for row in rows} == {others: JobState.RUNNING, alone: JobState.FAILED}
     served.restart()
     assert served.log.getvalue().count("job-damaged") == 1

@@ -13,6 +13,7 @@ from tests.backends import PATIENCE, until
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import JournalError
+from poise.service.server.engine_api import JobFilter
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
@@ -61,7 +62,7 @@ class Served:
 
     def is_listed(self, job: str) -> bool:
         """It is in the queue: it has not ended, or processes of it are still there."""
-        rows = self.engine.queue(states=frozenset(), tenant=None, app=None, limit=100, offset=0).jobs
+        rows = self.engine.queue(JobFilter(), limit=100, offset=0).jobs
         return job in {row.id for row in rows}
 
     def said(self, job: str) -> str:

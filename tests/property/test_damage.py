@@ -21,6 +21,7 @@ from tests.states import STATES, load
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import PoiseError
+from poise.service.server.engine_api import JobFilter
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
@@ -122,7 +123,7 @@ def check(engine: LiveService, log: str, answered: dict[str, tuple[str, str, Job
             continue
         now = shown.job.state if shown.job.state.is_final else None
         assert (shown.job.name, shown.job.tenant, now) == (name, tenant, state), log
-    engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=500, offset=0)
+    engine.queue(JobFilter(frozenset(JobState)), limit=500, offset=0)
     engine.events(after=0, job=None, tenant=None, limit=5_000)
     engine.shares()
     engine.nodes()
@@ -227,7 +228,7 @@ def repaired(state: Path) -> set[str]:
     assert poise("replay", state).failure.startswith(f"{state / FILE}: cannot be read: ")
     poise("repair", "--json", "-y", state)
     engine, _ = started(state)
-    found = engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=500, offset=0).jobs
+    found = engine.queue(JobFilter(frozenset(JobState)), limit=500, offset=0).jobs
     engine.close()
     return {job.id for job in found}
 

@@ -11,7 +11,7 @@ from tests.shell import poise
 from poise.engine.journal import read_header
 from poise.scheduler.core.settings import Settings
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RequestRefusedError
 from poise.service.server.storage.replay import replay_store
 from poise.service.wire.views import JobState
 
@@ -44,7 +44,7 @@ def test_a_job_that_the_cluster_cannot_run_any_more_waits_until_it_can(service: 
         assert "poise cancel" in (why.advice or "")
         assert "the cluster has at most 1" in service.engine.why(wide[0]).reason.text
         assert service.engine.reasons()["rejected"] == 3
-        page = service.engine.queue(states=frozenset(), tenant=None, app=None, limit=10, offset=0)
+        page = service.engine.queue(JobFilter(), limit=10, offset=0)
         assert {row.id for row in page.jobs} == set(states)
         service.restart()
         service.settle()

@@ -8,6 +8,7 @@ from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_
 from poise.scheduler.policies.catalogue import POLICIES, Capability
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
 from poise.service.server.dispatch import open_orders
+from poise.service.server.engine_api import JobFilter
 from poise.service.wire.views import Account, EventRow, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -236,8 +237,7 @@ def test_the_queue_counts_matching_jobs_by_state(tmp_path: Path) -> None:
     service.submit(a_request(app="one"), a_request(app="two", gpus=2), by=ALICE)
 
     def counts(states: frozenset[JobState] = frozenset(), **which: str) -> dict[str, int]:
-        given = {"tenant": None, "app": None} | which
-        page = service.engine.queue(states=states, **given, limit=1, offset=0)
+        page = service.engine.queue(JobFilter(states, **which), limit=1, offset=0)
         assert page.total == sum(page.counts.values())
         return page.counts
 

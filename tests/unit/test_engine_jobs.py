@@ -11,7 +11,7 @@ from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
 from poise.service.server.dispatch import open_orders
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.wire.views import Flag, JobState
 
 
@@ -21,7 +21,7 @@ def service(tmp_path: Path) -> Service:
 
 
 def states(service: Service) -> dict[str, str]:
-    page = service.engine.queue(states=frozenset(JobState), tenant=None, app=None, limit=100, offset=0)
+    page = service.engine.queue(JobFilter(frozenset(JobState)), limit=100, offset=0)
     return {row.id: row.state.value for row in page.jobs}
 
 

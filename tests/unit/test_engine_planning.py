@@ -12,7 +12,7 @@ from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import Progressed
 from poise.service.backends.api import BackendFailed, RunEnding
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RequestRefusedError
 from poise.service.wire.request import Submission
 
 ROUNDS = Settings(cadence=Cadence.ROUNDS, round=10.0, retries=2)
@@ -36,7 +36,7 @@ def while_thinking(service: Service, deed: Callable[[], None]) -> None:
 
 
 def listed(service: Service) -> list[str]:
-    page = service.engine.queue(states=frozenset(), tenant=None, app=None, limit=100, offset=0)
+    page = service.engine.queue(JobFilter(), limit=100, offset=0)
     assert page.total == len(page.jobs) == sum(page.counts.values())
     return [row.id for row in page.jobs]
 

@@ -11,7 +11,7 @@ from tests.machine_laws import paged
 from poise.service.backends.api import LogPart, RunEnding
 from poise.service.server import event_log as telling_module
 from poise.service.server import queue_view as lining_module
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.wire.views import EventPage, EventRow, JobState, QueuePage
 
 EVERY = frozenset(JobState)
@@ -23,9 +23,10 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path, policy="srtf", cluster="v100:2")
 
 
-def queue(service: Service, states: frozenset[JobState] = frozenset(), **which: object) -> QueuePage:
-    given = {"tenant": None, "app": None, "limit": 100, "offset": 0} | which
-    return service.engine.queue(states=states, **given)  # type: ignore[arg-type]
+def queue(
+    service: Service, states: frozenset[JobState] = frozenset(), limit: int = 100, offset: int = 0, **which: str | None
+) -> QueuePage:
+    return service.engine.queue(JobFilter(states, **which), limit=limit, offset=offset)
 
 
 def events(service: Service, after: int = 0, **which: object) -> EventPage:

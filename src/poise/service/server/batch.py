@@ -299,7 +299,7 @@ class BatchBuilder:
         if news.total is not None or news.steps > (record.total or inf):  # further than what was taken for the end
             record.total = news.total
         record.checkpoint = news.checkpoint if news.checkpoint is not None else record.checkpoint
-        if run.attached is None and record.can_leave(run, news):
+        if run.attached is None and record.can_yield(run, news):
             run.attached = self._now
             self.batch.touched.add(news.job)
             self.batch.add(Attached(news.job, news.epoch))
@@ -325,7 +325,7 @@ class BatchBuilder:
         )
         steps, is_current = self._work(record, news.steps), record.current is run
         record.end_run(run, news, self._now)
-        self._state.note_leaving(record)
+        self._state.note_stopping(record)
         self.batch.touched.add(news.job)
         if record.finished is not None or news.job in self._finished:
             return

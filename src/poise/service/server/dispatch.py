@@ -17,7 +17,7 @@ def dispatch(outcome: Outcome, state: ServiceState, deps: Dependencies, backend:
     Only after the commit. A crash before it or in the middle loses nothing: at the next start the back end is handed every
     run whose end is not known (`open_orders`), and carrying out an order twice is the same as once.
     """
-    for job, epoch, notice in outcome.leaves:
+    for job, epoch, notice in outcome.stops:
         deps.metrics.preempted(notice.cause)
         deps.log.info("preempt", job=job, epoch=epoch, text=notice.text)
         backend.stop(job, epoch, notice)

@@ -236,11 +236,13 @@ class ServiceEngine:
             outcomes.append(outcome)
             if outcome.actions is not None or outcome.batch.touched:
                 changes.append(self.state.changes(outcome))
-        # 4. Commit.
+        # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was told
+        # anything, and `turn` goes back to what the store has.
         self._commit(changes)
         for outcome in outcomes:
-            # 5. Dispatch. 6. Answer.
+            # 5. Dispatch. If the service dies from here on, the next start repeats it from the journal.
             self._dispatch(outcome)
+            # 6. Answer. A client that gets no answer asks again; keys make a repeated submission harmless.
             for reply in outcome.batch.replies:
                 reply()
         return followups
@@ -274,7 +276,7 @@ class ServiceEngine:
     def _process_late(self, news: list[RunEvent], since: float) -> list[RunEvent]:
         """Tell the core of runs that ended before `since`, as of when they ended; return the rest of the news.
 
-        Nobody is charged for time in which the engine did not look. The core decides nothing about the past: it is woken
+        No job is charged for time in which the engine did not look. The core decides nothing about the past: it is woken
         for that afterwards.
         """
         late, rest = late_runs(news, since)

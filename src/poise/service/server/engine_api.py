@@ -12,22 +12,19 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from poise.scheduler.model.errors import PoiseError
+from poise.service.wire import views
 from poise.service.wire.request import Submission
-from poise.service.wire.views import (
-    Account,
-    CancelledJobs,
-    CommandResult,
-    EventPage,
-    JobDetail,
-    JobState,
-    Log,
-    NodeList,
-    QueuePage,
-    ServiceView,
-    Shares,
-    SubmittedView,
-    WhyView,
-)
+from poise.service.wire.views import Account, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs: in one of these states (none: all that have not ended); of a tenant, app and name (None: of any)."""
+
+    states: frozenset[JobState] = frozenset()
+    tenant: str | None = None
+    app: str | None = None
+    name: str | None = None
 
 
 class EngineApi(Protocol):
@@ -38,61 +35,52 @@ class EngineApi(Protocol):
     RefusalCode.UNKNOWN for a job that was never submitted.
     """
 
-    def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
+    def submit(self, by: Account, submission: Submission) -> "Future[views.SubmittedView]":
         """Accept all jobs or none. Their tenant is the account's, unless an operator names another."""
 
-    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
+    def cancel(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Cancel a job."""
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
+    def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant that have not ended."""
 
-    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
+    def hold(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Keep a job from running until it is released. A running job is preempted as soon as that loses no work."""
 
-    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
+    def stop(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Hold a job and end its run even if that loses work: it is asked to save, and gets TERM at its deadline."""
 
-    def release(self, by: Account, job: str) -> "Future[CommandResult]":
+    def release(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """End a hold."""
 
-    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
+    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[views.Shares]":
         """Change a tenant's share."""
 
-    def set_policy(self, by: Account, policy: str) -> "Future[ServiceView]":
+    def set_policy(self, by: Account, policy: str) -> "Future[views.ServiceView]":
         """Switch to another policy; running jobs stay where they are until it decides otherwise."""
 
     def owner(self, job: str) -> str:
         """The tenant that a job belongs to."""
 
-    def queue(
-        self,
-        *,
-        states: frozenset[JobState],
-        tenant: str | None,
-        app: str | None,
-        limit: int,
-        offset: int,
-        name: str | None = None,
-    ) -> QueuePage:
-        """One page of jobs in scheduling order; ended ones come last, the latest first. No `states`: all not ended."""
+    def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> views.QueuePage:
+        """One page of jobs in scheduling order; ended ones come last, the latest first."""
 
-    def show(self, job: str) -> JobDetail:
+    def show(self, job: str) -> views.JobDetail:
         """Everything about a job, its request included."""
 
-    def why(self, job: str) -> WhyView:
+    def why(self, job: str) -> views.WhyView:
         """Why a job waits, runs or has ended: the one dominant reason, the evidence, and one next step."""
 
-    def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
+    def log(self, job: str, *, replica: int, offset: int, limit: int) -> views.Log:
         """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
 
-    def nodes(self) -> NodeList:
+    def nodes(self) -> views.NodeList:
         """All nodes, and which jobs hold their GPUs."""
 
-    def shares(self) -> Shares:
+    def shares(self) -> views.Shares:
         """Every tenant's share."""
 
-    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> views.EventPage:
         """Events after entry `after` of the journal; a negative number asks for the last `-after` events."""
 
     def states(self) -> dict[str, int]:
@@ -101,7 +89,7 @@ class EngineApi(Protocol):
     def reasons(self) -> dict[str, int]:
         """Number of jobs that have not ended, by reason code."""
 
-    def service(self) -> ServiceView:
+    def service(self) -> views.ServiceView:
         """Version, policy, cluster and health of this service."""
 
 
@@ -151,7 +139,7 @@ class SubmitJobs:
 
     by: Account
     submission: Submission
-    reply: "Future[SubmittedView]" = field(default_factory=Future)
+    reply: "Future[views.SubmittedView]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +149,7 @@ class ChangeJob:
     by: Account
     job: str
     verb: Verb
-    reply: "Future[CommandResult]" = field(default_factory=Future)
+    reply: "Future[views.CommandResult]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +162,7 @@ class CancelTenant:
 
     by: Account
     tenant: str
-    reply: "Future[CancelledJobs]" = field(default_factory=Future)
+    reply: "Future[views.CancelledJobs]" = field(default_factory=Future)
     left: tuple[str, ...] | None = None
     done: int = 0
 

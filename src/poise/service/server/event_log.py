@@ -18,7 +18,7 @@ from poise.scheduler.model.event import Cancelled, Carried, Event, Failed, Finis
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
 from poise.service.server.records import slots_by_node
-from poise.service.server.service_state import DEFERRED, LEAVES, WHOLE
+from poise.service.server.service_state import DEFERRED, STOPS, WHOLE
 from poise.service.server.storage.store import ASIDE, EntryFilter, Reader, StoredEntry
 from poise.service.wire.views import Actor, EventPage, EventRow
 
@@ -136,7 +136,7 @@ class _EntryText:
             text = later if is_held else "released before it was held"
             yield self.row("held" if is_held else "released", by, job, text)
         for action in entry.actions:
-            if (decision := self._decision(action, cluster, notes.get(LEAVES, {}))) is not None:
+            if (decision := self._decision(action, cluster, notes.get(STOPS, {}))) is not None:
                 yield decision
 
     def _fact(self, event: Event, note: Mapping[str, object], given_up: Set[str]) -> EventRow | None:

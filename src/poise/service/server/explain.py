@@ -74,7 +74,7 @@ def reason_of(state: ServiceState, record: JobRecord, now: float) -> ReasonView:
 def _awaits_others(state: ServiceState, record: JobRecord) -> bool:
     """A run that has lost its GPUs is still there: of the job itself, or on GPUs that it has now."""
     mine = {} if record.current is None else record.current.gpus
-    others = (run for job in state.leaving for run in state.records[job].leaving_runs())
+    others = (run for job in state.stopping for run in state.records[job].stopping_runs())
     return len(record.open_runs()) > 1 or any(
         not set(slots).isdisjoint(mine.get(node, ())) for run in others for node, slots in run.gpus.items()
     )
@@ -136,8 +136,8 @@ def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -
     if named:
         yield f"held {'among others ' if found.jobs > MOST_HOLDERS else ''}by {', '.join(named)}"
     left = []
-    for job in state.leaving:  # these GPUs count as free, or as another job's, by now
-        counts = sum((Counter(run.by_type) for run in state.records[job].leaving_runs()), Counter[str]())
+    for job in state.stopping:  # these GPUs count as free, or as another job's, by now
+        counts = sum((Counter(run.by_type) for run in state.records[job].stopping_runs()), Counter[str]())
         left += [f"{counts[gpu_type]} {gpu_type} by job {job}" for gpu_type in usable if counts[gpu_type]]
     if left:
         yield f"still being left: {', '.join(left[:MOST_HOLDERS])}"

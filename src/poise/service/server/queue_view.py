@@ -5,15 +5,15 @@ Functions of a `ServiceState`, called under the engine's lock: none may take mor
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import filterfalse, islice
 from typing import NamedTuple
 
 from poise.scheduler.policies.catalogue import promise_of
 from poise.scheduler.policies.promises import Claimant
+from poise.service.server.engine_api import JobFilter
 from poise.service.server.records import JobRecord, RunRecord, Slot
 from poise.service.server.service_state import ServiceState, TenantTotals
-from poise.service.wire.views import JobState, NodeList, NodeRow, Shares, TenantShare
+from poise.service.wire.views import NodeList, NodeRow, Shares, TenantShare
 
 IN_LINE = 2_000
 """Waiting jobs whose position is computed; those behind them are listed in order of submission.
@@ -24,26 +24,6 @@ SHARING = "+"
 """Between the ids of jobs that share a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """Which jobs: in one of these states (none: in any); of a tenant, of an app, with a name (None: of any)."""
-
-    states: frozenset[JobState]
-    tenant: str | None
-    app: str | None
-    name: str | None = None
-
-    @property
-    def is_everything(self) -> bool:
-        """All jobs are wanted."""
-        return not self.states and self.tenant is None and self.app is None and self.name is None
-
-    def matches(self, record: JobRecord) -> bool:
-        """Whether a job of the tenant is wanted."""
-        is_named = self.name in (None, record.name)
-        return is_named and (not self.states or record.state in self.states) and self.app in (None, record.job.app)
-
-
 class QueueSlice(NamedTuple):
     """The jobs of a page, the positions of the first jobs in line, and the number of jobs on all pages by state."""
 
@@ -52,15 +32,16 @@ class QueueSlice(NamedTuple):
     counts: Counter[str]
 
 
-def page_of(state: ServiceState, wanted: PageRequest, *, limit: int, offset: int) -> QueueSlice:
+def page_of(state: ServiceState, wanted: JobFilter, *, limit: int, offset: int) -> QueueSlice:
     """One page of the jobs in memory: those that hold GPUs, then those that wait, as they stand in line, then the rest."""
-    in_line = positions(state, min(limit + offset, IN_LINE) if wanted.is_everything else IN_LINE)
+    is_everything = wanted == JobFilter()
+    in_line = positions(state, min(limit + offset, IN_LINE) if is_everything else IN_LINE)
     jobs = _in_order(state, in_line)
-    if wanted.is_everything:
+    if is_everything:
         counts = state.counts.states.copy()
     else:
         mine = state.records if wanted.tenant is None else state.counts.jobs.get(wanted.tenant, ())
-        matching = [job for job in mine if wanted.matches(state.records[job])]
+        matching = [job for job in mine if _matches(state.records[job], wanted)]
         counts = state.counts.among(matching)
         chosen = set(matching)
         if len(matching) > IN_LINE:  # many are found on the way through all jobs; a few are put in order by themselves
@@ -77,6 +58,12 @@ def positions(state: ServiceState, most: int = IN_LINE) -> dict[str, int]:
     return {job: position for position, job in enumerate(filterfalse(state.running.__contains__, waiting), 1)}
 
 
+def _matches(record: JobRecord, wanted: JobFilter) -> bool:
+    """Whether a job of the tenant is wanted."""
+    is_named = wanted.name in (None, record.name)
+    return is_named and (not wanted.states or record.state in wanted.states) and wanted.app in (None, record.job.app)
+
+
 def _in_order(state: ServiceState, in_line: dict[str, int]) -> Iterator[str]:
     yield from state.running
     yield from in_line
@@ -88,7 +75,7 @@ def nodes(state: ServiceState) -> NodeList:
     records = state.records
     current = ((job, records[job].current) for job in state.running)
     holders = _by_slot((job, run) for job, run in current if run is not None)
-    leaving = _by_slot((job, run) for job in state.leaving for run in records[job].leaving_runs())
+    leaving = _by_slot((job, run) for job in state.stopping for run in records[job].stopping_runs())
     rows = []
     for node, alive in zip(state.header.cluster.nodes, state.scheduler.state.free.alive, strict=True):
         held, left = (

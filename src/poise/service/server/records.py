@@ -155,7 +155,7 @@ class JobRecord:
         """Runs whose processes may still be there, the earliest first."""
         return [run for run in self.runs if run.ended is None]
 
-    def leaving_runs(self) -> list[RunRecord]:
+    def stopping_runs(self) -> list[RunRecord]:
         """Runs whose processes may still be on GPUs that the core has taken back."""
         return [run for run in self.runs if run.ended is None and run.released is not None]
 
@@ -187,8 +187,8 @@ class JobRecord:
         self.since = now
         self.update_state()
 
-    def can_leave(self, run: RunRecord, news: RunProgressed) -> bool:
-        """Whether a run has done a step and can save it. After a run that saved nothing, this one must have saved."""
+    def can_yield(self, run: RunRecord, news: RunProgressed) -> bool:
+        """Whether a run has done a step and can save it. After a run that saved nothing, it must have saved already."""
         has_stepped = news.throughput is not None or news.steps > run.begun
         if not has_stepped or news.checkpoint is None:
             return False

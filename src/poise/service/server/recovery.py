@@ -156,7 +156,7 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
     since = now - HOUR - SLOT
     sent = [*store.sent_since(since)]
     for record in state.records.values():
-        state.note_leaving(record)
+        state.note_stopping(record)
         state.usage.enter(record)
         if record.by is not None and record.job.submitted >= since:
             sent.append(Sent(record.job.tenant, record.by, slot_of(record.job.submitted), 1, record.size))
@@ -204,10 +204,8 @@ def _carry_over(
     epochs   by job, the latest run of which there is any trace, whatever its record says
     """
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
-    # Shared with the state before, not copied: from here on that one is only read, until the engine replaces it.
-    state.records, state.totals, state.running, state.leaving = before.records, before.totals, before.running, before.leaving
-    state.damaged, state.ended, state.counts, state.usage = before.damaged, before.ended, before.counts, before.usage
-    leaves = []
+    state.continue_from(before)
+    stops = []
     carried: list[Carried] = []
     for record in state.records.values():
         if record.finished is not None:
@@ -219,7 +217,7 @@ def _carry_over(
             text = LOST_END if is_outlived else GONE_GPUS
             notice = RunNotice(PreemptionCause.UNPLANNED.value, text, record.deadline)
             run.grip, run.cause = DesiredState.LEAVE, text
-            leaves.append((job, run.epoch, notice))
+            stops.append((job, run.epoch, notice))
             state.release(record, batch.now, batch.charged)
             batch.touched.add(job)
         if stranded:
@@ -232,7 +230,7 @@ def _carry_over(
     if header.policy != before.header.policy:
         batch.notes.setdefault(WHOLE, _policy_note(Actor.SERVICE, before, header))
     outcome = state.apply(batch, lock)
-    outcome.leaves += leaves
+    outcome.stops += stops
     return state, outcome
 
 

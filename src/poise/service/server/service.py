@@ -17,6 +17,7 @@ from poise.service.server.engine import ServiceEngine
 from poise.service.server.engine_api import (
     CancelTenant,
     ChangeJob,
+    JobFilter,
     RefusalCode,
     RequestRefusedError,
     SetPolicy,
@@ -27,28 +28,13 @@ from poise.service.server.engine_api import (
 )
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
-from poise.service.server.queue_view import PageRequest, nodes, page_of, positions, shares
+from poise.service.server.queue_view import nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
-from poise.service.server.storage.store import EndedFilter, EntryFilter, Reader, StoredJob
+from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
+from poise.service.wire import views
 from poise.service.wire.request import Replicas, Submission, notes_on
-from poise.service.wire.views import (
-    Account,
-    CancelledJobs,
-    CommandResult,
-    EventPage,
-    JobDetail,
-    JobRow,
-    JobState,
-    Log,
-    NodeList,
-    QueuePage,
-    ReasonView,
-    ServiceView,
-    Shares,
-    SubmittedView,
-    WhyView,
-)
+from poise.service.wire.views import Account
 
 Answer = TypeVar("Answer")
 
@@ -75,12 +61,12 @@ class LiveService:
 
     # Commands.
 
-    def submit(self, by: Account, submission: Submission) -> "Future[SubmittedView]":
+    def submit(self, by: Account, submission: Submission) -> "Future[views.SubmittedView]":
         """Accept all jobs or none. A repeated submission gets its answer again, even if its jobs could not run by now."""
         command = SubmitJobs(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
-            grant(command, SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
+            grant(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
             return command.reply
         admission = self._engine.state.admission
         for request in submission.jobs:
@@ -88,41 +74,41 @@ class LiveService:
         self._engine.put(command)
         return command.reply
 
-    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
+    def cancel(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Cancel a job."""
         return self._change(by, job, Verb.CANCEL)
 
-    def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
+    def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant."""
         command = CancelTenant(by, tenant)
         self._engine.put(command)
         return command.reply
 
-    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
+    def hold(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Hold a job."""
         return self._change(by, job, Verb.HOLD)
 
-    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
+    def stop(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """Hold a job and end its run."""
         return self._change(by, job, Verb.STOP)
 
-    def release(self, by: Account, job: str) -> "Future[CommandResult]":
+    def release(self, by: Account, job: str) -> "Future[views.CommandResult]":
         """End a hold."""
         return self._change(by, job, Verb.RELEASE)
 
-    def _change(self, by: Account, job: str, verb: Verb) -> "Future[CommandResult]":
+    def _change(self, by: Account, job: str, verb: Verb) -> "Future[views.CommandResult]":
         self.owner(job)
         command = ChangeJob(by, job, verb)
         self._engine.put(command)
         return command.reply
 
-    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
+    def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[views.Shares]":
         """Change a tenant's share."""
         command = SetWeight(by, tenant, weight)
         self._engine.put(command)
         return _then(command.reply, self.shares)
 
-    def set_policy(self, by: Account, policy: str) -> "Future[ServiceView]":
+    def set_policy(self, by: Account, policy: str) -> "Future[views.ServiceView]":
         """Switch to another policy."""
         command = SetPolicy(by, policy)
         self._engine.put(command)
@@ -134,38 +120,29 @@ class LiveService:
         """The tenant of a job."""
         return self._record(job)[0].job.tenant
 
-    def queue(
-        self,
-        *,
-        states: frozenset[JobState],
-        tenant: str | None,
-        app: str | None,
-        limit: int,
-        offset: int,
-        name: str | None = None,
-    ) -> QueuePage:
+    def queue(self, wanted: JobFilter, *, limit: int, offset: int) -> views.QueuePage:
         """One page of jobs."""
         with self._engine.lock:
             state = self._engine.state
-            page = page_of(state, PageRequest(states, tenant, app, name), limit=limit, offset=offset)
+            page = page_of(state, wanted, limit=limit, offset=offset)
             rows = [self._live_row(state.records[job], page.positions.get(job)) for job in page.jobs]
         counts, before = page.counts, page.counts.total()
-        if any(state.is_final for state in states):
-            reader, wanted = self._reader(), EndedFilter(tuple(sorted(state.value for state in states)), tenant, app, name)
+        if any(state.is_final for state in wanted.states):
+            reader = self._reader()
             found = reader.ended(wanted, limit=limit - len(rows), offset=max(0, offset - before))
             listed = {row.id for row in rows}  # some of these may have ended since
             ended = [_read(each) for each in found]
             rows += [_row(each, ended_reason(each)) for each in ended if each.job.id not in listed]
             counts += reader.ended_counts(wanted)
             counts -= Counter(each.state.value for each in ended if each.job.id in listed)
-        return QueuePage(jobs=tuple(rows), total=counts.total(), counts=dict(counts))
+        return views.QueuePage(jobs=tuple(rows), total=counts.total(), counts=dict(counts))
 
-    def _live_row(self, record: JobRecord, position: int | None) -> JobRow:
+    def _live_row(self, record: JobRecord, position: int | None) -> views.JobRow:
         state, now = self._engine.state, self._engine.clock.now()
         reason = reason_of(state, record, now) if record.finished is None else ended_reason(record)
         return _row(record, reason, now, position, state.counts.share(record.job.tenant))
 
-    def show(self, job: str) -> JobDetail:
+    def show(self, job: str) -> views.JobDetail:
         """Everything about a job."""
         with self._engine.lock:
             record, request = self._record(job)
@@ -174,7 +151,7 @@ class LiveService:
             else:
                 position = positions(self._engine.state).get(job) if record.current is None else None
                 row = self._live_row(record, position)
-        return JobDetail(
+        return views.JobDetail(
             job=row, preemptions=record.preemptions, failures=record.failures,
             gpu_seconds=record.gpu_seconds + row.gpus * (row.ran - record.ran),
             lost_gpu_seconds=record.lost, steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
@@ -182,13 +159,13 @@ class LiveService:
             runs=tuple(run.view() for run in record.runs), request=request_of(request),
         )  # fmt: skip
 
-    def why(self, job: str) -> WhyView:
+    def why(self, job: str) -> views.WhyView:
         """Why a job stands where it stands."""
         with self._engine.lock:
             record = self._engine.state.records.get(job) or self._record(job)[0]
             return why(self._engine.state, record, self._engine.clock.now())
 
-    def log(self, job: str, *, replica: int, offset: int, limit: int) -> Log:
+    def log(self, job: str, *, replica: int, offset: int, limit: int) -> views.Log:
         """A part of a replica's log."""
         record, request = self._record(job)
         ended = record.ended is not None
@@ -207,19 +184,19 @@ class LiveService:
             if most is not None and replica >= most:
                 text = f"job {job} has {counted(most, 'replica')}; the first is replica 0"
                 raise RequestRefusedError(RefusalCode.WRONG, text)
-        return Log(text=text, offset=found.offset, next=found.next, ended=ended and not text)
+        return views.Log(text=text, offset=found.offset, next=found.next, ended=ended and not text)
 
-    def nodes(self) -> NodeList:
+    def nodes(self) -> views.NodeList:
         """All nodes."""
         with self._engine.lock:
             return nodes(self._engine.state)
 
-    def shares(self) -> Shares:
+    def shares(self) -> views.Shares:
         """Every tenant's share."""
         with self._engine.lock:
             return shares(self._engine.state, self._engine.clock.now())
 
-    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> EventPage:
+    def events(self, *, after: int, job: str | None, tenant: str | None, limit: int) -> views.EventPage:
         """Events of the journal."""
         if job is not None:
             self.owner(job)
@@ -236,11 +213,11 @@ class LiveService:
         with self._engine.lock:
             return reason_counts(self._engine.state)
 
-    def service(self) -> ServiceView:
+    def service(self) -> views.ServiceView:
         """Version, policy, cluster and health."""
         engine = self._engine
         header, trouble = engine.state.header, engine.trouble
-        return ServiceView(
+        return views.ServiceView(
             version=__version__, policy=header.policy, cluster=str(header.cluster), round=header.settings.round,
             now=engine.clock.now(), started=engine.began, ready=trouble is None,
             problem=None if trouble is None else str(trouble),
@@ -270,12 +247,12 @@ def _read(row: StoredJob) -> JobRecord:
 
 
 def _row(
-    record: JobRecord, reason: ReasonView, now: float = 0.0, position: int | None = None, share: float | None = None
-) -> JobRow:
+    record: JobRecord, reason: views.ReasonView, now: float = 0.0, position: int | None = None, share: float | None = None
+) -> views.JobRow:
     """A job as the queue lists it; `now` counts only if it has not ended."""
     job, run = record.job, record.current
     spent = 0.0 if record.finished is not None else now - record.since
-    return JobRow(
+    return views.JobRow(
         id=job.id, name=record.name, tenant=job.tenant, app=job.app, state=record.state, flags=record.all_flags(),
         reason=reason, position=position, gpus=0 if run is None else run.count, wanted=job.gpus,
         gpu_type=None if run is None else run.gpu_type, gpu_types=job.gpu_types, submitted=job.submitted,

@@ -37,11 +37,11 @@ from poise.service.server.records import JobRecord, RunRecord, StateCounts, slot
 from poise.service.server.storage.store import Changes, StoredJob, mentioned_by
 from poise.service.wire.views import Flag, JobState
 
-WHOLE, LEAVES, DEFERRED = -1, -2, -3
+WHOLE, STOPS, DEFERRED = -1, -2, -3
 """Keys of notes on a batch as a whole; notes on its events have their positions as keys. Stored: they must not change.
 
 WHOLE      who changed a policy or a weight, or which jobs were set aside
-LEAVES     by job: what a run that is to leave was told
+STOPS      by job: what a run that is to stop was told
 DEFERRED   by job: who asked for a hold that waits until it loses no work, or lifted one; and which of the two
 """
 JOB_ENDED = "its job has ended"
@@ -100,7 +100,7 @@ class Outcome:
 
     actions   of the core; None: it was not asked, and the journal gets no entry
     jobs      that facts or actions name, except those only carried into a new chapter;  tenants: whose totals changed
-    launches, leaves, kills   what the back end is told after the commit
+    launches, stops, kills   what the back end is told after the commit
     """
 
     batch: Batch
@@ -108,7 +108,7 @@ class Outcome:
     jobs: set[str] = field(default_factory=set)
     tenants: set[str] = field(default_factory=set)
     launches: list[tuple[JobRecord, RunRecord]] = field(default_factory=list)
-    leaves: list[tuple[str, int, RunNotice]] = field(default_factory=list)
+    stops: list[tuple[str, int, RunNotice]] = field(default_factory=list)
     kills: list[tuple[str, int, str]] = field(default_factory=list)
 
 
@@ -126,7 +126,7 @@ class ServiceState:
 
     records    jobs that have not ended, or whose processes are not all gone
     running    jobs that hold GPUs, in the order in which they got them
-    leaving    jobs with processes on GPUs that the core has taken back
+    stopping   jobs with processes on GPUs that the core has taken back
     stranded   jobs that cannot run on the cluster as it is, and why: the core does not know them
     damaged    jobs that have not ended and cannot be read, and why: recovery sets them aside
     ended      number of jobs that have ended, by final state
@@ -140,7 +140,7 @@ class ServiceState:
         self.records: dict[str, JobRecord] = {}
         self.totals: dict[str, TenantTotals] = {}
         self.running: dict[str, None] = {}
-        self.leaving: dict[str, None] = {}
+        self.stopping: dict[str, None] = {}
         self.stranded: dict[str, str] = {}
         self.damaged: list[tuple[StoredJob, str]] = []
         self.ended: Counter[str] = Counter()
@@ -148,6 +148,11 @@ class ServiceState:
         self.usage = Usage()
         self.wake: float | None = None
         self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
+
+    def continue_from(self, before: "ServiceState") -> None:
+        """Take over all but the core. Shared, not copied: `before` is only read from now on, until it is replaced."""
+        self.records, self.totals, self.damaged, self.ended = before.records, before.totals, before.damaged, before.ended
+        self.running, self.stopping, self.counts, self.usage = before.running, before.stopping, before.counts, before.usage
 
     def apply(self, batch: Batch, lock: AbstractContextManager[object] = nullcontext()) -> Outcome:  # noqa: B008
         """Put the facts to the core, and apply facts and actions to the records.
@@ -175,8 +180,8 @@ class ServiceState:
         changes = Changes(batch.now, keys=batch.keys, aside=batch.aside, reweighed=batch.reweighed)
         if outcome.actions is not None:
             changes.entry = entry_line(JournalEntry(batch.now, tuple(batch.events), outcome.actions))
-            told = {job: notice.text for job, _, notice in outcome.leaves}
-            notes = batch.notes | ({LEAVES: told} if told else {})
+            told = {job: notice.text for job, _, notice in outcome.stops}
+            notes = batch.notes | ({STOPS: told} if told else {})
             changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
             changes.mentions = outcome.jobs | mentioned_by(batch.notes.get(WHOLE, {})) | set(batch.notes.get(DEFERRED, {}))
         for record, request in batch.arrivals:  # some may have been launched, or rejected, in the same instant
@@ -295,7 +300,7 @@ class ServiceState:
             record.preemptions += 1
             self.totals_of(record.job.tenant).preemptions += 1
         self.release(record, outcome.batch.now, outcome.tenants)
-        outcome.leaves.append((action.job, action.epoch, notice))
+        outcome.stops.append((action.job, action.epoch, notice))
 
     def _end(self, record: JobRecord, state: JobState, cause: str | None, outcome: Outcome) -> None:
         if record.finished is not None:
@@ -315,16 +320,16 @@ class ServiceState:
         before = record.gpu_seconds
         record.release(now)
         self.running.pop(record.job.id, None)
-        self.note_leaving(record)
+        self.note_stopping(record)
         self.totals_of(record.job.tenant).gpu_seconds += record.gpu_seconds - before
         tenants.add(record.job.tenant)
 
-    def note_leaving(self, record: JobRecord) -> None:
-        """Keep `leaving` up to date: does the job still have processes on GPUs that are no longer its own?"""
-        if record.leaving_runs():
-            self.leaving[record.job.id] = None
+    def note_stopping(self, record: JobRecord) -> None:
+        """Keep `stopping` up to date: does the job still have processes on GPUs that are no longer its own?"""
+        if record.stopping_runs():
+            self.stopping[record.job.id] = None
         else:
-            self.leaving.pop(record.job.id, None)
+            self.stopping.pop(record.job.id, None)
 
 
 def _job_of(thing: Event | Action) -> str | None:

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from poise import __version__
 from poise.service.server.accounts import TokenStore, is_at_least
-from poise.service.server.engine_api import EngineApi, RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import EngineApi, JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.http.endpoint import (
     ANY_ENDPOINT,
     Caller,
@@ -263,15 +263,8 @@ class JobRoutes:
 
     def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
         """List jobs in scheduling order."""
-        found = self._engine.queue(
-            states=frozenset(query.state),
-            tenant=query.tenant,
-            app=query.app,
-            limit=query.limit,
-            offset=query.offset,
-            name=query.name,
-        )
-        return answer(found)
+        wanted = JobFilter(frozenset(query.state), query.tenant, query.app, query.name)
+        return answer(self._engine.queue(wanted, limit=query.limit, offset=query.offset))
 
     def show(self, by: Caller, job: NamePart) -> Response:
         """Show a job; its command and environment only to its owner and to operators."""

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.quotas import SLOT, Sent
 from poise.service.server.storage.schema import (
     FILE,
@@ -467,17 +467,17 @@ class Reader:
         row = self._db.execute(f"{JOB_ROWS} WHERE id = ?", (job,)).fetchone()
         return None if row is None else StoredJob.of(*row)
 
-    def ended(self, wanted: "EndedFilter", *, limit: int, offset: int) -> list[StoredJob]:
+    def ended(self, wanted: JobFilter, *, limit: int, offset: int) -> list[StoredJob]:
         """Jobs that have ended, the latest first."""
-        where, values = wanted.condition()
+        where, values = _ended_condition(wanted)
         rows = self._db.execute(
             f"{JOB_ROWS} WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?", (*values, limit, offset)
         )
         return [StoredJob.of(*row) for row in rows]
 
-    def ended_counts(self, wanted: "EndedFilter") -> Counter[str]:
+    def ended_counts(self, wanted: JobFilter) -> Counter[str]:
         """Number of jobs that have ended, by their final state."""
-        where, values = wanted.condition()
+        where, values = _ended_condition(wanted)
         return Counter(dict(self._db.execute(f"SELECT state, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
 
     def entries(self, wanted: "EntryFilter", *, after: int, limit: int) -> list[StoredEntry]:
@@ -532,22 +532,14 @@ class EntryFilter(NamedTuple):
         return f"number {beyond}", (number,)
 
 
-@dataclass(frozen=True, slots=True)
-class EndedFilter:
-    """Jobs that have ended in one of these states; of a tenant, of an app, with a name."""
-
-    states: tuple[str, ...]
-    tenant: str | None = None
-    app: str | None = None
-    name: str | None = None
-
-    def condition(self) -> tuple[str, tuple[str, ...]]:
-        """SQL without any text from outside, and its values."""
-        given = {"tenant": self.tenant, "app": self.app, _NAME: self.name}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        among = ", ".join("?" * len(self.states))
-        conditions = ("ended IS NOT NULL", f"state IN ({among})", *(f"{name} = ?" for name in chosen))
-        return " AND ".join(conditions), (*self.states, *chosen.values())
+def _ended_condition(wanted: JobFilter) -> tuple[str, tuple[str, ...]]:
+    """SQL for the wanted jobs that have ended, without any text from outside, and its values."""
+    states = tuple(sorted(state.value for state in wanted.states))
+    given = {"tenant": wanted.tenant, "app": wanted.app, _NAME: wanted.name}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    among = ", ".join("?" * len(states))
+    conditions = ("ended IS NOT NULL", f"state IN ({among})", *(f"{name} = ?" for name in chosen))
+    return " AND ".join(conditions), (*states, *chosen.values())
 
 
 def mentioned_by(note: Mapping[str, object]) -> set[str]:
