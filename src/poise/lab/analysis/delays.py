@@ -12,8 +12,13 @@ from poise.lab.analysis.overtaking import out_of_order
 from poise.lab.analysis.records import ClusterRecord, Covers, Records
 from poise.lab.analysis.tables import (
     ALL,
+    COUNT,
     DELAYS,
     HOUR,
+    PLAIN,
+    SECONDS,
+    SHARE,
+    TEXT,
     Chart,
     ChartCurve,
     ChartShape,
@@ -21,7 +26,6 @@ from poise.lab.analysis.tables import (
     Row,
     StudyPart,
     TableColumn,
-    ValueUnit,
     by_code,
     by_size,
     by_value,
@@ -39,13 +43,10 @@ INFERRED = ("fair share", "fragmentation or capacity")
 """The causes that can be told apart without quotas and without the cluster."""
 _CAUSES_TITLE = "Causes of queueing delay"
 _CAUSES = columns(
-    ("size", "GPUs", ValueUnit.TEXT),
-    ("cause", "cause", ValueUnit.TEXT),
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("jobs_share", "of jobs that waited", ValueUnit.SHARE),
-    ("hours", "hours", ValueUnit.PLAIN),
-    ("time_share", "of waiting time", ValueUnit.SHARE),
-)
+    ("size", "GPUs", TEXT), ("cause", "cause", TEXT), ("jobs", "jobs", COUNT),
+    ("jobs_share", "of jobs that waited", SHARE), ("hours", "hours", PLAIN),
+    ("time_share", "of waiting time", SHARE),
+)  # fmt: skip
 
 
 def delays_by_size(records: Records) -> StudyPart:
@@ -56,7 +57,7 @@ def delays_by_size(records: Records) -> StudyPart:
     groups = by_size(records.gpus)
     curves = tuple(ChartCurve(named(each), known(records.delays[each.members])) for each in groups)
     chart = Chart(ChartShape.CDF, title, "delay from submission to first start", curves=curves)
-    column = TableColumn("size", "GPUs", ValueUnit.TEXT)
+    column = TableColumn("size", "GPUs", TEXT)
     return _delays(records, "delays_by_size", title, column, [*groups, JobGroup(ALL, np.arange(len(records.gpus)))], chart)
 
 
@@ -65,7 +66,7 @@ def delays_by_tenant(records: Records) -> StudyPart:
     title = "Queueing delay by tenant"
     if missing := _why_no_tenants(records):
         return StudyPart("delays_by_tenant", title, "", missing=missing)
-    column = TableColumn("tenant", "tenant", ValueUnit.TEXT)
+    column = TableColumn("tenant", "tenant", TEXT)
     return _delays(records, "delays_by_tenant", title, column, by_code(records.tenant, records.tenants))
 
 
@@ -84,7 +85,7 @@ def _delays(
     caveat = ""
     if records.cluster is None and records.attempts.max(initial=0) <= 1:  # a log may have kept only the last attempt
         caveat = "The input tells of one attempt a job; where that is not the first, the delay holds those before it."
-    head = (column, TableColumn("jobs", "jobs that started", ValueUnit.COUNT), *DELAYS)
+    head = (column, TableColumn("jobs", "jobs that started", COUNT), *DELAYS)
     return StudyPart(key, title, text, head, tuple(rows), charts, caveat=caveat)
 
 
@@ -112,9 +113,7 @@ def waits(records: Records) -> StudyPart:
         "From submission to the first start, and from the end of each run to the next start of the same job: after a "
         "failure, a preemption, a lost node. Intervals of no length, and those of which an end is not known, do not count."
     )
-    head = columns(
-        ("by", "by", ValueUnit.TEXT), ("group", "group", ValueUnit.TEXT), ("intervals", "intervals", ValueUnit.COUNT)
-    )  # fmt: skip
+    head = columns(("by", "by", TEXT), ("group", "group", TEXT), ("intervals", "intervals", COUNT))
     return StudyPart("waits", title, text, (*head, *DELAYS), rows)
 
 
@@ -207,15 +206,11 @@ def _over_quota(records: Records, members: Ints, waiting: Ints, since: Floats) -
 
 
 _ORDER = columns(
-    ("among", "among", ValueUnit.TEXT),
-    ("starts", "first starts", ValueUnit.COUNT),
-    ("out_of_order", "out of order", ValueUnit.COUNT),
-    ("out_of_order_share", "of starts", ValueUnit.SHARE),
-    ("harmful", "harmful", ValueUnit.COUNT),
-    ("harmful_share", "of those out of order", ValueUnit.SHARE),
-    ("hurt_jobs", "jobs hurt", ValueUnit.COUNT),
-    ("hurt_seconds", "time in which one was hurt", ValueUnit.SECONDS),
-)
+    ("among", "among", TEXT), ("starts", "first starts", COUNT), ("out_of_order", "out of order", COUNT),
+    ("out_of_order_share", "of starts", SHARE), ("harmful", "harmful", COUNT),
+    ("harmful_share", "of those out of order", SHARE), ("hurt_jobs", "jobs hurt", COUNT),
+    ("hurt_seconds", "time in which one was hurt", SECONDS),
+)  # fmt: skip
 
 
 def order(records: Records) -> StudyPart:

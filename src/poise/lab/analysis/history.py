@@ -363,6 +363,11 @@ def floats(values: Iterable[float]) -> Floats:
     return np.fromiter(values, dtype=np.float64)
 
 
+def ints(values: Iterable[int]) -> Ints:
+    """Return a column of whole numbers."""
+    return np.fromiter(values, dtype=np.int64)
+
+
 def cumulated(changes: Iterable[tuple[float, int]]) -> tuple[Floats, Ints]:
     """Return (times, level from each time on) of a list of changes; several changes at one time count as one."""
     table = np.array(list(changes), dtype=np.float64).reshape(-1, 2)

@@ -5,13 +5,15 @@ lies between a job's submission, or a failure of it, and its next failure or its
 preempted in between (Philly, ATC'19; docs/algorithms/philly.md). `sources.py` makes records of traces and journals.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from poise.lab.analysis.history import RunEnd
+from poise.lab.analysis.history import RunEnd, floats, ints
 from poise.lab.analysis.overtaking import Harm
 from poise.lab.analysis.tables import HOUR, ChartCurve, totals
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
@@ -51,6 +53,21 @@ class Covers(StrEnum):
     CLUSTER = "the cluster and its speed"
 
 
+class RunRow(NamedTuple):
+    """One row of `RunColumns`; the cause in words, empty for none."""
+
+    job: int
+    attempt: int
+    start: float
+    end: float
+    seconds: float
+    gpus: int
+    nodes: int
+    ended: int
+    cause: str
+    ideal: float
+
+
 @dataclass(frozen=True, eq=False)
 class RunColumns:
     """One row per run, by job and then by start.
@@ -73,6 +90,18 @@ class RunColumns:
     cause: Ints
     ideal: Floats
     causes: tuple[str, ...]
+
+    @staticmethod
+    def of(rows: Sequence[RunRow]) -> "RunColumns":
+        """Return the columns of rows that are in order."""
+        columns = zip(*rows, strict=True) if rows else ((),) * len(RunRow._fields)
+        job, attempt, start, end, seconds, gpus, nodes, ended, cause, ideal = columns
+        names = dict.fromkeys(filter(None, cause))
+        codes = {name: code for code, name in enumerate(names)} | {"": -1}
+        return RunColumns(
+            ints(job), ints(attempt), floats(start), floats(end), floats(seconds), ints(gpus), ints(nodes), ints(ended),
+            ints(codes[name] for name in cause), floats(ideal), tuple(names),
+        )  # fmt: skip
 
     @property
     def gpu_seconds(self) -> Floats:

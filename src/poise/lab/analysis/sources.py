@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from poise.engine.journal import NAME, JournalReader
 from poise.engine.loop import collector_paused
-from poise.lab.analysis.history import History, JobHistory, RunEnd, RunInterval, cumulated, floats
+from poise.lab.analysis.history import History, JobHistory, RunEnd, RunInterval, cumulated, floats, ints
 from poise.lab.analysis.overtaking import Supply, SupplyChange, harm
 from poise.lab.analysis.records import (
     ENDS,
@@ -30,6 +29,7 @@ from poise.lab.analysis.records import (
     Final,
     Records,
     RunColumns,
+    RunRow,
 )
 from poise.lab.analysis.summary import utilisation
 from poise.lab.analysis.tables import ChartCurve, totals
@@ -245,7 +245,7 @@ def records_of(history: History, supply: Supply | None = None) -> Records:
         started = np.where(np.isinf(started), nan, started)
     ended = floats(job.ended for job in jobs)
     left = np.where(np.isnan(started), np.nan_to_num(ended, nan=inf), started)
-    final = _ints(FINALS.index(_FINAL_OF_STATUS[job.status]) for job in jobs)
+    final = ints(FINALS.index(_FINAL_OF_STATUS[job.status]) for job in jobs)
     runs = _run_columns(history, place, supply.reserved)
     # Time with GPUs of jobs that ran and came to an end; what a job held at once counts once.
     ran = np.bincount(runs.job, minlength=len(final)) > 0
@@ -257,7 +257,7 @@ def records_of(history: History, supply: Supply | None = None) -> Records:
         covers=frozenset(Covers) - ({Covers.TENANTS} if names == (NO_TENANT,) else set()),
         tenants=names,
         tenant=codes,
-        gpus=_ints(job.gpus for job in jobs),
+        gpus=ints(job.gpus for job in jobs),
         submitted=floats(job.submitted for job in jobs),
         started=started,
         left=left,
@@ -277,14 +277,10 @@ def records_of(history: History, supply: Supply | None = None) -> Records:
     )
 
 
-def _ints(values: Iterable[int]) -> Ints:
-    return np.fromiter(values, dtype=np.int64)
-
-
 def _tenants(owners: Iterable[str]) -> tuple[tuple[str, ...], Ints]:
     """Return the names of tenants in order of first submission, and each job's index into them."""
     codes: dict[str, int] = {}
-    found = _ints(codes.setdefault(name, len(codes)) for name in owners)
+    found = ints(codes.setdefault(name, len(codes)) for name in owners)
     return tuple(codes), found
 
 
@@ -295,40 +291,26 @@ def _level(label: str, changes: list[tuple[float, int]], first: float, scale: fl
 
 def _run_columns(history: History, place: dict[str, int], pool: frozenset[Slots]) -> RunColumns:
     """Return the runs of a history, by job and start. A new attempt begins with what starts at a failure or after it."""
-    runs = history.runs
-    job = _ints(place[run.job] for run in runs)
-    attempt, failed_at = [0] * len(place), [inf] * len(place)
-    attempts: list[int] = []
-    causes: dict[str, int] = {}
-    cause_codes: list[int] = []
-    for index, run in zip(job.tolist(), runs, strict=True):  # in the order in which they ended
-        if run.start >= failed_at[index]:
-            attempt[index] += 1
-            failed_at[index] = inf
-        if run.ended in FAILURES:
-            failed_at[index] = run.end
-        attempts.append(attempt[index])
-        cause = NODE_LOST if run.ended is RunEnd.LOST else run.cause
-        cause_codes.append(causes.setdefault(cause, len(causes)) if cause else -1)
     type_of = Topology(history.cluster).type_of
-    divided = {run.job for run in runs if run.ended is RunEnd.COMPUTED}
-    # Runs of jobs that ever computed tasks one by one do not tell steps.
-    ideals = (nan if run.job in divided else _ideal_seconds(history, run, history.jobs[run.job], type_of) for run in runs)
-    start, end = floats(run.start for run in runs), floats(run.end for run in runs)
-    order = np.lexsort((start, job))  # of equal starts the one that ended first comes first
-    return RunColumns(
-        job[order],
-        _ints(attempts)[order],
-        start[order],
-        end[order],
-        (end - start)[order],
-        _ints(gpu_count(run.gpus) for run in runs)[order],
-        _ints(0 if run.gpus[0] in pool else len(run.gpus) for run in runs)[order],
-        _ints(_END_CODE[run.ended] for run in runs)[order],
-        _ints(cause_codes)[order],
-        floats(ideals)[order],
-        tuple(causes),
-    )
+    divided = {run.job for run in history.runs if run.ended is RunEnd.COMPUTED}
+    attempt, failed_at = [0] * len(place), [inf] * len(place)
+    rows: list[RunRow] = []
+    for run in history.runs:  # in the order in which they ended
+        job = place[run.job]
+        if run.start >= failed_at[job]:
+            attempt[job] += 1
+            failed_at[job] = inf
+        if run.ended in FAILURES:
+            failed_at[job] = run.end
+        nodes = 0 if run.gpus[0] in pool else len(run.gpus)
+        cause = NODE_LOST if run.ended is RunEnd.LOST else run.cause
+        # Runs of jobs that ever computed tasks one by one do not tell steps.
+        ideal = nan if run.job in divided else _ideal_seconds(history, run, history.jobs[run.job], type_of)
+        span = (run.start, run.end, run.end - run.start)
+        rows.append(RunRow(job, attempt[job], *span, gpu_count(run.gpus), nodes, _END_CODE[run.ended], cause, ideal))
+    # Of equal starts, the run that ended first comes first.
+    order = np.lexsort((floats(row.start for row in rows), ints(row.job for row in rows)))
+    return RunColumns.of([rows[index] for index in order.tolist()])
 
 
 def _ideal_seconds(history: History, run: RunInterval, job: JobHistory, type_of: Sequence[int]) -> float:
@@ -365,7 +347,7 @@ def trace_subject(trace: Trace, table: Throughputs) -> Subject:
     """Return everything that a trace tells; `table` says how long jobs run that state steps and no duration."""
     jobs = trace.jobs
     seconds, notes = _run_seconds(jobs, table)
-    gpus = _ints(each.job.gpus for each in jobs)
+    gpus = ints(each.job.gpus for each in jobs)
     names, codes = _tenants(each.job.tenant for each in jobs)
     started = floats(each.observed[0].start if each.observed else nan for each in jobs)
     told = {
@@ -377,6 +359,7 @@ def trace_subject(trace: Trace, table: Throughputs) -> Subject:
         Covers.NODES: any(attempt.nodes for each in jobs for attempt in each.observed),
         Covers.CAUSES: any(each.failures and not each.observed for each in jobs),
     }
+    lengths = seconds.tolist()
     records = Records(
         covers=frozenset(each for each, is_told in told.items() if is_told),
         tenants=names,
@@ -387,8 +370,8 @@ def trace_subject(trace: Trace, table: Throughputs) -> Subject:
         left=started,
         run_seconds=seconds,
         gpu_seconds=seconds * gpus,
-        final=_ints(_FINAL_CODES[each.outcome] for each in jobs),
-        runs=_trace_runs(jobs, seconds, gpus),
+        final=ints(_FINAL_CODES[each.outcome] for each in jobs),
+        runs=RunColumns.of([run for index, each in enumerate(jobs) for run in _attempts(index, each, lengths[index])]),
         waited=np.empty((len(jobs), 0)),
     )
     return Subject(RecordSource.TRACE, trace.name, records, notes=(*trace.notes, *notes))
@@ -420,55 +403,17 @@ def _run_seconds(jobs: Sequence[TraceJob], table: Throughputs) -> tuple[Floats, 
     return stated, notes + ([unknown] if left else [])
 
 
-class _TraceRun(NamedTuple):
-    """A row of `RunColumns`, with the cause in words."""
-
-    job: int
-    attempt: int
-    start: float
-    end: float
-    seconds: float
-    nodes: int
-    ended: int
-    cause: str
-
-
-def _trace_runs(jobs: Sequence[TraceJob], seconds: Floats, gpus: Ints) -> RunColumns:
-    lengths = seconds.tolist()
-    runs = [run for index, each in enumerate(jobs) for run in _attempts(index, each, lengths[index])]
-    columns = zip(*runs, strict=True) if runs else ((),) * len(_TraceRun._fields)
-    job, attempt, start, end, length, nodes, ended, cause = columns
-    names = dict.fromkeys(filter(None, cause))
-    codes = {name: code for code, name in enumerate(names)} | {"": -1}
-    owner = np.array(job, dtype=np.int64)
-    return RunColumns(
-        owner,
-        np.array(attempt, dtype=np.int64),
-        floats(start),
-        floats(end),
-        floats(length),
-        gpus[owner],
-        np.array(nodes, dtype=np.int64),
-        np.array(ended, dtype=np.int64),
-        np.array([codes[name] for name in cause], dtype=np.int64),
-        np.full(len(owner), nan),
-        tuple(names),
-    )
-
-
-def _attempts(index: int, each: TraceJob, seconds: float) -> Iterator[_TraceRun]:
+def _attempts(index: int, each: TraceJob, seconds: float) -> Iterator[RunRow]:
     """Yield the attempts of one job, observed or stated: all but the last one failed."""
-    failed, last = _END_CODE[RunEnd.FAILED], _LAST_ENDS[each.outcome]
+    gpus, failed, last = each.job.gpus, _END_CODE[RunEnd.FAILED], _LAST_ENDS[each.outcome]
     for number, (start, end, nodes) in enumerate(each.observed, 1):
         until = nan if end is None else end
         ended = last if number == len(each.observed) else failed
-        yield _TraceRun(index, number - 1, start, until, until - start, len(nodes), ended, "")
+        yield RunRow(index, number - 1, start, until, until - start, gpus, len(nodes), ended, "", nan)
     if each.observed:
         return
     for number, (after, cause) in enumerate(each.failures):
-        yield _TraceRun(index, number, nan, nan, after, 0, failed, cause)
-    if not each.failures:
-        yield _TraceRun(index, 0, nan, nan, seconds, 0, last, "")
-    elif not each.broken:
-        rest = seconds - sum(failure.after for failure in each.failures)
-        yield _TraceRun(index, len(each.failures), nan, nan, max(0.0, rest), 0, last, "")
+        yield RunRow(index, number, nan, nan, after, gpus, 0, failed, cause, nan)
+    if not (each.broken and each.failures):
+        rest = max(0.0, seconds - sum(failure.after for failure in each.failures)) if each.failures else seconds
+        yield RunRow(index, len(each.failures), nan, nan, rest, gpus, 0, last, "", nan)

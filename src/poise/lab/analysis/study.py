@@ -11,7 +11,12 @@ from poise.lab.analysis.history import RunEnd
 from poise.lab.analysis.records import ENDS, FINALS, Covers, Records
 from poise.lab.analysis.tables import (
     ALL,
+    COUNT,
     HOUR,
+    PLAIN,
+    SECONDS,
+    SHARE,
+    TEXT,
     Chart,
     ChartCurve,
     ChartShape,
@@ -20,7 +25,6 @@ from poise.lab.analysis.tables import (
     Row,
     StudyPart,
     TableColumn,
-    ValueUnit,
     bars,
     by_code,
     by_size,
@@ -49,69 +53,40 @@ ROUNDING = 1e-9
 """A smaller share of a run is a rounding error of a division, not lost time."""
 
 _COUNTS = columns(
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("jobs_share", "of jobs", ValueUnit.SHARE),
-    ("gpu_hours", "GPU-hours", ValueUnit.PLAIN),
-    ("gpu_time_share", "of GPU time", ValueUnit.SHARE),
-)
+    ("jobs", "jobs", COUNT), ("jobs_share", "of jobs", SHARE), ("gpu_hours", "GPU-hours", PLAIN),
+    ("gpu_time_share", "of GPU time", SHARE),
+)  # fmt: skip
 _BARS = ("jobs_share", "gpu_time_share")
 _MEASURES = columns(
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("tenants", "tenants", ValueUnit.COUNT),
-    ("span", "from first to last submission", ValueUnit.SECONDS),
-    ("gpu_hours", "GPU-hours", ValueUnit.PLAIN),
-    ("run_time_median", "median run time", ValueUnit.SECONDS),
-    ("run_time_mean", "mean run time", ValueUnit.SECONDS),
-    ("run_time_p90", "p90 run time", ValueUnit.SECONDS),
-    ("run_time_p99", "p99 run time", ValueUnit.SECONDS),
-    ("run_time_max", "longest run time", ValueUnit.SECONDS),
-    ("longer_than_a_week", "ran longer than a week", ValueUnit.SHARE),
-    ("delay_median", "median queueing delay", ValueUnit.SECONDS),
-    ("delay_mean", "mean queueing delay", ValueUnit.SECONDS),
-    ("delay_p90", "p90 queueing delay", ValueUnit.SECONDS),
-    ("attempts_mean", "attempts a job", ValueUnit.PLAIN),
-    ("gpus", "GPUs", ValueUnit.COUNT),
-    ("utilisation", "GPUs in use", ValueUnit.SHARE),
-)
+    ("jobs", "jobs", COUNT), ("tenants", "tenants", COUNT), ("span", "from first to last submission", SECONDS),
+    ("gpu_hours", "GPU-hours", PLAIN), ("run_time_median", "median run time", SECONDS),
+    ("run_time_mean", "mean run time", SECONDS), ("run_time_p90", "p90 run time", SECONDS),
+    ("run_time_p99", "p99 run time", SECONDS), ("run_time_max", "longest run time", SECONDS),
+    ("longer_than_a_week", "ran longer than a week", SHARE), ("delay_median", "median queueing delay", SECONDS),
+    ("delay_mean", "mean queueing delay", SECONDS), ("delay_p90", "p90 queueing delay", SECONDS),
+    ("attempts_mean", "attempts a job", PLAIN), ("gpus", "GPUs", COUNT), ("utilisation", "GPUs in use", SHARE),
+)  # fmt: skip
 _NODES = columns(
-    ("nodes", "nodes", ValueUnit.COUNT),
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("jobs_share", "of jobs", ValueUnit.SHARE),
-    ("large_jobs", f"jobs of {LARGE} GPUs or more", ValueUnit.COUNT),
-    ("large_delay_median", "their median delay", ValueUnit.SECONDS),
-    ("large_delay_mean", "their mean delay", ValueUnit.SECONDS),
-    ("large_delay_p90", "their p90 delay", ValueUnit.SECONDS),
-)
+    ("nodes", "nodes", COUNT), ("jobs", "jobs", COUNT), ("jobs_share", "of jobs", SHARE),
+    ("large_jobs", f"jobs of {LARGE} GPUs or more", COUNT), ("large_delay_median", "their median delay", SECONDS),
+    ("large_delay_mean", "their mean delay", SECONDS), ("large_delay_p90", "their p90 delay", SECONDS),
+)  # fmt: skip
 _SPEED = columns(
-    ("runs", "runs", ValueUnit.COUNT),
-    ("gpu_hours", "GPU-hours", ValueUnit.PLAIN),
-    ("speed", "of packed speed", ValueUnit.SHARE),
-    ("speed_p10", "p10 of runs", ValueUnit.SHARE),
-    ("speed_p50", "p50 of runs", ValueUnit.SHARE),
-)
+    ("runs", "runs", COUNT), ("gpu_hours", "GPU-hours", PLAIN), ("speed", "of packed speed", SHARE),
+    ("speed_p10", "p10 of runs", SHARE), ("speed_p50", "p50 of runs", SHARE),
+)  # fmt: skip
 _FAILURES = columns(
-    ("category", "category", ValueUnit.TEXT),
-    ("verdict", "again?", ValueUnit.TEXT),
-    ("trials", "trials", ValueUnit.COUNT),
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("tenants", "tenants", ValueUnit.COUNT),
-    ("retried", "retried", ValueUnit.COUNT),
-    ("rtf_p50", "RTF p50", ValueUnit.SECONDS),
-    ("rtf_p90", "RTF p90", ValueUnit.SECONDS),
-    ("rtf_p95", "RTF p95", ValueUnit.SECONDS),
-    ("rtf_share", "of all RTF", ValueUnit.SHARE),
-    ("gpu_hours", "GPU-hours", ValueUnit.PLAIN),
-    ("gpu_time_share", "of GPU time", ValueUnit.SHARE),
-    ("unkept_gpu_hours", "not kept", ValueUnit.PLAIN),
-)
+    ("category", "category", TEXT), ("verdict", "again?", TEXT), ("trials", "trials", COUNT),
+    ("jobs", "jobs", COUNT), ("tenants", "tenants", COUNT), ("retried", "retried", COUNT),
+    ("rtf_p50", "RTF p50", SECONDS), ("rtf_p90", "RTF p90", SECONDS), ("rtf_p95", "RTF p95", SECONDS),
+    ("rtf_share", "of all RTF", SHARE), ("gpu_hours", "GPU-hours", PLAIN), ("gpu_time_share", "of GPU time", SHARE),
+    ("unkept_gpu_hours", "not kept", PLAIN),
+)  # fmt: skip
 _LOSSES = columns(
-    ("end", "how runs ended", ValueUnit.TEXT),
-    ("runs", "runs", ValueUnit.COUNT),
-    ("jobs", "jobs", ValueUnit.COUNT),
-    ("gpu_hours", "GPU-hours", ValueUnit.PLAIN),
-    ("gpu_time_share", "of GPU time", ValueUnit.SHARE),
-    ("unkept_gpu_hours", "not kept", ValueUnit.PLAIN),
-)
+    ("end", "how runs ended", TEXT), ("runs", "runs", COUNT), ("jobs", "jobs", COUNT),
+    ("gpu_hours", "GPU-hours", PLAIN), ("gpu_time_share", "of GPU time", SHARE),
+    ("unkept_gpu_hours", "not kept", PLAIN),
+)  # fmt: skip
 _UNKEPT = (
     "Not kept is the GPU time of a run less the time in which a packed gang does the steps that the run added to its job, "
     "in a checkpoint or to the job's end"
@@ -158,11 +133,11 @@ def overview(records: Records) -> StudyPart:
     if cluster is None:
         day = np.sort(records.submitted) - records.submitted.min(initial=np.inf)
         arrived = ChartCurve("submitted", np.arange(1.0, len(day) + 1), day)
-        charts: tuple[Chart, ...] = (Chart(ChartShape.STEPS, "Jobs submitted", since, "jobs", ValueUnit.COUNT, (arrived,)),)
+        charts: tuple[Chart, ...] = (Chart(ChartShape.STEPS, "Jobs submitted", since, "jobs", COUNT, (arrived,)),)
     else:
         charts = (
-            Chart(ChartShape.STEPS, "GPUs in use", since, "share of GPUs", ValueUnit.SHARE, (cluster.used,)),
-            Chart(ChartShape.STEPS, "Waiting jobs", since, "jobs", ValueUnit.COUNT, (cluster.waiting,)),
+            Chart(ChartShape.STEPS, "GPUs in use", since, "share of GPUs", SHARE, (cluster.used,)),
+            Chart(ChartShape.STEPS, "Waiting jobs", since, "jobs", COUNT, (cluster.waiting,)),
         )
     text = "Run time is the time with GPUs, all attempts added up; delay is the time from submission to the first start."
     unknown = int(np.isnan(records.gpu_seconds).sum())
@@ -191,10 +166,10 @@ def sizes(records: Records) -> StudyPart:
     )
     quantiles = [f"p{round(100 * share)}" for share in RUN_TIMES]
     head = (
-        TableColumn("size", "GPUs", ValueUnit.TEXT),
+        TableColumn("size", "GPUs", TEXT),
         *_COUNTS,
-        *(TableColumn(f"run_time_{name}", name, ValueUnit.SECONDS) for name in quantiles),
-        TableColumn("run_time_mean", "mean", ValueUnit.SECONDS),
+        *(TableColumn(f"run_time_{name}", name, SECONDS) for name in quantiles),
+        TableColumn("run_time_mean", "mean", SECONDS),
     )
     curves = tuple(ChartCurve(named(each), known(records.run_seconds[each.members])) for each in groups)
     charts = (
@@ -206,14 +181,14 @@ def sizes(records: Records) -> StudyPart:
 
 def gangs(records: Records) -> StudyPart:
     """Show jobs by exact number of GPUs."""
-    head = (TableColumn("gpus", "GPUs", ValueUnit.COUNT), *_COUNTS)
+    head = (TableColumn("gpus", "GPUs", COUNT), *_COUNTS)
     rows = tuple((gpus, *_counts(records, members)) for gpus, members in by_value(records.gpus))
     return StudyPart("gangs", "Jobs by exact number of GPUs", "By GPUs that a job asks for at once.", head, rows)
 
 
 def statuses(records: Records) -> StudyPart:
     """Show jobs by what became of them."""
-    head = (TableColumn("status", "status", ValueUnit.TEXT), *_COUNTS)
+    head = (TableColumn("status", "status", TEXT), *_COUNTS)
     rows = tuple((str(FINALS[code]), *_counts(records, members)) for code, members in by_value(records.final))
     text = "Killed jobs were cancelled by their owners; failed ones are those that Philly calls unsuccessful."
     untold = "All jobs count as passed: they did, or the input does not say how they ended."
@@ -227,7 +202,7 @@ def tenants(records: Records) -> StudyPart:
     title = "Jobs and GPU time by tenant"
     if Covers.TENANTS not in records.covers:
         return StudyPart("tenants", title, "", missing="The input names no tenants.")
-    head = (TableColumn("tenant", "tenant", ValueUnit.TEXT), *_COUNTS)
+    head = (TableColumn("tenant", "tenant", TEXT), *_COUNTS)
     groups = by_code(records.tenant, records.tenants)
     rows = tuple((each.label, *_counts(records, each.members)) for each in groups)
     text = f"{len(rows):,} tenants, those with most jobs first."
@@ -263,7 +238,7 @@ def speed_by_size(records: Records) -> StudyPart:
     measured = _measured(records)
     groups = by_value(records.runs.gpus[measured])
     rows = tuple((gpus, *_speed_figures(records, measured[members])) for gpus, members in groups)
-    head = (TableColumn("gpus", "GPUs", ValueUnit.COUNT), *_SPEED)
+    head = (TableColumn("gpus", "GPUs", COUNT), *_SPEED)
     charts = (bars(title, head, rows, "speed"),)
     return StudyPart("speed_by_size", title, _speed_text(records), head, rows, charts, bar="speed")
 
@@ -279,7 +254,7 @@ def speed_by_nodes(records: Records) -> StudyPart:
         of_size = measured[members]
         for count, spread in by_value(runs.nodes[of_size]):
             rows.append((gpus, count, *_speed_figures(records, of_size[spread])))
-    head = columns(("gpus", "GPUs", ValueUnit.COUNT), ("nodes", "nodes", ValueUnit.COUNT))
+    head = columns(("gpus", "GPUs", COUNT), ("nodes", "nodes", COUNT))
     return StudyPart("speed_by_nodes", title, _speed_text(records), (*head, *_SPEED), tuple(rows))
 
 
@@ -324,11 +299,9 @@ def attempts(records: Records) -> StudyPart:
     told = records.attempts > 0
     rows = tuple((count, count - 1, len(of), ratio(len(of), told.sum())) for count, of in by_value(records.attempts[told]))
     head = columns(
-        ("attempts", "attempts", ValueUnit.COUNT),
-        ("retries", "retries", ValueUnit.COUNT),
-        ("jobs", "jobs", ValueUnit.COUNT),
-        ("jobs_share", "of jobs", ValueUnit.SHARE),
-    )
+        ("attempts", "attempts", COUNT), ("retries", "retries", COUNT), ("jobs", "jobs", COUNT),
+        ("jobs_share", "of jobs", SHARE),
+    )  # fmt: skip
     average = ratio(float(records.attempts.sum()), float(told.sum()))
     text = (
         "An attempt ends with a failure, of the job or of a node under it, or with the job; runs that a preemption "

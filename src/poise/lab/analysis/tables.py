@@ -34,6 +34,9 @@ class ValueUnit(StrEnum):
     SHARE = "share"
 
 
+TEXT, COUNT, PLAIN, SECONDS, SHARE = ValueUnit
+
+
 class TableColumn(NamedTuple):
     """A column: its name for programs, its name for people, and its unit."""
 
@@ -201,12 +204,9 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 DELAYS = columns(
-    ("median", "median", ValueUnit.SECONDS),
-    ("mean", "mean", ValueUnit.SECONDS),
-    ("p90", "p90", ValueUnit.SECONDS),
-    ("p99", "p99", ValueUnit.SECONDS),
-    ("max", "longest", ValueUnit.SECONDS),
-)
+    ("median", "median", SECONDS), ("mean", "mean", SECONDS), ("p90", "p90", SECONDS), ("p99", "p99", SECONDS),
+    ("max", "longest", SECONDS),
+)  # fmt: skip
 """Columns that describe many waiting times; see `delay_figures`."""
 
 
