@@ -31,7 +31,7 @@ from poise.service.wire.request import JobRequest
 PATIENCE = 180.0
 """Seconds after which what was waited for is taken never to come; the machine may have other things to do."""
 QUICK = LocalSettings(term_seconds=0.3, guard_seconds=PATIENCE, progress_every=0.05)
-"""Nobody who ignores TERM is waited for; whoever works is, even if slowly."""
+"""Short waits for replicas that ignore TERM, a long one for runners that work slowly."""
 N = TypeVar("N", RunBegan, RunEnded, RunProgressed)
 
 

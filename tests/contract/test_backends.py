@@ -71,7 +71,7 @@ def test_run_begins_and_finishes(scene: LocalScene | NullScene) -> None:
     assert scene.wait(RunBegan, "1").at <= ended.at
 
 
-def test_run_that_is_asked_to_leave_yields_once(scene: LocalScene | NullScene) -> None:
+def test_run_that_is_stopped_yields_once(scene: LocalScene | NullScene) -> None:
     scene.backend.launch(scene.order("1", LONG, preemption="restart"))
     scene.wait(RunBegan, "1")
     scene.backend.stop("1", 1, notice())
@@ -93,7 +93,7 @@ def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | Nu
     assert len(scene.of(RunBegan, "1")) == len(scene.of(RunEnded, "1")) == 1
 
 
-def test_run_whose_job_is_not_wanted_yields(scene: LocalScene | NullScene) -> None:
+def test_run_that_is_killed_yields(scene: LocalScene | NullScene) -> None:
     scene.backend.launch(scene.order("1", LONG))
     scene.wait(RunBegan, "1")
     scene.backend.kill("1", 1, "cancelled by ann")
@@ -110,11 +110,11 @@ def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
     assert scene.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
-@pytest.mark.parametrize("grip", [DesiredState.LEAVE, DesiredState.GONE])
+@pytest.mark.parametrize("desired", [DesiredState.LEAVE, DesiredState.GONE])
 def test_run_that_never_began_and_is_not_wanted_yields_without_codes(
-    scene: LocalScene | NullScene, grip: DesiredState
+    scene: LocalScene | NullScene, desired: DesiredState
 ) -> None:
-    scene.reopen((scene.order("1", LONG), grip))
+    scene.reopen((scene.order("1", LONG), desired))
     ended = scene.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
     assert not scene.of(RunBegan, "1")
@@ -125,7 +125,7 @@ def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LocalScene
     assert scene.wait(RunEnded, "1").how is RunEnding.FINISHED
 
 
-def test_orders_for_runs_that_nobody_knows_are_ignored(scene: LocalScene | NullScene) -> None:
+def test_orders_for_unknown_runs_are_ignored(scene: LocalScene | NullScene) -> None:
     scene.backend.stop("9", 4, notice())
     scene.backend.kill("9", 4, "no reason")
     scene.backend.launch(scene.order("1", SHORT))
@@ -181,7 +181,7 @@ def test_null_run_counts_steps_where_both_steps_and_duration_are_known() -> None
 
 
 @pytest.mark.parametrize(("duration", "steps"), [(1e-320, 1), (5e-324, 1e15), (1e-9, 1e15)])
-def test_null_run_that_takes_next_to_no_time_is_told_in_numbers(duration: float, steps: float) -> None:
+def test_null_run_that_takes_next_to_no_time_is_reported_with_finite_numbers(duration: float, steps: float) -> None:
     stage = Stage()
     backend = NullBackend(stage.tell)
     backend.launch(an_order("1", a_request("", duration=duration, steps=steps)))

@@ -1,4 +1,4 @@
-"""What a back end finds that starts after another one: as after a crash of the service."""
+"""Adoption: what a back end finds that starts after another one, as after a crash of the service."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def test_run_that_goes_on_is_taken_over_as_it_is(stage: LocalStage) -> None:
     assert stage.wait(RunEnded, "1").codes == (75,)
 
 
-def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage: LocalStage) -> None:
+def test_run_that_ended_meanwhile_is_reported_with_the_time_at_which_it_did(stage: LocalStage) -> None:
     order = stage.begun("1", "import os, time\nwhile not os.path.exists('closed'): time.sleep(0.01)")
     stage.backend.close()
     (stage.folder / "jobs" / "1" / "work" / "closed").touch()
@@ -39,7 +39,7 @@ def test_run_that_ended_meanwhile_is_told_with_the_moment_at_which_it_did(stage:
     assert stage.news.index(stage.wait(RunBegan, "1", count=2)) < stage.news.index(ended)
 
 
-def test_end_is_told_as_often_as_it_is_asked_for(stage: LocalStage) -> None:
+def test_end_is_reported_after_each_adoption(stage: LocalStage) -> None:
     order = stage.run("1", "raise ValueError")
     first = stage.wait(RunEnded, "1")
     for count in (2, 3):
@@ -62,11 +62,11 @@ def test_run_that_was_to_leave_is_asked_again(stage: LocalStage) -> None:
     assert (ended.how, ended.codes) == (RunEnding.YIELDED, (75,))
 
 
-@pytest.mark.parametrize("grip", [DesiredState.LEAVE, DesiredState.GONE])
-def test_worker_is_told_after_a_crash_what_everybody_was_told_before(stage: LocalStage, grip: DesiredState) -> None:
+@pytest.mark.parametrize("desired", [DesiredState.LEAVE, DesiredState.GONE])
+def test_worker_gets_the_same_reason_after_a_crash_as_before(stage: LocalStage, desired: DesiredState) -> None:
     order = stage.run("1", STUBBORN)
     stage.says("1", "ready")
-    stage.reopen((replace(order, reason="preempted (outranked): job 7 stands before it"), grip))
+    stage.reopen((replace(order, reason="preempted (outranked): job 7 stands before it"), desired))
     until(lambda: stage.said("1", "lease.json")["ends"] is not None)
     assert stage.said("1", "lease.json")["text"] == "preempted (outranked): job 7 stands before it"
 
@@ -91,7 +91,7 @@ def test_run_of_a_job_that_was_given_up_is_ended(stage: LocalStage) -> None:
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
-def test_run_that_nobody_knows_is_ended_before_its_gpus_are_used(stage: LocalStage) -> None:
+def test_unknown_run_is_ended_before_its_gpus_are_used(stage: LocalStage) -> None:
     stage.run("1", STUBBORN)
     stage.says("1", "ready")
     pid = stage.said("1", "runner.json")["replicas"][0]["pid"]
@@ -202,7 +202,7 @@ def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, mo
     assert (ended.how, ended.cause) == (RunEnding.FAILED, "node-lost")
 
 
-def test_two_worlds_do_not_touch_each_others_runs_though_their_jobs_have_the_same_names(tmp_path: Path) -> None:
+def test_two_back_ends_do_not_touch_each_others_runs_though_their_jobs_have_the_same_names(tmp_path: Path) -> None:
     stages = [LocalStage(tmp_path / name) for name in ("one", "two")]
     try:
         for each in stages:

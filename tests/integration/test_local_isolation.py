@@ -1,4 +1,4 @@
-"""Enclosures of runs by themselves; what a whole service makes of them is in tests/e2e/test_isolation.py."""
+"""Sandboxes of runs by themselves; those of a whole service are in tests/e2e/test_isolation.py."""
 
 from pathlib import Path
 

@@ -300,7 +300,7 @@ time.sleep(1.5)
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
-def test_whatever_a_job_makes_of_its_report_the_world_goes_on(stage: LocalStage, kind: str) -> None:
+def test_whatever_a_job_makes_of_its_report_the_back_end_goes_on(stage: LocalStage, kind: str) -> None:
     stage.begun("1", (*python(ODD_FILES), kind))
     stage.says("1", "done")
     stage.run("2", python("print('hello')"), 1)

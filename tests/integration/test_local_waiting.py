@@ -1,4 +1,4 @@
-"""Runs of real processes: whom a launch waits for."""
+"""Runs of real processes: which other runs a launch waits for."""
 
 from tests.backends import STUBBORN, WAITS, LocalStage, a_request, an_order, notice
 
@@ -49,7 +49,7 @@ def test_run_that_is_to_share_gpus_does_not_wait_for_them(stage: LocalStage) -> 
     assert stage.wait(RunEnded, "2").how is RunEnding.FINISHED
 
 
-def test_launch_waits_for_a_run_that_nobody_has_asked_to_leave_yet(stage: LocalStage) -> None:
+def test_launch_waits_for_a_run_that_was_not_asked_to_leave_yet(stage: LocalStage) -> None:
     stage.begun("1", WAITS, 0, preemption="restart")
     stage.run("2", "", 0)
     stage.run("3", "", 1)

@@ -132,7 +132,7 @@ def test_worker_huggingface_ends_with_the_weights_of_an_uninterrupted_run(after:
 
 
 @pytest.mark.slow
-def test_worker_huggingface_keeps_checkpoints_that_nobody_else_writes_to(tmp_path: Path) -> None:
+def test_worker_huggingface_keeps_copies_of_checkpoints(tmp_path: Path) -> None:
     want = train_with_huggingface(tmp_path / "alone")
     starts = []
 

@@ -1,4 +1,4 @@
-"""The thread of the local back end: what is watched no more is not told, also if both happened at once."""
+"""The event loop: a file that is not watched any more gets no callback, even if both happen at once."""
 
 import os
 from threading import Event
@@ -8,7 +8,7 @@ from tests.backends import PATIENCE
 from poise.service.backends.local.event_loop import EventLoop
 
 
-def test_a_handle_that_is_used_again_does_not_hear_of_its_predecessor() -> None:
+def test_reused_handle_is_not_called_back_for_its_predecessor() -> None:
     """Two files can be read at once: what is done about one closes both, and watches a third under the number of one."""
     problems: list[BaseException] = []
     loop = EventLoop("test", problems.append)

@@ -159,7 +159,7 @@ def test_end_of_the_log_that_is_kept_in_memory_is_bounded(logs: Logs) -> None:
     writer.close()
 
 
-def test_a_log_that_cannot_be_read_is_not_taken_for_none(logs: Logs) -> None:
+def test_unreadable_log_is_an_error_not_an_empty_log(logs: Logs) -> None:
     logs.writer().write(b"hello\n")
     closed = os.dup(logs.jobs)
     os.close(closed)

@@ -1,4 +1,4 @@
-"""Processes and records where files run out, or somebody has put something in the way."""
+"""Processes and files of runs where the machine runs out of files, or a job has put something in the way."""
 
 import errno
 import json
@@ -54,7 +54,7 @@ def test_process_that_cannot_be_looked_at_is_not_taken_to_be_gone(monkeypatch: p
         kill_where(lambda pid: pid == os.getppid())
 
 
-def test_nobody_kills_himself() -> None:
+def test_process_does_not_kill_itself() -> None:
     assert kill_where(lambda pid: pid == os.getpid()) == 0
 
 
@@ -71,7 +71,7 @@ def test_process_that_works_has_more_turns_each_time() -> None:
     until(lambda: (context_switches(os.getpid()) or 0) > before)
 
 
-def test_record_is_written_whatever_somebody_has_put_in_its_way(folder: int, tmp_path: Path) -> None:
+def test_record_is_written_whatever_is_in_its_way(folder: int, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.json.part")
     put(folder, "x.json", {"a": 1})
     assert (get(folder, "x.json") or {})["a"] == 1

@@ -1,4 +1,4 @@
-"""The runner's own parts: how light it is, and how it reckons with deadlines."""
+"""The runner: how light it is, and when its lease ends."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_lease_ends_as_its_mode_says(
 
 
 @pytest.mark.parametrize(("clock", "want"), [(-1e6, 30.0), (1000.0, 30.0), (1020.0, 10.0), (1e9, 0.0)])
-def test_clock_that_jumps_gives_nobody_more_time(
+def test_clock_that_jumps_gives_no_run_more_time(
     folder: int, monkeypatch: pytest.MonkeyPatch, clock: float, want: float
 ) -> None:
     monkeypatch.setattr("poise.service.backends.local.runner.supervisor.now", lambda: clock)
@@ -102,7 +102,7 @@ def test_clock_that_jumps_gives_nobody_more_time(
     assert left(made.term_at) == pytest.approx(want)
 
 
-def test_later_wishes_only_make_it_sooner(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_requests_only_make_it_sooner(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poise.service.backends.local.runner.supervisor.now", lambda: 1000.0)
     made = lease(folder, ends=1030.0, seconds=30.0, mode="checkpoint")
     put(folder, "lease.json", {"ends": 1900.0, "seconds": 900.0, "mode": "checkpoint"})
@@ -114,7 +114,7 @@ def test_later_wishes_only_make_it_sooner(folder: int, monkeypatch: pytest.Monke
     assert left(made.kill_at) == pytest.approx(10)
 
 
-def test_job_that_may_run_for_so_long_has_an_end_without_any_lease(folder: int) -> None:
+def test_job_that_with_a_maximum_duration_has_an_end_without_any_lease(folder: int) -> None:
     made = lease(folder, ends=None, seconds=None, mode=None, seconds_left=5.0)
     assert left(made.term_at) == pytest.approx(5)
     assert left(made.kill_at) == pytest.approx(15)

@@ -299,7 +299,7 @@ def _ranks(count: int, monkeypatch: pytest.MonkeyPatch, **more: object) -> list[
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_ranks_stop_at_the_same_step_whoever_comes_first(run: Run, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+def test_ranks_stop_at_the_same_step_whichever_comes_first(run: Run, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
     """A step is begun by all in any order, and done when all have begun it."""
     ranks = _ranks(3, monkeypatch)
     order = ranks[first:] + ranks[:first]

@@ -349,7 +349,7 @@ class Supervisor:
         was_free_to_end = self._sent is None or self._lease.mode == CHECKPOINT
         if was_free_to_end and codes and not any(codes) and not self._worker_left():
             return "finished", None
-        if self._lease.mode is None:  # nobody asked for it: the runner itself was sent TERM, as the machine goes down
+        if self._lease.mode is None:  # not asked for: the runner itself was sent TERM, as the machine goes down
             return "failed", LOST
         return "yielded", None
 

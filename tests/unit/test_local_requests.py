@@ -1,4 +1,4 @@
-"""What is found out at submission, so that nothing waits for hours only to fail."""
+"""Requests are checked at submission, so that no job waits for hours only to fail."""
 
 from pathlib import Path
 from typing import Any

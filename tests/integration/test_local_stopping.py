@@ -1,4 +1,4 @@
-"""Runs of real processes: how they leave, and what is left of them."""
+"""Runs of real processes: how they are stopped, and what is left of them."""
 
 import json
 import os
@@ -170,7 +170,7 @@ def moves():
 """To a process group of its making: the one that it was started in is empty."""
 
 
-def test_replica_that_moves_to_another_process_group_is_told_when_its_time_is_up(stage: LocalStage) -> None:
+def test_replica_that_moves_to_another_process_group_gets_term_when_its_time_is_up(stage: LocalStage) -> None:
     stage.run("1", MOVES + "moves()\ntime.sleep(1000)", max_duration=0.5)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "max-duration", (-15,))
@@ -185,7 +185,7 @@ def test_replica_that_moves_to_another_process_group_does_not_outlive_its_gang(s
     assert (ended.how, ended.codes) == (RunEnding.FAILED, (1, -9))
 
 
-def test_replica_is_told_to_go_once(stage: LocalStage) -> None:
+def test_replica_gets_term_once(stage: LocalStage) -> None:
     counts = "signal.signal(15, lambda *_: print('told', flush=True)); print('ready', flush=True)\n"
     stage.run("1", "import signal, time; " + counts + "while True: time.sleep(1)", preemption="restart")
     stage.says("1", "ready")
@@ -288,14 +288,14 @@ def test_runner_that_waits_for_room_to_write_down_the_end_is_let(
     assert (ended.how, ended.codes) == (RunEnding.FINISHED, (0,))
 
 
-def test_runner_that_is_told_to_go_ends_its_run_as_lost(stage: LocalStage) -> None:
+def test_runner_that_gets_term_ends_its_run_as_lost(stage: LocalStage) -> None:
     stage.begun("1")
     os.kill(stage.said("1", "runner.json")["pid"], signal.SIGTERM)
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "node-lost", (-15,))
 
 
-def test_replicas_do_not_outlive_their_runner_though_nobody_looks(stage: LocalStage) -> None:
+def test_replicas_do_not_outlive_their_runner_without_a_service(stage: LocalStage) -> None:
     order = stage.begun("1")
     runner = stage.said("1", "runner.json")
     stage.backend.close()

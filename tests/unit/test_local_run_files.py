@@ -1,4 +1,4 @@
-"""What a job writes into its files, whatever it is: none of it reaches the service unless it makes sense."""
+"""Files that a job writes: nothing in them reaches the service unless it makes sense."""
 
 import json
 import os
@@ -22,7 +22,7 @@ reports = st.fixed_dictionaries(dict.fromkeys(("steps", "total", "checkpoint", "
 
 
 @given(reports)
-def test_a_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, object]) -> None:
+def test_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, object]) -> None:
     report = read_progress("1", 1, fields)
     if report is None:
         return
@@ -33,7 +33,7 @@ def test_a_report_is_taken_only_with_numbers_that_make_sense(fields: dict[str, o
 
 
 @given(st.text(st.characters(categories=["L", "N", "Z", "C"])))
-def test_a_cause_is_one_line_that_can_be_written_and_printed(text: str) -> None:
+def test_cause_is_one_line_that_can_be_written_and_printed(text: str) -> None:
     told = cause_line(text)
     assert told is not None
     assert told.isprintable()

@@ -1,4 +1,4 @@
-"""What a job does to the files of its run: its own run pays for that, its GPUs come free, and the back end goes on."""
+"""What a job does to the files of its run: its own run fails, its GPUs are freed, and the back end goes on."""
 
 import errno
 import json
@@ -90,7 +90,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
-def test_numbers_that_no_machine_has_do_not_keep_the_world_from_starting(stage: LocalStage, kind: str) -> None:
+def test_numbers_that_no_machine_has_do_not_keep_the_back_end_from_starting(stage: LocalStage, kind: str) -> None:
     order = meddled(stage, "1", NONSENSE[kind])
     stage.reopen((order, DesiredState.RUN))
     stage.run("2", "", 1)
@@ -130,7 +130,7 @@ def test_run_that_has_removed_its_directory_does_not_run_twice_at_once(stage: Lo
     assert not stage.processes()
 
 
-def test_run_that_has_removed_its_directory_and_that_nobody_knows_is_ended(stage: LocalStage) -> None:
+def test_run_that_has_removed_its_directory_and_is_unknown_is_ended(stage: LocalStage) -> None:
     meddled(stage, "1", "shutil.rmtree(run)")
     assert stage.processes()
     stage.reopen()
@@ -230,7 +230,7 @@ def test_lock_that_is_no_file_frees_the_gpus_of_a_dead_runner(stage: LocalStage)
     assert stage.wait(RunEnded, "1").cause == "node-lost"
 
 
-def test_lock_that_somebody_else_has_frees_the_gpus_of_a_dead_runner(stage: LocalStage) -> None:
+def test_lock_that_another_process_holds_frees_the_gpus_of_a_dead_runner(stage: LocalStage) -> None:
     holds = "import fcntl, sys; lock = open(sys.argv[1]); fcntl.flock(lock, 2); print('held', flush=True);" + WAITS
     order = stage.begun("1")
     runner = json.loads((stage.run_dir("1") / "runner.json").read_text())["pid"]
@@ -266,13 +266,13 @@ def test_runner_that_works_is_not_taken_for_a_silent_one(stage: LocalStage) -> N
 # Nothing is waited for that may never come
 
 
-def test_pipe_where_the_lease_is_written_does_not_stop_the_world(stage: LocalStage) -> None:
+def test_pipe_where_the_lease_is_written_does_not_block_the_back_end(stage: LocalStage) -> None:
     meddled(stage, "1", "os.mkfifo(run + '/lease.json.part')")
     stage.backend.stop("1", 1, notice(0.1))
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
-def test_pipe_where_the_runner_logs_does_not_stop_the_world(stage: LocalStage) -> None:
+def test_pipe_where_the_runner_logs_does_not_block_the_back_end(stage: LocalStage) -> None:
     stage.run("1", HERE + "os.mkdir(run[:-1] + '2'); os.mkfifo(run[:-1] + '2/runner.log'); sys.exit(1)")
     stage.wait(RunEnded, "1")
     stage.run("1", epoch=2)
