@@ -17,8 +17,8 @@ from unittest.mock import patch
 import click
 import pytest
 
-from poise.cli.app import _run
 from poise.cli.app import poise as program
+from poise.cli.app import run
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Public traces; tests that want one skip where it is absent."""
@@ -83,7 +83,7 @@ def poise(*words: object, stdin: bytes = b"") -> Said:
     given = io.TextIOWrapper(io.BytesIO(stdin))
     argv = ["poise", *map(str, words)]
     with patch.object(sys, "argv", argv), patch.object(sys, "stdin", given), redirect_stdout(out), redirect_stderr(err):
-        code = _run()
+        code = run()
     return Said(code, out.getvalue(), err.getvalue())
 
 

@@ -5,7 +5,7 @@ All policies of the catalogue take about four minutes of two cores.
 
 import sys
 
-from poise.cli.audit import carried_out
+from poise.cli.audit import run_tasks
 from poise.lab.audit.audit import built_in_tasks, findings
 from poise.lab.audit.findings import Finding, Property
 from poise.lab.audit.misreporting import LieKind
@@ -23,7 +23,7 @@ def main() -> int:
     for name in sys.argv[1:] or POLICIES:
         tasks = built_in_tasks(Experiment(parse_cluster("gpu:1"), name))
         print(
-            f"| `{name}` | {' | '.join(map(_cell, _row(findings(tasks, carried_out(tasks, name, quiet=True)))))} |",
+            f"| `{name}` | {' | '.join(map(_cell, _row(findings(tasks, run_tasks(tasks, name, quiet=True)))))} |",
             flush=True,
         )
     return 0

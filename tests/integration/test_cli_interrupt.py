@@ -204,7 +204,7 @@ def test_ctrl_c_while_a_trace_is_read_says_that_nothing_was_done(monkeypatch: py
         signal.raise_signal(signal.SIGINT)
         raise AssertionError
 
-    monkeypatch.setattr("poise.cli.options.read_trace", reading)
+    monkeypatch.setattr("poise.cli.experiment.read_trace", reading)
     assert poise("simulate", "-") == NOTHING
 
 

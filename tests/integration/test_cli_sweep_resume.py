@@ -149,7 +149,7 @@ def test_a_damaged_line_is_told_and_its_cell_run_again(tmp_path: Path) -> None:
 def test_what_a_crash_left_in_the_cache_is_no_obstacle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("compare", *SMALL, "--policies", "fifo", "--seeds", "2", "--json")
     with monkeypatch.context() as patched:
-        patched.setattr("poise.cli.sweep.State.remove", lambda _: None)
+        patched.setattr("poise.cli.sweep.SweepState.remove", lambda _: None)
         want = without_effort(poise(*words).json)
     (state,) = cache.iterdir()
     state.write_bytes(b"\x00" * 4096)

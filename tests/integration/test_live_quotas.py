@@ -90,7 +90,7 @@ def test_whoever_sits_at_a_terminal_is_asked_first(server: Server, monkeypatch: 
     monkeypatch.setenv("POISE_URL", server.url)
     monkeypatch.setenv("POISE_TOKEN", server.token)
     submitted(server, server.token, 2)
-    monkeypatch.setattr("poise.cli.control.is_asked", lambda: True)
+    monkeypatch.setattr("poise.cli.control.can_ask", lambda: True)
     no = poise("cancel", "--tenant", "default", stdin=b"n\n")
     assert (no.code, no.out) == (1, "")
     assert no.err.startswith("Cancel 2 jobs of tenant default? [y/N]")

@@ -1,6 +1,5 @@
 """`poise analyze`: the Philly study of any trace or journal."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
@@ -10,15 +9,13 @@ from typing import Any
 
 import click
 
-from poise.cli.output import OutputKind, check_file, console, force_option, over, show_notes, show_table
-from poise.cli.shares import as_journal
+from poise.cli.options import FILE, force_option, journal_file, only_json_option, print_json
+from poise.cli.output import check_report, console, show_notes, show_table
 from poise.cli.simulate import show_knobs
-from poise.lab.analysis.sources import Subject, journal_at, trace_subject
-from poise.lab.analysis.sources import journal_subject as journal_subject
+from poise.lab.analysis.sources import Subject, journal_at, journal_subject, trace_subject
 from poise.lab.analysis.study import KEYS, covered, study
 from poise.lab.analysis.tables import Layout, StudyPart, Value
 from poise.lab.report.characterisation import bar, characterisation_page, table
-from poise.lab.report.page import HtmlTable
 from poise.lab.traces.reader import read_trace
 from poise.lab.traces.registry import format_names
 from poise.lab.traces.synthetic import HELP, SYNTHETIC
@@ -29,7 +26,7 @@ MAIN = (
     "overview", "sizes", "statuses", "tenants", "delays_by_size", "causes", "order", "nodes", "speed_by_size", "attempts",
     "failures", "losses",
 )  # fmt: skip
-"""Parts that a terminal shows unless one is asked for."""
+"""Parts that are printed unless one is asked for."""
 MOST_ROWS = 15
 WIDEST = 120
 """Characters of a line of text."""
@@ -47,9 +44,9 @@ Examples:
 @click.option("--format", "trace_format", default="auto", show_default=True, help=f"One of {', '.join(format_names())}.")
 @click.option("--throughputs", metavar="FILE", help="Speeds of jobs that state steps and no duration.  [default: shipped]")
 @click.option("--part", metavar="KEY", help=f"One part alone, with all its rows: {', '.join(KEYS)}.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with figures to a file.")
+@click.option("--html", type=FILE, help="Write a page with figures to a file.")
 @force_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else there.")
+@only_json_option
 @click.option("--quiet", is_flag=True, help="No notes on stderr.")
 def analyze(
     source: str,
@@ -72,16 +69,30 @@ def analyze(
         return 0
     if part is not None and part not in KEYS:
         raise UnknownNameError("part of the study", part, KEYS)
-    show_notes(check_file("--html", html, OutputKind.REPORT, over(force=force)), quiet=quiet)
+    check_report(html, force=force, quiet=quiet)
     subject = _subject(source, reading["trace_format"] or "auto", reading["throughputs"])
-    _present(subject, part, html, as_json=as_json, quiet=quiet)
+    parts = study(subject.records)
+    if html is not None:
+        problem = (f"Not read to its end: {subject.problem}",) if subject.problem else ()
+        footer = "\n\n".join((*problem, *subject.notes))
+        page = characterisation_page(subject.name, "\n\n".join(_intro(subject)), parts, footer=footer)
+        html.write_text(page, encoding="utf-8")
+    if part is not None:
+        parts = tuple(each for each in parts if each.key == part)
+    show_notes(subject.notes, quiet=quiet)
+    if as_json:
+        print_json(_document(subject, parts))
+    else:
+        _show(subject, parts, part)
+        if html is not None:
+            click.echo(f"report: {html}")
     if subject.problem is not None:
         click.echo(f"poise: {subject.problem}", err=True)
     return 0 if subject.problem is None else 1
 
 
 def _subject(source: str, trace_format: str, throughputs: str | None) -> Subject:
-    with as_journal(Path(source)) as file:
+    with journal_file(Path(source)) as file:
         journal = journal_at(str(file))
         if journal is not None:
             subject = journal_subject(journal)
@@ -90,24 +101,8 @@ def _subject(source: str, trace_format: str, throughputs: str | None) -> Subject
     return trace_subject(read_trace(source, format=trace_format), table)
 
 
-def _present(subject: Subject, chosen: str | None, html: Path | None, *, as_json: bool, quiet: bool) -> None:
-    parts = study(subject.records)
-    if html is not None:
-        page = characterisation_page(subject.name, "\n\n".join(_intro(subject)), parts, footer=_footer(subject))
-        html.write_text(page, encoding="utf-8")
-    if chosen is not None:
-        parts = tuple(part for part in parts if part.key == chosen)
-    show_notes(subject.notes, quiet=quiet)
-    if as_json:
-        click.echo(json.dumps(document(subject, parts), allow_nan=False))
-        return
-    _show(subject, parts, chosen)
-    if html is not None:
-        click.echo(f"report: {html}")
-
-
 def _intro(subject: Subject) -> list[str]:
-    """What this is, and what it covers."""
+    """Sentences on what this is, and what it covers."""
     there, lacking = covered(subject.records)
     about = "".join(f"; {name} {value}" for name, value in subject.about)
     told = [f"It tells {', '.join(there)}."] if there else []
@@ -116,31 +111,26 @@ def _intro(subject: Subject) -> list[str]:
     return [f"{jobs:,} job{'s' * (jobs != 1)} of a {subject.source}{about}.", *told, *lacks]
 
 
-def _footer(subject: Subject) -> str:
-    problem = (f"Not read to its end: {subject.problem}",) if subject.problem else ()
-    return "\n\n".join((*problem, *subject.notes))
-
-
-def document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
-    """Everything as JSON: times in seconds, shares from 0 to 1."""
+def _document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
+    """Everything as JSON: times in seconds, fractions from 0 to 1."""
     there, lacking = covered(subject.records)
     about = {"kind": str(subject.source), "name": subject.name, "jobs": len(subject.records.gpus), **dict(subject.about)}
+    found = {}
+    for part in parts:
+        rows = [{key: _json_value(value) for key, value in row.items()} for row in part.records()]
+        texts = {"title": part.title, "text": part.text, "caveat": part.caveat}
+        found[part.key] = {**texts, "rows": rows, "missing": part.missing or None}
     return {
         "source": about,
         "covers": there,
         "lacks": lacking,
-        "parts": {part.key: _part(part) for part in parts},
+        "parts": found,
         "notes": list(subject.notes),
         "problem": subject.problem,
     }
 
 
-def _part(part: StudyPart) -> dict[str, Any]:
-    rows = [{key: _plain(value) for key, value in row.items()} for row in part.records()]
-    return {"title": part.title, "text": part.text, "caveat": part.caveat, "rows": rows, "missing": part.missing or None}
-
-
-def _plain(value: Value) -> Value:
+def _json_value(value: Value) -> Value:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -162,29 +152,26 @@ def _show(subject: Subject, parts: Sequence[StudyPart], chosen: str | None) -> N
 
 
 def _say(*paragraphs: str) -> None:
-    """Text, in lines that a terminal has room for."""
+    """Print paragraphs, wrapped to the terminal."""
     width = min(WIDEST, console().width)
     for each in paragraphs:
         click.echo(fill(each, width, break_long_words=False, break_on_hyphens=False))
 
 
 def _show_part(part: StudyPart, most: int | None) -> None:
+    """Print a part: all rows with the text about it, or at most `most` rows."""
     if most is None and part.text:
         _say(part.text, "")
     if part.rows:
-        show_table(_with_bars(part, table(part, most)), part.title)
+        shown = table(part, most)
+        if part.bar:  # a column of fractions is shown once more, as bars
+            place = [column.key for column in part.columns].index(part.bar)
+            rows = tuple((*cells, bar(row[place])) for cells, row in zip(shown.rows, part.rows, strict=False))
+            shown = replace(shown, columns=(*shown.columns, ""), rows=rows, words=(*(shown.words or ()), ""))
+        show_table(shown, part.title)
     else:
         _say(f"{part.title}: nothing", "")
     if most is not None and len(part.rows) > most and part.layout is Layout.TABLE:
         _say(f"{most} of {len(part.rows):,} rows; all with --part {part.key}", "")
     if part.caveat:
         _say(part.caveat, "")
-
-
-def _with_bars(part: StudyPart, shown: HtmlTable) -> HtmlTable:
-    """A column of shares once more, as bars."""
-    if not part.bar:
-        return shown
-    place = [column.key for column in part.columns].index(part.bar)
-    rows = tuple((*cells, bar(row[place])) for cells, row in zip(shown.rows, part.rows, strict=False))
-    return replace(shown, columns=(*shown.columns, ""), rows=rows, words=(*(shown.words or ()), ""))

@@ -1,7 +1,7 @@
-"""`poise`: the group of verbs, and what a user sees of errors: one line, and an exit code.
+"""`poise`: the table of verbs, and how a command ends: with one line about an error, and an exit code.
 
-0 done · 1 the work failed · 2 the request was wrong · 130 interrupted · 141 the reader of the output has gone. No
-traceback for a wrong input.
+0 done · 1 the work failed · 2 the request was wrong · 130 interrupted · 141 the reader of the output has gone. A wrong input
+gets no traceback. A verb's module is imported when the verb is typed, so that `poise queue` does not load the simulator.
 """
 
 import os
@@ -16,42 +16,36 @@ from poise.cli import INTERRUPTED, UNREAD
 from poise.scheduler.model.errors import InvariantError, PoiseError, RequestError, UnknownNameError
 from poise.service.wire.request import plain
 
-STUDY = ("demo", "simulate", "compare", "analyze", "policies", "replay", "audit", "bench")
-LIVE = (
-    "serve", "submit", "queue", "show", "logs", "wait", "why", "cancel", "hold", "release", "nodes", "shares", "events",
-    "use", "tokens", "repair",
-)  # fmt: skip
-VERBS = (*STUDY, *LIVE)
-MODULES = {
-    **{verb: verb for verb in VERBS},
-    **dict.fromkeys(("show", "why", "nodes"), "queue"),
-    **dict.fromkeys(("cancel", "hold", "release"), "control"),
-    **dict.fromkeys(("use", "tokens", "repair"), "admin"),
-    "demo": "compare",
-    "events": "logs",
-    "replay": "simulate",
-    "wait": "submit",
-}
-"""The module that holds each verb."""
+VERBS = {
+    # studies: simulation and analysis; no service is involved
+    "demo": "compare", "simulate": "simulate", "replay": "simulate", "compare": "compare", "analyze": "analyze",
+    "policies": "policies", "audit": "audit", "bench": "bench",
+    # jobs of the running service
+    "submit": "submit", "wait": "submit", "queue": "queue", "show": "queue", "why": "queue", "nodes": "queue",
+    "logs": "logs", "events": "logs", "cancel": "control", "hold": "control", "release": "control", "shares": "shares",
+    # the service itself
+    "serve": "serve", "use": "admin", "tokens": "admin", "repair": "admin",
+}  # fmt: skip
+"""Each verb, and the module of this package that holds its command, which has the verb's name."""
 
 
 class Verbs(click.Group):
-    """One module a verb, read when the verb is typed; a wrong verb is answered with the nearest right ones."""
+    """Imports a verb's module when the verb is used; answers a wrong verb with the nearest right ones."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs."""
+        """All verbs, sorted."""
         return sorted(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of this name."""
+        """The command of this name."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(import_module(f"poise.cli.{MODULES[cmd_name]}"), cmd_name)
+        command = getattr(import_module(f"poise.cli.{VERBS[cmd_name]}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that was typed."""
+        """The command that was typed."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UnknownNameError("command", args[0], VERBS)
         return super().resolve_command(ctx, args)
@@ -74,74 +68,58 @@ def poise() -> None:
 
 def main() -> None:
     """Run a command and exit with its code."""
-    _settle_streams()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a letter that a terminal cannot show is no reason to fail
+    if sys.stdin is None:  # it was closed
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
     try:
-        code = _run()
+        code = run()
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         code = UNREAD
     except OSError as error:
-        code = _say_os(error)
+        code = _fail(_os_problem(error), 1)
     if code == UNREAD:
-        _drop_output()
+        # Discard what is still buffered: otherwise Python complains when it ends, and exits with a code of its own.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                os.dup2(nowhere, stream.fileno())
     sys.exit(code)
 
 
-def _drop_output() -> None:
-    """Lead what is still to be written nowhere: else Python complains at its end, and exits with a code of its own."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is not None:
-            os.dup2(nowhere, stream.fileno())
-
-
-def _settle_streams() -> None:
-    """A letter that a terminal cannot show is no reason to fail; neither is a standard input that was closed."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - it stays open until the process ends
-
-
-def _run() -> int:
+def run() -> int:
+    """Run the command of sys.argv; its exit code. Only a bug of ours raises."""
     try:
         result = poise.main(prog_name="poise", standalone_mode=False)
+        code = result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except (click.ClickException, RequestError) as error:
-        return _refuse(error)
+        code = stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = 2
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f" (see {context.command_path} --help)" if context else ""
+        code = _fail(" ".join(error.format_message().split()) + hint, 2)
     except InvariantError:
         raise  # a bug of ours: the traceback is the report
     except PoiseError as error:
-        return _say(error, 1)
+        code = _fail(error, 2 if isinstance(error, RequestError) else 1)
     except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted before anything was finished", INTERRUPTED)
-    except (BrokenPipeError, SystemExit):  # Click and Rich exit when they find that the reader of the output has gone
-        return UNREAD
+        code = _fail("interrupted before anything was finished", INTERRUPTED)
+    except (BrokenPipeError, SystemExit):  # Click and Rich exit if the reader of the output has gone
+        code = UNREAD
     except OSError as error:
-        return _say_os(error)
-    return result if isinstance(result, int) else 0
+        code = _fail(_os_problem(error), 1)
+    return code
 
 
-def _refuse(error: click.ClickException | RequestError) -> int:
-    if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        error.show()
-        return 2
-    return _say(_on_one_line(error) if isinstance(error, click.ClickException) else error, 2)
+def _os_problem(error: OSError) -> str:
+    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}"
 
 
-def _say_os(error: OSError) -> int:
-    place = f"{error.filename}: " if error.filename else ""
-    return _say(f"{place}{error.strerror or error}", 1)
-
-
-def _on_one_line(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f" (see {context.command_path} --help)" if context else ""
-    return " ".join(error.format_message().split()) + hint
-
-
-def _say(message: object, code: int) -> int:
+def _fail(message: object, code: int) -> int:
     click.echo(f"poise: {plain(str(message))}", err=True)
     return code

@@ -1,13 +1,13 @@
-"""`poise audit`: what a policy does to those who share a cluster: who loses, who envies, whom lies help, who starves."""
+"""`poise audit`: is a policy fair? Sharing incentive, envy, Pareto efficiency, gain from lying, starvation; measured."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from poise.cli.options import DURATION, ExperimentRequest, experiment_options, request_of
+from poise.cli.experiment import experiment_options, read_experiment
+from poise.cli.options import DURATION, print_json
 from poise.cli.output import show_notes, show_table, watching
 from poise.cli.parallel import spread
 from poise.lab.audit.audit import (
@@ -28,7 +28,7 @@ from poise.scheduler.model.errors import RequestError
 
 OF_TRACES = ("cluster", "throughputs", "true_throughputs", "estimate", "trace_format", "jobs", "load", "until", "elastic",
              "micro_batches", "failures")  # fmt: skip
-"""Options that say something of a trace, and nothing of instances that are built in."""
+"""Options that describe a trace, and mean nothing for built-in instances."""
 
 MEASURED: Mapping[Property, str] = {
     Property.SHARING_INCENTIVE: "time taken ÷ time alone on an N-th of the cluster",
@@ -80,14 +80,17 @@ def audit(
     or on a trace. A property that does not hold is a finding; a claim of the catalogue that does not hold is an error.
     """
     _refuse(context, trace, turn, options)
-    request = request_of(trace or "synthetic:jobs=1", options, policy)
+    request = read_experiment(trace or "synthetic:jobs=1", options, policy)
     usual = turn_of(request.experiment.settings)
     seconds = usual if turn is None else turn
     if trace is None:
         tasks = built_in_tasks(request.experiment, seed=options["seed"], draws=instances, turn=seconds)
     else:
-        tasks = _on_trace(request, seconds)
-    found = findings(tasks, carried_out(tasks, policy, quiet=request.quiet))
+        if not request.trace.jobs:
+            raise RequestError(f"{request.trace.name}: there is no job to audit")
+        show_notes(request.notes, quiet=request.quiet)
+        tasks = trace_tasks(request.trace, request.experiment, turn=seconds)
+    found = findings(tasks, run_tasks(tasks, policy, quiet=request.quiet))
     claims = check_claims(request.experiment, found) if trace is None and seconds == usual else []
     about = {
         "policy": policy,
@@ -98,10 +101,14 @@ def audit(
         "turn": seconds,
     }
     if request.as_json:
-        click.echo(json.dumps(document(about, found, claims), allow_nan=False))
+        properties = {str(name): finding.document() for name, finding in found.items()}
+        print_json({**about, "properties": properties, "claims": [claim.document() for claim in claims]})
     else:
         _show(about, found, claims)
-    return _concluded(claims)
+    wrong = [claim for claim in claims if not claim.holds]
+    for claim in wrong:
+        click.echo(f"poise: the catalogue claims that {claim.claim}; measured: {claim.text}", err=True)
+    return 1 if wrong else 0
 
 
 def _refuse(context: click.Context, trace: str | None, turn: float | None, options: Mapping[str, Any]) -> None:
@@ -125,15 +132,8 @@ def _is_given(context: click.Context, option: str) -> bool:
     return context.get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
-def _on_trace(request: ExperimentRequest, turn: float) -> list[Task]:
-    if not request.trace.jobs:
-        raise RequestError(f"{request.trace.name}: there is no job to audit")
-    show_notes(request.notes, quiet=request.quiet)
-    return trace_tasks(request.trace, request.experiment, turn=turn)
-
-
-def carried_out(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Measurement]:
-    """Results in the order of the tasks, which are done on the cores there are."""
+def run_tasks(tasks: Sequence[Task], title: str, *, quiet: bool) -> Iterator[Measurement]:
+    """The measurements in the order of the tasks, which run on all cores."""
     with watching(title, len(tasks), quiet=quiet) as watch:
         done = dict(spread(_work, tasks, watch))
         if watch.interrupted:
@@ -146,30 +146,21 @@ def _work(task: Task) -> list[Measurement]:
     return task.work()
 
 
-def document(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[CheckedClaim]) -> dict[str, Any]:
-    """Everything as JSON."""
-    properties = {str(name): finding.document() for name, finding in found.items()}
-    return {**about, "properties": properties, "claims": [claim.document() for claim in claims]}
-
-
 def _show(about: Mapping[str, Any], found: Mapping[Property, Finding], claims: Sequence[CheckedClaim]) -> None:
     where = f"{about['trace']} on {about['cluster']}" if about["trace"] else f"built-in instances, seed {about['seed']}"
-    show_table(_table(found), f"{about['policy']}: {where}")
+    rows = []
+    for name, finding in found.items():
+        rows.append(_row(_words(name), finding, MEASURED[name]))
+        rows += (_row(f"  {_words(kind)}", part, "") for kind, part in finding.parts.items() if part.cases)
+    columns = ("property", "holds", "worst", "bound", "cases", "measured as")
+    table = HtmlTable(columns, tuple(rows), words=("property", "holds", "measured as"))
+    show_table(table, f"{about['policy']}: {where}")
     for name, finding in found.items():
         case = finding.counterexample
         if case is not None:
             click.echo(f"{_words(name)}: {case.text}.")
     for claim in claims:
         click.echo(f"claimed and {'measured' if claim.holds else 'CONTRADICTED'}: {claim.claim}")
-
-
-def _table(found: Mapping[Property, Finding]) -> HtmlTable:
-    rows = []
-    for name, finding in found.items():
-        rows.append(_row(_words(name), finding, MEASURED[name]))
-        rows += (_row(f"  {_words(kind)}", part, "") for kind, part in finding.parts.items() if part.cases)
-    columns = ("property", "holds", "worst", "bound", "cases", "measured as")
-    return HtmlTable(columns, tuple(rows), words=("property", "holds", "measured as"))
 
 
 def _row(name: str, finding: Finding, measured: str) -> tuple[str, ...]:
@@ -180,11 +171,3 @@ def _row(name: str, finding: Finding, measured: str) -> tuple[str, ...]:
 
 def _words(name: str) -> str:
     return str(name).replace("_", " ")
-
-
-def _concluded(claims: Sequence[CheckedClaim]) -> int:
-    """The exit code; says so if the catalogue claims what does not hold."""
-    wrong = [claim for claim in claims if not claim.holds]
-    for claim in wrong:
-        click.echo(f"poise: the catalogue claims that {claim.claim}; measured: {claim.text}", err=True)
-    return 1 if wrong else 0

@@ -1,120 +1,19 @@
-"""`poise bench solve`: what one allocation costs."""
+"""`poise bench solve`: what one allocation costs. `poise bench fidelity`: one workload live and simulated."""
 
-import json
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, read_cluster
+from poise.cli.options import DURATION, json_option, print_json, read_cluster
 from poise.cli.output import Bar, show_table
-from poise.lab.bench import SolveTiming, WorkloadDraw, time_policy, with_defaults
+from poise.lab.bench import WorkloadDraw, time_policy, with_defaults
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.units import counted
 from poise.scheduler.policies.catalogue import policy_named
-from poise.service.fidelity.comparison import Comparison, compared
-from poise.service.fidelity.live_run import LiveConditions, drawn
 
-# `poise bench fidelity`: the same workload live and simulated.
-
-FIDELITY_EPILOG = """\b
-Examples:
-  poise bench fidelity
-  poise bench fidelity --policy las --jobs 12 --json
-"""
-POLICIES = ("fifo", "las", "max-min")
-
-
-@click.command(epilog=FIDELITY_EPILOG)
-@click.option("--policy", "policies", multiple=True, help="May be repeated.  [default: fifo, las and max-min]")
-@click.option(
-    "--jobs", type=click.IntRange(1, 500), default=30, show_default=True, help="Real processes, one after the other."
-)
-@click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs.")
-@click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round.")
-@click.option(
-    "--load",
-    type=click.FloatRange(0.1, 10.0),
-    default=1.5,
-    show_default=True,
-    help="Work that arrives ÷ work that can be done.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the workload.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0.0, 1.0),
-    default=0.05,
-    show_default=True,
-    help="Largest difference; beyond it, exit code 1.",
-)
-@click.option("--quiet", is_flag=True, help="No progress bar.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401
-    """Run one workload twice, under a live service and in the simulator, and compare makespan and average completion time.
-
-    Jobs are real processes that take a few seconds each. What a start costs is measured live and told the simulator.
-    """
-    cluster, jobs, length = read_cluster(options["cluster"]), options["jobs"], options["round_"]
-    chosen = policies or POLICIES
-    for spec in chosen:
-        policy_named(spec)
-    works = drawn(jobs, options["seed"], cluster, options["load"])
-    found = []
-    for spec in chosen:
-        bar = Bar(f"{spec}, live", jobs, quiet=quiet or as_json)
-        try:
-            found.append(compared(works, LiveConditions(cluster, spec, length), bar.update))
-        finally:
-            bar.close()
-    if as_json:
-        setup = {"cluster": str(cluster), "jobs": jobs, "round": length, "load": options["load"], "seed": options["seed"]}
-        click.echo(json.dumps(setup | {"tolerance": options["tolerance"], "policies": [*map(_document, found)]}))
-    else:
-        show_table(_table(found), f"{counted(jobs, 'job')} on {cluster}, rounds of {length:g} s")
-    return int(any(each.worst > options["tolerance"] for each in found))
-
-
-def _table(found: list[Comparison]) -> HtmlTable:
-    columns = (
-        "policy",
-        "makespan",
-        "simulated",
-        "off by",
-        "average JCT",
-        "simulated",
-        "off by",
-        "preemptions",
-        "simulated",
-        "a start",
-    )
-    rows = [
-        (
-            each.policy,
-            f"{each.live.makespan:.2f} s", f"{each.simulated.makespan:.2f} s", f"{each.makespan_error:+.1%}",
-            f"{each.live.avg_jct:.2f} s", f"{each.simulated.avg_jct:.2f} s", f"{each.jct_error:+.1%}",
-            str(each.live.preemptions), str(each.simulated.preemptions), f"{each.overhead:.3f} s",
-        )
-        for each in found
-    ]  # fmt: skip
-    return HtmlTable(columns, tuple(rows), words=("policy",))
-
-
-def _document(each: Comparison) -> dict[str, object]:
-    return {
-        "policy": each.policy,
-        "overhead": each.overhead,
-        "makespan": each.live.makespan,
-        "simulated_makespan": each.simulated.makespan,
-        "makespan_error": each.makespan_error,
-        "avg_jct": each.live.avg_jct,
-        "simulated_avg_jct": each.simulated.avg_jct,
-        "jct_error": each.jct_error,
-        "preemptions": each.live.preemptions,
-        "simulated_preemptions": each.simulated.preemptions,
-        "jcts": each.live.jcts,
-        "simulated_jcts": each.simulated.jcts,
-    }
-
+if TYPE_CHECKING:
+    from poise.service.fidelity.comparison import Comparison
 
 MOST_JOBS, MOST_TYPES = 1_000_000, 64
 EPILOG = """\b
@@ -129,9 +28,6 @@ Examples:
 @click.group(epilog=EPILOG + "  poise bench fidelity\n")
 def bench() -> None:
     """Measure what Poise itself costs, and how far its simulator is from the real thing."""
-
-
-bench.add_command(fidelity)
 
 
 @bench.command(epilog=EPILOG)
@@ -156,7 +52,7 @@ bench.add_command(fidelity)
 )
 @click.option("--gangs", help="gavel, or SIZE:SHARE/SIZE:SHARE/...  [default: gavel; 1:1 for allox]")
 @click.option("--repeat", "repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs; the fastest counts.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None) -> None:
     """Time one allocation of a share policy, one auction, or one plan, in CPU seconds, on jobs that are drawn at random.
 
@@ -171,28 +67,116 @@ def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None
         figures = time_policy(policy, draw, repeats, bar.update)
     finally:
         bar.close()
-    click.echo(json.dumps(document(spec, draw, figures)) if as_json else line(spec, draw, figures))
-
-
-def document(spec: str, draw: WorkloadDraw, figures: SolveTiming) -> dict[str, object]:
-    """The result as JSON; an objective that is none is null."""
-    return {
-        "policy": spec,
-        "jobs": draw.jobs,
-        "seconds": figures.best,
-        "objective": figures.objective if isfinite(figures.objective) else None,
-        "types": draw.types,
-        "seed": draw.seed,
-        "classes": draw.classes,
-        "gpus": figures.gpus,
-        "repeats": len(figures.seconds),
-        "bound": figures.bound if isfinite(figures.bound) else None,
-    }
-
-
-def line(spec: str, draw: WorkloadDraw, figures: SolveTiming) -> str:
-    """The result for a person."""
+    has_objective, has_bound = isfinite(figures.objective), isfinite(figures.bound)
+    if as_json:
+        found = {
+            "policy": spec,
+            "jobs": draw.jobs,
+            "seconds": figures.best,
+            "objective": figures.objective if has_objective else None,
+            "types": draw.types,
+            "seed": draw.seed,
+            "classes": draw.classes,
+            "gpus": figures.gpus,
+            "repeats": len(figures.seconds),
+            "bound": figures.bound if has_bound else None,
+        }
+        print_json(found)
+        return
     where = f"{counted(draw.jobs, 'job')} on {counted(figures.gpus, 'GPU')} of {counted(figures.types, 'type')}"
-    aim = f"; objective {figures.objective:.6g}" if isfinite(figures.objective) else ""
-    aim += f", none below {figures.bound:.6g} is possible" if isfinite(figures.bound) else ""
-    return f"{spec}: {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}"
+    aim = f"; objective {figures.objective:.6g}" if has_objective else ""
+    aim += f", none below {figures.bound:.6g} is possible" if has_bound else ""
+    click.echo(f"{spec}: {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}")
+
+
+FIDELITY_EPILOG = """\b
+Examples:
+  poise bench fidelity
+  poise bench fidelity --policy las --jobs 12 --json
+"""
+POLICIES = ("fifo", "las", "max-min")
+
+
+@bench.command(epilog=FIDELITY_EPILOG)
+@click.option("--policy", "policies", multiple=True, help="May be repeated.  [default: fifo, las and max-min]")
+@click.option(
+    "--jobs", type=click.IntRange(1, 500), default=30, show_default=True, help="Real processes, one after the other."
+)
+@click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs.")
+@click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round.")
+@click.option(
+    "--load",
+    type=click.FloatRange(0.1, 10.0),
+    default=1.5,
+    show_default=True,
+    help="Work that arrives ÷ work that can be done.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the workload.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.05,
+    show_default=True,
+    help="Largest difference; beyond it, exit code 1.",
+)
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+@json_option
+def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401
+    """Run one workload twice, under a live service and in the simulator, and compare makespan and average completion time.
+
+    Jobs are real processes that take a few seconds each. What a start costs is measured live and told the simulator.
+    """
+    # `bench solve` needs no service.
+    from poise.service.fidelity.comparison import compare
+    from poise.service.fidelity.live_run import FidelitySetup, draw_workload
+
+    cluster, count, length = read_cluster(options["cluster"]), options["jobs"], options["round_"]
+    chosen = policies or POLICIES
+    for spec in chosen:
+        policy_named(spec)
+    jobs = draw_workload(count, options["seed"], cluster, options["load"])
+    found = []
+    for spec in chosen:
+        bar = Bar(f"{spec}, live", count, quiet=quiet or as_json)
+        try:
+            found.append(compare(jobs, FidelitySetup(cluster, spec, length), bar.update))
+        finally:
+            bar.close()
+    if as_json:
+        setup = {"cluster": str(cluster), "jobs": count, "round": length, "load": options["load"], "seed": options["seed"]}
+        print_json(setup | {"tolerance": options["tolerance"], "policies": [*map(_fidelity_document, found)]})
+    else:
+        show_table(_fidelity_table(found), f"{counted(count, 'job')} on {cluster}, rounds of {length:g} s")
+    return int(any(each.worst > options["tolerance"] for each in found))
+
+
+def _fidelity_table(found: "list[Comparison]") -> HtmlTable:
+    measured = ("makespan", "average JCT")
+    columns = ("policy", *(word for each in measured for word in (each, "simulated", "off by")), "preemptions", "simulated")
+    rows = [
+        (
+            each.policy,
+            f"{each.live.makespan:.2f} s", f"{each.simulated.makespan:.2f} s", f"{each.makespan_error:+.1%}",
+            f"{each.live.avg_jct:.2f} s", f"{each.simulated.avg_jct:.2f} s", f"{each.jct_error:+.1%}",
+            str(each.live.preemptions), str(each.simulated.preemptions), f"{each.overhead:.3f} s",
+        )
+        for each in found
+    ]  # fmt: skip
+    return HtmlTable((*columns, "a start"), tuple(rows), words=("policy",))
+
+
+def _fidelity_document(each: "Comparison") -> dict[str, object]:
+    return {
+        "policy": each.policy,
+        "overhead": each.overhead,
+        "makespan": each.live.makespan,
+        "simulated_makespan": each.simulated.makespan,
+        "makespan_error": each.makespan_error,
+        "avg_jct": each.live.avg_jct,
+        "simulated_avg_jct": each.simulated.avg_jct,
+        "jct_error": each.jct_error,
+        "preemptions": each.live.preemptions,
+        "simulated_preemptions": each.simulated.preemptions,
+        "jcts": each.live.jcts,
+        "simulated_jcts": each.simulated.jcts,
+    }

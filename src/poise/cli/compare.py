@@ -1,6 +1,5 @@
-"""`poise compare`: several policies over one trace, side by side."""
+"""`poise compare`: several policies over one trace, side by side. `poise demo`: the same on built-in data."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import click
 
 from poise.cli import INTERRUPTED
-from poise.cli.options import experiment_options, request_of
-from poise.cli.output import OutputKind, check_file, force_option, over, show_notes, show_table, watching
+from poise.cli.experiment import experiment_options, read_experiment
+from poise.cli.options import FILE, force_option, json_option, print_json
+from poise.cli.output import check_report, show_notes, show_table, watching
 from poise.cli.parallel import spread, workers_for
 from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
 from poise.lab.analysis.summary import Summary
@@ -34,7 +34,7 @@ Examples:
 @click.argument("trace")
 @click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8.")
 @experiment_options
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a report with figures to a file.")
+@click.option("--html", type=FILE, help="Write a report with figures to a file.")
 @force_option
 @click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2.")
 @click.option(
@@ -46,7 +46,7 @@ Examples:
 )
 @click.option(
     "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Keep the finished runs of a sweep in FILE, and go on from there.  [default: in the cache, until it is complete]",
 )
@@ -66,27 +66,21 @@ def compare(
     With --loads or --seeds it is a sweep: every policy at every load with every seed, on the cores there are. Ctrl-C
     stops it, and the same command goes on from there.
     """
-    allowed = over(force=options.pop("force"))
-    show_notes(check_file("--html", html, OutputKind.REPORT, allowed), quiet=options["quiet"])
+    check_report(html, force=options.pop("force"), quiet=options["quiet"])
     names = split_policies(policies)
     if loads is not None or seeds is not None:
-        asked = Sweep(_loads(loads, options["load"]), seeds or 1, state, CellStart.FRESH if fresh else CellStart.RESUME)
+        if loads is not None and options["load"] != 1:
+            raise RequestError("--load and --loads say different things of the same trace; give one of the two")
+        factors = parse_loads(str(options["load"]), "--load") if loads is None else parse_loads(loads)
+        asked = Sweep(factors, seeds or 1, state, CellStart.FRESH if fresh else CellStart.RESUME)
         return sweep(trace, names, asked, html, options)
     if state is not None or fresh:
         raise RequestError(f"{'--state' if state else '--fresh'} is for sweeps; give --loads or --seeds too")
     return _compare(trace, names, html, options)
 
 
-def _loads(loads: str | None, load: float) -> tuple[float, ...]:
-    if loads is None:
-        return parse_loads(str(load), "--load")
-    if load != 1:
-        raise RequestError("--load and --loads say different things of the same trace; give one of the two")
-    return parse_loads(loads)
-
-
 def _compare(trace: str, names: list[str], html: Path | None, options: dict[str, Any]) -> int:
-    request = request_of(trace, options, names[0])
+    request = read_experiment(trace, options, names[0])
     experiments = [replace(request.experiment, policy=name) for name in names]
     for experiment in experiments:
         experiment.effective_policy()
@@ -97,10 +91,10 @@ def _compare(trace: str, names: list[str], html: Path | None, options: dict[str,
     title = f"{request.trace.name} on {request.experiment.cluster}"
     try:
         if request.as_json:
-            click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
+            print_json([summary.document() for summary in summaries])
         else:
             show_table(table(summaries), title)
-    finally:  # a reader of the table who has gone does not cost the report, nor a disk that is full the table
+    finally:  # the report is written even if the reader of the table has gone
         if html is not None:
             intro = f"{counted(len(request.trace.jobs), 'job')} of {title}."
             html.write_text(comparison_page(title, intro, runs), encoding="utf-8")
@@ -119,7 +113,7 @@ def _notes_after(summaries: Sequence[Summary]) -> Iterator[str]:
 
 
 def conclude(runs: Sequence[ComparedRun], names: Sequence[str]) -> int:
-    """The exit code; says so if not all that was asked for is there."""
+    """The exit code; prints a line if results are missing."""
     if len(runs) == len(names) and not any(run.summary.partial for run in runs):
         return 0
     click.echo(f"poise: interrupted; {len(runs)} of {len(names)} policies are shown, results may be partial", err=True)
@@ -140,28 +134,26 @@ def split_policies(text: str) -> list[str]:
 
 
 def run_all(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> list[ComparedRun]:
-    """Run the experiments on the cores there are; those that were interrupted are left out."""
-    if workers_for(len(experiments)) == 1:
-        return list(_one_by_one(trace, experiments, quiet=quiet))
-    with watching("policies", len(experiments), quiet=quiet) as watch:
-        done = dict(spread(_simulate, experiments, watch, begin=_begin, given=(trace,)))
-    return [done[place] for place in sorted(done)]
-
-
-def _one_by_one(trace: Trace, experiments: Sequence[Experiment], *, quiet: bool) -> Iterator[ComparedRun]:
+    """Run the experiments on all cores. After an interruption, those that finished; on one core, the last one is partial."""
+    if workers_for(len(experiments)) > 1:
+        with watching("policies", len(experiments), quiet=quiet) as watch:
+            done = dict(spread(_simulate, experiments, watch, initialize=_initialize, arguments=(trace,)))
+        return [done[place] for place in sorted(done)]
+    runs: list[ComparedRun] = []
     for experiment in experiments:
         with watching(experiment.policy, len(trace.jobs), quiet=quiet) as watch:
             outcome = run_simulation(trace, experiment, watch=watch)
-        yield ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
+        runs.append(ComparedRun.of(outcome.summary, outcome.history, outcome.measured))
         if outcome.summary.partial:
-            return
+            break
+    return runs
 
 
 _trace: Trace
 """The trace of a worker process: handed over once, not with every task."""
 
 
-def _begin(trace: Trace) -> None:
+def _initialize(trace: Trace) -> None:
     global _trace
     _trace = trace
 
@@ -170,8 +162,6 @@ def _simulate(experiment: Experiment) -> ComparedRun:
     outcome = run_simulation(_trace, experiment)
     return ComparedRun.of(outcome.summary, outcome.history, outcome.measured)
 
-
-# `poise demo`: the tour on built-in data.
 
 CLUSTER = "k80:8,p100:8,v100:8"
 POLICIES = ("fifo", "srtf", "las", "tiresias", "max-min", "max-min+agnostic", "themis", "gandiva-fair")
@@ -184,15 +174,15 @@ Example:
 
 @click.command(epilog=DEMO_EPILOG)
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), default=Path("poise-demo.html"), show_default=True,
+    "--html", type=FILE, default=Path("poise-demo.html"), show_default=True,
     help="Where to write the report.",
 )  # fmt: skip
 @force_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 @click.option("--quiet", is_flag=True, help="No progress and no notes on stderr.")
 def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
     """Run a built-in trace of 240 jobs on a mixed cluster under several policies; a table and an HTML report."""
-    show_notes(check_file("--html", html, OutputKind.REPORT, over(force=force)), quiet=quiet)
+    check_report(html, force=force, quiet=quiet)
     trace = demo_trace()
     base = Experiment(parse_cluster(CLUSTER))
     runs = run_all(trace, [replace(base, policy=name) for name in POLICIES], quiet=quiet)
@@ -201,7 +191,7 @@ def demo(html: Path, force: bool, as_json: bool, quiet: bool) -> int:
     title = f"{len(trace.jobs)} jobs of {tenants} tenants on {CLUSTER}"
     html.write_text(comparison_page("Poise: the tour", f"{title}.", runs), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps([summary.document() for summary in summaries], allow_nan=False))
+        print_json([summary.document() for summary in summaries])
     else:
         show_table(table(summaries), title)
         click.echo(f"report: {html.resolve()}  (open it in a browser)")

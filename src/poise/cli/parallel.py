@@ -1,4 +1,4 @@
-"""Work spread over the cores there are."""
+"""Work spread over the processor cores, as processes that end when this one is interrupted or dies."""
 
 import os
 import signal
@@ -15,20 +15,15 @@ from poise.scheduler.model.errors import PoiseError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-PULSE = 0.1
-"""Seconds between two looks at whether Ctrl-C was pressed while other processes work."""
-
+POLL = 0.1
+"""Seconds between two checks for Ctrl-C while other processes work."""
 AHEAD = 3
-"""Tasks handed out for each process: enough that none waits, few enough that thousands of tasks cost nothing extra."""
+"""Tasks handed out per process: enough that none waits, few enough that thousands of tasks cost nothing extra."""
 
 
 def workers_for(tasks: int) -> int:
-    """How many processes so many tasks are worth."""
+    """Number of processes for this many tasks."""
     return max(1, min(tasks, os.cpu_count() or 1))
-
-
-def _nothing() -> None:
-    """What a process does first that needs nothing."""
 
 
 def spread(
@@ -36,21 +31,32 @@ def spread(
     tasks: Sequence[Task],
     watch: Watch,
     *,
-    begin: Callable[..., None] = _nothing,
-    given: tuple[Any, ...] = (),
+    initialize: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
 ) -> Iterator[tuple[int, Result]]:
-    """The place of each task and its result, as they come; `begin(*given)` is called once in every process.
+    """The index of each task and its result, as they finish; `initialize(*arguments)` is called once in every process.
 
-    Ends early if the watch is interrupted; no process is left then. Enter the watch first: Ctrl-C must find it while
+    Ends early if the watch is interrupted; no process is left then. Enter the watch first: it must catch Ctrl-C while
     processes are being started, too. Raises PoiseError if a process is killed.
     """
-    with ProcessPoolExecutor(workers_for(len(tasks)), initializer=_begin, initargs=(begin, given)) as pool:
+    workers = workers_for(len(tasks))
+    with ProcessPoolExecutor(workers, initializer=_initialize, initargs=(initialize, arguments)) as pool:
         finished = False
         try:
-            yield from _results(pool, work, tasks, watch)
+            waiting = iter(enumerate(tasks))
+            places: dict[Future[Result], int] = {}
+            done = 0
+            while not watch.interrupted and done < len(tasks):
+                for place, task in islice(waiting, AHEAD * workers - len(places)):
+                    places[pool.submit(work, task)] = place
+                ended, _ = wait(places, timeout=POLL, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    done += 1
+                    yield places.pop(future), future.result()
+                watch.show(done)
             finished = not watch.interrupted
         except BrokenExecutor:
-            if watch.interrupted:  # whoever asked this process to end asked all of its group
+            if watch.interrupted:  # whoever asked this process to end asked its whole group
                 return
             raise PoiseError("a process that simulated a policy was killed, perhaps for want of memory") from None
         finally:
@@ -59,31 +65,16 @@ def spread(
                     process.kill()
 
 
-def _results(
-    pool: ProcessPoolExecutor, work: Callable[[Task], Result], tasks: Sequence[Task], watch: Watch
-) -> Iterator[tuple[int, Result]]:
-    waiting = iter(enumerate(tasks))
-    places: dict[Future[Result], int] = {}
-    done = 0
-    while not watch.interrupted and done < len(tasks):
-        for place, task in islice(waiting, AHEAD * workers_for(len(tasks)) - len(places)):
-            places[pool.submit(work, task)] = place
-        ended, _ = wait(places, timeout=PULSE, return_when=FIRST_COMPLETED)
-        for future in ended:
-            done += 1
-            yield places.pop(future), future.result()
-        watch.show(done)
-
-
-def _begin(begin: Callable[..., None], given: tuple[Any, ...]) -> None:
-    """Ctrl-C is for the process that was started by hand; where that one dies, no other is left behind."""
+def _initialize(initialize: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    """Leave Ctrl-C to the process that was started by hand, and end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    Thread(target=_follow, daemon=True).start()
-    begin(*given)
+    Thread(target=_end_with_parent, daemon=True).start()
+    if initialize is not None:
+        initialize(*arguments)
 
 
-def _follow() -> None:
+def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

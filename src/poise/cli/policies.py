@@ -1,12 +1,12 @@
 """`poise policies`: the catalogue."""
 
-import json
 from dataclasses import asdict
 
 import click
 from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
+from poise.cli.options import json_option, print_json
 from poise.cli.output import console
 from poise.scheduler.model.errors import UnknownNameError
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing
@@ -20,7 +20,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def policies(name: str | None, as_json: bool) -> None:
     """List the policies, or show one in full."""
     if name is not None and name not in POLICIES:
@@ -28,7 +28,7 @@ def policies(name: str | None, as_json: bool) -> None:
     chosen = list(POLICIES.values()) if name is None else [POLICIES[name]]
     if as_json:
         documents = [document(listing) for listing in chosen]
-        click.echo(json.dumps(documents if name is None else documents[0]))
+        print_json(documents if name is None else documents[0])
     elif name is None:
         _show_all()
     else:
@@ -37,18 +37,12 @@ def policies(name: str | None, as_json: bool) -> None:
 
 def document(listing: Listing) -> dict[str, object]:
     """A row of the catalogue as JSON."""
-    return {
-        "name": listing.name,
-        "family": listing.family,
-        "summary": listing.summary,
-        "paper": listing.paper,
-        "claims": list(listing.claims),
-        "parameters": [
-            {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
-            for parameter in listing.parameters
-        ],
-        "traits": asdict(listing.traits),
-    }
+    fields = {name: getattr(listing, name) for name in ("name", "family", "summary", "paper", "claims")}
+    parameters = [
+        {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
+        for parameter in listing.parameters
+    ]
+    return {**fields, "parameters": parameters, "traits": asdict(listing.traits)}
 
 
 def _show_all() -> None:

@@ -1,35 +1,27 @@
 """`poise serve`: this machine as a service that runs training jobs."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, SHORTEST_ROUND, read_cluster
+from poise.cli.options import DURATION, Command, check_round, choice_of, json_flag, print_json, read_cluster
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
-from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
 from poise.scheduler.policies.catalogue import policy_named
 from poise.service.client.config import state_folder
 
 if TYPE_CHECKING:
-    from poise.service.server.quotas import Allowance
     from poise.service.server.startup import BindOptions, Running, Setup
 
 AUTO = "auto"
 PROTECTED = 0.1
-"""Part of a round for which a job that just started is not preempted, unless said otherwise."""
+"""Fraction of a round for which a job that just started is not preempted by default."""
 MOST_ALLOWED = 1_000_000_000
-"""Of any bound that can be set."""
-FORMATS = ("text", "json")
-WORKERS = ("local", "null")
-ISOLATE = ("auto", "on", "off")
-
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+"""The largest quota that can be set."""
 
 EPILOG = """\b
 Examples:
@@ -38,8 +30,8 @@ Examples:
 """
 
 
-def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
-    """A bound on users. Operators and admins are not held to it."""
+def _quota(name: str, default: int, text: str) -> Callable[[Command], Command]:
+    """A quota of users. Operators and admins have none."""
     return click.option(
         name, type=click.IntRange(0, MOST_ALLOWED), default=default, show_default=True, metavar="N", help=f"{text} 0: any."
     )
@@ -69,7 +61,7 @@ def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
 @click.option("--round", "round_", type=DURATION, default=360.0, show_default=True, help="Length of a round.")
 @click.option(
     "--cadence",
-    type=click.Choice([each.value for each in Cadence]),
+    type=choice_of(Cadence),
     default=Cadence.ROUNDS.value,
     show_default=True,
     help="When running jobs may be preempted: at the end of rounds, at every change, or both.",
@@ -85,14 +77,14 @@ def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
 @click.option(
     "--retries", type=click.IntRange(0, 1_000), default=4, show_default=True, help="Failed runs of a job that are forgiven."
 )
-@_allowed("--user-jobs", 10_000, "Jobs of one user's token that have not ended.")
-@_allowed("--user-rate", 20_000, "Jobs that one user's token may submit in an hour.")
-@_allowed("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended.")
-@_allowed("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended.")
-@_allowed("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended.")
+@_quota("--user-jobs", 10_000, "Jobs of one user's token that have not ended.")
+@_quota("--user-rate", 20_000, "Jobs that one user's token may submit in an hour.")
+@_quota("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended.")
+@_quota("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended.")
+@_quota("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended.")
 @click.option(
     "--workers",
-    type=click.Choice(WORKERS),
+    type=click.Choice(["local", "null"]),
     default="local",
     show_default=True,
     help="null: nothing is run; to measure the service.",
@@ -104,17 +96,19 @@ def _allowed(name: str, default: int, text: str) -> Callable[[Verb], Verb]:
 )
 @click.option(
     "--isolate",
-    type=click.Choice(ISOLATE),
-    default=ISOLATE[0],
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
     show_default=True,
     help="Hide the state directory and other processes from jobs. auto: as far as this machine allows; on: or do not start.",
 )
 @click.option("--allow-root", is_flag=True, help="Every job runs as root if the service does: do not warn of that.")
 @click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way.")
 @click.option("--new-admin-token", is_flag=True, help="Make the token in STATE/admin.token anew; the old one is worthless.")
-@click.option("--log-format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the log on stderr.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the log on stderr."
+)
 @click.option("--quiet", is_flag=True, help="Log warnings and errors alone.")
-@click.option("--json", "as_json", is_flag=True, help="One line on stdout once it answers: url, pid, state, token_file.")
+@json_flag("One line on stdout once it answers: url, pid, state, token_file.")
 def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run training jobs on this machine until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
 
@@ -123,20 +117,34 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """
     from poise.service.server.startup import serve as run
 
-    setup, door = _setup(options), _door(options)
-    run(setup, door, lambda running: _announce(running, as_json=as_json, quiet=options["quiet"]))
+    run(_setup(options), _bind(options), lambda running: _announce(running, as_json=as_json, quiet=options["quiet"]))
     return 0
 
 
 def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.backends.local.isolation import Isolate
     from poise.service.server.logs import Level, Logbook, LogFormat
+    from poise.service.server.quotas import MIB, Allowance
     from poise.service.server.startup import BackendKind, Setup
 
     if options["policy"] is not None:
         policy_named(options["policy"])
     placement_named(options["placement"])
-    cluster, devices = _gpus(options["cluster"])
+    devices: Mapping[tuple[str, int], str] = {}
+    if options["cluster"] == AUTO:
+        from poise.service.backends.local.gpus import discover
+
+        machine = discover()
+        cluster, devices = machine.cluster, machine.devices
+    else:
+        cluster = read_cluster(options["cluster"])
+    allowance = Allowance(
+        user_jobs=options["user_jobs"],
+        tenant_jobs=options["tenant_jobs"],
+        user_rate=options["user_rate"],
+        user_bytes=options["user_mib"] * MIB,
+        tenant_bytes=options["tenant_mib"] * MIB,
+    )
     return Setup(
         state=options["state"] or state_folder(os.environ),
         cluster=cluster,
@@ -148,26 +156,13 @@ def _setup(options: dict[str, Any]) -> "Setup":
         devices=devices,
         isolate=Isolate(options["isolate"]),
         allow_root=options["allow_root"],
-        allowance=_allowance(options),
-    )
-
-
-def _allowance(options: dict[str, Any]) -> "Allowance":
-    from poise.service.server.quotas import MIB, Allowance
-
-    return Allowance(
-        user_jobs=options["user_jobs"],
-        tenant_jobs=options["tenant_jobs"],
-        user_rate=options["user_rate"],
-        user_bytes=options["user_mib"] * MIB,
-        tenant_bytes=options["tenant_mib"] * MIB,
+        allowance=allowance,
     )
 
 
 def _settings(options: dict[str, Any]) -> Settings:
     length = options["round_"]
-    if length < SHORTEST_ROUND:
-        raise RequestError(f"--round: expected at least {SHORTEST_ROUND} seconds, got {length}")
+    check_round(length)
     protected = PROTECTED * length if options["minimum_run"] is None else options["minimum_run"]
     return Settings(
         cadence=Cadence(options["cadence"]),
@@ -179,17 +174,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-def _gpus(spec: str) -> tuple[Cluster, Mapping[tuple[str, int], str]]:
-    """The cluster, and the devices behind it where it is of real GPUs."""
-    if spec != AUTO:
-        return read_cluster(spec), {}
-    from poise.service.backends.local.gpus import discover
-
-    machine = discover()
-    return machine.cluster, machine.devices
-
-
-def _door(options: dict[str, Any]) -> "BindOptions":
+def _bind(options: dict[str, Any]) -> "BindOptions":
     from poise.service.server.http.listener import BindAddress, Certificate
     from poise.service.server.startup import BindOptions
 
@@ -207,13 +192,8 @@ def _door(options: dict[str, Any]) -> "BindOptions":
 
 def _announce(running: "Running", *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        document = {
-            "url": running.url,
-            "pid": running.pid,
-            "state": str(running.state),
-            "token_file": str(running.token_file),
-        }
-        click.echo(json.dumps(document))
+        where = {"state": str(running.state), "token_file": str(running.token_file)}
+        print_json({"url": running.url, "pid": running.pid, **where})
     if quiet:
         return
     click.echo(f"poise: answers at {running.url}; state in {running.state}", err=True)

@@ -1,68 +1,22 @@
-"""`poise shares`: what tenants are entitled to and hold now; or, from a journal, what they were, traded and got."""
+"""`poise shares`: what tenants are entitled to and hold now; or, from a journal, what they were entitled to and got."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
-from poise.cli.live import connected, document, echo_json
+from poise.cli.live import answer, connected
+from poise.cli.options import journal_file, json_option, print_json
 from poise.cli.output import show_table
-from poise.cli.queue import shares_table
-from poise.engine.journal import NAME, Header, JournalReader
-from poise.lab.analysis.tenant_usage import Tenant, TenantUsage
+from poise.cli.queue import NONE, gpu_hours
+from poise.engine.journal import Header, JournalReader
+from poise.lab.analysis.tenant_usage import TenantUsage
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.units import counted
-
-# The live half of `poise shares`.
-
-
-def live_shares(weights: tuple[str, ...], *, as_json: bool) -> int:
-    """Change the weights that are given, then show all tenants."""
-    wanted = [_weight(text) for text in weights]
-    with connected() as client:
-        found = client.set_weights(wanted)
-    if as_json:
-        echo_json(document(found))
-    else:
-        promised = "" if found.policy is None or found.promise is None else f"; {found.policy} {found.promise}"
-        show_table(shares_table(found), counted(len(found.tenants), "tenant") + promised)
-    return 0
-
-
-def _weight(text: str) -> tuple[str, float]:
-    tenant, equals, number = text.partition("=")
-    try:
-        return tenant, float(number)
-    except ValueError:
-        expected = f"{tenant}=WEIGHT, a number" if equals else "TENANT=WEIGHT"
-        raise RequestError(f"--set: expected {expected}, got {text!r}") from None
-
-
-# The journal of a live service, for verbs that study journals.
-
-
-@contextmanager
-def as_journal(path: Path) -> Iterator[Path]:
-    """A file or directory as it is; of a service's state directory, its last chapter as a journal file."""
-    from poise.service.server.storage.replay import last_chapter, store_of  # most journals are none of a service
-
-    store = store_of(path)
-    if store is None:
-        yield path
-        return
-    with TemporaryDirectory(prefix="poise-") as folder:
-        file = Path(folder) / NAME
-        with file.open("w") as stream:
-            stream.writelines(f"{line}\n" for line in last_chapter(store))
-        yield file
-
+from poise.service.wire.views import Shares
 
 EPILOG = """\b
 Examples:
@@ -77,7 +31,7 @@ Examples:
 @click.option(
     "--set", "weights", multiple=True, metavar="TENANT=WEIGHT", help="Change a tenant's weight in the running service."
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int:
     """Show what the tenants of the running service are entitled to, hold and have received.
 
@@ -86,20 +40,57 @@ def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int
     is damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     if journal is None:
-        return live_shares(weights, as_json=as_json)
+        wanted = [_parse_weight(text) for text in weights]
+        with connected() as client:
+            answer(client.set_weights(wanted), _show_live, as_json=as_json)
+        return 0
     if weights:
         raise RequestError("--set changes the running service; leave JOURNAL out")
-    with as_journal(journal) as file:
-        return _of_journal(journal, file, as_json=as_json)
+    with journal_file(journal) as file:
+        return _from_journal(journal, file, as_json=as_json)
 
 
-def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
+def _parse_weight(text: str) -> tuple[str, float]:
+    tenant, equals, number = text.partition("=")
+    try:
+        return tenant, float(number)
+    except ValueError:
+        expected = f"{tenant}=WEIGHT, a number" if equals else "TENANT=WEIGHT"
+        raise RequestError(f"--set: expected {expected}, got {text!r}") from None
+
+
+def _show_live(found: Shares) -> None:
+    promised = "" if found.policy is None or found.promise is None else f"; {found.policy} {found.promise}"
+    show_table(shares_table(found), counted(len(found.tenants), "tenant") + promised)
+
+
+def shares_table(shares: Shares) -> HtmlTable:
+    """One row per tenant."""
+    columns = ("TENANT", "WEIGHT", "ENTITLED", "HELD", "GPUS", "RUNNING", "WAITING", "GPU-HOURS", "PREEMPTIONS")
+    rows = tuple(
+        (
+            each.tenant,
+            amount(each.weight, "plain"),
+            NONE if each.entitled is None else amount(each.entitled, "percent"),
+            amount(each.held, "percent"),
+            f"{each.gpus:,}",
+            f"{each.running:,}",
+            f"{each.waiting:,}",
+            gpu_hours(each.gpu_seconds),
+            f"{each.preemptions:,}",
+        )
+        for each in shares.tenants
+    )
+    return HtmlTable(columns, rows, words=("TENANT",))
+
+
+def _from_journal(journal: Path, file: Path, *, as_json: bool) -> int:
     reader = JournalReader(file)
     usage = TenantUsage(reader.header.cluster)
     problem = reader.feed(usage.take)
     usage.close()
     if as_json:
-        click.echo(json.dumps(journal_document(journal, reader.header, usage), allow_nan=False))
+        print_json(_document(journal, reader.header, usage))
     else:
         _show(reader.header, usage)
     if problem is not None:
@@ -107,25 +98,21 @@ def _of_journal(journal: Path, file: Path, *, as_json: bool) -> int:
     return 0 if problem is None else 1
 
 
-def journal_document(journal: Path, header: Header, usage: TenantUsage) -> dict[str, Any]:
-    """Everything as JSON; GPU-hours by type of the cluster."""
-    return {
-        "journal": str(journal),
-        "policy": header.policy,
-        "gpu_types": list(usage.types),
-        "tenants": [{"tenant": name, **_tenant(each)} for name, each in usage.tenants.items()],
-        "trades": [asdict(each) for each in usage.trades],
-    }
-
-
-def _tenant(each: Tenant) -> dict[str, Any]:
-    return {
-        "entitled_gpus": list(each.now) or None,
-        "contended_seconds": each.contended,
-        "entitled_gpu_hours": each.entitled if each.now else None,
-        "received_gpu_hours": each.received,
-        "received_gpu_hours_in_all": each.held,
-    }
+def _document(journal: Path, header: Header, usage: TenantUsage) -> dict[str, Any]:
+    """Everything as JSON; GPU-hours by GPU type of the cluster."""
+    tenants = [
+        {
+            "tenant": name,
+            "entitled_gpus": list(each.now) or None,
+            "contended_seconds": each.contended,
+            "entitled_gpu_hours": each.entitled if each.now else None,
+            "received_gpu_hours": each.received,
+            "received_gpu_hours_in_all": each.held,
+        }
+        for name, each in usage.tenants.items()
+    ]
+    about = {"journal": str(journal), "policy": header.policy, "gpu_types": list(usage.types)}
+    return {**about, "tenants": tenants, "trades": [asdict(each) for each in usage.trades]}
 
 
 def _show(header: Header, usage: TenantUsage) -> None:
@@ -137,7 +124,7 @@ def _show(header: Header, usage: TenantUsage) -> None:
 
 
 def _by_type(usage: TenantUsage) -> HtmlTable:
-    """A row a tenant and type."""
+    """One row per tenant and GPU type."""
     columns = ("tenant", "type", "entitled now", "entitled", "received", "received ÷ entitled", "received in all")
     rows = []
     for name, each in usage.tenants.items():

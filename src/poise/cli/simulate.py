@@ -1,7 +1,8 @@
-"""`poise simulate`: one policy over a trace."""
+"""`poise simulate`: one policy over a trace. `poise replay`: the core run again from a journal."""
 
+import csv
 import json
-from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,9 @@ from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
 from poise.cli import INTERRUPTED
-from poise.cli.options import ExperimentRequest, experiment_options, request_of
-from poise.cli.output import (
-    check_ending,
-    check_folder,
-    check_rows,
-    console,
-    force_option,
-    make_folder,
-    over,
-    show_notes,
-    watching,
-    write_per_job,
-)
+from poise.cli.experiment import experiment_options, read_experiment
+from poise.cli.options import FILE, FOLDER, force_option, json_option, print_json
+from poise.cli.output import COLUMNS, OutputKind, Over, check_file, check_folder, console, make_folder, show_notes, watching
 from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.summary import Summary
@@ -30,10 +21,11 @@ from poise.lab.experiment import SimulationResult
 from poise.lab.experiment import simulate as run_simulation
 from poise.lab.report.comparison import cell
 from poise.lab.traces.synthetic import HELP, KNOBS, SYNTHETIC
+from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.units import counted
 
-# What a person is shown of one run.
-
+SHOWN = 3
+"""Rejections and remarks that are shown; the others are counted."""
 _ROWS = (
     ("jobs", "jobs"),
     ("finished", "finished"),
@@ -57,49 +49,7 @@ _ROWS = (
     ("decisions", "decisions"),
     ("CPU seconds", "cpu_seconds"),
 )
-SHOWN = 3
-"""Rejections that are told one by one."""
-
 _ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
-
-
-def show_summary(summary: Summary) -> None:
-    """One run, a row a number."""
-    click.echo(f"{summary.policy} on {summary.cluster}: {summary.trace}")
-    table = RichTable(show_header=False, box=SIMPLE)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    for heading, key in _ROWS:
-        if key not in _ONLY_IF_ANY or getattr(summary, key):
-            table.add_row(heading, cell(summary, key))
-    console().print(table)
-    if summary.partial:
-        click.echo("These results are partial: the run was interrupted.", err=True)
-
-
-def show_unfinished(summary: Summary, *, quiet: bool) -> None:
-    """Jobs that had not ended when the run did, and so are in no mean."""
-    if summary.unfinished and not summary.partial:
-        show_notes(
-            [f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out"], quiet=quiet
-        )
-
-
-def show_rejections(rejections: Sequence[tuple[str, str]], *, quiet: bool) -> None:
-    """Which jobs can never run here, and why; the first few of them."""
-    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
-    if len(rejections) > SHOWN:
-        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
-    show_notes(notes, quiet=quiet)
-
-
-def show_remarks(remarks: Sequence[tuple[float, str]], *, quiet: bool) -> None:
-    """What the policy had to say of its decisions; the first few of them."""
-    notes = [f"at {moment:g} s: {text}" for moment, text in remarks[:SHOWN]]
-    if len(remarks) > SHOWN:
-        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
-    show_notes(notes, quiet=quiet)
-
 
 EPILOG = """\b
 Examples:
@@ -114,10 +64,8 @@ Examples:
 @click.argument("trace")
 @click.option("--policy", default="fifo", show_default=True, help="NAME, NAME:key=value,..., NAME+COMBINATOR.")
 @experiment_options
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Write journal, summary and jobs to a directory."
-)
-@click.option("--per-job", type=click.Path(dir_okay=False, path_type=Path), help="Write one row a job: .csv or .json.")
+@click.option("--out", type=FOLDER, help="Write journal, summary and jobs to a directory.")
+@click.option("--per-job", type=FILE, help="Write one row a job: .csv or .json.")
 @force_option
 def simulate(
     trace: str,
@@ -134,56 +82,106 @@ def simulate(
     if trace == SYNTHETIC + HELP:
         show_knobs(as_json=options["as_json"])
         return 0
-    allowed = over(force=force)
-    check_ending(per_job)
+    allowed, quiet = Over.of(force=force), options["quiet"]
+    if per_job is not None and per_job.suffix not in (".csv", ".json"):
+        raise RequestError(f"--per-job {per_job}: expected a file that ends in .csv or .json")
     replaced = check_folder("--out", out, allowed)
-    request = request_of(trace, options, policy)
+    request = read_experiment(trace, options, policy)
     make_folder("--out", out)
-    replaced += check_rows(per_job, allowed)  # it may lie in the folder that was just made
-    show_notes([*request.notes, *replaced], quiet=request.quiet)
-    outcome, interrupted = _run(request, out)
-    show_rejections(outcome.history.rejections, quiet=request.quiet)
-    show_remarks(outcome.history.remarks, quiet=request.quiet)
-    show_unfinished(outcome.summary, quiet=request.quiet)
-    _write(outcome, out, per_job)
-    if request.as_json:
-        click.echo(json.dumps(outcome.summary.document(), allow_nan=False))
-    else:
-        show_summary(outcome.summary)
-    if interrupted:
-        click.echo("poise: interrupted; these results are partial", err=True)
-    return INTERRUPTED if interrupted else 0
-
-
-def _run(request: ExperimentRequest, out: Path | None) -> tuple[SimulationResult, bool]:
+    kind = OutputKind.ROWS_JSON if per_job is not None and per_job.suffix == ".json" else OutputKind.ROWS_CSV
+    replaced += check_file("--per-job", per_job, kind, allowed)  # it may lie in the folder that was just made
+    show_notes([*request.notes, *replaced], quiet=quiet)
     journal = None if out is None else out / NAME
-    with watching(request.experiment.policy, len(request.trace.jobs), quiet=request.quiet) as watch:
+    with watching(policy, len(request.trace.jobs), quiet=quiet) as watch:
         outcome = run_simulation(request.trace, request.experiment, journal=journal, watch=watch)
-    return outcome, outcome.summary.partial
-
-
-def _write(outcome: SimulationResult, out: Path | None, per_job: Path | None) -> None:
-    """CPU times stay out of the directory, so that equal runs leave equal bytes."""
+    show_notes(_notes_after(outcome), quiet=quiet)
     if out is not None:
+        # CPU times stay out of the directory, so that equal runs leave equal bytes.
         summary = json.dumps(outcome.summary.repeatable(), indent=1, allow_nan=False)
         (out / "summary.json").write_text(summary + "\n", encoding="utf-8")
         write_per_job(out / "jobs.csv", outcome)
     if per_job is not None:
         write_per_job(per_job, outcome)
+    if request.as_json:
+        print_json(outcome.summary.document())
+    else:
+        show_summary(outcome.summary)
+    if outcome.summary.partial:
+        click.echo("poise: interrupted; these results are partial", err=True)
+        return INTERRUPTED
+    return 0
+
+
+def _notes_after(outcome: SimulationResult) -> list[str]:
+    """Jobs that can never run here, remarks of the policy (the first few of each), and jobs that are in no mean."""
+    rejections, remarks, summary = outcome.history.rejections, outcome.history.remarks, outcome.summary
+    notes = [f"job {job!r} was rejected: it {reason}" for job, reason in rejections[:SHOWN]]
+    if len(rejections) > SHOWN:
+        notes.append(f"and {counted(len(rejections) - SHOWN, 'more rejection')}; --per-job lists them")
+    notes += [f"at {time:g} s: {text}" for time, text in remarks[:SHOWN]]
+    if len(remarks) > SHOWN:
+        notes.append(f"and {counted(len(remarks) - SHOWN, 'more remark')}; --out DIR writes them into the journal")
+    if summary.unfinished and not summary.partial:
+        notes.append(f"{counted(summary.unfinished, 'job')} had not ended when the run did; means leave them out")
+    return notes
+
+
+def show_summary(summary: Summary) -> None:
+    """Print the summary of a run, one number per row."""
+    click.echo(f"{summary.policy} on {summary.cluster}: {summary.trace}")
+    table = RichTable(show_header=False, box=SIMPLE)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for heading, key in _ROWS:
+        if key not in _ONLY_IF_ANY or getattr(summary, key):
+            table.add_row(heading, cell(summary, key))
+    console().print(table)
+    if summary.partial:
+        click.echo("These results are partial: the run was interrupted.", err=True)
+
+
+def per_job_rows(outcome: SimulationResult) -> list[dict[str, object]]:
+    """One row for each job of the trace in order of submission; what never happened is None."""
+    ends = {life.id: place for place, life in enumerate(outcome.measured.jobs)}
+    found: list[dict[str, object]] = []
+    for life in outcome.history.jobs.values():
+        place = ends.get(life.id)
+        has_ended = place is not None
+        jct = float(outcome.measured.jcts[place]) if has_ended else None
+        rho = float(outcome.measured.rhos[place]) if has_ended else None
+        values = (
+            life.id, life.tenant, life.gpus, life.submitted, _finite(life.started), life.ended if has_ended else None,
+            jct, _finite(rho), life.preemptions, life.gpu_seconds, *life.waited, life.status.name.lower(),
+        )  # fmt: skip
+        found.append(dict(zip(COLUMNS, values, strict=True)))
+    return found
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def write_per_job(path: Path, outcome: SimulationResult) -> None:
+    """Write one row per job, as JSON or CSV by the ending of the file."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        if path.suffix == ".json":
+            json.dump(per_job_rows(outcome), stream, allow_nan=False, indent=1)
+            return
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(per_job_rows(outcome))
 
 
 def show_knobs(*, as_json: bool) -> None:
-    """The knobs of the generator."""
+    """Print the parameters of the trace generator."""
     if as_json:
-        click.echo(json.dumps([knob._asdict() for knob in KNOBS]))
+        print_json([knob._asdict() for knob in KNOBS])
         return
     click.echo("synthetic:KNOB=VALUE,... draws a trace. Knobs:\n")
     width = max(len(f"{knob.name}={knob.default}") for knob in KNOBS)
     for knob in KNOBS:
         click.echo(f"  {f'{knob.name}={knob.default}':{width}}  {knob.meaning}")
 
-
-# `poise replay`: re-drive the core from a journal.
 
 REPLAY_EPILOG = """\b
 Example:
@@ -194,7 +192,7 @@ Example:
 
 @click.command(epilog=REPLAY_EPILOG)
 @click.argument("journal", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@json_option
 def replay(journal: Path, as_json: bool) -> None:
     """Hand the facts of JOURNAL (a file, a directory that --out wrote, or a service's state) to the core again.
 
@@ -207,7 +205,7 @@ def replay(journal: Path, as_json: bool) -> None:
     if as_json:
         counts = {"instants": replayed.instants, "events": replayed.events, "actions": replayed.actions}
         found = {"journal": str(journal), "policy": header.policy, **counts, "exact": True}
-        click.echo(json.dumps(found | ({} if store is None else {"missing": list(missing)})))
+        print_json(found | ({} if store is None else {"missing": list(missing)}))
     else:
         click.echo(
             f"{journal}: {header.policy}: all {counted(replayed.actions, 'action')} of {counted(replayed.events, 'event')} "

@@ -1,21 +1,25 @@
-"""`poise submit`: jobs for the running service."""
+"""`poise submit`: jobs for the running service. `poise wait`: until jobs have ended.
+
+A file or a command becomes a draft (`poise.service.wire`), the options override it, and the draft becomes requests, which
+the client completes and sends. Files of variables (--env-file) are read at the end of this module.
+"""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import click
 
 from poise.cli import INTERRUPTED
-from poise.cli.live import connected, echo_json, found, json_option, patiently_connected
+from poise.cli.live import connected, connected_for_long, find_job, state_of
 from poise.cli.logs import Screen
-from poise.cli.queue import state_of
+from poise.cli.options import choice_of, json_option, print_json, with_options
+from poise.cli.output import show_notes
 from poise.scheduler.model.errors import PoiseError, RequestError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.client import Client, WaitTimeoutError
@@ -28,76 +32,33 @@ from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Rep
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
 from poise.service.wire.views import JobRow, JobState
 
-# Files of variables, a line NAME=VALUE each, as many tools write them (`.env`).
-#
-# # what the job needs
-# export DATA=/data/imagenet
-# LR=0.1                      # all behind a blank and # is a comment
-# NOTE="two words, a tab: \t"
-# RAW='as it is: \t #'
-#
-# A value goes to the end of its line, without blanks at both ends. Nothing is put in place of `$NAME`. Inside double quotes
-# `\n`, `\t`, `\"`, `\\` and `\$` stand for one character, inside single ones nothing does.
-
-_LINE = re.compile(r"(?:export\s+)?(?P<name>[^\s=]*)\s*=\s*(?P<value>.*)")
-_QUOTED = re.compile(r"""(?:'(?P<raw>[^']*)'|"(?P<read>(?:[^"\\]|\\.)*)")\s*(?:#.*)?""")
-_COMMENT = re.compile(r"(?:^|\s)#.*")
-_ESCAPE = re.compile(r"\\(.)")
-_MEANT = {"n": "\n", "t": "\t"}
-_SHOWN = 40
-
-
-def read_env_file(path: Path) -> dict[str, str]:
-    """The variables of a file, in order; RequestError names the line that is wrong."""
-    found: dict[str, str] = {}
-    for number, line in enumerate(read_text(path, "file of variables").split("\n"), start=1):
-        text = line.strip()
-        if text and not text.startswith("#"):
-            name, value = _variable(text, Where(str(path), number))
-            found[name] = value
-    return found
-
-
-def _variable(text: str, where: Where) -> tuple[str, str]:
-    match = _LINE.fullmatch(text)
-    if match is None:
-        raise RequestError(f"{where}: expected NAME=VALUE, got {text[:_SHOWN]!r}")
-    name = match["name"]
-    if not re.fullmatch(VARIABLE, name):
-        raise RequestError(f"{where}: expected a name of letters, digits and `_` before =, got {name[:_SHOWN]!r}")
-    if name.startswith("POISE_"):
-        raise RequestError(f"{where}: {name}: names that begin with POISE_ are Poise's own")
-    if "\x00" in text:
-        raise RequestError(f"{where}: {name}: a character in it cannot be passed on")
-    return name, _value(name, match["value"], where)
-
-
-def _value(name: str, text: str, where: Where) -> str:
-    if text[:1] not in ("'", '"'):
-        return _COMMENT.sub("", text).strip()
-    quoted = _QUOTED.fullmatch(text)
-    if quoted is None:
-        problem = "the quote is not closed in this line" if text.count(text[0]) < 2 else "something follows the quoted value"
-        raise RequestError(
-            f'{where}: {name}: {problem}; a value is one line, and \\" stands for a quote inside double quotes'
-        )
-    if quoted["raw"] is not None:
-        return quoted["raw"]
-    return _ESCAPE.sub(lambda each: _MEANT.get(each[1], each[1]), quoted["read"])
-
-
-# The options of `poise submit`, and the draft of jobs that they, a file and a command describe together.
-
+MANY = 20
+"""Jobs above which a person at a terminal is asked first, and above which ids are abbreviated."""
+TIMED_OUT = 124
+"""Exit code if the time is up, as that of timeout(1)."""
+MOST_NAMED = 10
+"""Jobs that are named in a line of advice."""
 STDIN = "-"
 _JOB_FILES = (".yaml", ".yml", ".json", "")
+_COMMAND = "poise.cli.submit.command"
+
+Parsed = TypeVar("Parsed")
+
+EPILOG = """\b
+Examples:
+  poise submit -- python train.py --epochs 10
+  poise submit -g 4 --type v100,a100 -n resnet50 -- python train.py
+  poise submit job.yaml --env LR=0.01 --env WANDB_API_KEY --env-file secrets.env
+  poise submit --follow -- python train.py
+  poise submit --sweep LR=0.1,0.01 --sweep SEED=1,2 -- python train.py --lr '${LR}' --seed '${SEED}'
+  poise submit script.sbatch
+"""
 
 _OPTIONS = (
     click.option("-n", "--name", help="What to call the job."),
     click.option("-g", "--gpus", metavar="N", help="GPUs at once: 4, or 1..4 for an elastic job.  [default: 1]"),
     click.option("--type", "types", multiple=True, metavar="TYPE", help="GPU types that will do, with commas or repeated."),
-    click.option(
-        "--replicas", type=click.Choice([each.value for each in Replicas]), help="One process a node, or one a GPU."
-    ),
+    click.option("--replicas", type=choice_of(Replicas), help="One process a node, or one a GPU."),
     click.option(
         "--env",
         multiple=True,
@@ -121,7 +82,7 @@ _OPTIONS = (
     click.option("--priority", type=int, help="For policies that have priorities; none of the catalogue does."),
     click.option(
         "--preemption",
-        type=click.Choice([each.value for each in PreemptionMode]),
+        type=choice_of(PreemptionMode),
         help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]",
     ),
     click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints that nobody asked for."),
@@ -132,223 +93,12 @@ _OPTIONS = (
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
 )
-_SAME = (
-    "name", "replicas", "steps", "duration", "model", "batch_size", "micro_batches", "tenant", "app", "weight", "priority",
-    "preemption", "max_duration", "hold",
-)  # fmt: skip
-_TIMES = ("duration", "checkpoint_every", "deadline", "max_duration")
-"""Options that are seconds, or 90s, 15m, 1h30m."""
-_INNER = {
-    "checkpoint_every": ("checkpoint", "every"),
-    "deadline": ("checkpoint", "deadline"),
-    "retries": ("retry", "on_errors"),
-}
-
-
-def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Every option that describes a job."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def draft(file: str | None, command: Sequence[str], options: dict[str, Any]) -> JobDraft:
-    """What a file or a command says, with the options laid over it."""
-    written = _written(file, tuple(command))
-    overlaid = written.overridden(_fields(options), _variables(options["env_file"], options["env"], os.environ))
-    variants = _variants(options)
-    found = replace(overlaid, variants=variants) if variants else overlaid
-    return completed(found) if JOB_NAME in written.env else found
-
-
-def _written(file: str | None, command: tuple[str, ...]) -> JobDraft:
-    if file is None:
-        if not command:
-            raise click.UsageError("give a job file, a script, or a command: poise submit -- python train.py")
-        return JobDraft(literal_words(command))
-    if file == STDIN:
-        return _alone(read_draft(_stdin()), file, command)
-    path = Path(file)
-    if not path.exists():
-        hint = "" if path.suffix.lower() in (".yaml", ".yml") else f"; a command goes after --: poise submit -- {file}"
-        raise RequestError(f"{file}: there is no such file{hint}")
-    if read_text(path).startswith("#!"):
-        return read_sbatch(path, command, os.environ)
-    if path.suffix.lower() in _JOB_FILES:
-        return _alone(read_draft(path), file, command)
-    raise RequestError(
-        f"{file}: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
-        f"poise submit -- {'python ' if path.suffix == '.py' else ''}{file}"
-    )
-
-
-def _alone(found: JobDraft, file: str, command: tuple[str, ...]) -> JobDraft:
-    if command:
-        raise RequestError(f"{file} says what to run; leave the command out")
-    return found
-
-
-def _stdin() -> str:
-    text = sys.stdin.read(MOST_BYTES + 1)
-    if text.startswith("#!"):
-        raise RequestError("-: a script must be a file, as it is run from there")
-    return text
-
-
-def _fields(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that were given as options."""
-    options = {**options, **{name: seconds_of(name, options[name]) for name in _TIMES if options[name] is not None}}
-    fields: dict[str, Any] = {name: options[name] for name in _SAME if options[name] is not None}
-    for option, (name, part) in _INNER.items():
-        if options[option] is not None:
-            fields.setdefault(name, {})[part] = options[option]
-    if options["gpus"] is not None:
-        try:
-            fields |= parse_gang(options["gpus"])
-        except ValueError as error:
-            raise RequestError(f"--gpus: {error}") from None
-    if options["types"]:
-        fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
-    for name in ("cwd", "venv"):
-        if options[name] is not None:
-            fields[name] = _folder(name, options[name])
-    if options["no_venv"]:
-        if options["venv"] is not None:
-            raise RequestError("--venv and --no-venv do not go together; leave one of them out")
-        fields["venv"] = None
-    return fields
-
-
-def _folder(option: str, text: str) -> str:
-    try:
-        return parse_folder(text)
-    except ValueError as error:
-        raise RequestError(f"--{option}: {error}") from None
-
-
-def _variables(files: Sequence[str], given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What files and options say of the job's environment; of a variable that is there twice, what is said last counts."""
-    found: dict[str, str] = {}
-    for each in files:
-        found |= read_env_file(Path(each))
-    for text in given:
-        name, value = (text, _copied(text, environ)) if "=" not in text else _pair("--env", text)
-        found[name] = value
-    return found
-
-
-def _copied(name: str, environ: Mapping[str, str]) -> str:
-    """The value of a variable of this shell."""
-    if not name.isidentifier() or not name.isascii():
-        raise RequestError(f"--env: expected NAME=VALUE, or the NAME of a variable of this shell, got {name[:60]!r}")
-    if name not in environ:
-        raise RequestError(f"--env: {name} is not set in this shell; write --env {name}=VALUE, or export it first")
-    return environ[name]
-
-
-def seconds_of(option: str, text: str) -> float:
-    """What an option says that is seconds, or 90s, 15m, 1h30m."""
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise RequestError(f"--{option.replace('_', '-')}: {error}") from None
-
-
-def _variants(options: dict[str, Any]) -> tuple[Variant, ...]:
-    sweeps = [_pair("--sweep", each, "V1,V2,...") for each in options["sweep"]]
-    if options["array"] is not None and sweeps:
-        raise RequestError("--array and --sweep do not go together; give the index as one more variable of the sweep")
-    twice = next((name for place, (name, _) in enumerate(sweeps) if name in dict(sweeps[:place])), None)
-    if twice is not None:
-        raise RequestError(f"--sweep: {twice} is there twice; write all its values with commas")
-    option = "--sweep" if sweeps else "--array"
-    try:
-        if sweeps:
-            return sweep_of({name: tuple(values.split(",")) if values else () for name, values in sweeps})
-        return () if options["array"] is None else array_of(options["array"])
-    except ValueError as error:
-        raise RequestError(f"{option}: {error}") from None
-
-
-def _pair(option: str, text: str, expected: str = "VALUE") -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier() or not name.isascii():
-        raise RequestError(f"{option}: expected NAME={expected}, got {text[:60]!r}")
-    return name, value
-
-
-# Verbs that wait until jobs have ended: `poise wait`, `submit --wait` and `submit --follow`.
-
-LATE = 124
-"""The exit code where the time is up, as that of timeout(1)."""
-MOST_NAMED = 10
-"""Jobs that are named in a line of advice."""
-
-
-def tell(row: JobRow) -> None:
-    """Say on standard error how a job stands that is waited for."""
-    name = f" {row.name}" if row.name != row.id else ""
-    click.echo(plain(f"{row.id}{name}: {state_of(row)}, {row.reason.text}"), err=True)
-
-
-def waited(client: Client, jobs: Sequence[str], timeout: float | None, *, quiet: bool) -> tuple[dict[str, JobState], int]:
-    """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 where the time is up, 130 on Ctrl-C."""
-    try:
-        states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else tell)
-    except WaitTimeoutError as error:
-        click.echo(f"poise: {error}", err=True)
-        return {}, LATE
-    except KeyboardInterrupt:
-        return {}, interrupted(jobs)
-    return states, code_of(states.values())
-
-
-def code_of(states: Iterable[JobState]) -> int:
-    """0: all have succeeded."""
-    return 0 if all(state is JobState.SUCCEEDED for state in states) else 1
-
-
-def interrupted(jobs: Sequence[str]) -> int:
-    """After Ctrl-C: the jobs know nothing of it."""
-    few = " ".join(jobs[:MOST_NAMED]) + (" …" if len(jobs) > MOST_NAMED else "")
-    logs = f" · poise logs -f {few}" if len(jobs) == 1 else ""
-    goes = "the job goes on" if len(jobs) == 1 else "the jobs go on"
-    click.echo(f"\npoise: {goes}; poise wait {few}{logs} · poise cancel {few}", err=True)
-    return INTERRUPTED
-
-
-def followed(client: Client, job: str) -> int:
-    """Print what a job prints until it has ended; the exit code is that of `waited`."""
-    screen = Screen()
-    try:
-        with screen:
-            for part in client.follow_log(job):
-                screen.show(part)
-    except KeyboardInterrupt:
-        return interrupted([job])
-    states, code = waited(client, [job], None, quiet=True)
-    for state in states.values():
-        click.echo(f"{job} {state}", err=True)
-    return code
-
-
-MANY = 20
-"""Jobs above which a person at a terminal is asked first."""
-_COMMAND = "poise.cli.submit.command"
-
-EPILOG = """\b
-Examples:
-  poise submit -- python train.py --epochs 10
-  poise submit -g 4 --type v100,a100 -n resnet50 -- python train.py
-  poise submit job.yaml --env LR=0.01 --env WANDB_API_KEY --env-file secrets.env
-  poise submit --follow -- python train.py
-  poise submit --sweep LR=0.1,0.01 --sweep SEED=1,2 -- python train.py --lr '${LR}' --seed '${SEED}'
-  poise submit script.sbatch
-"""
+job_options = with_options(_OPTIONS)
+"""Every option that describes a job."""
 
 
 class SubmitCommand(click.Command):
-    """A command whose words after `--` are another command's."""
+    """A command whose words after `--` are another command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep what stands after `--` apart."""
@@ -373,138 +123,87 @@ class SubmitCommand(click.Command):
 @click.option("-q", "--id-only", is_flag=True, help="Print the ids alone, one a line.")
 @json_option
 @click.pass_context
-def submit(ctx: click.Context, /, file: tuple[str, ...], dry_run: bool, **options: Any) -> int:  # noqa: ANN401
+def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:  # noqa: ANN401
     """Submit a job, an array or a sweep to the running service.
 
     FILE is a job file in YAML, a script that begins with #! (its #SBATCH lines count), or - for a job file on standard
     input. Or give a command after --; no shell sees it. Options win over what FILE says. The job runs in the current folder
     and in the virtual environment that is active.
     """
+    as_json, follow = options["as_json"], options["follow"]
     if len(file) > 1:
         raise click.UsageError(f"one FILE, or a command after --: poise submit -- {' '.join(file)}")
-    manner = Manner.of(options)
-    found = draft(file[0] if file else None, ctx.meta[_COMMAND], options)
-    _note(found.notes)
+    if as_json and options["id_only"]:
+        raise RequestError("--json and --id-only are two forms of one answer; leave one of them out")
+    if follow and (as_json or options["id_only"]):
+        raise RequestError("--follow prints what the job prints; leave --json and --id-only out, or take --wait")
+    draft = _draft(file[0] if file else None, ctx.meta[_COMMAND], options)
+    show_notes([plain(note) for note in draft.notes])
     key = new_key()
-    requests = tuple(map(completed_request, found.requests(key)))
-    if dry_run:
-        _note(notes_on(requests))
+    requests = tuple(map(completed_request, draft.requests(key)))
+    count = len(requests)
+    if options["dry_run"]:
+        show_notes([plain(note) for note in notes_on(requests)])
         shown = [request.model_dump(mode="json", exclude_defaults=True) for request in requests]
-        click.echo(json.dumps(shown if found.variants else shown[0], indent=1))
+        click.echo(json.dumps(shown if draft.variants else shown[0], indent=1))
         return 0
-    manner.check(len(requests))
-    if len(requests) > MANY and manner.asks and sys.stdin.isatty():
-        click.confirm(f"Submit {len(requests):,} jobs?", default=True, abort=True, err=True)
-    with connected() if manner.end is FollowEnd.NONE else patiently_connected() as client:
-        return _submit(client, requests, key, manner)
+    if follow and count > 1:
+        raise RequestError(f"--follow prints one log, and these are {count:,} jobs; take --wait, or `poise logs -f` of one")
+    if count > MANY and not options["yes"] and not as_json and sys.stdin.isatty():
+        click.confirm(f"Submit {count:,} jobs?", default=True, abort=True, err=True)
+    with connected_for_long() if follow or options["wait"] else connected() as client:
+        handles = client.submit_all(requests, key=key)
+        show_notes([plain(note) for note in handles[0].notes])
+        return _report(client, [handle.id for handle in handles], requests[0], options)
 
 
-class FollowEnd(Enum):
-    """What is done once the jobs are submitted."""
-
-    NONE = "none"
-    WAIT = "wait"
-    FOLLOW = "follow"
-
-
-class OutputForm(Enum):
-    """What is printed of a submission."""
-
-    LINES = "lines"
-    IDS = "ids"
-    JSON = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How a submission is made: what is asked before, printed, and waited for."""
-
-    form: OutputForm
-    end: FollowEnd
-    asks: bool
-
-    @classmethod
-    def of(cls, options: dict[str, Any]) -> Self:
-        """What the options say, which are taken out of them; RequestError if they contradict each other."""
-        yes, as_json, ids, wait, follow = (options.pop(name) for name in ("yes", "as_json", "id_only", "wait", "follow"))
-        if as_json and ids:
-            raise RequestError("--json and --id-only are two forms of one answer; leave one of them out")
-        if follow and (as_json or ids):
-            raise RequestError("--follow prints what the job prints; leave --json and --id-only out, or take --wait")
-        form = OutputForm.JSON if as_json else OutputForm.IDS if ids else OutputForm.LINES
-        return cls(
-            form, FollowEnd.FOLLOW if follow else FollowEnd.WAIT if wait else FollowEnd.NONE, asks=not yes and not as_json
-        )
-
-    def check(self, jobs: int) -> None:
-        """RequestError for what cannot be done with so many jobs."""
-        if self.end is FollowEnd.FOLLOW and jobs > 1:
-            raise RequestError(
-                f"--follow prints one log, and these are {jobs:,} jobs; take --wait, or `poise logs -f` of one"
-            )
-
-
-def _note(notes: Iterable[str]) -> None:
-    for note in notes:
-        click.echo(plain(f"note: {note}"), err=True)
-
-
-def _submit(client: Client, requests: tuple[JobRequest, ...], key: str, manner: Manner) -> int:
-    handles = client.submit_all(requests, key=key)
-    _note(handles[0].notes)
-    jobs = [handle.id for handle in handles]
-    venv = requests[0].venv
-    if manner.form is OutputForm.LINES:
-        _tell(client, jobs, requests[0], is_log=manner.end is FollowEnd.FOLLOW)
-    elif manner.form is OutputForm.IDS:
+def _report(client: Client, jobs: list[str], request: JobRequest, options: dict[str, Any]) -> int:
+    """Say what was submitted, and wait for it or follow it if that was asked for; the exit code."""
+    is_text = not options["as_json"] and not options["id_only"]
+    if options["id_only"]:
         click.echo("\n".join(jobs))
-    if manner.end is FollowEnd.FOLLOW:
-        return followed(client, jobs[0])
-    states, code = (
-        ({}, 0) if manner.end is FollowEnd.NONE else waited(client, jobs, None, quiet=manner.form is not OutputForm.LINES)
-    )
-    if manner.form is OutputForm.JSON:
-        more = {"venv": venv} if venv else {}
-        echo_json(
-            {"jobs": jobs, **more, **({"states": [states[job].value for job in jobs if job in states]} if states else {})}
-        )
-    elif manner.form is OutputForm.LINES:
+    elif is_text:
+        _show_submitted(client, jobs, request, beside_log=options["follow"])
+    if options["follow"]:
+        return _follow(client, jobs[0])
+    states, code = _await_jobs(client, jobs, None, quiet=not is_text) if options["wait"] else ({}, 0)
+    if options["as_json"]:
+        venv = {"venv": request.venv} if request.venv else {}
+        ended = {"states": [states[job].value for job in jobs if job in states]} if states else {}
+        print_json({"jobs": jobs, **venv, **ended})
+    elif is_text:
         for job, state in states.items():
             click.echo(f"{job} {state}")
     return code
 
 
-def _tell(client: Client, jobs: list[str], request: JobRequest, *, is_log: bool) -> None:
-    """What became of a submission, for people; beside a log that is followed it does not stand in the log's way."""
-    first, lines = jobs[0], []
+def _show_submitted(client: Client, jobs: list[str], request: JobRequest, *, beside_log: bool) -> None:
+    """Print what became of a submission; on standard error beside a log that is followed."""
+    first = jobs[0]
+    try:
+        standing = _standing(client.show(first).job)
+    except PoiseError:  # the server is away by now: the job is submitted all the same
+        standing = ""
     if len(jobs) == 1:
-        lines.append(f"submitted {first}{_standing(client, first)}")
-        further = f"next: poise why {first} · poise logs -f {first} · poise queue"
+        lines = [f"submitted {first}{standing}"]
+        advice = f"next: poise why {first} · poise logs -f {first} · poise queue"
     else:
-        lines += [f"submitted {len(jobs):,} jobs of app {request.app}: {' '.join(_few(jobs))}"]
-        lines += [f"{first}{_standing(client, first)}"]
-        further = f"next: poise queue --app {request.app} · poise why {first} · poise logs -f {first}"
+        few = jobs if len(jobs) <= MANY else [*jobs[: MANY // 2], "…", *jobs[-MANY // 2 :]]
+        lines = [f"submitted {len(jobs):,} jobs of app {request.app}: {' '.join(few)}", f"{first}{standing}"]
+        advice = f"next: poise queue --app {request.app} · poise why {first} · poise logs -f {first}"
     if request.venv is not None:
         lines.append(f"runs in the virtual environment {request.venv} (--no-venv: in none)")
-    for line in lines if is_log else (*lines, further):
-        click.echo(plain(line), err=is_log)
+    for line in lines if beside_log else (*lines, advice):
+        click.echo(plain(line), err=beside_log)
 
 
-def _standing(client: Client, job: str) -> str:
-    """Its name, state and reason; nothing if the server is away by now: the job is submitted all the same."""
-    try:
-        row = client.show(job).job
-    except PoiseError:
-        return ""
+def _standing(row: JobRow) -> str:
+    """The name of a job, if it has one, its state and the reason."""
     name = f" {row.name}" if row.name != row.id else ""
     return f"{name}: {state_of(row)}, {row.reason.text}"
 
 
-def _few(jobs: list[str]) -> list[str]:
-    return jobs if len(jobs) <= MANY else [*jobs[: MANY // 2], "…", *jobs[-MANY // 2 :]]
-
-
-# `poise wait`: until jobs have ended.
+# Waiting: `poise wait`, `submit --wait` and `submit --follow`.
 
 WAIT_EPILOG = """\b
 Examples:
@@ -523,13 +222,235 @@ def wait(jobs: tuple[str, ...], timeout: str | None, quiet: bool, as_json: bool)
 
     Exit codes: 0 all succeeded, 1 one failed or was cancelled; 124 the time is up, 130 Ctrl-C, and the jobs go on.
     """
-    most = None if timeout is None else seconds_of("timeout", timeout)
-    with patiently_connected(most) as client:
-        ids = list(dict.fromkeys(found(client, each) for each in jobs))
-        states, code = waited(client, ids, most, quiet=quiet)
+    most = None if timeout is None else _parsed("--timeout", timeout, parse_seconds)
+    with connected_for_long(most) as client:
+        ids = list(dict.fromkeys(find_job(client, each) for each in jobs))
+        states, code = _await_jobs(client, ids, most, quiet=quiet)
     if as_json:
-        echo_json([{"job": job, "state": state.value} for job, state in states.items()])
+        print_json([{"job": job, "state": state.value} for job, state in states.items()])
     else:
         for job, state in states.items():
             click.echo(f"{job} {state}")
     return code
+
+
+def _await_jobs(
+    client: Client, jobs: Sequence[str], timeout: float | None, *, quiet: bool
+) -> tuple[dict[str, JobState], int]:
+    """The final states of jobs, and the exit code: 0 if all succeeded, 1 if not, 124 if the time is up, 130 on Ctrl-C."""
+
+    def show_change(row: JobRow) -> None:
+        click.echo(plain(f"{row.id}{_standing(row)}"), err=True)
+
+    try:
+        states = wait_for(client, jobs, timeout=timeout, on_change=None if quiet else show_change)
+    except WaitTimeoutError as error:
+        click.echo(f"poise: {error}", err=True)
+        return {}, TIMED_OUT
+    except KeyboardInterrupt:
+        return {}, _interrupted(jobs)
+    return states, 0 if all(state is JobState.SUCCEEDED for state in states.values()) else 1
+
+
+def _follow(client: Client, job: str) -> int:
+    """Print what a job prints until it has ended; the exit code is that of `_await_jobs`."""
+    try:
+        with Screen() as screen:
+            for part in client.follow_log(job):
+                screen.show(part)
+    except KeyboardInterrupt:
+        return _interrupted([job])
+    states, code = _await_jobs(client, [job], None, quiet=True)
+    for state in states.values():
+        click.echo(f"{job} {state}", err=True)
+    return code
+
+
+def _interrupted(jobs: Sequence[str]) -> int:
+    """Say after Ctrl-C that the jobs continue; the exit code."""
+    few = " ".join(jobs[:MOST_NAMED]) + (" …" if len(jobs) > MOST_NAMED else "")
+    logs = f" · poise logs -f {few}" if len(jobs) == 1 else ""
+    goes = "the job goes on" if len(jobs) == 1 else "the jobs go on"
+    click.echo(f"\npoise: {goes}; poise wait {few}{logs} · poise cancel {few}", err=True)
+    return INTERRUPTED
+
+
+# The draft that a file, a command and the options describe together.
+
+_FIELDS = (
+    "name", "replicas", "steps", "model", "batch_size", "micro_batches", "tenant", "app", "weight", "priority",
+    "preemption", "hold",
+)  # fmt: skip
+"""Options that are fields of a request of the same name and value."""
+_PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "duration": ("duration", parse_seconds),
+    "max_duration": ("max_duration", parse_seconds),
+    "checkpoint_every": ("checkpoint.every", parse_seconds),
+    "deadline": ("checkpoint.deadline", parse_seconds),
+    "retries": ("retry.on_errors", int),
+    "cwd": ("cwd", parse_folder),
+    "venv": ("venv", parse_folder),
+}
+"""Options that are parsed, and their fields; `.` before a part of a field."""
+
+
+def _draft(file: str | None, command: tuple[str, ...], options: dict[str, Any]) -> JobDraft:
+    """What a file or a command says, overridden by the options."""
+    written = _written(file, command)
+    fields = _fields(options)
+    found = written.overridden(fields, _variables(options["env_file"], options["env"]))
+    variants = _variants(options["array"], options["sweep"])
+    found = replace(found, variants=variants) if variants else found
+    return completed(found) if JOB_NAME in written.env else found
+
+
+def _written(file: str | None, command: tuple[str, ...]) -> JobDraft:
+    if file is None:
+        if not command:
+            raise click.UsageError("give a job file, a script, or a command: poise submit -- python train.py")
+        return JobDraft(literal_words(command))
+    path = Path(file)
+    source: Path | str = path
+    if file == STDIN:
+        source = sys.stdin.read(MOST_BYTES + 1)
+        if source.startswith("#!"):
+            raise RequestError("-: a script must be a file, as it is run from there")
+    elif not path.exists():
+        hint = "" if path.suffix.lower() in (".yaml", ".yml") else f"; a command goes after --: poise submit -- {file}"
+        raise RequestError(f"{file}: there is no such file{hint}")
+    elif read_text(path).startswith("#!"):
+        return read_sbatch(path, command, os.environ)
+    elif path.suffix.lower() not in _JOB_FILES:
+        raise RequestError(
+            f"{file}: neither a job file (.yaml) nor a script that begins with #!; a command goes after --: "
+            f"poise submit -- {'python ' if path.suffix == '.py' else ''}{file}"
+        )
+    found = read_draft(source)
+    if command:
+        raise RequestError(f"{file} says what to run; leave the command out")
+    return found
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that were given as options."""
+    fields: dict[str, Any] = {name: options[name] for name in _FIELDS if options[name] is not None}
+    for option, (path, parse) in _PARSED.items():
+        if options[option] is not None:
+            name, _, part = path.partition(".")
+            value = _parsed(f"--{option.replace('_', '-')}", options[option], parse)
+            fields[name] = {**fields.get(name, {}), part: value} if part else value
+    if options["gpus"] is not None:
+        fields |= _parsed("--gpus", options["gpus"], parse_gang)
+    if options["types"]:
+        fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
+    if options["no_venv"]:
+        if options["venv"] is not None:
+            raise RequestError("--venv and --no-venv do not go together; leave one of them out")
+        fields["venv"] = None
+    return fields
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], Parsed]) -> Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise RequestError(f"{option}: {error}") from None
+
+
+def _variables(files: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """The job's environment as files and options say; the last value of a variable counts."""
+    found: dict[str, str] = {}
+    for each in files:
+        found |= read_env_file(Path(each))
+    for text in given:
+        if "=" in text:
+            name, value = _pair("--env", text)
+            found[name] = value
+        elif not text.isidentifier() or not text.isascii():
+            raise RequestError(f"--env: expected NAME=VALUE, or the NAME of a variable of this shell, got {text[:60]!r}")
+        elif text not in os.environ:
+            raise RequestError(f"--env: {text} is not set in this shell; write --env {text}=VALUE, or export it first")
+        else:
+            found[text] = os.environ[text]
+    return found
+
+
+def _variants(array: int | None, sweep: Sequence[str]) -> tuple[Variant, ...]:
+    values: dict[str, tuple[str, ...]] = {}
+    for text in sweep:
+        name, listed = _pair("--sweep", text, "V1,V2,...")
+        if name in values:
+            raise RequestError(f"--sweep: {name} is there twice; write all its values with commas")
+        values[name] = tuple(listed.split(",")) if listed else ()
+    if array is not None and sweep:
+        raise RequestError("--array and --sweep do not go together; give the index as one more variable of the sweep")
+    try:
+        if sweep:
+            return sweep_of(values)
+        return () if array is None else array_of(array)
+    except ValueError as error:
+        raise RequestError(f"{'--sweep' if sweep else '--array'}: {error}") from None
+
+
+def _pair(option: str, text: str, expected: str = "VALUE") -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or not name.isascii():
+        raise RequestError(f"{option}: expected NAME={expected}, got {text[:60]!r}")
+    return name, value
+
+
+# Files of variables, as many tools write them (`.env`):
+#
+#     # what the job needs
+#     export DATA=/data/imagenet
+#     LR=0.1                      # everything after a blank and # is a comment
+#     NOTE="two words, a tab: \t"
+#     RAW='as it is: \t #'
+#
+# A value ends with its line, without blanks at both ends. `$NAME` is not replaced. Inside double quotes `\n`, `\t`, `\"`,
+# `\\` and `\$` stand for one character, inside single quotes nothing does.
+
+_LINE = re.compile(r"(?:export\s+)?(?P<name>[^\s=]*)\s*=\s*(?P<value>.*)")
+_QUOTED = re.compile(r"""(?:'(?P<raw>[^']*)'|"(?P<read>(?:[^"\\]|\\.)*)")\s*(?:#.*)?""")
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+_ESCAPE = re.compile(r"\\(.)")
+_MEANT = {"n": "\n", "t": "\t"}
+_SHOWN = 40
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """The variables of a file, in order; RequestError names the line that is wrong."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(read_text(path, "file of variables").split("\n"), start=1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            try:
+                name, value = _variable(text)
+            except ValueError as error:
+                raise RequestError(f"{Where(str(path), number)}: {error}") from None
+            found[name] = value
+    return found
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Name and value of one line; ValueError says what is wrong."""
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected NAME=VALUE, got {text[:_SHOWN]!r}")
+    name, value = match["name"], match["value"]
+    if not re.fullmatch(VARIABLE, name):
+        raise ValueError(f"expected a name of letters, digits and `_` before =, got {name[:_SHOWN]!r}")
+    if name.startswith("POISE_"):
+        raise ValueError(f"{name}: names that begin with POISE_ are Poise's own")
+    if "\x00" in text:
+        raise ValueError(f"{name}: a character in it cannot be passed on")
+    if value[:1] not in ("'", '"'):
+        return name, _COMMENT.sub("", value).strip()
+    quoted = _QUOTED.fullmatch(value)
+    if quoted is None:
+        is_open = value.count(value[0]) < 2
+        problem = "the quote is not closed in this line" if is_open else "something follows the quoted value"
+        raise ValueError(f'{name}: {problem}; a value is one line, and \\" stands for a quote inside double quotes')
+    if quoted["raw"] is not None:
+        return name, quoted["raw"]
+    return name, _ESCAPE.sub(lambda each: _MEANT.get(each[1], each[1]), quoted["read"])

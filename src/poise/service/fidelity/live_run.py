@@ -1,4 +1,4 @@
-"""The live half: a service of its own, real processes, and what its journal says of them afterwards."""
+"""The live half: a small workload drawn from a seed, a service of its own, real processes, and what became of the jobs."""
 
 import json
 import subprocess
@@ -22,10 +22,14 @@ from poise.service.fidelity import trainer
 from poise.service.wire.request import JobRequest
 from poise.service.wire.views import JobDetail, JobState
 
-# The workload: a few dozen small jobs, drawn from a seed.
-
 STEP = 0.1
-"""Seconds of a step on the reference type."""
+"""Seconds per step on the reference type."""
+POLL = 0.2
+"""Seconds between two looks whether all jobs have ended."""
+CANCEL_TIMEOUT = 30.0
+"""Seconds to wait for cancelled jobs to end."""
+TIMEOUT = 600.0
+"""Seconds after which a workload that has not ended is taken to hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,18 @@ class FidelityJob:
         return self.steps * STEP
 
 
-def drawn(jobs: int, seed: int, cluster: Cluster, load: float) -> list[FidelityJob]:
-    """Jobs that arrive so fast that together they ask for `load` times what the cluster has.
+@dataclass(frozen=True, slots=True)
+class FidelitySetup:
+    """How both halves are set up. `round`: seconds."""
+
+    cluster: Cluster
+    policy: str
+    round: float
+    placement: str = "consolidate"
+
+
+def draw_workload(jobs: int, seed: int, cluster: Cluster, load: float) -> list[FidelityJob]:
+    """Jobs that arrive at such a rate that together they ask for `load` times what the cluster has.
 
     Durations are log-normal with a median of 6 s, between 1.5 s and 30 s; a quarter of the jobs want two GPUs.
     """
@@ -55,87 +69,76 @@ def drawn(jobs: int, seed: int, cluster: Cluster, load: float) -> list[FidelityJ
     capacity = sum(cluster.gpus_of(name) * speed[name] for name in cluster.gpu_types)
     span = float((durations * gpus).sum()) / capacity / load
     arrivals = np.sort(stream.random(jobs)) * span
-    drawn_jobs = zip(arrivals - arrivals[0], gpus, durations, strict=True)
     return [
         FidelityJob(f"job-{place}", float(at), int(gang), max(1, round(float(seconds) / STEP)))
-        for place, (at, gang, seconds) in enumerate(drawn_jobs)
+        for place, (at, gang, seconds) in enumerate(zip(arrivals - arrivals[0], gpus, durations, strict=True))
     ]
 
 
 def relative_speeds(cluster: Cluster) -> dict[str, float]:
-    """Speed of each GPU type for a job that nobody has measured, as it is believed; the trainer keeps to it."""
+    """Believed speed of each GPU type for a job that was never measured; the trainer runs at it."""
     _, estimate, _ = Speeds(shipped(), cluster).resolve(Job("any", 0.0, 1, duration=1.0))
     return {name: rates[0] for name, rates in zip(cluster.gpu_types, estimate.rates, strict=True)}
 
 
-LOOK = 0.2
-"""Seconds between two looks whether all have ended."""
-GONE = 30.0
-"""Seconds for which jobs that were withdrawn are waited for."""
-SLOWEST = 600.0
-"""Seconds after which a workload that has not ended is taken to hang."""
-
-
 @dataclass(frozen=True, slots=True)
-class LiveConditions:
-    """How both halves are set up. Seconds."""
-
-    cluster: Cluster
-    policy: str
-    round: float
-    placement: str = "consolidate"
-
-
-@dataclass(frozen=True, slots=True)
-class Lived:
-    """What became of the workload: moments since 1970, and each job with its runs. `origin`: rounds are counted from it."""
+class LiveResult:
+    """What became of the workload: each job with its runs. `origin`: timestamp from which rounds are counted."""
 
     origin: float
     jobs: tuple[JobDetail, ...]
 
-    def overhead(self, works: Sequence[FidelityJob], cluster: Cluster) -> float:
-        """Seconds a start that GPUs were held without progress, on average.
+    def overhead(self, jobs: Sequence[FidelityJob], cluster: Cluster) -> float:
+        """Average seconds per start during which GPUs were held without progress.
 
-        Of each job: the time for which it held GPUs, less what its steps take on the types that it had.
+        For each job: the time for which it held GPUs, less what its steps take on the GPU types that it had.
         """
         lost, starts = 0.0, 0
         speeds = relative_speeds(cluster)
-        for work, job in zip(works, self.jobs, strict=True):
-            lost += job.job.ran - _worked(work, job, speeds)
-            starts += len(job.runs)
+        for job, seen in zip(jobs, self.jobs, strict=True):
+            worked, before = 0.0, 0.0
+            for run in seen.runs:
+                kept = job.steps if run.how == "finished" else run.kept or 0.0
+                gpu_type = next(iter(run.gpus)).rpartition("-")[0]
+                worked += (kept - before) * STEP / speeds[gpu_type]
+                before = kept
+            lost += seen.job.ran - worked
+            starts += len(seen.runs)
         return max(0.0, lost / starts)
 
 
-def _worked(work: FidelityJob, job: JobDetail, speeds: dict[str, float]) -> float:
-    """Seconds that the steps took, run by run."""
-    total, before = 0.0, 0.0
-    for run in job.runs:
-        kept = work.steps if run.how == "finished" else run.kept or 0.0
-        gpu_type = next(iter(run.gpus)).rpartition("-")[0]
-        total += (kept - before) * STEP / speeds[gpu_type]
-        before = kept
-    return total
+def run_live(jobs: Sequence[FidelityJob], setup: FidelitySetup, progress: Callable[[int], None]) -> LiveResult:
+    """Run the workload for real; `progress` is called with the number of jobs that have ended.
 
-
-def live(works: Sequence[FidelityJob], conditions: LiveConditions, progress: Callable[[int], None]) -> Lived:
-    """Run the workload for real. `progress` is told how many jobs have ended."""
-    with tempfile.TemporaryDirectory(prefix="poise-fidelity-") as folder, _service(Path(folder), conditions) as client:
+    Raises PoiseError if a job does not succeed, or the workload hangs.
+    """
+    speeds = [f"{name}={speed!r}" for name, speed in relative_speeds(setup.cluster).items()]
+    with tempfile.TemporaryDirectory(prefix="poise-fidelity-") as folder, _service(Path(folder), setup) as client:
         origin = client.service().started
         begun = monotonic()
         ids: list[str] = []
         try:
-            ids.extend(_submitted(client, work, begun, conditions.cluster) for work in works)
-            _wait(client, len(works), begun, progress)
+            for job in jobs:
+                sleep(max(0.0, begun + job.arrives - monotonic()))
+                command = (sys.executable, trainer.__file__ or "", str(job.steps), str(STEP), *speeds)
+                request = JobRequest(name=job.name, command=command, gpus=job.gpus, duration=job.duration)
+                ids.append(client.submit(request).id)
+            _wait(client, len(jobs), begun, progress)
         except BaseException:
-            _withdraw(client, ids)
+            # Leave no process behind.
+            for each in ids:
+                with suppress(PoiseError):
+                    client.cancel(each)
+            begun = monotonic()
+            while client.queue().jobs and monotonic() - begun < CANCEL_TIMEOUT:
+                sleep(POLL)
             raise
-        return Lived(origin, tuple(client.show(job) for job in ids))
+        return LiveResult(origin, tuple(client.show(each) for each in ids))
 
 
 def _wait(client: Client, jobs: int, begun: float, progress: Callable[[int], None]) -> None:
-    """Until all have succeeded; raises PoiseError if one does not."""
     final = [state for state in JobState if state.is_final]
-    while monotonic() - begun < SLOWEST:
+    while monotonic() - begun < TIMEOUT:
         ended = client.queue(states=final, limit=1000).jobs
         progress(len(ended))
         for job in ended:
@@ -143,35 +146,18 @@ def _wait(client: Client, jobs: int, begun: float, progress: Callable[[int], Non
                 raise PoiseError(f"{job.name} ended as {job.state}: {job.reason.text}")
         if len(ended) == jobs:
             return
-        sleep(LOOK)
-    raise PoiseError(f"the workload has not ended after {SLOWEST:g} s")
-
-
-def _withdraw(client: Client, ids: Sequence[str]) -> None:
-    """Leave no process behind."""
-    for job in ids:
-        with suppress(PoiseError):
-            client.cancel(job)
-    begun = monotonic()
-    while client.queue().jobs and monotonic() - begun < GONE:
-        sleep(LOOK)
-
-
-def _submitted(client: Client, work: FidelityJob, begun: float, cluster: Cluster) -> str:
-    sleep(max(0.0, begun + work.arrives - monotonic()))
-    speeds = (f"{name}={speed!r}" for name, speed in relative_speeds(cluster).items())
-    command = (sys.executable, trainer.__file__ or "", str(work.steps), str(STEP), *speeds)
-    return client.submit(JobRequest(name=work.name, command=command, gpus=work.gpus, duration=work.duration)).id
+        sleep(POLL)
+    raise PoiseError(f"the workload has not ended after {TIMEOUT:g} s")
 
 
 @contextmanager
-def _service(folder: Path, conditions: LiveConditions) -> Iterator[Client]:
-    """A real `poise serve` on a port of its own; ended with everything that it runs."""
+def _service(folder: Path, setup: FidelitySetup) -> Iterator[Client]:
+    """A real `poise serve` on a free port; it is ended with everything that it runs."""
     command = [
         sys.executable, "-c", "from poise.cli import main; main()", "serve", "--json", "--quiet",
-        "--state", str(folder / "state"), "--listen", "127.0.0.1:0", "--cluster", str(conditions.cluster),
-        "--policy", conditions.policy, "--placement", conditions.placement,
-        "--round", f"{conditions.round!r}s", "--minimum-run", "0",
+        "--state", str(folder / "state"), "--listen", "127.0.0.1:0", "--cluster", str(setup.cluster),
+        "--policy", setup.policy, "--placement", setup.placement,
+        "--round", f"{setup.round!r}s", "--minimum-run", "0",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,6 +1,8 @@
-"""A pretend training for measurements: steps that each take their time, by GPU type. Run as a script by live jobs.
+"""A pretend training for measurements: steps that each take a fixed time, by GPU type.
 
-python trainer.py STEPS SECONDS TYPE=SPEED...
+Live jobs run this file as a script, so it imports the standard library and `poise.worker` only:
+
+    python trainer.py STEPS SECONDS TYPE=SPEED...
 """
 
 import os
@@ -12,7 +14,7 @@ from poise.worker import attach
 
 
 def main(steps: int, seconds: float, *speeds: str) -> None:
-    """So many steps, of so many seconds each on a GPU type of speed 1; the state is their number."""
+    """Do `steps` steps of `seconds` each on a GPU type of speed 1; the state is the number of steps done."""
     relative = {name: float(speed) for name, _, speed in (each.partition("=") for each in speeds)}
     each = seconds / relative.get(os.environ.get("POISE_GPU_TYPE", ""), 1.0)
     done = [0]
@@ -25,7 +27,7 @@ def main(steps: int, seconds: float, *speeds: str) -> None:
 
     due = time.monotonic()
     for step in attach(save=save, load=load).steps(steps):
-        # To a moment rather than for a time, so that what the loop costs does not add up; time that was lost stays lost.
+        # Sleep until a time rather than for one, so that the cost of the loop does not add up; lost time stays lost.
         due = max(due + each, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
         done[0] = step + 1
