@@ -24,7 +24,7 @@ from poise.scheduler.model.event import Event
 from poise.scheduler.policies.catalogue import POLICIES
 
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-_NOT_A_PROGRAM = {"text", "json", "csv", "yaml", "toml", "make", "console", "python"}
+_NOT_A_PROGRAM = {"text", "json", "csv", "yaml", "toml", "make", "console", "python", "nginx", "caddyfile"}
 EACH_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
 
