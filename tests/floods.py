@@ -1,4 +1,4 @@
-"""Clients that mean no good: many connections that are opened again as soon as they are dropped."""
+"""A hostile client: many connections, opened again as soon as they are closed."""
 
 import errno
 import selectors

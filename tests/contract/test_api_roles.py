@@ -1,4 +1,4 @@
-"""Who may do what: every path, every method, every role, one's own job and somebody else's. The table is written by hand."""
+"""Who may do what: every path, method and role, for jobs of the same and of another tenant. The table is written by hand."""
 
 import re
 from dataclasses import dataclass
@@ -159,7 +159,7 @@ def test_method_that_a_path_does_not_have_is_refused_to_every_role(path: str, ap
 
 
 @pytest.mark.parametrize("path", NOWHERE)
-def test_path_that_is_not_there_is_404_for_every_role_and_method(path: str, api: Api) -> None:
+def test_unknown_path_is_404_for_every_role_and_method(path: str, api: Api) -> None:
     asked = [api.request(role, method, path) for role in Role for method in METHODS]
     assert {reply.problem[:2] for reply in calls(api.app, asked)} == {(404, "not-found")}
 
@@ -211,7 +211,7 @@ def test_user_may_name_their_own_tenant(api: Api) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
-def test_refused_wish_changes_nothing(verb: str, api: Api) -> None:
+def test_refused_command_changes_nothing(verb: str, api: Api) -> None:
     before = dict(api.engine.jobs)
     assert api.call("user", "POST", f"/v1/jobs/{THEIRS}/{verb}").problem[:2] == (403, "forbidden")
     assert api.call("reader", "POST", f"/v1/jobs/{MINE}/{verb}").problem[:2] == (403, "forbidden")

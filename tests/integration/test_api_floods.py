@@ -1,4 +1,4 @@
-"""One peer that means no good, against a server in a process of its own: all others are served as if it were not there."""
+"""Floods from one address or one token against a server in its own process: requests of all others are answered."""
 
 import json
 import resource
@@ -84,14 +84,14 @@ def a_user(server: Server) -> str:
     return token
 
 
-def test_slow_connections_without_a_token_do_not_keep_others_out(server: Server) -> None:
+def test_slow_connections_without_a_token_do_not_lock_out_others(server: Server) -> None:
     with Flood(server.port, CONNECTIONS) as flood:
         assert statuses(server) == [200] * PROBES
         assert flood.opened > CONNECTIONS
     assert set(events(server)) == {"connection-displaced"}
 
 
-def test_connections_that_do_not_shake_hands_do_not_keep_others_out(secure: Server) -> None:
+def test_connections_without_a_tls_handshake_do_not_lock_out_others(secure: Server) -> None:
     with Flood(secure.port, CONNECTIONS, b"\x16\x03\x01\x02\x00") as flood:
         assert statuses(secure) == [200] * PROBES
         assert flood.opened > CONNECTIONS
@@ -118,7 +118,7 @@ def _post(token: str, length: int) -> bytes:
     return "\r\n".join((*lines, f"content-length: {length}", "", "{")).encode()
 
 
-def test_bodies_that_one_token_never_sends_do_not_keep_others_out(server: Server) -> None:
+def test_bodies_that_one_token_never_sends_do_not_lock_out_others(server: Server) -> None:
     with Flood(server.port, 300, _post(a_user(server), 1_000)):
         assert statuses(server, 30) == [200] * 30
 
@@ -127,13 +127,13 @@ def _get(token: str, path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
 
 
-def test_idle_connections_of_one_token_do_not_keep_others_out(server: Server) -> None:
+def test_idle_connections_of_one_token_do_not_lock_out_others(server: Server) -> None:
     with Flood(server.port, CONNECTIONS, _get(a_user(server), "/v1/me")) as flood:
         assert statuses(server) == [200] * PROBES
         assert flood.opened > CONNECTIONS
 
 
-def test_answers_that_one_token_does_not_read_do_not_keep_others_out(server: Server) -> None:
+def test_answers_that_one_token_does_not_read_do_not_lock_out_others(server: Server) -> None:
     ask = _get(a_user(server), "/openapi.json")
     with ExitStack() as stack:
         for _ in range(300):
@@ -145,7 +145,7 @@ def test_answers_that_one_token_does_not_read_do_not_keep_others_out(server: Ser
         assert statuses(server, 30) == [200] * 30
 
 
-def test_token_that_asks_too_much_at_once_is_told_so_and_when_to_come_again(server: Server) -> None:
+def test_token_with_too_many_requests_under_way_is_told_when_to_retry(server: Server) -> None:
     token = a_user(server)
     with ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE)) for _ in range(70)]

@@ -75,7 +75,11 @@ def proxied(tmp_path: Path) -> Iterator[Server]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        text = block("nginx").replace("127.0.0.1:8642", f"127.0.0.1:{service.port}").replace("443", f"127.0.0.1:{port}")
+        text = (
+            block("nginx")
+            .replace("127.0.0.1:8642", f"127.0.0.1:{service.port}")
+            .replace("listen 443", f"listen 127.0.0.1:{port}")
+        )
         text = text.replace("/etc/ssl/gpu1.pem", str(chain)).replace("/etc/ssl/gpu1.key", str(key))
         folders = " ".join(f"{each}_temp_path {tmp_path};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         user = "user root; " if Path("/root").owner() == tmp_path.owner() else ""

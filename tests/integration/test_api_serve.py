@@ -125,7 +125,7 @@ def test_first_start_leaves_token_and_address_for_clients_of_the_owner(shared: S
     [("queue",), ("queue", "-o", "csv"), ("queue", "--watch"), ("nodes",), ("shares",), ("tokens",), ("queue", "--json")],
     ids=" ".join,
 )
-def test_a_command_whose_answer_none_reads_ends_as_by_a_closed_pipe(shared: Server, words: tuple[str, ...]) -> None:
+def test_command_whose_output_is_not_read_ends_like_one_with_a_closed_pipe(shared: Server, words: tuple[str, ...]) -> None:
     assert shared.call("POST", "/v1/jobs", JOB)[0] == 201
     assert unread(*words, POISE_URL=shared.url, POISE_TOKEN=shared.token) == (UNREAD, "")
 
@@ -141,7 +141,7 @@ def test_token_is_in_no_message_log_or_argument(server: Server) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_it_in_good_order(number: int, server: Server) -> None:
+def test_signal_ends_the_service_gracefully(number: int, server: Server) -> None:
     said = server.stop(number)
     assert said.code == 0, said
     assert not (server.state / "server.json").exists()
@@ -175,7 +175,7 @@ def test_second_server_on_the_same_state_is_refused_and_the_first_goes_on(shared
     assert (shared.state / "server.json").exists()
 
 
-def test_port_that_is_taken_is_one_line_before_anything_is_made(shared: Server, tmp_path: Path) -> None:
+def test_port_in_use_is_reported_before_any_file_is_made(shared: Server, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert (
         refusal("--state", other, "--listen", f"127.0.0.1:{shared.port}")
@@ -199,11 +199,11 @@ def test_port_that_is_taken_is_one_line_before_anything_is_made(shared: Server, 
         (("--workers", "remote"), "Invalid value for '--workers'"),
     ],
 )
-def test_wrong_option_is_one_line(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
+def test_wrong_option_is_refused_in_one_line(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
     assert refusal("--state", tmp_path / "state", *options).startswith(line)
 
 
-def test_state_that_others_may_read_is_one_line(tmp_path: Path) -> None:
+def test_state_that_others_may_read_is_refused_in_one_line(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert (
         refusal("--state", tmp_path) == f"--state {tmp_path}: others may look into it (mode 0755); run chmod 700 {tmp_path}"
@@ -247,12 +247,12 @@ def test_body_in_chunks_is_counted_as_it_arrives(shared: Server) -> None:
     assert b'"too-large"' in answer
 
 
-def test_body_that_is_far_too_large_is_refused_in_words_and_not_by_hanging_up(shared: Server) -> None:
+def test_body_that_is_far_too_large_is_answered_and_not_cut_off(shared: Server) -> None:
     status, _, body = shared.call("POST", "/v1/jobs", " " * (4 << 20))
     assert (status, json.loads(body)["detail"]) == (413, "expected a body of at most 1,048,576 bytes")
 
 
-def test_what_is_no_http_is_a_problem_and_the_end_of_the_connection(shared: Server) -> None:
+def test_what_is_not_http_is_answered_by_a_problem_and_disconnected(shared: Server) -> None:
     for nonsense in (
         b"nonsense\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
@@ -263,7 +263,7 @@ def test_what_is_no_http_is_a_problem_and_the_end_of_the_connection(shared: Serv
         assert b'"wrong-request"' in answer
 
 
-def test_body_whose_end_is_said_in_two_ways_is_refused_and_nothing_after_it_is_read(shared: Server) -> None:
+def test_body_with_two_framings_is_refused_and_nothing_after_it_is_read(shared: Server) -> None:
     two = (b"content-type: application/json", b"content-length: 5", b"transfer-encoding: chunked")
     head, after = _head(shared, b"POST", b"/v1/jobs", *two), _head(shared, b"GET", b"/v1/me")
     answer = _raw(shared, head + b"0\r\n\r\n" + after)
@@ -294,7 +294,7 @@ def test_several_requests_share_a_connection(shared: Server) -> None:
     link.close()
 
 
-def test_connection_that_never_brings_a_request_does_not_keep_others_out_or_the_service_up(server: Server) -> None:
+def test_idle_connections_neither_lock_out_others_nor_delay_the_stop(server: Server) -> None:
     idle = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(50)]
     idle[0].sendall(b"GET /v1/me HTTP/1.1\r\nhost: local")
     assert server.call("GET", "/v1/me")[0] == 200
@@ -320,20 +320,20 @@ def test_two_options_are_enough_for_tls(certificate: tuple[Path, Path], tmp_path
     assert said.code == 0, said
 
 
-def test_key_that_is_of_another_certificate_is_one_line(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+def test_key_of_another_certificate_is_refused_in_one_line(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     chain, _ = certificate
     line = refusal("--state", tmp_path / "state", "--tls-cert", chain, "--tls-key", chain)
     assert "not a certificate and its key" in line
 
 
-def test_wish_for_another_protocol_is_passed_over_in_silence(server: Server) -> None:
+def test_request_to_upgrade_the_protocol_is_ignored(server: Server) -> None:
     for protocol in (b"websocket", b"h2c"):
         head = _head(server, b"GET", b"/v1/me", b"connection: upgrade, close", b"upgrade: " + protocol)
         assert _raw(server, head).startswith(b"HTTP/1.1 200 ")
     assert "ebsocket" not in server.stop().err.lower()
 
 
-def test_log_is_one_json_document_a_line(server: Server) -> None:
+def test_log_is_one_json_document_per_line(server: Server) -> None:
     server.call("GET", "/nothing")
     said = server.stop()
     lines = [json.loads(line) for line in said.err.splitlines() if not line.startswith("poise: ")]

@@ -149,7 +149,19 @@ def test_connections_of_operators_are_closed_only_if_no_other_is_idle() -> None:
     world.close()
 
 
-def test_peer_is_an_address_or_a_network_that_one_has_all_of() -> None:
+def test_connection_that_is_closed_before_its_request_is_looked_at_stays_forgotten() -> None:
+    table = ConnectionTable(LIMITS, Logbook(least=Level.ERROR))
+    with socket.socket() as accepted:
+        connection = ClientConnection(table, accepted, "10.0.0.1", 0.0)
+        table.enter(connection)
+        connection.closed()
+        connection.request_started()
+        connection.authenticated(ACCOUNTS[0])
+        connection.request_finished()
+    assert len(table) == 0
+
+
+def test_peer_is_an_ipv4_address_or_an_ipv6_network() -> None:
     assert peer_of("192.0.2.7") == "192.0.2.7"
     assert peer_of("::ffff:192.0.2.7") == "192.0.2.7"
     assert peer_of("2001:db8:1:2:3:4:5:6") == peer_of("2001:db8:1:2::1%eth0") == "2001:db8:1:2::/64"

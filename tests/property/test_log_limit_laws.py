@@ -1,4 +1,4 @@
-"""Lines that others can cause: however many there are, few are written, and none goes uncounted."""
+"""Log lines that clients can cause at will: few are written, and all others are counted."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def test_every_line_is_written_or_counted(comings: list[tuple[int, int, float]])
 
 
 @given(st.integers(0, 5 * LINES), st.integers(0, 5 * LINES))
-def test_each_who_causes_lines_has_a_bound_of_its_own(mine: int, others: int) -> None:
+def test_each_source_of_lines_has_a_limit_of_its_own(mine: int, others: int) -> None:
     limiter = LineLimiter()
     assert sum(limiter.passes("a", 0.0) for _ in range(mine)) == min(mine, LINES)
     assert sum(limiter.passes("b", SPAN / 2) for _ in range(others)) == min(others, LINES)
@@ -35,7 +35,7 @@ def test_each_who_causes_lines_has_a_bound_of_its_own(mine: int, others: int) ->
     assert limiter.suppressed(SPAN if mine else 1.5 * SPAN) == {who: count for who, count in expected.items() if count > 0}
 
 
-def test_very_many_who_cause_lines_share_a_bound() -> None:
+def test_sources_beyond_the_first_ones_share_a_limit() -> None:
     limiter = LineLimiter()
     written = sum(limiter.passes(str(who), 0.0) for who in range(100 * MOST_SOURCES) for _ in range(2))
     assert written == 2 * MOST_SOURCES + LINES

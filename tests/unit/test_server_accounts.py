@@ -31,7 +31,7 @@ def test_a_token_is_a_user_s_of_the_tenant_of_its_own_name_unless_another_is_sai
 
 
 @pytest.mark.parametrize("name", ["policy", "service", "job", "Policy"])
-def test_no_token_is_called_as_events_call_their_actors(name: str, tmp_path: Path) -> None:
+def test_name_of_an_actor_in_events_is_refused(name: str, tmp_path: Path) -> None:
     accounts = TokenStore(tmp_path)
     line = rf"^name: events call their actors job, policy, service, so that no token can be called '{name}'; take another$"
     with pytest.raises(RequestRefusedError, match=line) as refused:
@@ -48,7 +48,7 @@ def test_tokens_are_long_and_never_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "poise_", "x" * 10_000, "poise_é", "\udcff", "admin", "poise_" + "A" * 43])
-def test_token_that_was_never_made_is_nobodys(token: str, tmp_path: Path) -> None:
+def test_unknown_token_has_no_account(token: str, tmp_path: Path) -> None:
     accounts = TokenStore(tmp_path)
     accounts.make(a_wish())
     assert accounts.known(token) is None
@@ -128,7 +128,7 @@ def test_first_start_writes_a_token_that_only_its_owner_can_read(tmp_path: Path)
     assert (tmp_path / "admin.token").read_text().strip() == token
 
 
-def test_crash_between_the_two_files_of_the_first_start_heals_at_the_next(tmp_path: Path) -> None:
+def test_crash_between_the_two_files_of_the_first_start_is_repaired_by_the_next(tmp_path: Path) -> None:
     TokenStore(tmp_path).ensure_admin()
     stale = (tmp_path / "admin.token").read_text().strip()
     (tmp_path / "accounts.json").unlink()

@@ -33,7 +33,7 @@ def test_directory_that_others_may_look_into_is_refused(mode: int, tmp_path: Pat
         open_folder(folder)
 
 
-def test_nobody_is_told_to_close_a_directory_of_other_things(tmp_path: Path) -> None:
+def test_chmod_is_not_suggested_for_a_directory_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "passwd").touch()
     tmp_path.chmod(0o755)
     with pytest.raises(RequestError, match=r"others may look into it \(mode 0755\); name a directory of its own"):
@@ -66,7 +66,7 @@ def test_replaced_file_is_whole_and_its_owners(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_full_disk_is_said_of_the_file_that_was_to_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -79,7 +79,7 @@ def test_full_disk_is_said_of_the_file_that_was_to_be_written(tmp_path: Path, mo
     assert (of_file.value.filename, of_lock.value.filename) == (f"{tmp_path}/admin.token", f"{tmp_path}/lock")
 
 
-def test_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "file"
     create_file(path, "first")
     with pytest.raises(FileExistsError):
@@ -106,7 +106,7 @@ def test_address_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
     ["", ":", ":80", "a:", "a:b", "a:-1", "a:65536", "a:1_0", "a:٣", "a: 80", "8642", "0:80", "::1", "[::1", "::1]:80",
      "..:80", "http://127.0.0.1:80", "unix:/tmp/x", "a b:80", "é:80"],
 )  # fmt: skip
-def test_address_that_is_none_is_one_line(text: str) -> None:
+def test_invalid_address_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(RequestError, match="expected HOST:PORT"):
         BindAddress.parse(text)
 
@@ -117,7 +117,7 @@ def test_loopback_needs_no_tls(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "gpu1.example.org"])
-def test_other_addresses_need_tls_or_the_word_insecure(host: str) -> None:
+def test_other_addresses_need_tls_or_the_option_insecure(host: str) -> None:
     with pytest.raises(RequestError, match="give --tls-cert and --tls-key, or say --insecure"):
         BindOptions(BindAddress(host, 8642)).check()
     BindOptions(BindAddress(host, 8642), insecure=True).check()
@@ -129,7 +129,7 @@ def test_server_answers_to_the_name_it_listens_on_and_never_to_every_address(tmp
     assert not BindOptions(BindAddress("0.0.0.0", 1), insecure=True).check().allows("0.0.0.0:1")
 
 
-def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_invalid_certificate_is_refused_in_one_line(tmp_path: Path) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("nonsense")
     with pytest.raises(RequestError, match="not a certificate and its key"):
@@ -138,7 +138,7 @@ def test_certificate_that_is_none_is_one_line(tmp_path: Path) -> None:
         Certificate(tmp_path / "cert.pem", tmp_path / "nothing.pem").context()
 
 
-def test_port_that_is_taken_is_one_line() -> None:
+def test_port_in_use_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(RequestError, match=f"--listen 127.0.0.1:{port}: Address already in use"):
@@ -146,7 +146,7 @@ def test_port_that_is_taken_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "a..b"])
-def test_host_that_is_unknown_is_one_line(host: str) -> None:
+def test_unknown_host_is_reported_in_one_line(host: str) -> None:
     with pytest.raises(RequestError, match=rf"--listen {host}:1: ") as error:
         bind(BindAddress(host, 1))
     assert "\n" not in str(error.value)

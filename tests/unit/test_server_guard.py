@@ -1,4 +1,4 @@
-"""What stands before every path: Host, Origin, bounds on everything, headers of every answer, no traceback for a client."""
+"""The guard: Host, Origin, limits on everything, headers of every answer, no traceback for a client."""
 
 import asyncio
 import io
@@ -96,7 +96,7 @@ def test_configured_name_is_let_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "http://x", "x:80", "beef:8642", "[a:1]", "*", "x/y", "-"])
-def test_name_that_is_none_is_refused_at_the_start(name: str) -> None:
+def test_invalid_host_name_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(RequestError, match="--host-name"):
         AllowedHosts.of([name])
 
@@ -133,14 +133,14 @@ def test_heads_beyond_their_bounds_are_refused(tmp_path: Path) -> None:
     assert api.call("user", "GET", "/" + "a" * 50).problem[:2] == (414, "too-large")
 
 
-def test_requests_beyond_their_number_are_told_to_come_again(tmp_path: Path) -> None:
+def test_requests_beyond_the_limit_are_told_to_retry(tmp_path: Path) -> None:
     api, _ = an_api_with(tmp_path, RequestLimits(requests=0))
     reply = api.call("user", "GET", "/v1/me")
     assert reply.problem[:2] == (503, "busy")
     assert reply.headers["retry-after"] == "1"
 
 
-def test_no_token_takes_all_requests_and_some_are_left_to_operators() -> None:
+def test_one_token_cannot_take_all_places_and_some_are_reserved_for_operators() -> None:
     accounts = {role: Account(name=role.value, tenant="t", role=role) for role in Role}
     limit = ConcurrencyLimit(RequestLimits(requests=10, reserved=2, per_token=5))
     for _ in range(5):
@@ -168,7 +168,7 @@ def test_operator_may_have_more_requests_under_way_than_others() -> None:
     assert [limit.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
 
 
-def test_requests_are_counted_out_whatever_becomes_of_them(tmp_path: Path) -> None:
+def test_every_request_is_counted_out_however_it_ends(tmp_path: Path) -> None:
     api, _ = an_api_with(tmp_path, RequestLimits(requests=1, reserved=0, body=100, upload=0.05))
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
     for pieces in ((b"{", None), (_body(101),), (_body(100),), (b"{",)):
@@ -179,14 +179,14 @@ def test_requests_are_counted_out_whatever_becomes_of_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("limits", [RequestLimits(seconds=0.05), RequestLimits(upload=0.05)])
-def test_request_that_never_arrives_in_full_is_given_up(limits: RequestLimits, tmp_path: Path) -> None:
+def test_request_that_never_arrives_completely_times_out(limits: RequestLimits, tmp_path: Path) -> None:
     api, _ = an_api_with(tmp_path, limits)
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")
     pieces = (b"{", None)
     assert calls(api.app, [Call(call.method, call.path, call.headers, pieces)])[0].problem[:2] == (408, "too-slow")
 
 
-def test_every_answer_forbids_to_sniff_to_keep_and_to_embed(api: Api) -> None:
+def test_every_answer_has_security_headers(api: Api) -> None:
     for who, path in (("user", "/v1/me"), ("user", "/nothing"), (None, "/v1/me"), ("reader", "/v1/tokens")):
         headers = api.call(who, "GET", path).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -194,7 +194,7 @@ def test_every_answer_forbids_to_sniff_to_keep_and_to_embed(api: Api) -> None:
         assert headers["content-security-policy"].startswith("default-src 'none'")
 
 
-def test_bug_is_a_500_with_a_number_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
+def test_bug_is_a_500_with_a_number_under_which_the_log_has_the_traceback(tmp_path: Path) -> None:
     api, log = an_api_with(tmp_path)
     api.engine.fails = lambda: ZeroDivisionError("secret detail")
     status, code, detail = api.call("user", "GET", "/v1/service").problem
@@ -222,7 +222,7 @@ def test_log_names_routes_and_accounts_and_never_a_token_a_path_or_a_query(tmp_p
     assert {"event": "token-made", "name": "new", "by": "admin"}.items() <= lines[-1].items()
 
 
-def test_refusals_are_logged_so_often_for_each_who_causes_them_and_then_counted(
+def test_refusals_are_logged_up_to_a_limit_per_source_and_then_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -244,7 +244,7 @@ def _lines(log: io.StringIO, event: str) -> list[str]:
     return [each.get("address") or each.get("caused_by") or each["account"] for each in found if each["event"] == event]
 
 
-def test_websocket_is_closed_unheard(api: Api) -> None:
+def test_websocket_is_closed(api: Api) -> None:
     said: list[object] = []
 
     async def knock() -> None:
@@ -260,7 +260,7 @@ def test_websocket_is_closed_unheard(api: Api) -> None:
     assert said == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_whoever_waits_when_the_server_stops_is_told_to_ask_again() -> None:
+def test_request_under_way_when_the_server_stops_is_told_to_retry() -> None:
     answers: list[dict[str, object]] = []
 
     async def forever(scope: Scope, receive: Receive, send: Send) -> None:

@@ -64,7 +64,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def test_connection_that_brings_no_head_in_time_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_that_sends_no_head_in_time_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
 
     async def visit(port: int, _token: str) -> None:
@@ -75,7 +75,9 @@ def test_connection_that_brings_no_head_in_time_is_closed(tmp_path: Path, monkey
     visited(tmp_path, visit)
 
 
-def test_head_that_arrives_letter_by_letter_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_that_arrives_byte_by_byte_does_not_extend_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
 
     async def visit(port: int, _token: str) -> None:
@@ -139,9 +141,7 @@ def test_connection_uses_no_private_name_of_uvicorn() -> None:
 NO_GRACE = ConnectionLimits(anonymous=2, authenticated=2, per_token=2, grace=0.0)
 
 
-def test_newcomer_takes_the_place_of_the_oldest_that_brought_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_connection_replaces_the_oldest_anonymous_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LIMITS", NO_GRACE)
 
     async def visit(port: int, token: str) -> None:
@@ -158,7 +158,7 @@ def test_newcomer_takes_the_place_of_the_oldest_that_brought_no_token(
     visited(tmp_path, visit)
 
 
-def test_stranger_has_its_grace_before_it_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anonymous_connection_is_not_closed_within_its_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LIMITS", ConnectionLimits(anonymous=1, grace=10 * LIMIT))
 
     async def visit(port: int, token: str) -> None:
@@ -173,7 +173,7 @@ def test_stranger_has_its_grace_before_it_gives_way(tmp_path: Path, monkeypatch:
     visited(tmp_path, visit)
 
 
-def test_connections_that_do_not_shake_hands_give_way_too(
+def test_connections_without_a_tls_handshake_are_closed_for_others_too(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LIMITS", ConnectionLimits(anonymous=2, authenticated=2, grace=0.2))
@@ -193,9 +193,7 @@ def test_connections_that_do_not_shake_hands_give_way_too(
     visited(tmp_path, visit, certificate)
 
 
-def test_token_with_too_many_connections_loses_the_one_that_is_idle_for_longest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_with_too_many_connections_loses_the_longest_idle_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LIMITS", ConnectionLimits(per_token=2))
 
     async def visit(port: int, token: str) -> None:
@@ -211,7 +209,7 @@ def test_token_with_too_many_connections_loses_the_one_that_is_idle_for_longest(
     visited(tmp_path, visit)
 
 
-def test_connection_that_does_not_shake_hands_in_time_is_closed(
+def test_connection_without_a_tls_handshake_in_time_is_closed(
     certificate: Certificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
@@ -261,7 +259,7 @@ def above_all_files() -> Iterator[int]:
             os.close(each)
 
 
-def test_room_is_asked_for_as_far_as_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_open_files_is_raised_as_far_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: asked.append(both))
     for limits in ((1_024, 4_096), (1_024, 1_100), (1 << 20, 1 << 20), (1_024, resource.RLIM_INFINITY)):
@@ -288,7 +286,7 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_client_that_does_not_read_its_answers_is_hung_up_on(
+def test_client_that_does_not_read_its_answers_is_disconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(connections, "READ_SECONDS", 0.2)
@@ -309,7 +307,7 @@ def test_client_that_does_not_read_its_answers_is_hung_up_on(
     assert capsys.readouterr().err == ""
 
 
-def test_client_that_goes_away_in_the_middle_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_client_that_disconnects_during_a_request_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def visit(port: int, token: str) -> None:
         _, writer = await connected(port)
         head = f"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n"

@@ -65,7 +65,7 @@ def test_text_line_quotes_what_is_not_one_word() -> None:
 
 
 @pytest.mark.parametrize("form", LogFormat)
-def test_token_is_blotted_out_wherever_it_stands(form: LogFormat) -> None:
+def test_token_is_masked_anywhere_in_a_line(form: LogFormat) -> None:
     stream = io.StringIO()
     log = Logbook(stream, form=form)
     log.warning(TOKEN, text=f"Bearer {TOKEN}", more=[TOKEN])
@@ -79,7 +79,7 @@ def test_long_value_is_cut() -> None:
     assert len(line) < 5_000
 
 
-def test_levels_below_the_least_are_left_out() -> None:
+def test_events_below_the_least_level_are_not_written() -> None:
     stream = io.StringIO()
     log = Logbook(stream, least=Level.WARNING)
     log.write(Level.DEBUG, "a", {})

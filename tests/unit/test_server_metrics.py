@@ -46,7 +46,7 @@ def test_counters_and_histograms_hold_what_they_were_fed() -> None:
     assert found["poise_http_requests_total", ("GET", "/v1/jobs", "200")] == 1
 
 
-def test_gauges_are_of_the_moment_they_are_asked_for() -> None:
+def test_gauges_are_read_at_each_scrape() -> None:
     metrics, engine = Metrics(), FakeEngine()
     metrics.watch(engine)
     assert read(metrics)["poise_jobs", ("RUNNING",)] == 0

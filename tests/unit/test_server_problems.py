@@ -122,7 +122,7 @@ def test_endpoint_that_takes_no_query_refuses_every_key(method: str, path: str, 
 
 
 @pytest.mark.parametrize("name", ["..", ".", "%2e%2e", "a%2fb", "%2fetc%2fpasswd", "a%00", "-rf", "a" * 65, "é"])
-def test_id_that_is_no_name_reaches_nothing(name: str, api: Api) -> None:
+def test_invalid_id_reaches_no_job(name: str, api: Api) -> None:
     for path in (f"/v1/jobs/{name}", f"/v1/jobs/{name}/logs", f"/v1/jobs/{name}/why"):
         assert api.call("admin", "GET", path).status in {400, 404}
 
@@ -136,7 +136,7 @@ def test_value_that_is_long_is_cut(api: Api) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 10_000, b'{"jobs": NaN}', b'"\\ud800"', b"1" * 5_000])
-def test_what_is_no_json_is_said_to_be_none(raw: bytes, api: Api) -> None:
+def test_invalid_json_is_refused(raw: bytes, api: Api) -> None:
     call = api.request("user", "POST", "/v1/jobs", {})
     status, code, _ = calls(api.app, [Call(call.method, call.path, call.headers, (raw,))])[0].problem
     assert (status, code) == (400, "wrong-request")
@@ -145,7 +145,7 @@ def test_what_is_no_json_is_said_to_be_none(raw: bytes, api: Api) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"]
 )
-def test_body_that_is_not_said_to_be_json_is_refused(kind: str, api: Api) -> None:
+def test_body_without_the_type_json_is_refused(kind: str, api: Api) -> None:
     reply = api.call("user", "POST", "/v1/jobs", _job(), content_type=kind)
     assert reply.problem[:2] == (415, "wrong-type")
     assert api.call("user", "POST", "/v1/jobs", _job(), content_type="Application/JSON; charset=utf-8").status == 201
@@ -163,7 +163,7 @@ def test_body_that_is_not_said_to_be_json_is_refused(kind: str, api: Api) -> Non
         (RefusalCode.NOT_READY, 503),
     ],
 )
-def test_refusal_of_the_engine_has_its_status_and_passing_ones_say_when_to_come_again(
+def test_refusal_of_the_engine_has_its_status_and_temporary_ones_say_when_to_retry(
     fault: RefusalCode, status: int, api: Api
 ) -> None:
     api.engine.fails = lambda: RequestRefusedError(fault, "not\nnow")
@@ -172,7 +172,7 @@ def test_refusal_of_the_engine_has_its_status_and_passing_ones_say_when_to_come_
     assert ("retry-after" in reply.headers) == (status in {429, 503, 507})
 
 
-def test_error_that_answers_many_wishes_does_not_hold_on_to_them(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_that_answers_many_commands_collects_no_tracebacks(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     full = RequestRefusedError(RefusalCode.STORAGE, "no room")
     reply: Future[SubmittedView] = Future()
     reply.set_exception(full)
@@ -211,7 +211,7 @@ def test_queue_is_asked_for_what_the_query_says(api: Api) -> None:
     assert api.call("user", "GET", "/v1/jobs?tenant=theirs").json["total"] == 1
 
 
-def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Path) -> None:
+def test_character_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Path) -> None:
     service = Service(tmp_path)
     [job] = service.submit(JobRequest(command=("x",), retry=RetrySpec(on_errors=0)))
     service.machine.end(job, RunEnding.FAILED, cause="caf\udce9 é", code=1)
@@ -224,7 +224,7 @@ def test_letter_that_cannot_be_encoded_hides_nothing_else(api: Api, tmp_path: Pa
         assert "caf? é" in str(reply.json)
 
 
-def test_refusal_with_a_letter_that_cannot_be_encoded_is_told(api: Api) -> None:
+def test_refusal_with_a_character_that_cannot_be_encoded_is_answered(api: Api) -> None:
     api.engine.fails = lambda: RequestRefusedError(RefusalCode.WRONG, "caf\udce9")
     assert api.call("user", "GET", "/v1/service").problem == (400, "wrong-request", "caf?")
 

@@ -224,7 +224,7 @@ class HoldQuery(Wire):
 
 
 class EventsQuery(Wire):
-    """EventPage after a number of the journal; negative: the last ones, that many."""
+    """Events after a number of the journal; negative: the last ones, that many."""
 
     after: Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = 0
     job: Name | None = None

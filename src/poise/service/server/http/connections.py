@@ -78,8 +78,8 @@ class ClientConnection:
     `transport` is None until TLS, if any, is established; `owner` is None while the connection is anonymous.
     """
 
-    __slots__ = ("_head_timer", "_read_timer", "_requests", "accepted", "address", "is_short", "owner", "socket",
-                 "table", "transport")  # fmt: skip
+    __slots__ = ("_head_timer", "_is_closed", "_read_timer", "_requests", "accepted", "address", "is_short", "owner",
+                 "socket", "table", "transport")  # fmt: skip
 
     def __init__(
         self, table: "ConnectionTable", accepted: socket.socket, address: str, now: float, *, is_short: bool = False
@@ -93,6 +93,7 @@ class ClientConnection:
         self.transport: asyncio.Transport | None = None
         self.socket = accepted
         self._requests = 0
+        self._is_closed = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
@@ -119,8 +120,9 @@ class ClientConnection:
             self._head_timer = None
 
     def authenticated(self, account: Account) -> None:
-        """Note whose request it is."""
-        self.table.begin(self, account)
+        """Note whose request it is. A connection that was closed before its request was looked at stays forgotten."""
+        if not self._is_closed:
+            self.table.begin(self, account)
 
     def request_finished(self) -> None:
         """Note that the request was answered, or given up."""
@@ -141,6 +143,7 @@ class ClientConnection:
 
     def closed(self) -> None:
         """Forget the connection. Harmless if it was forgotten before."""
+        self._is_closed = True
         for timer in (self._head_timer, self._read_timer):
             if timer is not None:
                 timer.cancel()
