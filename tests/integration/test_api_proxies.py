@@ -117,7 +117,7 @@ def test_service_behind_nginx_is_called_by_its_name_and_kept_from_large_bodies_a
 
 def test_nginx_bounds_the_requests_per_second_of_one_address(proxied: Server) -> None:
     link = http.client.HTTPSConnection("localhost", proxied.port, timeout=PATIENCE, context=proxied.context)
-    statuses = []
+    statuses: list[int] = []
     while 429 not in statuses and len(statuses) < 5_000:
         link.request("GET", "/v1/me", headers={"host": NAME, "authorization": "Bearer wrong"})
         answer = link.getresponse()
