@@ -182,7 +182,7 @@ class RunEnded:
     steps   steps from which the job would continue; None: it never reported any
     cause   of a failure, a signature of scheduler/model/failures.py where one fits; of a run that was made to leave, the
             signal (`TERM`, `KILL`)
-    codes   exit codes by rank, signals negative; None: not known; empty: no replica was started
+    codes   exit codes by rank, signals negative; None: not known; empty: no replica was started, or none is known
     """
 
     job: str
