@@ -130,7 +130,7 @@ def gpus_of(order: RunOrder) -> set[tuple[str, int]]:
 
 
 class FakeBackend:
-    """Implements `LiveBackend`; whoever is asked to leave does so at once."""
+    """Implements `LiveBackend`; a run that is asked to leave does so at once."""
 
     def __init__(self, machine: Machine, tell: OnEvent, crash: Callable[[], None]) -> None:
         self._machine = machine
@@ -181,7 +181,7 @@ class FakeBackend:
 
 
 class LingeringBackend(FakeBackend):
-    """Whoever is asked to leave stays until the machine says that it ends; others wait for that."""
+    """A run that is asked to leave stays until the test ends it; the next run on its GPUs waits for that."""
 
     def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         machine = self._machine

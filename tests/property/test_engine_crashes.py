@@ -27,16 +27,16 @@ def scenario(service: Service) -> list[str]:
     jobs = service.submit(a_request(), a_request(gpus=2), a_request(name="held", hold=True))
     jobs += service.submit(a_request(), a_request(), by=BOB)
     service.pass_time(12)
-    _wish(service, "hold", jobs[0])
+    _command(service, "hold", jobs[0])
     service.pass_time(12)
     _fail_one(service)
-    _wish(service, "cancel", jobs[4])
-    _wish(service, "release", jobs[0])
+    _command(service, "cancel", jobs[4])
+    _command(service, "release", jobs[0])
     service.pass_time(12)
     _adopt(service, "max-min")
     service.pass_time(25)
     _fail_one(service)
-    _wish(service, "release", jobs[2])
+    _command(service, "release", jobs[2])
     for _ in range(60):
         service.pass_time(11)
         for job, _epoch in list(service.machine.alive):
@@ -48,7 +48,7 @@ def scenario(service: Service) -> list[str]:
     raise AssertionError("some job never ends")
 
 
-def _wish(service: Service, verb: str, job: str) -> None:
+def _command(service: Service, verb: str, job: str) -> None:
     """As a person would: once more if there was no answer."""
     for _ in range(3):
         with suppress(RequestRefusedError):
@@ -128,7 +128,7 @@ def test_killed_repeatedly_the_service_still_finishes_every_job(every: int, tmp_
 
 
 def test_a_full_disk_stops_decisions_and_nothing_else(tmp_path: Path) -> None:
-    """What runs goes on, wishes are refused with one line, and once there is room all is as the journal has it."""
+    """What runs goes on, commands are refused with one line, and once there is room all is as the journal has it."""
     service = Service(tmp_path)
     [first] = service.submit(a_request(gpus=2))
     store = service.loop.store

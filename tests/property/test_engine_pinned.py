@@ -15,7 +15,7 @@ ROUND = 60.0
 ROUNDS = 60
 """Long enough for several of the longest leases of the catalogue."""
 SLACK = 2
-"""How many times as long it may take until everybody had a turn, beside the gang: rounds count from another moment."""
+"""How many times as long it may take until each job has had a turn beside the gang: rounds count from another time."""
 COMBINED = ("max-min+packed", "finish-time+packed", "max-min+partitioned", "max-min+agnostic", "max-min+plain", "las+stable")
 GREEDY = ("max-throughput", "min-cost")
 """Who runs depends on what types there are, and turns are taken only among jobs that are worth the same."""
@@ -68,7 +68,7 @@ def turns(service: Service, jobs: list[str], rounds: int) -> int | None:
 
 
 def alone(directory: Path, policy: str, case: Case) -> int | None:
-    """Rounds until everybody has had a turn where there is no gang."""
+    """Rounds until each job has had a turn where there is no gang."""
     without = service(directory, policy, case.rest)
     return turns(without, without.submit(*jobs_of(case)), ROUNDS)
 
@@ -80,7 +80,7 @@ def test_gpus_beside_a_pinned_gang_are_shared_by_all_jobs_that_fit(policy: str, 
     bound = alone(tmp_path / "alone", policy, case)
     if bound is None:
         assert policy not in TURNS or kind != "of one node"
-        pytest.skip("the policy lets somebody wait for another one's end even without a gang")
+        pytest.skip("the policy lets a job wait for the end of another even without a gang")
     beside = service(tmp_path / "beside", policy, case.cluster)
     (gang,) = beside.submit(a_request(gpus=case.gang, gpu_types=("v100",), preemption="never"))
     jobs = beside.submit(*jobs_of(case))

@@ -108,7 +108,7 @@ class Life:
             self.service.engine.set_weight(ALICE, self.draw.choice(("alice", "bob")), self.draw.choice((0.5, 3.0)))
 
     def end_and_want(self) -> None:
-        """A run ends just as somebody wants something of its job."""
+        """A run ends just as a command for its job arrives."""
         if self.service.machine.alive:
             job, _ = self.draw.choice(sorted(self.service.machine.alive))
             self._want(job)

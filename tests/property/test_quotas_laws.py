@@ -24,7 +24,7 @@ STEPS = st.one_of(
 )
 
 
-class World:
+class QuotaModel:
     """A service, and what was taken from whom, kept the long way."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,10 +97,10 @@ class World:
 @given(st.lists(STEPS, max_size=25))
 def test_exactly_what_the_quotas_allow_is_accepted_also_after_restarts(steps: list[tuple[str, *tuple[int, ...]]]) -> None:
     with TemporaryDirectory() as folder:
-        world = World(Path(folder))
+        model = QuotaModel(Path(folder))
         try:
             for name, *given_ in steps:
-                getattr(world, name)(*given_)
-                world.check()
+                getattr(model, name)(*given_)
+                model.check()
         finally:
-            world.service.loop.store.close()
+            model.service.loop.store.close()

@@ -88,7 +88,7 @@ def test_a_run_that_finishes_on_removed_gpus_finishes_its_job(service: Service) 
 def test_a_policy_holds_until_the_service_is_started_with_another(
     service: Service, named: str | None, round_: float, expected: str
 ) -> None:
-    """It was started with `las`; whoever starts it in the same way again gets what is in force."""
+    """It was started with `las`; a start with the same options keeps the policy in force."""
     service.call(lambda engine: engine.set_policy(ALICE, "fifo"))
     service.settings = Settings(round=round_, retries=2)
     service.policy = named

@@ -59,7 +59,7 @@ def test_gpus_of_mixed_types_are_counted_by_type(tmp_path: Path) -> None:
     )
 
 
-# Who changed what holds for everybody
+# Changes of policy and weights
 
 
 def test_the_journal_says_who_changed_the_policy(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from poise.service.wire.views import CommandResult, Flag, JobState, NodeRow
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Service:
-    """Whoever is asked to leave takes their time."""
+    """Runs that are asked to leave take their time."""
     return Service(tmp_path, backend=LingeringBackend, cluster="v100:2")
 
 

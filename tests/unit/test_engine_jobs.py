@@ -66,7 +66,7 @@ def test_a_victim_is_told_who_benefits_and_comes_back_by_itself(service: Service
 
 
 def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service: Service) -> None:
-    """Between the wish that it leave and its leaving it does all its work."""
+    """It does all its work between the request to leave and its end."""
     first, _second = service.submit(a_request(gpus=2), a_request(gpus=2))
     machine = service.machine
     stop = service.loop.backend._stop  # type: ignore[attr-defined]
@@ -92,9 +92,9 @@ def test_a_command_sent_twice_is_answered_twice_and_done_once(tmp_path: Path, ba
     service = Service(tmp_path, backend=backend)
     [job] = service.submit(a_request(preemption="never"))
     for verb in ("hold", "release", "cancel"):
-        wishes = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
+        replies = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
         service.settle()
-        answers = [*(each.result(0) for each in wishes), service.call(methodcaller(verb, ALICE, job))]
+        answers = [*(each.result(0) for each in replies), service.call(methodcaller(verb, ALICE, job))]
         assert [answer.job for answer in answers] == [job] * 3
         assert (Flag.HELD in service.engine.show(job).job.flags) == (verb == "hold")
     assert {answer.state for answer in answers} == {JobState.CANCELLED}
@@ -177,7 +177,7 @@ def test_another_policy_goes_on_from_where_jobs_stand(service: Service) -> None:
     assert {job: service.engine.show(job).job.ran for job in jobs} == before
     for _ in range(5):
         service.pass_time(10)
-    assert sorted(job for job, _ in service.machine.alive) == alive  # first come, first served: nobody is preempted
+    assert sorted(job for job, _ in service.machine.alive) == alive  # first come, first served: no preemption
     service.restart()
     assert service.engine.service().policy == "fifo"
     service.policy = "srtf"

@@ -90,7 +90,7 @@ def test_a_job_that_saved_nothing_when_preempted_is_not_preempted_again_before_i
     assert machine.leaving == {(first, 2)}
 
 
-# News of runs that ended while nobody looked: told as of when they did, before anything is decided.
+# Late news: runs that ended while the service was down are processed as of their end, before any decision.
 
 
 def test_a_crash_between_late_news_and_the_decision_after_it_delays_no_start(tmp_path: Path) -> None:

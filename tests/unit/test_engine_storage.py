@@ -161,7 +161,7 @@ def test_commands_are_refused_when_the_engine_stops(service: Service) -> None:
     engine.close()
     with pytest.raises(RequestRefusedError, match="the service is stopping"):
         engine.hold(ALICE, job).result(LONG)
-    loop._closing.clear()  # somebody who had looked just before
+    loop._closing.clear()  # a client that had looked just before
     with pytest.raises(RequestRefusedError, match="the service is stopping"):
         engine.hold(ALICE, job).result(LONG)
     assert engine.failed is None
@@ -267,7 +267,7 @@ def test_a_waiting_job_with_an_unreadable_request_is_reported_in_one_line(servic
 
 
 def test_a_command_that_arrives_during_recovery_is_answered(service: Service) -> None:
-    """Whoever had looked before there was trouble puts a wish in when the engine has begun to open again."""
+    """A client that saw no trouble puts its command in after the engine has begun to reopen."""
     [job] = service.submit(a_request(gpus=2))
     store, adopt = service.loop.store, service.backend.adopt
     late = ChangeJob(ALICE, job, Verb.HOLD)
@@ -311,7 +311,7 @@ def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypat
     assert [reply.result(0).state for reply in replies] == [JobState.CANCELLED, JobState.CANCELLED]
     assert not service.machine.alive  # nothing is begun in its place
     assert not service.engine.service().ready
-    for wish in (
+    for reply in (
         service.engine.submit(ALICE, Submission(jobs=(a_request(),))),
         service.engine.release(ALICE, waits),
         service.engine.set_policy(ALICE, "fifo"),
@@ -320,7 +320,7 @@ def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypat
         with pytest.raises(
             RequestRefusedError, match="the disk is full: nothing is taken on or started until there is room"
         ) as info:
-            wish.result(0)
+            reply.result(0)
         assert info.value.fault is RefusalCode.STORAGE
     service.engine.hold(ALICE, waits)
     service.settle()

@@ -57,14 +57,14 @@ def test_a_repeated_submission_is_answered_even_if_it_would_be_refused_now(tmp_p
 
 def test_other_jobs_under_the_same_key_are_a_conflict(service: Service) -> None:
     jobs = [a_request(name=f"n{number}") for number in range(300)]
-    wishes = [service.engine.submit(ALICE, Submission(jobs=tuple(each), key="the-same-key")) for each in (jobs, jobs[1:])]
+    replies = [service.engine.submit(ALICE, Submission(jobs=tuple(each), key="the-same-key")) for each in (jobs, jobs[1:])]
     service.settle()  # both in one instant
-    assert service.submit(*jobs, key="the-same-key") == list(wishes[0].result(0).jobs)
+    assert service.submit(*jobs, key="the-same-key") == list(replies[0].result(0).jobs)
     for other in (jobs[1:], [*jobs[1:], jobs[0]], [*jobs[:-1], a_request(gpus=2)]):
         with pytest.raises(RequestRefusedError, match=r"^key 'the-same-key': other jobs were submitted under it") as refused:
             service.submit(*other, key="the-same-key")
         assert refused.value.fault is RefusalCode.CONFLICT
-    assert isinstance(wishes[1].exception(0), RequestRefusedError)
+    assert isinstance(replies[1].exception(0), RequestRefusedError)
     assert sum(service.engine.states().values()) == 300
 
 

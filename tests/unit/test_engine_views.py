@@ -99,9 +99,9 @@ def test_a_filtered_queue_keeps_the_order_of_the_whole_queue(
     for number in range(10):
         by, app = (BOB, "one") if number % 2 else (ALICE, "two")
         service.submit(a_request(gpus=2, duration=1_000.0 - number, app=app), by=by)
-    everybody = paged(service)
-    bobs = [row.id for row in everybody if row.tenant == "bob"]
-    pending = [row.id for row in everybody if row.state is JobState.PENDING]
+    rows = paged(service)
+    bobs = [row.id for row in rows if row.tenant == "bob"]
+    pending = [row.id for row in rows if row.state is JobState.PENDING]
     monkeypatch.setattr(lining_module, "IN_LINE", most)
     assert [row.id for row in paged(service, tenant="bob", limit=2)] == [row.id for row in paged(service, app="one")]
     assert sorted(row.id for row in paged(service, tenant="bob")) == sorted(bobs)
@@ -109,7 +109,7 @@ def test_a_filtered_queue_keeps_the_order_of_the_whole_queue(
         assert [row.id for row in paged(service, tenant="bob", limit=2)] == bobs
         assert [row.id for row in paged(service, frozenset({JobState.PENDING}))] == pending
         assert [row.position for row in paged(service, tenant="bob")] == [None, 2, 4, 6, 8]
-    else:  # further back in line nobody is counted
+    else:  # further back in line there are no positions
         assert [row.position for row in paged(service)] == [None, 1, 2, 3, *[None] * 6]
         assert sorted(row.id for row in paged(service, frozenset({JobState.PENDING}))) == sorted(pending)
 

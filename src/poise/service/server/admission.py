@@ -48,7 +48,7 @@ class Admission:
         self._speeds = Speeds(self._table, cluster)
         self._check = check
         self._pairs = Capability.PAIRS in capabilities_of(policy)
-        self._told: set[str] = set()
+        self._known_kinds: set[str] = set()
         """Kinds whose speed the core knows."""
         self._measured: dict[str, Job] = {}
         """Of those, the kinds whose speed beside others is known: one job of each."""
@@ -99,7 +99,7 @@ class Admission:
 
     def estimates(self, job: Job, kind: str, estimate: Estimate) -> list[Estimated | Colocated]:
         """Facts about speed that the core needs before this job; none unless it is the first of its kind."""
-        if kind in self._told:
+        if kind in self._known_kinds:
             return []
         self.mark_known(job, kind)
         facts: list[Estimated | Colocated] = [Estimated(kind, estimate)]
@@ -113,7 +113,7 @@ class Admission:
 
     def mark_known(self, job: Job, kind: str) -> None:
         """Note that the core knows this kind of job, as the journal says."""
-        self._told.add(kind)
+        self._known_kinds.add(kind)
         if self._pairs and self._speeds.knows(job):
             self._measured.setdefault(kind, self._timed(job))
 

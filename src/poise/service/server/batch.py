@@ -76,7 +76,7 @@ _CHANGES: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
 
 
 def is_hold_deferred(record: JobRecord) -> bool:
-    """The job is to be held, and goes on until that loses no work."""
+    """The owner wants the job held, and it goes on until that loses no work."""
     return record.held and _running(record) is not None
 
 

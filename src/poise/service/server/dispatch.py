@@ -53,7 +53,7 @@ def _orders(store: Store, state: ServiceState, runs: Sequence[tuple[JobRecord, R
         tasks = core.estimate(row).tasks if row >= 0 and run is record.current else None
         types = () if tasks is None else zip(core.topology.types, tasks.seconds, strict=True)
         speeds = {name: 1.0 / seconds for name, seconds in types if seconds > 0}
-        # Why a run is to end, in the words that its worker was told, or was about to be.
+        # Why a run has to end, in the words that its worker gets.
         reasons = {DesiredState.LEAVE: run.cause, DesiredState.GONE: record.cause or JOB_ENDED}
         yield RunOrder(
             job, run.epoch, state.run_parts(run), request, record.job.tenant, record.busy, beside, speeds,

@@ -27,9 +27,9 @@ from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter
 
-from poise.engine.journal import Header, header_line
+from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
-from poise.scheduler.model.errors import InvariantError, ReplayError, RequestError
+from poise.scheduler.model.errors import InvariantError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
 from poise.service.backends.api import BackendFailed, LiveBackend, RunBegan, RunEnded, RunEvent
 from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, late_runs
@@ -47,9 +47,9 @@ from poise.service.server.engine_api import (
     grant,
     refuse,
 )
-from poise.service.server.recovery import is_started_as_before, recovered, renewed, restored, set_aside, set_weight
+from poise.service.server.recovery import is_started_as_before, recover, renewed, set_aside, set_weight
 from poise.service.server.service_state import DEFERRED, Batch, Outcome, ServiceState
-from poise.service.server.storage.store import Changes, DamageError, StorageError
+from poise.service.server.storage.store import Changes, StorageError
 
 MOST_AT_ONCE = 512
 """Commands and pieces of news in one commit; a submission counts as many times as it has jobs."""
@@ -62,7 +62,7 @@ MANY_ENDED = 100_000
 RETRY_SECONDS = 1.0
 """Between two attempts to write to a disk that is full."""
 GROWTH = 10_000
-"""New jobs after which Python's garbage collector is told to leave alone what is there."""
+"""New jobs after which the objects in memory are frozen: the garbage collector looks at them no more."""
 LONGEST_WAIT = 3_600.0
 """Seconds without a look at the clock."""
 LATE = 2.0
@@ -75,7 +75,7 @@ Item = Command | RunEvent | BackendFailed
 class ServiceEngine:
     """The engine's thread, its inbox and its state. Tests call `open` and `turn` themselves, without the thread.
 
-    trouble   why commands are refused at the moment; None: they are not
+    trouble   why commands are refused now; None: they are accepted
     """
 
     def __init__(self, deps: Dependencies) -> None:
@@ -92,7 +92,7 @@ class ServiceEngine:
         self._inbox: SimpleQueue[Item | None] = SimpleQueue()  # None only wakes the thread up
         self._closing, self._over, self._started = threading.Event(), threading.Event(), threading.Event()
         self._full: RequestRefusedError | None = None
-        """Set while the disk is full but for the reserve: what those are told whose commands need room."""
+        """Set while the disk is full but for the reserve: the refusal of commands that need room."""
         self._looked = -inf
         self._loss_reported: dict[str, float] = {}
         self._deciding = 0.0
@@ -159,7 +159,7 @@ class ServiceEngine:
         return self._inbox.empty() and (wake is None or wake > self.clock.now())
 
     def _timeout(self) -> float | None:
-        """Seconds until the core is to be woken, or a full disk is to be looked at; None: neither."""
+        """Seconds until the core has to be woken or a full disk looked at; None: neither."""
         if self._full is not None:
             return RETRY_SECONDS
         wake = self.state.wake
@@ -236,8 +236,8 @@ class ServiceEngine:
             outcomes.append(outcome)
             if outcome.actions is not None or outcome.batch.touched:
                 changes.append(self.state.changes(outcome))
-        # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was told
-        # anything, and `turn` goes back to what the store has.
+        # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was
+        # answered, and `turn` goes back to what the store has.
         self._commit(changes)
         for outcome in outcomes:
             # 5. Dispatch. If the service dies from here on, the next start repeats it from the journal.
@@ -311,10 +311,10 @@ class ServiceEngine:
     def open(self) -> None:
         """Recover the state from the store; hand the back end every run whose end is unknown; hear what became of them."""
         began = perf_counter()
-        state, outcome = self._recover()
+        state, outcome = recover(self.deps, self.clock.now())
         self._deciding = perf_counter() - began
         if outcome is not None:
-            changes = self._chapter_changes(state, outcome)
+            changes = state.changes(outcome)
             self.store.commit([changes])
             state.committed(changes)
         self._replace_state(state)
@@ -341,16 +341,6 @@ class ServiceEngine:
         self.trouble = self._full
         header = self.state.header
         self.deps.log.info("ready", jobs=len(self.state.records), policy=header.policy, entries=self.store.last)
-
-    def _recover(self) -> tuple[ServiceState, Outcome | None]:
-        """The state as the journal has it; where this core would not have written it, as the records have it."""
-        with self.store.reporting_damage(), collector_paused():
-            try:
-                return recovered(self.deps, self.clock.now())
-            except (ReplayError, DamageError) as error:
-                what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
-                self.deps.log.error(what, problem=str(error))  # noqa: TRY400
-                return restored(self.deps, self.clock.now())
 
     def _set_aside_damaged(self) -> None:
         """Go on without the jobs that cannot be read."""
@@ -390,12 +380,6 @@ class ServiceEngine:
         ended = len(self.state.scheduler.state.rows) - len(self.state.records)
         return self._deciding > SLOW_CHAPTER or self.store.chapter_length > LONG_CHAPTER or ended > MANY_ENDED
 
-    def _chapter_changes(self, state: ServiceState, outcome: Outcome) -> Changes:
-        """What to commit of the first batch of a chapter: its header too, and the one that the service was started with."""
-        changes = state.changes(outcome)
-        changes.chapter = header_line(state.header), header_line(self.deps.header)
-        return changes
-
     def _begin_chapter(self, command: SetWeight | SetPolicy | None, header: Header | None = None) -> None:
         """Replace the core: with what a command sets, with another header, or because the chapter has become long."""
         now, before = self.clock.now(), self.state
@@ -405,7 +389,6 @@ class ServiceEngine:
                 batch = Batch(now)
                 set_weight(before, command, batch)
                 outcome = before.apply(batch)
-            changes = before.changes(outcome)
         else:
             try:
                 with collector_paused():
@@ -417,10 +400,9 @@ class ServiceEngine:
                 return
             self._replace_state(state)
             self._deciding = 0.0
-            changes = self._chapter_changes(state, outcome)
         self._last = now
-        self._commit([changes])
-        if changes.chapter is not None:
+        self._commit([self.state.changes(outcome)])
+        if outcome.batch.chapter is not None:
             self.deps.log.info("chapter", policy=self.state.header.policy, jobs=len(self.state.records))
         self._dispatch(outcome)
         if command is not None:
@@ -442,7 +424,7 @@ class ServiceEngine:
         text = f"nothing can be kept at the moment, so nothing is decided; what runs goes on ({error})"
         self.trouble, self._full = RequestRefusedError(RefusalCode.STORAGE, text), None
         self._refuse(commands)
-        state, outcome = self._recover()
+        state, outcome = recover(self.deps, self.clock.now())
         if outcome is None:  # readers see what was committed, not what could not be
             self._replace_state(state)
         while not self._closing.wait(RETRY_SECONDS):

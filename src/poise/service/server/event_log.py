@@ -89,8 +89,8 @@ class EventReader:
         if first not in self._clusters:
             self._clusters[first] = read_header(self._reader.header_at(first)).cluster
         tenants = self._reader.tenants_of(_jobs_named(entry, notes))
-        told = _EntryText(written.number, entry.now, tenants).rows(entry, notes, self._clusters[first])
-        return [each for each in told if job in (None, each.job) and tenant in (None, each.tenant)]
+        rows = _EntryText(written.number, entry.now, tenants).rows(entry, notes, self._clusters[first])
+        return [each for each in rows if job in (None, each.job) and tenant in (None, each.tenant)]
 
 
 def _jobs_named(entry: JournalEntry, notes: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:

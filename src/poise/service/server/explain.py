@@ -158,7 +158,7 @@ def _contended(state: ServiceState, usable: tuple[str, ...]) -> Contention:
 
 
 def _why_pinned(state: ServiceState, record: JobRecord, now: float) -> str | None:
-    """Why a job keeps its GPUs whoever waits; None: it has none, may be preempted, or has only just started."""
+    """Why a job keeps its GPUs while others wait; None: it has none, may be preempted, or has only just started."""
     run = record.current
     if run is None or record.job.yields is Yields.ANY_TIME:
         return None

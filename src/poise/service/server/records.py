@@ -2,7 +2,7 @@
 
 A record is kept consistent with the journal: `service_state.py` changes it in the same batch in which the core learns the
 fact, and the store commits both together. GPUs are charged as the journal has it, from the launch of a run until the core
-takes them back (`released`). The processes may be gone a little later (`ended`); whoever gets the GPUs next waits for that.
+takes them back (`released`). The processes may be gone a little later (`ended`); the next run on the GPUs waits for that.
 """
 
 import json

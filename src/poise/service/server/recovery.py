@@ -1,7 +1,7 @@
 """Recovery: how a state comes to be, from what the store has or from the state before it.
 
-`recovered`   at every start, and after a commit that failed: read the records, replay the last chapter into a fresh core
-`restored`    instead of that, where the journal cannot be replayed: begin a new chapter from the records alone
+`recover`     at every start, and after a commit that failed: read the records and replay the last chapter into a fresh core;
+              where that is not possible, begin a new chapter from the records alone
 `renewed`     while the service runs: another policy, other weights, or a chapter that has become long
 `set_aside`   after a start: go on without jobs whose rows were damaged
 
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from poise.engine.journal import Header, job_line, read_entry, read_header
-from poise.engine.loop import replay
+from poise.engine.journal import Header, header_line, job_line, read_entry, read_header
+from poise.engine.loop import collector_paused, replay
 from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
-from poise.scheduler.model.errors import JournalError
+from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
 from poise.service.backends.api import DesiredState, RunNotice
 from poise.service.server.dependencies import Dependencies
@@ -27,7 +27,7 @@ from poise.service.server.records import JobRecord
 from poise.service.server.service_state import WHOLE, Batch, Outcome, ServiceState, TenantTotals
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
 from poise.service.server.storage.damaged_jobs import set_aside as failed_job
-from poise.service.server.storage.store import ASIDE
+from poise.service.server.storage.store import ASIDE, DamageError
 from poise.service.wire.views import Actor
 
 GONE_GPUS = "its GPUs are not part of the cluster any more"
@@ -35,14 +35,23 @@ LOST_END = "the journal has lost what came after it"
 _NO_LOCK = nullcontext()
 
 
-def recovered(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | None]:
-    """The state as the store has it. With an outcome if a chapter begins: in an empty store, and after a repair."""
-    if deps.store.is_repaired:
-        return restored(deps, now)
+def recover(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | None]:
+    """The state as the store has it, with the outcome of the first batch if a chapter has to begin."""
+    with deps.store.reporting_damage(), collector_paused():
+        try:
+            return _restored(deps, now) if deps.store.is_repaired else _replayed(deps, now)
+        except (ReplayError, DamageError) as error:
+            what = "replay-differs" if isinstance(error, ReplayError) else "journal-damaged"
+            deps.log.error(what, problem=str(error))  # noqa: TRY400
+            return _restored(deps, now)
+
+
+def _replayed(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | None]:
+    """The state as the journal has it; raises ReplayError if this core would not have written that."""
     last = deps.store.chapter()
     if last is None:
         state = ServiceState(deps.header, deps.new_scheduler(deps.header), deps.new_admission(deps.header))
-        return state, state.apply(Batch(now))
+        return state, state.apply(Batch(now, chapter=_headers(deps, deps.header)))
     state = _from_records(deps, read_header(last[0]), now)
     replay(state.scheduler, _observed(state, map(read_entry, deps.store.entries(last[2]))))
     for name, record in state.records.items():
@@ -51,7 +60,7 @@ def recovered(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | N
     return state, None
 
 
-def restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
+def _restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     """The state as the records have it, in a new chapter: for a journal that this core would not have written.
 
     That happens after an upgrade to a Poise that decides differently, and after damage. What only the core knew is lost: the
@@ -59,8 +68,6 @@ def restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     next run comes after all of them.
     """
     last = deps.store.chapter()
-    if last is None and not deps.store.is_repaired:
-        raise JournalError("there is nothing to begin with")
     state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
     header = state.header if is_started_as_before(deps) else deps.header
     epochs = deps.latest_epoch if deps.store.is_repaired else _no_trace
@@ -166,7 +173,7 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
 
 
 def _observed(state: ServiceState, entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
-    """Pass entries on to the replay; note which kinds of jobs the core has been told of, and when it is to be woken."""
+    """Pass entries on to the replay; note which kinds of jobs the core knows, and when it asked to be woken."""
     for entry in entries:
         for event in entry.events:
             if isinstance(event, Submitted | Carried):
@@ -179,6 +186,10 @@ def _observed(state: ServiceState, entries: Iterable[JournalEntry]) -> Iterator[
         if any(isinstance(event, Belated) for event in entry.events):
             state.wake = entry.now  # nothing was decided then
         yield entry
+
+
+def _headers(deps: Dependencies, header: Header) -> tuple[str, str]:
+    return header_line(header), header_line(deps.header)
 
 
 def _policy_note(by: str, before: ServiceState, header: Header) -> dict[str, str]:
@@ -205,6 +216,7 @@ def _carry_over(
     """
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
     state.continue_from(before)
+    batch.chapter = _headers(deps, header)
     stops = []
     carried: list[Carried] = []
     for record in state.records.values():

@@ -144,20 +144,20 @@ class LiveService:
 
     def show(self, job: str) -> views.JobDetail:
         """Everything about a job."""
-        with self._engine.lock:
+        with self._engine.lock:  # to the end: the engine may change the record at any time
             record, request = self._record(job)
             if job not in self._engine.state.records:
                 row = _row(record, ended_reason(record))
             else:
                 position = positions(self._engine.state).get(job) if record.current is None else None
                 row = self._live_row(record, position)
-        return views.JobDetail(
-            job=row, preemptions=record.preemptions, failures=record.failures,
-            gpu_seconds=record.gpu_seconds + row.gpus * (row.ran - record.ran),
-            lost_gpu_seconds=record.lost, steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
-            throughput=record.throughput, loss=record.loss, cause=record.cause,
-            runs=tuple(run.view() for run in record.runs), request=request_of(request),
-        )  # fmt: skip
+            return views.JobDetail(
+                job=row, preemptions=record.preemptions, failures=record.failures,
+                gpu_seconds=record.gpu_seconds + row.gpus * (row.ran - record.ran), lost_gpu_seconds=record.lost,
+                steps=record.steps, total_steps=record.total, checkpoint_steps=record.checkpoint,
+                throughput=record.throughput, loss=record.loss, cause=record.cause,
+                runs=tuple(run.view() for run in record.runs), request=request_of(request),
+            )  # fmt: skip
 
     def why(self, job: str) -> views.WhyView:
         """Why a job stands where it stands."""
@@ -262,7 +262,7 @@ def _row(
 
 
 def _then(granted: "Future[None]", answer: Callable[[], Answer]) -> "Future[Answer]":
-    """A future for what is to be read once a command is granted."""
+    """A future for an answer that is read once a command has been granted."""
     reply: Future[Answer] = Future()
 
     def done(_: object) -> None:

@@ -41,7 +41,7 @@ WHOLE, STOPS, DEFERRED = -1, -2, -3
 """Keys of notes on a batch as a whole; notes on its events have their positions as keys. Stored: they must not change.
 
 WHOLE      who changed a policy or a weight, or which jobs were set aside
-STOPS      by job: what a run that is to stop was told
+STOPS      by job: the notice that its stopping run gets
 DEFERRED   by job: who asked for a hold that waits until it loses no work, or lifted one; and which of the two
 """
 JOB_ENDED = "its job has ended"
@@ -71,7 +71,8 @@ class Batch:
     arrivals    records of new jobs, each with its request as JSON
     touched     jobs whose records changed without the core being told;  charged: tenants whose totals did
     keys        keys of submissions: (key, whose it is, ids of the jobs as JSON)
-    aside       rows of damaged jobs, as they are to be stored from now on
+    aside       rows of damaged jobs, as they are stored from now on
+    chapter     if a chapter begins with it: its header, and the header that the service was started with, as JSON
     reweighed   jobs whose weight differs from what was submitted, as JSON, by id
     replies     answers that are given once all of this is committed
     """
@@ -84,6 +85,7 @@ class Batch:
     charged: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
     aside: list[StoredJob] = field(default_factory=list)
+    chapter: tuple[str, str] | None = None
     reweighed: dict[str, str] = field(default_factory=dict)
     replies: list[Callable[[], None]] = field(default_factory=list)
 
@@ -177,11 +179,13 @@ class ServiceState:
     def changes(self, outcome: Outcome) -> Changes:
         """What to commit of an outcome. Changes nothing, and is called without the lock: it takes long for many jobs."""
         batch, arrived = outcome.batch, {record.job.id for record, _ in outcome.batch.arrivals}
-        changes = Changes(batch.now, keys=batch.keys, aside=batch.aside, reweighed=batch.reweighed)
+        changes = Changes(
+            batch.now, chapter=batch.chapter, keys=batch.keys, aside=batch.aside, reweighed=batch.reweighed
+        )  # fmt: skip
         if outcome.actions is not None:
             changes.entry = entry_line(JournalEntry(batch.now, tuple(batch.events), outcome.actions))
-            told = {job: notice.text for job, _, notice in outcome.stops}
-            notes = batch.notes | ({STOPS: told} if told else {})
+            stops = {job: notice.text for job, _, notice in outcome.stops}
+            notes = batch.notes | ({STOPS: stops} if stops else {})
             changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
             changes.mentions = outcome.jobs | mentioned_by(batch.notes.get(WHOLE, {})) | set(batch.notes.get(DEFERRED, {}))
         for record, request in batch.arrivals:  # some may have been launched, or rejected, in the same instant

@@ -74,7 +74,7 @@ class Setup:
     policy       None: the one that was in force when the service last ran
     devices      the UUIDs of real GPUs by node and slot; virtual ones have none
     allowance    what users may queue, keep and send
-    isolate      what jobs are to be kept from
+    isolate      what jobs are kept from
     allow_root   do not warn if the service runs as root
     """
 
