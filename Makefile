@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -n 2
+
+# Tests start hundreds of processes, and each would compile Poise anew if Python were told to keep no bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo test check fix format-check lint types imports bench lock clean
+.PHONY: help setup frameworks browser demo quick test test-unit test-integration test-docs test-e2e test-frameworks test-browser check fix format-check lint types imports bench lock clean
 
 help:            ## list the verbs
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-13s %s\n' "$$verb" "$$text"; done
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-17s %s\n' "$$verb" "$$text"; done
 
 setup: $(READY)  ## a virtual environment in .venv with everything pinned
 
@@ -27,8 +30,32 @@ browser:         ## Chromium, for the tests that open reports (Debian's package,
 demo: $(READY)   ## the tour: several policies on a mixed cluster, a table, an HTML report
 	$(BIN)/poise demo
 
-test: $(READY)   ## all tests
-	$(PYTEST) -n 2
+quick: $(READY)  ## the inner loop, under a minute: format, lint, types, unit and property tests with few examples
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+	$(PYTEST) --quiet -p no:schemathesis --hypothesis-profile=quick -m 'not slow' tests/unit tests/property
+
+test: $(READY)   ## all tests: the tiers below in one run
+	$(PYTEST)
+
+test-unit: $(READY)  ## unit and property tests, with all examples
+	$(PYTEST) tests/unit tests/property
+
+test-integration: $(READY)  ## parts together: command line, server, runner, worker; contracts; published numbers
+	$(PYTEST) -m 'not docs and not frameworks' tests/contract tests/golden tests/integration
+
+test-docs: $(READY)  ## what the documents show is run and compared
+	$(PYTEST) -m docs tests/golden
+
+test-e2e: $(READY)  ## a real service with real jobs, crashes included
+	$(PYTEST) -m 'not frameworks' tests/e2e
+
+test-frameworks: $(READY)  ## training with PyTorch, Lightning and Transformers (`make frameworks` installs them)
+	$(PYTEST) -m frameworks tests/integration tests/e2e
+
+test-browser: $(READY)  ## reports in Chromium (`make browser` installs it)
+	$(PYTEST) tests/browser
 
 check: format-check lint types imports test  ## the whole truth before a commit: format, lint, types, imports, tests
 

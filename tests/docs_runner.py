@@ -153,7 +153,7 @@ def is_make(block: Block) -> bool:
 
 def verbs(text: str) -> set[str]:
     """Every verb of make that a page speaks of."""
-    return set(re.findall(r"(?:`|^\$ )make ([a-z][a-z-]*)", text, re.MULTILINE))
+    return set(re.findall(r"(?:`|^\$ )make ([a-z][a-z0-9-]*)", text, re.MULTILINE))
 
 
 class Fit(Enum):

@@ -50,6 +50,7 @@ def is_over(jobs: list[str]) -> bool:
     return not {row["id"] for row in rows} & set(jobs)
 
 
+@pytest.mark.frameworks
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed (`make frameworks`)")
 def test_three_trainings_on_two_gpus_take_turns_and_end_with_the_weights_of_an_uninterrupted_run(
     a_service: Callable[..., Service],

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from prometheus_client.metrics_core import Metric
 from tests.docs_runner import ROOT, blocks
 from tests.fake_engine import FakeEngine
@@ -27,6 +28,8 @@ from poise.service.server.records import MOST_RUNS
 from poise.service.wire import request
 from poise.worker.checkpoints import KEPT
 from poise.worker.testing import preempting
+
+pytestmark = pytest.mark.docs
 
 _OF_SAMPLES = {"le"}
 """Labels that every histogram has."""

@@ -6,6 +6,8 @@ import pytest
 from tests.docs_runner import Block, Fit, Workshop, blocks, matches, play, rewrite, steps, verbs
 from tests.e2e.service import Kind, Service, until
 
+pytestmark = pytest.mark.docs
+
 
 def _page(tmp_path: Path, *lines: str) -> Path:
     page = tmp_path / "page.md"

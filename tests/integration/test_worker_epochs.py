@@ -1,6 +1,7 @@
 """Leases that end with an epoch, or where a validation is due: the same steps and weights as of an uninterrupted run."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,20 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
 Length = int | list[int]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+Trained = tuple[int, list[bytes]]
+"""Steps and weights."""
+
+_ALONE: dict[str, Trained] = {}
+
+
+def uninterrupted(train: Callable[..., Trained], *arguments: Any, **more: Any) -> Trained:
+    """What a run comes to that is left alone; trained once for all the ways to interrupt it."""
+    key = f"{train.__name__} {[each for each in arguments if not isinstance(each, Path)]} {more}"
+    if key not in _ALONE:
+        _ALONE[key] = train(*arguments, **more)
+    return _ALONE[key]
 
 
 def _lightning() -> Any:
@@ -42,7 +56,7 @@ def _validated(lightning: Any) -> Any:
     return Module()
 
 
-def train_with_lightning(batch_size: int, **more: Any) -> tuple[int, list[bytes]]:
+def train_with_lightning(batch_size: int, **more: Any) -> Trained:
     """Steps and weights. Of 40 samples; without `limit_val_batches=0` it validates after every epoch."""
     lightning = _lightning()
     from poise.worker.lightning import LeaseCallback
@@ -60,7 +74,7 @@ def train_with_lightning(batch_size: int, **more: Any) -> tuple[int, list[bytes]
 @pytest.mark.parametrize("after", [[4, 1], [4, 4], [3, 1], [5, 3], [8], [11], [1, 3, 4, 3], 4, 2, 1])
 @pytest.mark.parametrize("more", [{"limit_val_batches": 0}, {}])
 def test_worker_lightning_leaves_at_the_end_of_an_epoch_and_goes_on_exactly(after: Length, more: dict[str, Any]) -> None:
-    want = train_with_lightning(10, max_epochs=3, **more)
+    want = uninterrupted(train_with_lightning, 10, max_epochs=3, **more)
     assert want[0] == 12
     with preempting(after_steps=after) as poise:
         assert poise.run(train_with_lightning, 10, max_epochs=3, **more) == want
@@ -70,7 +84,7 @@ def test_worker_lightning_leaves_at_the_end_of_an_epoch_and_goes_on_exactly(afte
 
 @pytest.mark.parametrize("after", [1, 2, [1, 1], [3, 1]])
 def test_worker_lightning_leaves_epochs_of_a_single_batch(after: Length) -> None:
-    want = train_with_lightning(40, max_epochs=5)
+    want = uninterrupted(train_with_lightning, 40, max_epochs=5)
     assert want[0] == 5
     with preempting(after_steps=after) as poise:
         assert poise.run(train_with_lightning, 40, max_epochs=5) == want
@@ -90,7 +104,7 @@ def test_worker_lightning_leaves_epochs_of_a_single_batch(after: Length) -> None
     ],
 )
 def test_worker_lightning_validates_and_accumulates_as_without_an_interruption(after: Length, more: dict[str, Any]) -> None:
-    want = train_with_lightning(10, **more)
+    want = uninterrupted(train_with_lightning, 10, **more)
     with preempting(after_steps=after) as poise:
         assert poise.run(train_with_lightning, 10, **more) == want
         assert poise.starts > 1
@@ -102,7 +116,7 @@ def test_worker_lightning_leaves_where_every_step_is_validated() -> None:
         assert (steps, poise.starts) == (8, 3)
 
 
-def train_with_huggingface(folder: Path, **more: Any) -> tuple[int, list[bytes]]:
+def train_with_huggingface(folder: Path, **more: Any) -> Trained:
     """Steps and weights, of epochs of 4 steps. Its evaluations draw a random number, as loaders do."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -145,7 +159,7 @@ BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greate
 def test_worker_huggingface_evaluates_as_without_an_interruption(
     after: Length, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    want = train_with_huggingface(tmp_path / "alone", **more)
+    want = uninterrupted(train_with_huggingface, tmp_path / "alone", **more)
     with preempting(after_steps=after) as poise:
         assert poise.run(train_with_huggingface, tmp_path / "shared", **more) == want
         assert poise.starts > 1
@@ -167,7 +181,7 @@ def test_worker_huggingface_under_preempting_is_one_rank_of_one_as_under_poise(t
 @pytest.mark.parametrize("after", [[2], [4], [2, 2], [3, 1]])
 def test_worker_huggingface_stops_early_where_it_would_have(after: Length, tmp_path: Path) -> None:
     more = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "patience": 1, **BEST}
-    want = train_with_huggingface(tmp_path / "alone", **more)
+    want = uninterrupted(train_with_huggingface, tmp_path / "alone", **more)
     assert want[0] == 4
     with preempting(after_steps=after) as poise:
         assert poise.run(train_with_huggingface, tmp_path / "shared", **more) == want

@@ -8,7 +8,7 @@ import pytest
 from tests.leases import Job
 from tests.ranks import all_ended, start_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
 
 SETUP = """
 import hashlib, os, random, warnings, numpy, torch

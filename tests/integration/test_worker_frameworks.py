@@ -14,7 +14,7 @@ from poise.worker.testing import preempting
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("one_thread")]
 
 STEPS = 13
 """Of three epochs, of which the first has 5 steps, the second too, and the third is cut short."""

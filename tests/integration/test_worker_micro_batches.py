@@ -16,7 +16,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.distributed.is_available():
     pytest.skip("torch has no torch.distributed", allow_module_level=True)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow]
 
 PARTS = 4
 SHARES = [

@@ -86,6 +86,7 @@ def test_worker_examples_run_outside_poise() -> None:
     assert unaware.stdout == "1 of 2\n2 of 2\n"
 
 
+@pytest.mark.frameworks
 @pytest.mark.slow
 def test_worker_pytorch_example_ends_with_the_weights_of_an_uninterrupted_run() -> None:
     pytest.importorskip("torch", reason="torch is not installed")

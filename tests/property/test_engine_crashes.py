@@ -95,7 +95,9 @@ def check(service: Service, jobs: list[str]) -> None:
         replay(core_of(read_header(header)), map(read_entry, service.loop.store.entries(first, end)))
 
 
-@pytest.mark.parametrize("point", range(POINTS))
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=pytest.mark.slow if each % 10 else ()) for each in range(POINTS)]
+)
 def test_killed_at_any_point_the_service_comes_back_and_every_job_runs_once(point: int, tmp_path: Path) -> None:
     service = Service(tmp_path)
     service.crash_at = point

@@ -73,6 +73,7 @@ def alone(directory: Path, policy: str, case: Case) -> int | None:
     return turns(without, without.submit(*jobs_of(case)), ROUNDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("policy", [*(each for each in POLICIES if each not in GREEDY), *COMBINED])
 def test_gpus_beside_a_pinned_gang_are_shared_by_all_jobs_that_fit(policy: str, kind: str, tmp_path: Path) -> None:

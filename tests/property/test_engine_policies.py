@@ -135,6 +135,7 @@ class Life:
         raise AssertionError(f"some jobs never end: {list(service.loop.state.records)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [*POLICIES, *COMBINED])
 def test_under_every_policy_random_events_leave_no_job_unfinished(policy: str, tmp_path: Path) -> None:
     life = Life(tmp_path, sum(map(ord, policy)), (policy, "las"))

@@ -212,7 +212,7 @@ def fresh(header: Header) -> Scheduler:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=(settings().max_examples + 1) // 2)
 @given(worlds(policy=named))
 def test_a_run_that_went_through_a_file_replays_exactly(world: World) -> None:
     story = world.played()
@@ -234,7 +234,6 @@ anything: st.SearchStrategy[Any] = (
 )
 
 
-@settings(max_examples=40)
 @given(worlds(policy=named), anything, st.data())
 def test_whatever_stands_in_a_journal_what_can_be_read_is_read(world: World, value: object, data: st.DataObject) -> None:
     story = world.played()

@@ -105,6 +105,7 @@ def test_the_same_weight_for_everybody_changes_no_decision(policy: str, jobs: li
     assert ones == [entry.actions for entry in simulate(jobs, policy, a_cluster("v100:4,k80:4")).entries]
 
 
+@pytest.mark.slow
 def test_a_weight_of_a_tenant_is_as_good_as_its_tickets() -> None:
     jobs = [
         replace(each, job=replace(each.job, tenant="abc"[i % 3]))

@@ -128,20 +128,20 @@ PACKED = tuple(
 
 
 @given(traces)
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 def test_what_is_written_is_read_again(trace: Trace) -> None:
     assert read_bytes(written(trace)).jobs == trace.jobs
 
 
 @given(traces)
-@settings(max_examples=25)
+@settings(max_examples=(settings().max_examples + 1) // 2)
 def test_packing_does_not_change_a_trace(trace: Trace) -> None:
     data = written(trace)
     assert read_bytes(gzip.compress(data)) == read_bytes(lzma.compress(data)) == read_bytes(data)
 
 
 @given(st.binary(max_size=300), st.sampled_from(format_names()))
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 def test_random_bytes_are_refused_or_read(data: bytes, format: str) -> None:
     check_refused_or_read(data, format)
 
@@ -152,7 +152,7 @@ def test_random_text_is_refused_or_read(text: str, format: str) -> None:
 
 
 @given(st.sampled_from(SAMPLES), st.data())
-@settings(max_examples=200)
+@settings(max_examples=5 * settings().max_examples)
 def test_spoilt_traces_are_refused_or_read(sample: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(sample)))
     spoilt = sample[:at] + data.draw(st.binary(max_size=4)) + sample[at + data.draw(st.integers(0, 4)) :]
@@ -160,7 +160,7 @@ def test_spoilt_traces_are_refused_or_read(sample: bytes, data: st.DataObject) -
 
 
 @given(st.sampled_from(PACKED), st.data())
-@settings(max_examples=200)
+@settings(max_examples=5 * settings().max_examples)
 def test_spoilt_packing_is_refused_or_read(sample: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(sample) - 1))
     spoilt = sample[:at] + data.draw(st.binary(max_size=3)) + sample[at + data.draw(st.integers(0, 3)) :]
@@ -177,7 +177,7 @@ KEYS = ("job", "submitted", "gpus", "duration", "gpu_types", "failures", "loss",
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=6), st.sampled_from(("auto", "poise", "philly")))
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 def test_any_json_is_refused_or_read(record: dict[str, object], format: str) -> None:
     good = {"job": "a", "submitted": 0, "gpus": 1, "duration": 5} if format == "poise" else {}
     check_refused_or_read(json.dumps(good | record).encode(), format)
@@ -189,7 +189,6 @@ def test_no_text_is_of_two_formats(text: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=2, max_size=4), st.randoms())
-@settings(max_examples=50)
 def test_merging_does_not_depend_on_the_order_of_files_in_an_archive(files: list[list[int]], shuffle: object) -> None:
     header = "job_id,submission_time,duration,num_gpu\n"
     rows = ["".join(f"{index},{time},1,1\n" for index, time in enumerate(file)) for file in files]
@@ -233,7 +232,7 @@ def test_same_specification_gives_the_same_sound_trace(spec: str) -> None:
 
 
 @given(st.text("abcjobsed=,:/.-0123456789philygavel", max_size=40))
-@settings(max_examples=150)
+@settings(max_examples=4 * settings().max_examples)
 def test_any_specification_is_refused_or_generated(body: str) -> None:
     knobs = [knob.name for knob in KNOBS if knob.name != "jobs"]
     for spec in (f"jobs=5,{body}", *(f"jobs=5,{knob}={body}" for knob in knobs)):

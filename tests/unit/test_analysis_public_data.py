@@ -13,7 +13,7 @@ from poise.lab.traces import philly_shape
 from poise.lab.traces.reader import read_trace
 from poise.scheduler.throughput.table import shipped
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")]
 
 CSV = "philly/philly_passed_jobs.csv"
 ATTEMPTS = "philly/marwage_jobs_attempts.json"

@@ -60,6 +60,7 @@ def holds(policy: str, about: Property) -> bool | None:
     return found(policy, about)[about].holds
 
 
+@pytest.mark.slow
 def test_an_unfair_policy_is_caught_on_every_property(favourite: str) -> None:
     findings = audit(tasks(favourite))
     assert set(findings) == set(Property)
@@ -92,6 +93,7 @@ def test_fifo_is_not_free_of_envy_and_equal_slices_are() -> None:
     assert holds("isolated", Property.ENVY_FREENESS) is True
 
 
+@pytest.mark.slow
 def test_max_min_is_efficient_and_equal_slices_are_not() -> None:
     assert holds("max-min", Property.PARETO_EFFICIENCY) is True
     assert holds("isolated", Property.PARETO_EFFICIENCY) is False
@@ -117,6 +119,7 @@ def test_inflated_speed_ups_help_where_the_shortest_go_first() -> None:
     assert lies[LieKind.BUYERS_INFLATION].holds is False
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_findings_and_another_one_others() -> None:
     first, again, other = (found("srtf", *HONEST, seed=seed) for seed in (3, 3, 4))
     assert first == again

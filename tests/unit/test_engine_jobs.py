@@ -206,6 +206,7 @@ def test_a_larger_weight_is_a_larger_share(tmp_path: Path) -> None:
     assert got[0] / sum(got) == pytest.approx(0.75, abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hierarchical", "gandiva-fair", "gandiva-fair:tickets=alice:2/bob:2", "max-min"])
 def test_a_tenants_weight_counts_once_and_from_when_it_is_set(policy: str, tmp_path: Path) -> None:
     """Each has four jobs and half of the four GPUs; then alice weighs three times as much."""

@@ -180,6 +180,7 @@ def test_more_jobs_than_a_submission_may_have_are_refused_before_any_is_made() -
     assert f"more than the {MOST_JOBS:,}" in refusal(f"run: x\nsweep: {{{sweep}}}")
 
 
+@pytest.mark.slow
 def test_aliases_cannot_blow_a_file_up() -> None:
     bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"{this}: &{this} [{', '.join([f'*{last}'] * 10)}]\n" for last, this in zip("abcdef", "bcdefg", strict=True)

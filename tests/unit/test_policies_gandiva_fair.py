@@ -121,6 +121,7 @@ def sized(cluster: str) -> int:
     return int(cluster.split(":")[1].split("@")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "seed", "load", "gangs"),
     [
@@ -176,6 +177,7 @@ def test_hardly_any_running_job_is_moved_for_that() -> None:
     assert causes.count(PreemptionCause.MOVED) < 0.1 * len(causes)
 
 
+@pytest.mark.slow
 def test_hours_are_fair_while_tenants_come_and_go() -> None:
     """Dan comes after two hours; Ada's jobs come to their end, one by one."""
     end = 6 * HOUR
@@ -189,6 +191,7 @@ def test_hours_are_fair_while_tenants_come_and_go() -> None:
     assert balance.worst(1260, end) < 0.03
 
 
+@pytest.mark.slow
 def test_jobs_of_a_tenant_share_its_time_and_large_gangs_do_not_starve() -> None:
     jobs = mixed(6, EQUAL, gpus=64, load=2.5, gangs=GANGS, end=1)
     story = simulate(jobs, "gandiva-fair", "gpu:64@8", placement="consolidate", until=6 * HOUR)
@@ -200,6 +203,7 @@ def test_jobs_of_a_tenant_share_its_time_and_large_gangs_do_not_starve() -> None
             assert had >= 0.75 * part, job
 
 
+@pytest.mark.slow
 def test_a_gang_larger_than_its_tenants_share_does_not_starve() -> None:
     """Ada's small jobs alone would come to her share of 16 GPUs; a fifth of the time all 64 are due to the wide one."""
     jobs = [owned("ada", "wide", gpus=64), *(owned("ada", f"slim{place}", gpus=4) for place in range(4))]
@@ -277,6 +281,7 @@ def gpus_by_type(story: Story, tenant: str, since: float, until: float) -> list[
     return found
 
 
+@pytest.mark.slow
 def test_without_trades_every_tenant_gets_its_part_of_every_type() -> None:
     story = simulate(four_tenants(), "gandiva-fair:trade=off", "v100:12,p100:24,k80:128", until=2 * HOUR)
     for tenant in MODELS:

@@ -89,17 +89,20 @@ def solved() -> list[tuple[list[RoundWork], GpuPool, Schedule, float]]:
     return [(jobs, gpus, schedule(jobs, gpus), least_completion(jobs, gpus)) for jobs, gpus in drawn]
 
 
+@pytest.mark.slow
 def test_list_never_exceeds_its_guarantee(solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]]) -> None:
     for jobs, gpus, answer, optimum in solved:
         assert optimum * (1 - 1e-9) <= answer.value <= guarantee(jobs, gpus.kinds).factor * optimum
 
 
+@pytest.mark.slow
 def test_list_is_within_15_per_cent_of_the_optimum_in_the_mean(
     solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]],
 ) -> None:
     assert np.mean([answer.value / optimum for _, _, answer, optimum in solved]) <= 1.03  # 1.15 is promised
 
 
+@pytest.mark.slow
 def test_bound_is_never_above_the_optimum(solved: list[tuple[list[RoundWork], GpuPool, Schedule, float]]) -> None:
     assert all(answer.bound <= optimum + 1e-9 for _, _, answer, optimum in solved)
     assert np.mean([answer.bound / optimum for _, _, answer, optimum in solved]) > 0.75

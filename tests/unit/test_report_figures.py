@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.lab.report.axes import FloatArray
@@ -151,7 +151,6 @@ def test_figure_does_not_depend_on_the_hash_seed() -> None:
     assert len(runs) == 1
 
 
-@settings(max_examples=40)
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=30))
 def test_any_text_whatever_is_inert(name: str, title: str) -> None:
     for svg in (
@@ -220,7 +219,6 @@ def test_no_data_is_said() -> None:
         assert "no data" in svg
 
 
-@settings(max_examples=50)
 @given(st.lists(st.one_of(st.floats(0, 1e7), st.just(0.0)), min_size=1, max_size=60))
 def test_cdf_rises_from_left_to_right_up_to_all(samples: list[float]) -> None:
     root = ET.fromstring(cdf({"a": values_of(samples)}, title="t", x_label="x"))
@@ -383,7 +381,6 @@ def _drawn(label: ET.Element) -> Area:
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300), st.text(max_size=12)), min_size=1, max_size=7))
-@settings(deadline=None)
 def test_a_line_leads_to_every_label_that_is_not_close_to_its_point(places: list[tuple[float, float, str]]) -> None:
     crowd = [Point(name, "", x, y, "other") for x, y, name in places]
     for point, spot in zip(crowd, label_spots(crowd, Area(0.0, 0.0, 400.0, 300.0)), strict=True):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.lab.report import style
@@ -94,7 +94,6 @@ def test_page_runs_and_fetches_nothing_whatever_the_words(word: str) -> None:
     text.encode()
 
 
-@settings(max_examples=40)
 @given(st.text(st.characters(), max_size=30))
 def test_page_shows_any_text_as_text(word: str) -> None:
     section = Section(word, word, (), HtmlTable((word,), ((word,),), frozenset({(0, 0)})))

@@ -201,6 +201,7 @@ def test_digest_is_the_same_for_the_same_and_differs_for_what_decides_numbers(
     assert digest() == found[-1]
 
 
+@pytest.mark.slow
 def test_digest_is_that_of_another_process() -> None:
     """Sets and hashes of strings differ between processes: none of them is in it."""
     program = "from tests.unit.test_sweep_state import digest; print(digest())"

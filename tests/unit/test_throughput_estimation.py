@@ -155,6 +155,7 @@ def test_speeds_of_a_separable_table_are_exact_from_one_type() -> None:
     assert report.alone.p90 < 1e-3
 
 
+@pytest.mark.slow
 def test_speeds_that_were_profiled_are_believed_as_measured() -> None:
     table = public()
     believed, report = of_public(Profile(types=2))
@@ -189,6 +190,7 @@ def test_speeds_that_nothing_is_linked_to_are_left_out() -> None:
     assert believed.measures("b", None, "tpu")
 
 
+@pytest.mark.slow
 def test_speeds_of_a_spread_gang_are_never_estimated_above_those_of_a_packed_one() -> None:
     believed, _ = of_public(Profile(types=1))
     for each in public().classes():
@@ -197,6 +199,7 @@ def test_speeds_of_a_spread_gang_are_never_estimated_above_those_of_a_packed_one
             assert packed >= rack >= cluster or believed.row(*each, gpu_type, 4) == public().row(*each, gpu_type, 4)
 
 
+@pytest.mark.slow
 def test_references_are_known_in_full() -> None:
     table = public()
     believed, report = of_public(Profile(references=16))
@@ -263,12 +266,14 @@ def test_pairs_of_a_gang_that_nobody_shares_are_not_known() -> None:
     assert stand_ins(separable(), separable().classes(), 2, KNOWN) == {}
 
 
+@pytest.mark.slow
 def test_stand_in_of_every_class_is_itself_if_all_are_references_and_everything_is_measured() -> None:
     found = stand_ins(public(), public().classes(), 1, Profile(pairs=1.0))
     assert len(found) == 26
     assert all(each == stand_in for each, stand_in in found.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [0.0, 0.2, 1.0])
 def test_stand_ins_are_references(pairs: float) -> None:
     references = public().classes()[5:21]
@@ -295,6 +300,7 @@ def mean_errors(profile: Profile) -> tuple[float, float]:
     return fmean(each.alone.mean for each in reports), fmean(each.together.mean for each in reports)
 
 
+@pytest.mark.slow
 def test_error_of_speeds_alone_falls_as_more_types_are_profiled() -> None:
     one, two = (mean_errors(Profile(types=types, pairs=0.0))[0] for types in (1, 2))
     average = mean_errors(Profile(types=1, pairs=0.0, rank=0))[0]
@@ -302,6 +308,7 @@ def test_error_of_speeds_alone_falls_as_more_types_are_profiled() -> None:
     assert mean_errors(Profile(types=None, pairs=1.0))[0] == 0.0
 
 
+@pytest.mark.slow
 def test_error_of_pairs_falls_as_more_of_them_are_measured() -> None:
     nothing, tenth, half = (mean_errors(Profile(types=None, pairs=pairs))[1] for pairs in (0.0, 0.1, 0.5))
     assert half < tenth < nothing
@@ -329,6 +336,7 @@ def test_report_is_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 def test_estimate_is_the_same_for_the_same_seed_and_not_for_another() -> None:
     assert estimated(public(), Profile(references=16)) == of_public(Profile(references=16))
     assert estimated(public(), Profile(references=16, seed=1)) != of_public(Profile(references=16))

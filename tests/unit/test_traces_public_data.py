@@ -13,7 +13,7 @@ from poise.scheduler.model.errors import TraceError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")]
 
 
 @cache

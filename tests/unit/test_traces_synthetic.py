@@ -62,6 +62,7 @@ def test_philly_durations_have_the_published_quantiles_and_mean(gpus: int, bucke
     assert (np.diff(minutes) >= 0).all()
 
 
+@pytest.mark.slow
 def test_drawn_philly_durations_have_the_published_median_and_mean() -> None:
     minutes = seconds(generate("jobs=100000,sizes=1")) / 60
     assert np.median(minutes) == pytest.approx(18.6, rel=0.03)
@@ -76,10 +77,12 @@ def test_arrivals_come_at_the_rate_and_in_order(arrivals: str) -> None:
     assert got[0] >= 0
 
 
+@pytest.mark.slow
 def test_default_rate_is_the_published_one() -> None:
     assert times("jobs=82247")[-1] == pytest.approx(philly_shape.SPAN, rel=0.02)
 
 
+@pytest.mark.slow
 def test_daily_arrivals_are_fewest_at_night() -> None:
     hours = (times("jobs=40000,rate=60,arrivals=daily") / 3600 % 24).astype(int)
     counts = np.bincount(hours, minlength=24)
@@ -98,6 +101,7 @@ def test_at_once_arrivals_are_all_at_the_start() -> None:
     assert set(times("arrivals=at-once")) == {0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("durations", "median", "mean"),
     [
@@ -184,6 +188,7 @@ def test_failing_fraction_fails_at_least_once_and_passes_in_the_end() -> None:
     assert {each.outcome for each in trace.jobs} == {JobOutcome.PASSED}
 
 
+@pytest.mark.slow
 def test_philly_failures_have_the_published_statuses_and_causes() -> None:
     trace = generate("jobs=60000,failures=philly")
     statuses = Counter(each.outcome for each in trace.jobs)

@@ -330,6 +330,7 @@ def test_rank_0_alone_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not run.checkpoints.exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_in_pieces_are_written_by_all_ranks_at_the_same_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poise.worker.rank_state.PATIENCE", 0.0)  # ranks that take turns cannot wait for each other
     monkeypatch.setenv("WORLD_SIZE", "2")
