@@ -195,6 +195,7 @@ def tried(blows: list[Blow], name: str, *, closed: bool) -> None:
         assert poise("repair", state).out.startswith("nothing to repair")
 
 
+@pytest.mark.slow
 @given(st.lists(BLOWS, min_size=1, max_size=3))
 @settings(max_examples=(settings().max_examples + 1) // 2)
 @example([Blow(0.5, None)])
@@ -203,6 +204,7 @@ def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -
     tried(blows, LOG, closed=False)
 
 
+@pytest.mark.slow
 @given(st.lists(BLOWS, min_size=1, max_size=3))
 @settings(max_examples=(settings().max_examples + 1) // 2)
 @example([Blow(0.5, None)])

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,11 +89,13 @@ def test_value_is_the_weighted_completion_and_not_below_the_bound(instance: Inst
     assert guarantee(work, gpus.kinds).factor >= 3.0
 
 
+@pytest.mark.slow
 @given(instances())
 def test_same_instance_gives_the_same_schedule(instance: Instance) -> None:
     assert schedule(*instance) == schedule(*instance)
 
 
+@pytest.mark.slow
 @given(instances())
 def test_twice_the_time_gives_twice_the_schedule(instance: Instance) -> None:
     work, gpus = instance
@@ -111,6 +114,7 @@ def test_twice_the_time_gives_twice_the_schedule(instance: Instance) -> None:
     assert (twice.value, twice.bound) == (2 * plain.value, 2 * plain.bound)
 
 
+@pytest.mark.slow
 @given(instances(), st.sampled_from((0.25, 4.0)))
 def test_weights_count_only_relative_to_one_another(instance: Instance, factor: float) -> None:
     work, gpus = instance

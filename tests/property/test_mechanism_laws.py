@@ -371,6 +371,7 @@ def test_a_job_of_small_weight_does_not_starve_though_another_arrives_every_roun
     assert got >= 0.5 * due
 
 
+@pytest.mark.slow
 def test_a_gang_does_not_starve_though_a_small_job_arrives_every_round() -> None:
     got, due = with_arrivals(a_job("old", seconds=1e9, gpus=2, model="m"), 10.0, "v100:2", 100)
     assert got >= 0.5 * due

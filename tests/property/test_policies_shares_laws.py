@@ -198,6 +198,7 @@ def runnable(workload: Workload) -> bool:
     return bool((usable(workload) > 0).any())
 
 
+@pytest.mark.slow
 @given(workload=workloads(), seed=st.integers(0, 99))
 def test_objectives_are_those_of_an_independent_solver(workload: Workload, seed: int) -> None:
     if not runnable(workload):
@@ -212,6 +213,7 @@ def test_objectives_are_those_of_an_independent_solver(workload: Workload, seed:
     check_nash(workload)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_objectives_of_hundreds_of_jobs_are_those_of_an_independent_solver(seed: int) -> None:
     workload = drawn(seed, 300, 6, kinds=(6, 40, 300)[seed], spread=seed == 1)

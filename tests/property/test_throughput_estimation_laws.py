@@ -57,11 +57,13 @@ def answers(table: Throughputs) -> dict[tuple[object, ...], tuple[float, ...]]:
     return said
 
 
+@pytest.mark.slow
 @given(tables(), PROFILES)
 def test_estimates_are_the_same_every_time(table: Throughputs, profile: Profile) -> None:
     assert estimated(table, profile) == estimated(table, profile)
 
 
+@pytest.mark.slow
 @given(tables(), PROFILES)
 def test_estimates_answer_no_question_that_the_truth_does_not(table: Throughputs, profile: Profile) -> None:
     believed, _ = estimated(table, profile)
@@ -73,6 +75,7 @@ def test_estimates_answer_no_question_that_the_truth_does_not(table: Throughputs
     assert answers(believed).keys() <= truth.keys()
 
 
+@pytest.mark.slow
 @given(tables(), PROFILES)
 def test_estimate_of_a_job_beside_another_is_never_faster_than_alone(table: Throughputs, profile: Profile) -> None:
     believed, _ = estimated(table, profile)
@@ -82,6 +85,7 @@ def test_estimate_of_a_job_beside_another_is_never_faster_than_alone(table: Thro
             assert was_measured or rate <= believed.row(*job, on, gpus)[Locality.PACKED] * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @given(tables(), PROFILES)
 def test_nothing_is_wrong_where_everything_was_measured(table: Throughputs, profile: Profile) -> None:
     believed, report = estimated(table, replace(profile, types=None))
@@ -129,6 +133,7 @@ def test_stand_ins_are_never_more_than_there_are_references(table: Throughputs, 
     assert {*stand_ins(table, references, 1, profile).values()} <= {*references}
 
 
+@pytest.mark.slow
 @given(tables(), st.integers(0, 5))
 def test_filled_table_says_what_the_table_says_and_more(table: Throughputs, which: int) -> None:
     assume(which < len(table.classes()))

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,7 @@ PACKED = tuple(
 )
 
 
+@pytest.mark.slow
 @given(traces)
 @settings(max_examples=2 * settings().max_examples)
 def test_what_is_written_is_read_again(trace: Trace) -> None:

@@ -37,6 +37,7 @@ def test_interval_holds_the_true_mean_95_times_in_100() -> None:
     assert abs(held - 3800) <= 28
 
 
+@pytest.mark.slow
 def test_interval_of_a_ratio_holds_the_true_one_95_times_in_100() -> None:
     """Two policies on traces of very different weight: y is 0.8·x but for noise of its own."""
     rng = np.random.default_rng(2)

@@ -83,6 +83,7 @@ def test_a_claim_that_does_not_hold_is_contradicted(favourite: str) -> None:
     assert answers[0].document()["measured"] > 1
 
 
+@pytest.mark.slow
 def test_max_min_gives_sharing_incentive_to_single_gpu_jobs_and_srtf_does_not() -> None:
     assert holds("max-min", Property.SHARING_INCENTIVE) is True
     assert holds("srtf", Property.SHARING_INCENTIVE) is False
@@ -99,6 +100,7 @@ def test_max_min_is_efficient_and_equal_slices_are_not() -> None:
     assert holds("isolated", Property.PARETO_EFFICIENCY) is False
 
 
+@pytest.mark.slow
 def test_lies_about_sizes_help_where_sizes_are_looked_at() -> None:
     for policy, helps in (("srtf", True), ("las", False)):
         lies = audit(tasks(policy), [Property.STRATEGY_PROOFNESS], [LieKind.SIZES])[Property.STRATEGY_PROOFNESS]
@@ -106,6 +108,7 @@ def test_lies_about_sizes_help_where_sizes_are_looked_at() -> None:
         assert lies.parts[LieKind.BIDS].holds is None, "only what was asked for is measured"
 
 
+@pytest.mark.slow
 def test_a_queue_starves_nobody_and_the_shortest_first_do() -> None:
     assert holds("fifo", Property.STARVATION_FREEDOM) is True
     assert holds("srtf", Property.STARVATION_FREEDOM) is False
@@ -151,6 +154,7 @@ def test_turns_are_the_longest_of_leases_and_rounds() -> None:
     assert turn_of(replace(Settings(round=1800.0), patience=0.0)) == 1800.0
 
 
+@pytest.mark.slow
 def test_longer_turns_make_longer_instances_and_the_same_verdicts() -> None:
     experiment = Experiment(ANYWHERE, "srtf")
     usual, longer = (audit(built_in_tasks(experiment, turn=turn), HONEST) for turn in (720.0, 7200.0))

@@ -186,6 +186,7 @@ def told(service: Service, first: int = 1) -> list[float]:
     return [entry.now for entry in entries if any(isinstance(event, Progressed) for event in entry.events)]
 
 
+@pytest.mark.slow
 def test_a_job_that_reports_its_loss_for_days_takes_few_journal_entries(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="fifo")
     [job] = service.submit(a_request())

@@ -110,6 +110,7 @@ def test_the_worked_example_serves_the_ten_triples() -> None:
     assert tuple(found) == TABLE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [10, 1000])
 def test_the_worked_example_receives_just_its_shares(rounds: int) -> None:
     assert np.array(fractions(example(rounds), rounds * 360.0)) == pytest.approx(np.array(EXAMPLE), abs=1e-12)
@@ -160,6 +161,7 @@ def test_types_are_served_in_an_order_drawn_for_each_round_where_shares_do_not_t
     assert [shuffled((0, 1, 2), 1, i) for i in range(20)] != [shuffled((0, 1, 2), 2, i) for i in range(20)]
 
 
+@pytest.mark.slow
 def test_blind_shares_are_received_on_average() -> None:
     shares = Fixed([[0.5, 0.5], [0.5, 0.5]], awareness=Awareness.BLIND)
     story = played(jobs(0, 0), shares, "v100:1,p100:1", until=360_000.0)

@@ -148,6 +148,7 @@ def test_every_hour_of_every_tenant_is_within_three_percent_of_its_share(
     assert Balance.of(story, EQUAL, end).worst(1260, end) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "load", "tickets"), [(4, 2.5, {"ada": 1.0, "bob": 2.0, "cy": 3.0, "dan": 2.0}), (1, 1.3, SIX), (2, 1.3, SIX)]
 )
@@ -159,6 +160,7 @@ def test_hours_are_in_proportion_to_unequal_tickets(seed: int, load: float, tick
     assert Balance.of(story, tickets, end).worst(1260, end) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cluster", "seed", "load", "gangs"), [("gpu:64@8", 102, 2.0, GANGS), ("gpu:64@8", 100, 2.0, ANY)])
 def test_hours_are_within_three_percent_of_what_was_used_where_gangs_cannot_fill_the_gpus(
     cluster: str, seed: int, load: float, gangs: Iterable[int]
@@ -170,6 +172,7 @@ def test_hours_are_within_three_percent_of_what_was_used_where_gangs_cannot_fill
     assert Balance.of(story, EQUAL, end).worst(1260, end, sized(cluster)) < 0.03
 
 
+@pytest.mark.slow
 def test_hardly_any_running_job_is_moved_for_that() -> None:
     story = simulate(mixed(0, EQUAL, gpus=64, load=2.0, gangs=GANGS), "gandiva-fair", "gpu:64@8", until=3 * HOUR)
     causes = [wish.why for _, wish in story.actions(Preempt)]
@@ -289,6 +292,7 @@ def test_without_trades_every_tenant_gets_its_part_of_every_type() -> None:
     assert not story.actions(Traded)
 
 
+@pytest.mark.slow
 def test_trades_are_carried_out_as_the_journal_says() -> None:
     story = simulate(four_tenants(), "gandiva-fair", "v100:12,p100:24,k80:128", until=2 * HOUR)
     last = {wish.tenant: wish.gpus for _, wish in story.actions(Entitled)}

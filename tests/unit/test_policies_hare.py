@@ -164,6 +164,7 @@ def test_relaxation_is_remarked_on_once() -> None:
     assert [moment for moment, _ in simulate(Trace("t", jobs), experiment).history.remarks] == [0.0]
 
 
+@pytest.mark.slow
 def test_same_run_twice_is_the_same_run() -> None:
     jobs = [_job(str(index), ("one", "two", "fast")[index % 3], 3 + index, at=index * 0.7) for index in range(6)]
     first, again = _simulated(*jobs), _simulated(*jobs)

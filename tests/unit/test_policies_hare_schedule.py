@@ -129,6 +129,7 @@ def by_linear_program(chains: list[Chain], machines: int) -> float:
     return float(found.fun) + sum(each.weight * (each.seconds / 2 + each.sync) for each in chains)
 
 
+@pytest.mark.slow
 def test_relaxation_agrees_with_the_linear_program_over_all_cuts() -> None:
     random = np.random.default_rng(1)
     for _ in range(40):

@@ -133,6 +133,7 @@ def test_standalone_refuses_what_is_not_a_figure() -> None:
         standalone("<p>hello</p>")
 
 
+@pytest.mark.slow
 def test_figure_does_not_depend_on_the_hash_seed() -> None:
     script = (
         "from poise.lab.report.figures import *; import numpy as np\n"
@@ -395,6 +396,7 @@ def test_the_label_of_a_point_alone_is_close_and_inside(x: float, y: float, name
     assert 0 <= spot.area.left <= spot.area.right <= 400
 
 
+@pytest.mark.slow
 def test_scatter_of_many_points_names_some_and_draws_all() -> None:
     many = {f"p{n}": (float(n % 17), float(n % 23)) for n in range(300)}
     root = ET.fromstring(scatter(many, title="t", x_label="x", y_label="y"))

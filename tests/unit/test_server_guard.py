@@ -168,6 +168,7 @@ def test_operator_may_have_more_requests_under_way_than_others() -> None:
     assert [limit.enter(account) for _ in range(11)] == [None] * 10 + [BUSY]
 
 
+@pytest.mark.slow
 def test_every_request_is_counted_out_however_it_ends(tmp_path: Path) -> None:
     api, _ = an_api_with(tmp_path, RequestLimits(requests=1, reserved=0, body=100, upload=0.05))
     call = api.request("user", "POST", "/v1/jobs", None, content_type="application/json")

@@ -136,6 +136,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_two_sweeps_do_not_share_a_file(path: Path) -> None:
     words = [sys.executable, "-c", HOLDER, str(path), DIGEST]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

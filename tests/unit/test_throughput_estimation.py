@@ -253,6 +253,7 @@ def test_pairs_use_the_columns_of_references_alone() -> None:
     assert changed == believed
 
 
+@pytest.mark.slow
 def test_pairs_without_any_measurement_fall_back_to_a_seeded_choice() -> None:
     chosen = [stand_ins(separable(), separable().classes(), 1, Profile(pairs=0.0, seed=seed)) for seed in range(8)]
     again = [stand_ins(separable(), separable().classes(), 1, Profile(pairs=0.0, seed=seed)) for seed in range(8)]

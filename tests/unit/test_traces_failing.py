@@ -68,6 +68,7 @@ def test_attempts_a_job_have_the_published_mean(cause: FailureCause) -> None:
     assert (shares * np.arange(1, MOST_ATTEMPTS + 1)).sum() == pytest.approx(cause.trials / cause.jobs, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_drawn_run_times_to_failure_have_the_published_quantiles(many: list[DrawnFailures]) -> None:
     """Of each cause, the part of attempts below a published quantile is off by no more than 4 standard deviations."""
     minutes: dict[str, list[float]] = {}
@@ -85,6 +86,7 @@ def test_drawn_run_times_to_failure_have_the_published_quantiles(many: list[Draw
     assert np.quantile(minutes["incorrect-inputs"], 0.9) == pytest.approx(404.83, rel=0.1)
 
 
+@pytest.mark.slow
 def test_drawn_causes_are_in_the_published_proportion(many: list[DrawnFailures]) -> None:
     """By jobs, chi-square over 21 causes is below its 99.9 % point of 45.3; by attempts within 3 %, of the frequent ones."""
     jobs = Counter(each.failures[0].cause for each in many)
@@ -104,6 +106,7 @@ def test_statuses_are_as_published() -> None:
     assert 100 * sum(bool(each.failures) for each in found.values()) / 100_000 == pytest.approx(18.26, abs=0.5)
 
 
+@pytest.mark.slow
 def test_a_job_fails_of_one_cause_and_only_what_passes_heals(many: list[DrawnFailures]) -> None:
     healed = 0
     for each in many:

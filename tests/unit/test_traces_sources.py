@@ -204,6 +204,7 @@ def test_bytes_that_are_no_text_are_refused_with_their_line(format: str, tmp_pat
     assert refused(path, format) == f"{path}:2: expected UTF-8 text, got the byte 0xe9"
 
 
+@pytest.mark.slow
 def test_damaged_packing_is_refused(tmp_path: Path) -> None:
     rows = HEADER + "".join(f"{index},{index},1,1\n" for index in range(20_000))
     whole = {"t.gz": gzip.compress(rows.encode()), "t.xz": lzma.compress(rows.encode())}

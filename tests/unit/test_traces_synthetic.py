@@ -69,6 +69,7 @@ def test_drawn_philly_durations_have_the_published_median_and_mean() -> None:
     assert minutes.mean() == pytest.approx(138.4, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrivals", ["poisson", "uniform", "daily", "bursty"])
 def test_arrivals_come_at_the_rate_and_in_order(arrivals: str) -> None:
     got = times(f"jobs=40000,rate=60,arrivals={arrivals}")
@@ -90,6 +91,7 @@ def test_daily_arrivals_are_fewest_at_night() -> None:
     assert counts[14] > 1.6 * counts.mean()
 
 
+@pytest.mark.slow
 def test_bursty_gaps_vary_more_than_poisson_gaps() -> None:
     gaps = {kind: np.diff(times(f"jobs=20000,arrivals={kind}")) for kind in ("poisson", "bursty")}
     spread = {kind: each.std() / each.mean() for kind, each in gaps.items()}
