@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, json_option, print_json, read_cluster
+from poise.cli.options import DURATION, json_option, print_json, read_cluster, with_options
 from poise.cli.output import Bar, show_table
 from poise.lab.bench import WorkloadDraw, time_policy, with_defaults
 from poise.lab.report.page import HtmlTable
@@ -30,29 +30,26 @@ def bench() -> None:
     """Measure what Poise itself costs, and how far its simulator is from the real thing."""
 
 
+_SOLVE_OPTIONS = (
+    click.option("--policy", "spec", required=True,
+        help="NAME, NAME:key=value,..., NAME+COMBINATOR; one that answers with shares, themis, or hare."),
+    click.option("--jobs", required=True, type=click.IntRange(1, MOST_JOBS), help="Active jobs; with themis apps."),
+    click.option("--types", default=3, show_default=True, type=click.IntRange(1, MOST_TYPES),
+        help="GPU types; 1 with themis in any case."),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of what is drawn."),
+    click.option("--classes", type=click.IntRange(1, MOST_JOBS),
+        help="Classes of equally fast jobs.  [default: each job its own; 26 with +packed]"),
+    click.option("--gpus", type=click.IntRange(1),
+        help="GPUs in all.  [default: 1 for every 4 wanted; 1 for 2 apps with themis]"),
+    click.option("--gangs", help="gavel, or SIZE:SHARE/SIZE:SHARE/...  [default: gavel; 1:1 for allox]"),
+    click.option("--repeat", "repeats", default=3, show_default=True, type=click.IntRange(1),
+        help="Runs; the fastest counts."),
+    json_option,
+)  # fmt: skip
+
+
 @bench.command(epilog=EPILOG)
-@click.option(
-    "--policy",
-    "spec",
-    required=True,
-    help="NAME, NAME:key=value,..., NAME+COMBINATOR; one that answers with shares, themis, or hare.",
-)
-@click.option("--jobs", required=True, type=click.IntRange(1, MOST_JOBS), help="Active jobs; with themis apps.")
-@click.option(
-    "--types", default=3, show_default=True, type=click.IntRange(1, MOST_TYPES), help="GPU types; 1 with themis in any case."
-)
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of what is drawn.")
-@click.option(
-    "--classes",
-    type=click.IntRange(1, MOST_JOBS),
-    help="Classes of equally fast jobs.  [default: each job its own; 26 with +packed]",
-)
-@click.option(
-    "--gpus", type=click.IntRange(1), help="GPUs in all.  [default: 1 for every 4 wanted; 1 for 2 apps with themis]"
-)
-@click.option("--gangs", help="gavel, or SIZE:SHARE/SIZE:SHARE/...  [default: gavel; 1:1 for allox]")
-@click.option("--repeat", "repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs; the fastest counts.")
-@json_option
+@with_options(_SOLVE_OPTIONS)
 def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None) -> None:
     """Time one allocation of a share policy, one auction, or one plan, in CPU seconds, on jobs that are drawn at random.
 
@@ -62,11 +59,8 @@ def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None
     """
     policy = policy_named(spec)
     draw = with_defaults(policy, WorkloadDraw(**drawing))  # type: ignore[arg-type]  # click has seen to the types
-    bar = Bar(spec, repeats, quiet=as_json)
-    try:
+    with Bar(spec, repeats, quiet=as_json) as bar:
         figures = time_policy(policy, draw, repeats, bar.update)
-    finally:
-        bar.close()
     has_objective, has_bound = isfinite(figures.objective), isfinite(figures.bound)
     if as_json:
         found = {
@@ -97,30 +91,24 @@ Examples:
 POLICIES = ("fifo", "las", "max-min")
 
 
+_FIDELITY_OPTIONS = (
+    click.option("--policy", "policies", multiple=True, help="May be repeated.  [default: fifo, las and max-min]"),
+    click.option("--jobs", type=click.IntRange(1, 500), default=30, show_default=True,
+        help="Real processes, one after the other."),
+    click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs."),
+    click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round."),
+    click.option("--load", type=click.FloatRange(0.1, 10.0), default=1.5, show_default=True,
+        help="Work that arrives ÷ work that can be done."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the workload."),
+    click.option("--tolerance", type=click.FloatRange(0.0, 1.0), default=0.05, show_default=True,
+        help="Largest difference; beyond it, exit code 1."),
+    click.option("--quiet", is_flag=True, help="No progress bar."),
+    json_option,
+)  # fmt: skip
+
+
 @bench.command(epilog=FIDELITY_EPILOG)
-@click.option("--policy", "policies", multiple=True, help="May be repeated.  [default: fifo, las and max-min]")
-@click.option(
-    "--jobs", type=click.IntRange(1, 500), default=30, show_default=True, help="Real processes, one after the other."
-)
-@click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs.")
-@click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round.")
-@click.option(
-    "--load",
-    type=click.FloatRange(0.1, 10.0),
-    default=1.5,
-    show_default=True,
-    help="Work that arrives ÷ work that can be done.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the workload.")
-@click.option(
-    "--tolerance",
-    type=click.FloatRange(0.0, 1.0),
-    default=0.05,
-    show_default=True,
-    help="Largest difference; beyond it, exit code 1.",
-)
-@click.option("--quiet", is_flag=True, help="No progress bar.")
-@json_option
+@with_options(_FIDELITY_OPTIONS)
 def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run one workload twice, under a live service and in the simulator, and compare makespan and average completion time.
 
@@ -137,11 +125,8 @@ def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: A
     jobs = draw_workload(count, options["seed"], cluster, options["load"])
     found = []
     for spec in chosen:
-        bar = Bar(f"{spec}, live", count, quiet=quiet or as_json)
-        try:
+        with Bar(f"{spec}, live", count, quiet=quiet or as_json) as bar:
             found.append(compare(jobs, FidelitySetup(cluster, spec, length), bar.update))
-        finally:
-            bar.close()
     if as_json:
         setup = {"cluster": str(cluster), "jobs": count, "round": length, "load": options["load"], "seed": options["seed"]}
         print_json(setup | {"tolerance": options["tolerance"], "policies": [*map(_fidelity_document, found)]})

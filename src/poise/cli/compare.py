@@ -9,7 +9,7 @@ import click
 
 from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options, read_experiment
-from poise.cli.options import FILE, force_option, json_option, print_json
+from poise.cli.options import FILE, force_option, json_option, print_json, with_options
 from poise.cli.output import check_report, show_notes, show_table, watching
 from poise.cli.parallel import spread, workers_for
 from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
@@ -30,27 +30,25 @@ Examples:
 """
 
 
+_OPTIONS = (
+    click.argument("trace"),
+    click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8."),
+    experiment_options,
+    click.option("--html", type=FILE, help="Write a report with figures to a file."),
+    force_option,
+    click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2."),
+    click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), metavar="N",
+        help="Sweep: N runs of each, with --seed and those after it; a synthetic trace's own seed moves along. Means with "
+        "95 % confidence intervals."),
+    click.option("--state", type=FILE, metavar="FILE",
+        help="Keep the finished runs of a sweep in FILE, and go on from there.  "
+        "[default: in the cache, until it is complete]"),
+    click.option("--fresh", is_flag=True, help="Forget what was kept of a sweep that was interrupted."),
+)  # fmt: skip
+
+
 @click.command(epilog=EPILOG)
-@click.argument("trace")
-@click.option("--policies", required=True, help="Policies, separated by commas: fifo,tiresias:limits=300/900,promote=8.")
-@experiment_options
-@click.option("--html", type=FILE, help="Write a report with figures to a file.")
-@force_option
-@click.option("--loads", metavar="LIST", help="Sweep: every policy at each of these loads, e.g. 0.5,1,2.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(1, MOST_SEEDS),
-    metavar="N",
-    help="Sweep: N runs of each, with --seed and those after it; a synthetic trace's own seed moves along. Means with "
-    "95 % confidence intervals.",
-)
-@click.option(
-    "--state",
-    type=FILE,
-    metavar="FILE",
-    help="Keep the finished runs of a sweep in FILE, and go on from there.  [default: in the cache, until it is complete]",
-)
-@click.option("--fresh", is_flag=True, help="Forget what was kept of a sweep that was interrupted.")
+@with_options(_OPTIONS)
 def compare(
     trace: str,
     policies: str,

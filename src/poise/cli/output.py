@@ -9,11 +9,12 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
+from enum import Enum
 from math import inf
 from pathlib import Path
 from time import monotonic
 from types import FrameType
+from typing import Self
 
 import click
 from rich.box import SIMPLE
@@ -111,8 +112,10 @@ class Bar:
         if self._shown:
             self._progress.update(self._task, completed=done)
 
-    def close(self) -> None:
-        """Remove the bar."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         if self._shown:
             self._progress.stop()
 
@@ -140,20 +143,19 @@ class Watch:
 @contextmanager
 def watching(title: str, total: int, *, quiet: bool) -> Iterator[Watch]:
     """A watch under which Ctrl-C stops the run between two decisions; a second Ctrl-C stops at once."""
-    bar = Bar(title, total, quiet=quiet)
-    watch = Watch(bar)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         if watch.interrupted:
             raise KeyboardInterrupt
         watch.interrupted = True
 
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield watch
-    finally:
-        signal.signal(signal.SIGINT, before)
-        bar.close()
+    with Bar(title, total, quiet=quiet) as bar:
+        watch = Watch(bar)
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield watch
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 # Files of results.
@@ -165,18 +167,6 @@ COLUMNS = (
 """Columns of --per-job."""
 _RECOGNISED = 4096
 """Bytes of a file by which its kind is recognised."""
-
-
-class Over(Enum):
-    """What may be overwritten: what earlier runs wrote, or anything."""
-
-    OWN = auto()
-    ANYTHING = auto()
-
-    @staticmethod
-    def of(*, force: bool) -> "Over":
-        """What --force says."""
-        return Over.ANYTHING if force else Over.OWN
 
 
 class OutputKind(Enum):
@@ -198,24 +188,24 @@ def check_writable(option: str, path: Path | None) -> None:
         raise RequestError(f"{option} {path}: cannot be written: permission denied")
 
 
-def check_file(option: str, path: Path | None, kind: OutputKind, allowed: Over) -> list[str]:
+def check_file(option: str, path: Path | None, kind: OutputKind, *, force: bool) -> list[str]:
     """Refuse a file that cannot be written, or that is there and of another kind; the notes on one that is replaced."""
     check_writable(option, path)
     if path is None or not path.is_file() or not (begin := _beginning(path)):  # a device, a pipe, nothing, or an empty file
         return []
     if kind.value in begin:
         return [f"{option} {path}: replaces what an earlier run wrote"]
-    if allowed is Over.OWN:
+    if not force:
         raise RequestError(f"{option} {path}: there is a file of another kind; name another one, or add --force")
     return [f"{option} {path}: replaces a file of another kind"]
 
 
 def check_report(path: Path | None, *, force: bool, quiet: bool) -> None:
     """Check the file of --html, and say if it is replaced."""
-    show_notes(check_file("--html", path, OutputKind.REPORT, Over.of(force=force)), quiet=quiet)
+    show_notes(check_file("--html", path, OutputKind.REPORT, force=force), quiet=quiet)
 
 
-def check_folder(option: str, path: Path | None, allowed: Over) -> list[str]:
+def check_folder(option: str, path: Path | None, *, force: bool) -> list[str]:
     """Refuse a folder that holds something, but no run; the notes on one whose run is replaced."""
     if path is None or not path.is_dir():
         return []
@@ -231,7 +221,7 @@ def check_folder(option: str, path: Path | None, allowed: Over) -> list[str]:
         return []
     if is_run:
         return [f"{option} {path}: replaces what an earlier run wrote"]
-    if allowed is Over.OWN:
+    if not force:
         raise RequestError(f"{option} {path}: holds {names[0]} and no run; name a new folder, or add --force")
     return [f"{option} {path}: writes into a folder that holds other things"]
 

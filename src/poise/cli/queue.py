@@ -24,7 +24,7 @@ from poise.cli.live import (
     suggesting,
     until_interrupted,
 )
-from poise.cli.options import json_flag, json_option, print_json
+from poise.cli.options import json_flag, json_option, print_json, with_options
 from poise.cli.output import show_table
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
@@ -47,19 +47,22 @@ Examples:
 """
 
 
+_QUEUE_OPTIONS = (
+    click.option("--state", "states", multiple=True, metavar="STATE",
+        help="Only these; `ended` and `all` are words for several."),
+    click.option("--tenant", help="Only this tenant's jobs."),
+    click.option("--app", help="Only the jobs of this app."),
+    click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows."),
+    click.option("--all", "everything", is_flag=True, help="All rows."),
+    click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C."),
+    click.option("-o", "form", type=click.Choice(["table", "wide", "json", "yaml", "csv"]), default="table",
+        help="How to show it."),
+    json_flag("One JSON document on stdout: -o json."),
+)  # fmt: skip
+
+
 @click.command(epilog=EPILOG)
-@click.option(
-    "--state", "states", multiple=True, metavar="STATE", help="Only these; `ended` and `all` are words for several."
-)
-@click.option("--tenant", help="Only this tenant's jobs.")
-@click.option("--app", help="Only the jobs of this app.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows.")
-@click.option("--all", "everything", is_flag=True, help="All rows.")
-@click.option("--watch", is_flag=True, help="Look again every two seconds, until Ctrl-C.")
-@click.option(
-    "-o", "form", type=click.Choice(["table", "wide", "json", "yaml", "csv"]), default="table", help="How to show it."
-)
-@json_flag("One JSON document on stdout: -o json.")
+@with_options(_QUEUE_OPTIONS)
 def queue(form: str, as_json: bool, watch: bool, everything: bool, limit: int, **asked: Any) -> int:  # noqa: ANN401
     """Show the jobs that have not ended, in scheduling order: those that hold GPUs, then those that wait.
 
@@ -236,21 +239,12 @@ def span(seconds: float | None) -> str:
 def _cells(row: JobRow) -> tuple[str, ...]:
     # A job that may run on any number of GPUs, and now holds another one than it asked for, shows both.
     is_resized = row.gpus and row.gpus != row.wanted
+    gpus = f"{row.gpus:,} (asked {row.wanted:,})" if is_resized else f"{row.wanted:,}"
     return (
-        NONE if row.position is None else f"{row.position:,}",
-        row.id,
-        row.name,
-        row.tenant,
-        f"{row.gpus:,} (asked {row.wanted:,})" if is_resized else f"{row.wanted:,}",
-        row.gpu_type or _asked(row),
-        state_of(row),
-        row.reason.code,
-        span(row.waited),
-        span(row.ran),
-        f"{row.restarts:,}",
-        span(row.eta),
-        NONE if row.share is None else amount(row.share, "percent"),
-    )
+        NONE if row.position is None else f"{row.position:,}", row.id, row.name, row.tenant, gpus,
+        row.gpu_type or _asked(row), state_of(row), row.reason.code, span(row.waited), span(row.ran),
+        f"{row.restarts:,}", span(row.eta), NONE if row.share is None else amount(row.share, "percent"),
+    )  # fmt: skip
 
 
 def _wide_cells(row: JobRow) -> tuple[str, ...]:
@@ -267,21 +261,14 @@ def _asked(row: JobRow) -> str:
 
 def nodes_table(nodes: NodeList) -> HtmlTable:
     """One row per node; jobs by slot, each once."""
-    rows = tuple(
-        (
-            each.name,
-            each.gpu_type,
-            f"{each.gpus:,}",
-            f"{each.free:,}",
-            each.rack,
-            "up" if each.alive else "down",
-            " ".join(dict.fromkeys((*filter(None, each.jobs), *(f"({job} leaves)" for job in filter(None, each.leaving)))))
-            or NONE,
-        )
-        for each in nodes.nodes
-    )
+    rows = []
+    for each in nodes.nodes:
+        leaving = (f"({job} leaves)" for job in filter(None, each.leaving))
+        jobs = " ".join(dict.fromkeys((*filter(None, each.jobs), *leaving))) or NONE
+        state = "up" if each.alive else "down"
+        rows.append((each.name, each.gpu_type, f"{each.gpus:,}", f"{each.free:,}", each.rack, state, jobs))
     columns = ("NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "JOBS")
-    return HtmlTable(columns, rows, words=("NODE", "TYPE", "RACK", "STATE", "JOBS"))
+    return HtmlTable(columns, tuple(rows), words=("NODE", "TYPE", "RACK", "STATE", "JOBS"))
 
 
 def facts(detail: JobDetail) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, Command, check_round, choice_of, json_flag, print_json, read_cluster
+from poise.cli.options import DURATION, Command, check_round, choice_of, json_flag, print_json, read_cluster, with_options
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named
@@ -37,78 +37,53 @@ def _quota(name: str, default: int, text: str) -> Callable[[Command], Command]:
     )
 
 
+_OPTIONS = (
+    click.option("--cluster", default=AUTO, show_default=True, metavar="SPEC",
+        help="auto: the GPUs of this machine. v100:4,k80:8 or a file: virtual ones."),
+    click.option("--state", type=click.Path(path_type=Path), metavar="DIR",
+        help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]"),
+    click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT",
+        help="Port 0: any that is free."),
+    click.option("--policy",
+        help="NAME, NAME:key=value,..., NAME+COMBINATOR.  [default: the one in force before; at first, max-min]"),
+    click.option("--placement", default="consolidate", show_default=True, metavar="NAME",
+        help=f"One of {', '.join(PLACEMENTS)}."),
+    click.option("--round", "round_", type=DURATION, default=360.0, show_default=True, help="Length of a round."),
+    click.option("--cadence", type=choice_of(Cadence), default=Cadence.ROUNDS.value, show_default=True,
+        help="When running jobs may be preempted: at the end of rounds, at every change, or both."),
+    click.option("--restart-overhead", type=DURATION, default=0.0, show_default=True,
+        help="Believed time without progress at each start."),
+    click.option("--minimum-run", type=DURATION,
+        help="A job that just started is not preempted for this long.  [default: a tenth of a round]"),
+    click.option("--retries", type=click.IntRange(0, 1_000), default=4, show_default=True,
+        help="Failed runs of a job that are forgiven."),
+    _quota("--user-jobs", 10_000, "Jobs of one user's token that have not ended."),
+    _quota("--user-rate", 20_000, "Jobs that one user's token may submit in an hour."),
+    _quota("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended."),
+    _quota("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended."),
+    _quota("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended."),
+    click.option("--workers", type=click.Choice(["local", "null"]), default="local", show_default=True,
+        help="null: nothing is run; to measure the service."),
+    click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM."),
+    click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM."),
+    click.option("--host-name", "names", multiple=True, metavar="NAME",
+        help="A name that clients call this server by; may be repeated."),
+    click.option("--isolate", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
+        help="Hide the state directory and other processes from jobs. auto: as far as this machine allows; "
+        "on: or do not start."),
+    click.option("--allow-root", is_flag=True, help="Every job runs as root if the service does: do not warn of that."),
+    click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way."),
+    click.option("--new-admin-token", is_flag=True,
+        help="Make the token in STATE/admin.token anew; the old one is worthless."),
+    click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+        help="Of the log on stderr."),
+    click.option("--quiet", is_flag=True, help="Log warnings and errors alone."),
+    json_flag("One line on stdout once it answers: url, pid, state, token_file."),
+)  # fmt: skip
+
+
 @click.command(epilog=EPILOG)
-@click.option(
-    "--cluster",
-    default=AUTO,
-    show_default=True,
-    metavar="SPEC",
-    help="auto: the GPUs of this machine. v100:4,k80:8 or a file: virtual ones.",
-)
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]",
-)
-@click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT", help="Port 0: any that is free.")
-@click.option(
-    "--policy", help="NAME, NAME:key=value,..., NAME+COMBINATOR.  [default: the one in force before; at first, max-min]"
-)
-@click.option(
-    "--placement", default="consolidate", show_default=True, metavar="NAME", help=f"One of {', '.join(PLACEMENTS)}."
-)
-@click.option("--round", "round_", type=DURATION, default=360.0, show_default=True, help="Length of a round.")
-@click.option(
-    "--cadence",
-    type=choice_of(Cadence),
-    default=Cadence.ROUNDS.value,
-    show_default=True,
-    help="When running jobs may be preempted: at the end of rounds, at every change, or both.",
-)
-@click.option(
-    "--restart-overhead", type=DURATION, default=0.0, show_default=True, help="Believed time without progress at each start."
-)
-@click.option(
-    "--minimum-run",
-    type=DURATION,
-    help="A job that just started is not preempted for this long.  [default: a tenth of a round]",
-)
-@click.option(
-    "--retries", type=click.IntRange(0, 1_000), default=4, show_default=True, help="Failed runs of a job that are forgiven."
-)
-@_quota("--user-jobs", 10_000, "Jobs of one user's token that have not ended.")
-@_quota("--user-rate", 20_000, "Jobs that one user's token may submit in an hour.")
-@_quota("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended.")
-@_quota("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended.")
-@_quota("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended.")
-@click.option(
-    "--workers",
-    type=click.Choice(["local", "null"]),
-    default="local",
-    show_default=True,
-    help="null: nothing is run; to measure the service.",
-)
-@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM.")
-@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM.")
-@click.option(
-    "--host-name", "names", multiple=True, metavar="NAME", help="A name that clients call this server by; may be repeated."
-)
-@click.option(
-    "--isolate",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
-    show_default=True,
-    help="Hide the state directory and other processes from jobs. auto: as far as this machine allows; on: or do not start.",
-)
-@click.option("--allow-root", is_flag=True, help="Every job runs as root if the service does: do not warn of that.")
-@click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way.")
-@click.option("--new-admin-token", is_flag=True, help="Make the token in STATE/admin.token anew; the old one is worthless.")
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the log on stderr."
-)
-@click.option("--quiet", is_flag=True, help="Log warnings and errors alone.")
-@json_flag("One line on stdout once it answers: url, pid, state, token_file.")
+@with_options(_OPTIONS)
 def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run training jobs on this machine until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
 

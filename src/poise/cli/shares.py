@@ -69,18 +69,13 @@ def shares_table(shares: Shares) -> HtmlTable:
     columns = ("TENANT", "WEIGHT", "ENTITLED", "HELD", "GPUS", "RUNNING", "WAITING", "GPU-HOURS", "PREEMPTIONS")
     rows = tuple(
         (
-            each.tenant,
-            amount(each.weight, "plain"),
-            NONE if each.entitled is None else amount(each.entitled, "percent"),
-            amount(each.held, "percent"),
-            f"{each.gpus:,}",
-            f"{each.running:,}",
-            f"{each.waiting:,}",
-            gpu_hours(each.gpu_seconds),
-            f"{each.preemptions:,}",
+            each.tenant, amount(each.weight, "plain"),
+            NONE if each.entitled is None else amount(each.entitled, "percent"), amount(each.held, "percent"),
+            f"{each.gpus:,}", f"{each.running:,}", f"{each.waiting:,}",
+            gpu_hours(each.gpu_seconds), f"{each.preemptions:,}",
         )
         for each in shares.tenants
-    )
+    )  # fmt: skip
     return HtmlTable(columns, rows, words=("TENANT",))
 
 
@@ -129,18 +124,11 @@ def _by_type(usage: TenantUsage) -> HtmlTable:
     rows = []
     for name, each in usage.tenants.items():
         for gpu_type, label in enumerate(usage.types):
-            due = each.entitled[gpu_type] if each.now else None
-            rows.append(
-                (
-                    name if not gpu_type else "",
-                    label,
-                    amount(each.now[gpu_type], "plain") if each.now else "–",
-                    "–" if due is None else amount(due, "plain"),
-                    amount(each.received[gpu_type], "plain"),
-                    amount(each.received[gpu_type] / due, "percent") if due else "–",
-                    amount(each.held[gpu_type], "plain"),
-                )
-            )
+            due, received = each.entitled[gpu_type] if each.now else None, each.received[gpu_type]
+            now = amount(each.now[gpu_type], "plain") if each.now else NONE
+            ratio = amount(received / due, "percent") if due else NONE
+            numbers = (NONE if due is None else amount(due, "plain"), amount(received, "plain"), ratio)
+            rows.append(("" if gpu_type else name, label, now, *numbers, amount(each.held[gpu_type], "plain")))
     return HtmlTable(columns, tuple(rows), words=("tenant", "type"))
 
 
@@ -148,15 +136,9 @@ def _trades(usage: TenantUsage) -> HtmlTable:
     columns = ("buyer", "seller", "fast", "slow", "GPUs", "price", "from", "until")
     rows = tuple(
         (
-            each.buyer,
-            each.seller,
-            each.fast,
-            each.slow,
-            amount(each.gpus, "plain"),
-            amount(each.price, "plain"),
-            amount(each.since, "seconds"),
-            amount(each.until, "seconds"),
+            each.buyer, each.seller, each.fast, each.slow, amount(each.gpus, "plain"), amount(each.price, "plain"),
+            amount(each.since, "seconds"), amount(each.until, "seconds"),
         )
         for each in usage.trades
-    )
+    )  # fmt: skip
     return HtmlTable(columns, rows, words=("buyer", "seller", "fast", "slow"))

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import FILE, FOLDER, force_option, json_option, print_json
-from poise.cli.output import COLUMNS, OutputKind, Over, check_file, check_folder, console, make_folder, show_notes, watching
+from poise.cli.output import COLUMNS, OutputKind, check_file, check_folder, console, make_folder, show_notes, watching
 from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.summary import Summary
@@ -27,28 +27,13 @@ from poise.scheduler.model.units import counted
 SHOWN = 3
 """Rejections and remarks that are shown; the others are counted."""
 _ROWS = (
-    ("jobs", "jobs"),
-    ("finished", "finished"),
-    ("failed", "failed"),
-    ("cancelled", "cancelled"),
-    ("rejected", "rejected"),
-    ("unfinished", "unfinished"),
-    ("average JCT", "avg_jct"),
-    ("median JCT", "median_jct"),
-    ("p99 JCT", "p99_jct"),
-    ("makespan", "makespan"),
-    ("GPUs in use", "utilisation"),
-    ("GPU-hours", "gpu_hours"),
-    ("preemptions", "preemptions"),
-    ("migrations", "migrations"),
-    ("restarts", "restarts"),
-    ("worst ρ", "worst_rho"),
-    ("mean ρ", "mean_rho"),
-    ("unfair jobs", "unfair_fraction"),
-    ("Jain's index", "jain"),
-    ("decisions", "decisions"),
-    ("CPU seconds", "cpu_seconds"),
-)
+    ("jobs", "jobs"), ("finished", "finished"), ("failed", "failed"), ("cancelled", "cancelled"), ("rejected", "rejected"),
+    ("unfinished", "unfinished"), ("average JCT", "avg_jct"), ("median JCT", "median_jct"), ("p99 JCT", "p99_jct"),
+    ("makespan", "makespan"), ("GPUs in use", "utilisation"), ("GPU-hours", "gpu_hours"), ("preemptions", "preemptions"),
+    ("migrations", "migrations"), ("restarts", "restarts"), ("worst ρ", "worst_rho"), ("mean ρ", "mean_rho"),
+    ("unfair jobs", "unfair_fraction"), ("Jain's index", "jain"), ("decisions", "decisions"), ("CPU seconds", "cpu_seconds"),
+)  # fmt: skip
+"""Headings of the summary, and its fields."""
 _ONLY_IF_ANY = {"failed", "cancelled", "rejected", "unfinished", "restarts"}
 
 EPILOG = """\b
@@ -82,14 +67,14 @@ def simulate(
     if trace == SYNTHETIC + HELP:
         show_knobs(as_json=options["as_json"])
         return 0
-    allowed, quiet = Over.of(force=force), options["quiet"]
+    quiet = options["quiet"]
     if per_job is not None and per_job.suffix not in (".csv", ".json"):
         raise RequestError(f"--per-job {per_job}: expected a file that ends in .csv or .json")
-    replaced = check_folder("--out", out, allowed)
+    replaced = check_folder("--out", out, force=force)
     request = read_experiment(trace, options, policy)
     make_folder("--out", out)
     kind = OutputKind.ROWS_JSON if per_job is not None and per_job.suffix == ".json" else OutputKind.ROWS_CSV
-    replaced += check_file("--per-job", per_job, kind, allowed)  # it may lie in the folder that was just made
+    replaced += check_file("--per-job", per_job, kind, force=force)  # it may lie in the folder that was just made
     show_notes([*request.notes, *replaced], quiet=quiet)
     journal = None if out is None else out / NAME
     with watching(policy, len(request.trace.jobs), quiet=quiet) as watch:

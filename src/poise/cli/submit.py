@@ -59,16 +59,11 @@ _OPTIONS = (
     click.option("-g", "--gpus", metavar="N", help="GPUs at once: 4, or 1..4 for an elastic job.  [default: 1]"),
     click.option("--type", "types", multiple=True, metavar="TYPE", help="GPU types that will do, with commas or repeated."),
     click.option("--replicas", type=choice_of(Replicas), help="One process a node, or one a GPU."),
-    click.option(
-        "--env",
-        multiple=True,
-        metavar="NAME[=VALUE]",
-        help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more.",
-    ),
+    click.option("--env", multiple=True, metavar="NAME[=VALUE]",
+        help="A variable of the job's environment, without =VALUE as it is in this shell; repeat it for more."),
     click.option("--env-file", multiple=True, metavar="FILE", help="Variables, a line NAME=VALUE each; --env wins over it."),
-    click.option(
-        "--venv", metavar="DIR", help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"
-    ),
+    click.option("--venv", metavar="DIR",
+        help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"),
     click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
     click.option("--cwd", metavar="DIR", help="Working directory.  [default: the current one]"),
     click.option("--steps", type=float, help="How long it is, in steps, if you know."),
@@ -80,11 +75,8 @@ _OPTIONS = (
     click.option("--app", help="Jobs that are explored together."),
     click.option("--weight", type=float, help="What it counts against other jobs; users: up to 1."),
     click.option("--priority", type=int, help="For policies that have priorities; none of the catalogue does."),
-    click.option(
-        "--preemption",
-        type=choice_of(PreemptionMode),
-        help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]",
-    ),
+    click.option("--preemption", type=choice_of(PreemptionMode),
+        help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]"),
     click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints that nobody asked for."),
     click.option("--deadline", metavar="TIME", help="Time to write a checkpoint.  [default: 60]"),
     click.option("--retries", type=int, metavar="N", help="Failed runs that are forgiven."),
@@ -92,7 +84,7 @@ _OPTIONS = (
     click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
-)
+)  # fmt: skip
 job_options = with_options(_OPTIONS)
 """Every option that describes a job."""
 

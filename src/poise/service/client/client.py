@@ -18,29 +18,10 @@ from poise.service.client import streams
 from poise.service.client.config import ServerAddress, await_server
 from poise.service.client.connection import NOT_FOUND, Again, Connection, ServerRefusedError
 from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
+from poise.service.wire import views
 from poise.service.wire.draft import JobDraft
 from poise.service.wire.request import MOST_JOBS, NAME, JobRequest, Submission
-from poise.service.wire.views import (
-    Account,
-    CancelledJobs,
-    CommandResult,
-    EventPage,
-    EventRow,
-    JobDetail,
-    JobState,
-    MadeToken,
-    NewToken,
-    NodeList,
-    PolicyName,
-    QueuePage,
-    Role,
-    ServiceView,
-    Shares,
-    SubmittedView,
-    TokenList,
-    Weight,
-    WhyView,
-)
+from poise.service.wire.views import CommandResult, EventPage, EventRow, JobState, Role
 
 Found = TypeVar("Found")
 
@@ -67,11 +48,11 @@ class JobHandle:
         """Its state now."""
         return self.show().job.state
 
-    def show(self) -> JobDetail:
+    def show(self) -> views.JobDetail:
         """Everything about it."""
         return self._client.show(self.id)
 
-    def why(self) -> WhyView:
+    def why(self) -> views.WhyView:
         """Why it runs, waits or has ended."""
         return self._client.why(self.id)
 
@@ -173,7 +154,7 @@ class Client:
         jobs = tuple(map(completed_request, requests))
         submission = validated(Submission, jobs=jobs, key=new_key() if key is None else key)
         try:
-            taken = self._link.send(SubmittedView, "POST", "/v1/jobs", submission)
+            taken = self._link.send(views.SubmittedView, "POST", "/v1/jobs", submission)
         except ServerRefusedError as error:
             if error.status != httpx.codes.REQUEST_ENTITY_TOO_LARGE:
                 raise
@@ -200,7 +181,7 @@ class Client:
 
     def find(self, job: str) -> str:
         """The id of a job, given by its id or its name; RequestError if there is none, or several have the name."""
-        return self._named(job, lambda each: self._link.get(JobDetail, _job(each))).job.id
+        return self._named(job, lambda each: self._link.get(views.JobDetail, _job(each))).job.id
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
@@ -215,19 +196,19 @@ class Client:
         name: str | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> QueuePage:
+    ) -> views.QueuePage:
         """Jobs in scheduling order; without states, those that have not ended."""
         words = [_state(word).value for word in ([states] if isinstance(states, str) else states)] or None
         asked = {"tenant": tenant, "app": app, "name": name}
-        return self._link.get(QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
+        return self._link.get(views.QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
 
-    def show(self, job: str) -> JobDetail:
+    def show(self, job: str) -> views.JobDetail:
         """Everything about a job."""
-        return self._named(job, lambda each: self._link.get(JobDetail, _job(each)))
+        return self._named(job, lambda each: self._link.get(views.JobDetail, _job(each)))
 
-    def why(self, job: str) -> WhyView:
+    def why(self, job: str) -> views.WhyView:
         """Why a job runs, waits or has ended: one reason, the evidence, what would help."""
-        return self._named(job, lambda each: self._link.get(WhyView, _job(each) + "/why"))
+        return self._named(job, lambda each: self._link.get(views.WhyView, _job(each) + "/why"))
 
     def log(self, job: str, *, replica: int = 0) -> str:
         """What a replica of a job has printed."""
@@ -254,9 +235,9 @@ class Client:
         """Cancel a job."""
         return self._command(job, "cancel")
 
-    def cancel_all(self, tenant: str) -> CancelledJobs:
+    def cancel_all(self, tenant: str) -> views.CancelledJobs:
         """Cancel all jobs of a tenant that have not ended; only operators may cancel those of other tenants."""
-        return self._link.send(CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
+        return self._link.send(views.CancelledJobs, "POST", f"/v1/tenants/{_name('tenant', tenant)}/cancel")
 
     def hold(self, job: str) -> CommandResult:
         """Keep a job from running until it is released. If it runs, it is preempted as soon as that loses no work."""
@@ -270,22 +251,22 @@ class Client:
         """End a hold."""
         return self._command(job, "release")
 
-    def nodes(self) -> NodeList:
+    def nodes(self) -> views.NodeList:
         """All nodes, and the jobs that hold their GPUs."""
-        return self._link.get(NodeList, "/v1/nodes")
+        return self._link.get(views.NodeList, "/v1/nodes")
 
-    def shares(self) -> Shares:
+    def shares(self) -> views.Shares:
         """All tenants: what each is entitled to, holds and has received."""
-        return self._link.get(Shares, "/v1/shares")
+        return self._link.get(views.Shares, "/v1/shares")
 
-    def set_weight(self, tenant: str, weight: float) -> Shares:
+    def set_weight(self, tenant: str, weight: float) -> views.Shares:
         """Change a tenant's weight."""
         return self.set_weights([(tenant, weight)])
 
-    def set_weights(self, weights: Sequence[tuple[str, float]]) -> Shares:
+    def set_weights(self, weights: Sequence[tuple[str, float]]) -> views.Shares:
         """Change weights of tenants, one after the other. All are checked before the first is sent."""
-        bodies = [(f"/v1/shares/{_name('tenant', tenant)}", validated(Weight, weight=weight)) for tenant, weight in weights]
-        answers = [self._link.send(Shares, "PUT", path, body) for path, body in bodies]
+        bodies = [(_name("tenant", tenant), validated(views.Weight, weight=weight)) for tenant, weight in weights]
+        answers = [self._link.send(views.Shares, "PUT", f"/v1/shares/{name}", body) for name, body in bodies]
         return answers[-1] if answers else self.shares()
 
     def events(self, *, after: int = -50, job: str | None = None, tenant: str | None = None, limit: int = 50) -> EventPage:
@@ -302,36 +283,36 @@ class Client:
             return streams.follow_events(self._link, after, None, tenant)
         return self._stream(job, lambda each: streams.follow_events(self._link, after, each, tenant))
 
-    def service(self) -> ServiceView:
+    def service(self) -> views.ServiceView:
         """The service: its policy, cluster and state."""
-        return self._link.get(ServiceView, "/v1/service")
+        return self._link.get(views.ServiceView, "/v1/service")
 
-    def set_policy(self, policy: str) -> ServiceView:
+    def set_policy(self, policy: str) -> views.ServiceView:
         """The same as `use`."""
         return self.use(policy)
 
-    def use(self, policy: str) -> ServiceView:
+    def use(self, policy: str) -> views.ServiceView:
         """Switch to another policy of the catalogue."""
-        return self._link.send(ServiceView, "PUT", "/v1/policy", validated(PolicyName, policy=policy))
+        return self._link.send(views.ServiceView, "PUT", "/v1/policy", validated(views.PolicyName, policy=policy))
 
-    def me(self) -> Account:
+    def me(self) -> views.Account:
         """The account of the token."""
-        return self._link.get(Account, "/v1/me")
+        return self._link.get(views.Account, "/v1/me")
 
-    def tokens(self) -> TokenList:
+    def tokens(self) -> views.TokenList:
         """All accounts, without their tokens."""
-        return self._link.get(TokenList, "/v1/tokens")
+        return self._link.get(views.TokenList, "/v1/tokens")
 
     def make_token(
         self, name: str, *, tenant: str | None = None, role: Role = Role.USER, days: float | None = None
-    ) -> MadeToken:
+    ) -> views.MadeToken:
         """Make a token, which is shown only now. `tenant`: owner of the jobs that it submits; None: named as the token."""
-        body = validated(NewToken, name=name, tenant=tenant, role=role, days=days)
-        return self._link.send(MadeToken, "POST", "/v1/tokens", body, again=Again.UNSENT)
+        body = validated(views.NewToken, name=name, tenant=tenant, role=role, days=days)
+        return self._link.send(views.MadeToken, "POST", "/v1/tokens", body, again=Again.UNSENT)
 
-    def drop_token(self, name: str) -> Account:
+    def drop_token(self, name: str) -> views.Account:
         """Revoke a token; the account that it belonged to."""
-        return self._link.send(Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
+        return self._link.send(views.Account, "DELETE", f"/v1/tokens/{_name('token', name)}", again=Again.UNSENT)
 
     def _command(self, job: str, verb: str, parameters: dict[str, str | int | list[str]] | None = None) -> CommandResult:
         def send(each: str) -> CommandResult:

@@ -139,31 +139,19 @@ def _parse_truth(text: str) -> bool:
 # Keys
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "name": str,
-    "tenant": str,
-    "app": str,
-    "model": str,
-    "batch_size": _parse_whole,
-    "micro_batches": _parse_whole,
-    "steps": _parse_number,
-    "duration": parse_seconds,
-    "weight": _parse_number,
-    "priority": _parse_whole,
-    "preemption": str,
-    "replicas": str,
-    "max_duration": parse_seconds,
-    "hold": _parse_truth,
-}
+    "name": str, "tenant": str, "app": str, "model": str, "preemption": str, "replicas": str,
+    "batch_size": _parse_whole, "micro_batches": _parse_whole, "priority": _parse_whole,
+    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth,
+    "duration": parse_seconds, "max_duration": parse_seconds,
+}  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
     "checkpoint": {"every": parse_seconds, "deadline": parse_seconds},
     "retry": {"on_errors": _parse_whole, "exit_codes": _parse_whole},
     "limits": {
-        "memory": parse_bytes,
-        "cpu_seconds": lambda text: round(parse_seconds(text)),
-        "open_files": _parse_whole,
-        "processes": _parse_whole,
+        "memory": parse_bytes, "cpu_seconds": lambda text: round(parse_seconds(text)),
+        "open_files": _parse_whole, "processes": _parse_whole,
     },
-}
+}  # fmt: skip
 _GPU_KEYS = ("count", "any_of", "in_order", "memory")
 KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_PARSERS, *_PARTS)
 """Every key that a job file may have."""
