@@ -1,25 +1,27 @@
-"""A relaxation of chains of rounds of tasks on M machines: a lower bound on Σ w C, and middles to list the tasks by.
+"""A relaxation of chains of rounds of tasks on M machines: a lower bound on Σ w C, and middles to order a list of tasks by.
 
-A chain n: weight w, release a, R rounds of K tasks that take p seconds each on one machine (its fastest), and s seconds
-after each round. In the linear program of ALGORITHMS §5.2 the tasks of a round have one middle H (mean of start + p/2):
+A chain n has weight w, release time a, R rounds of K tasks that take p seconds each on one machine (its fastest), and s
+seconds after each round. In the linear program (docs/algorithms/hare.md) the tasks of a round have one middle H (mean of
+start + p/2):
 
     min Σ w_n C_n     H_1 >= a + p/2;   H_{r+1} >= H_r + p + s;   C_n = H_R + p/2 + s
     Σ_{i∈A} W_i H_i >= (Σ_{i∈A} W_i)² / 2M                                      for every set A of rounds, W = K p
 
-Two facts make it small. A chain is never stretched: to put off its first round costs as much as to put off a later one and
-helps every cut at least as much, so all that is to be found is a delay D_n >= 0 of the chain as a whole. And the H that
-satisfy all cuts are those not below the mean busy times m of a mixture of orders on one machine that is M times as fast.
-So with E, the middles without delay, and prices λ of the rounds, it is a game that has a value:
+Two facts make it small. A chain is never stretched: delaying its first round costs as much as delaying a later one and
+helps every cut at least as much, so one delay D_n >= 0 of the chain as a whole is to be found. And the H that satisfy all
+cuts are those not below the mean busy times m of a mixture of orders on one machine that is M times as fast. So with E, the
+middles without delay, and prices λ of the rounds, it is a game that has a value:
 
     max over λ >= 0, Σ_{i∈n} λ_i <= w_n     min over orders     Σ_i λ_i (m_i − E_i)        = min Σ w_n D_n
 
-The orders answer prices exactly: by decreasing λ / W. Every λ gives a lower bound. The prices follow by multiplicative
-weights, and the orders' mean is a mixture whose D_n = max(0, max_i m_i − E_i) satisfy every cut: an upper bound. It ends
-when the two are within `GAP` of each other, or after `TURNS`. A turn is one sort. (Cuts separated by prefixes need a row for
-nearly every chain: with 1,000 of them, 20 rounds of cuts leave a gap of several per cent and take ten times as long.)
+The best order for given prices is known exactly: by decreasing λ / W. Every λ gives a lower bound. The prices follow by
+multiplicative weights, and the mean of the orders is a mixture whose D_n = max(0, max_i m_i − E_i) satisfy every cut: an
+upper bound. It ends when the two are within `GAP` of each other, or after `TURNS`. A turn is one sort. (Linear programs
+with cuts separated by prefixes need a row for nearly every chain: with 1,000 of them, 20 rounds of cuts leave a gap of several
+per cent and take ten times as long.)
 
-Where chains tie, the optimum is not one point, and the answer lies in the midst: they advance together. Chains that are
-alike in everything would, too, which is of use to none of them; so each gives way a little to those before it (`TILT`).
+Where chains tie, the optimum is not one point and the answer lies in the middle: they advance together. Identical chains
+would too, which helps none of them; so each gives way a little to those before it (`TILT`).
 
 Rounds of a chain are taken together in at most `chunks` parts: cuts are then over unions of parts, which weakens the bound
 and never breaks it. With R <= chunks the program is the one above. Time is counted from the earliest release.
@@ -39,11 +41,11 @@ CHUNKS = 16
 GAP = 1e-3
 TURNS = 1000
 CHECK = 20
-"""Turns between two looks at the gap."""
+"""Turns between two checks of the gap."""
 PACE = 10.0
-"""By how much prices follow the delays in the first turn; in turn k by a √k-th of it."""
+"""How fast prices follow the delays in the first turn; in turn k this divided by √k."""
 TILT = 0.1
-"""By how much at most of its weight a chain gives way to those before it that are alike."""
+"""The most of its weight that a chain gives up in favour of identical chains before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class Chain:
     """Rounds that follow one another.
 
     name      for messages
-    release   no task starts before
-    rounds    how many are left, at least 1
-    tasks     K, in a round
-    first     of the first round only: fewer than K if some of it is done
-    seconds   p, that a task takes on the fastest machine
-    sync      s, seconds between the last task of a round and the next round, or the end
+    release   time before which no task starts
+    rounds    rounds left, at least 1
+    tasks     K, per round
+    first     tasks left of the first round, 1 to K
+    seconds   p, of a task on the fastest machine
+    sync      s, between the last task of a round and the next round, or the end
     """
 
     name: str
@@ -70,7 +72,7 @@ class Chain:
 
     @property
     def step(self) -> float:
-        """Seconds from one round to the next, at least."""
+        """Least seconds from one round to the next."""
         return self.seconds + self.sync
 
 
@@ -78,8 +80,8 @@ class Chain:
 class Relaxation:
     """By chain the middle of its first round, and the step to each further one; the middles satisfy every cut.
 
-    bound   on Σ w C from below, C counted from time 0 as releases are
-    value   Σ w C of these middles; it is above the bound by little
+    bound   lower bound on Σ w C, with C counted from time 0 as releases are
+    value   Σ w C of these middles, a little above the bound
     """
 
     first: tuple[float, ...]
@@ -94,13 +96,14 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Chunks of all chains, one after the other. Time in units of all work on all machines, work in units of all work.
+    """Parts of all chains, one chain after the other. Unit of time: all work on all machines; unit of work: all work.
 
-    start    by chain, its first part
+    start    by chain: its first part
     chain    by part
     middle   E, by part: of its tasks, without delay
     work     W, by part
-    weight   by chain; `gentle`, the same after giving way to those alike
+    weight   by chain
+    gentle   by chain: the weight after giving way to identical chains
     """
 
     start: Ints
@@ -112,12 +115,13 @@ class _Parts:
 
 
 def relax(chains: Sequence[Chain], machines: int, chunks: int = CHUNKS) -> Relaxation:
-    """Middles and bound. O(parts log parts) a turn; the same chains give the same answer, bit for bit."""
+    """Middles and bound. O(parts log parts) per turn; the same chains give the same answer, bit for bit."""
     _check(chains, machines)
     if not chains:
         return Relaxation((), (), 0.0, 0.0)
     origin = min(chain.release for chain in chains)
-    unit = sum(_work(chain) for chain in chains) / machines
+    work = [((chain.rounds - 1) * chain.tasks + chain.first) * chain.seconds for chain in chains]
+    unit = sum(work) / machines
     least = sum(chain.weight * (chain.release + chain.rounds * chain.step) for chain in chains)
     since = least - origin * sum(chain.weight for chain in chains)
     delays, bound = _play(_parts(chains, origin, unit, machines, chunks), since / unit)
@@ -144,12 +148,8 @@ def _check(chains: Sequence[Chain], machines: int) -> None:
             raise RequestError(f"{chain.name}: seconds and weight must be positive, and synchronisation not negative")
 
 
-def _work(chain: Chain) -> float:
-    return ((chain.rounds - 1) * chain.tasks + chain.first) * chain.seconds
-
-
 def _parts(chains: Sequence[Chain], origin: float, unit: float, machines: int, chunks: int) -> _Parts:
-    """Nearly equal numbers of rounds in each part. A first round of fewer tasks counts for less in the mean of its part."""
+    """Each chain in parts of nearly equal numbers of rounds; a first round of fewer tasks counts for less in its part."""
     rounds = np.array([chain.rounds for chain in chains])
     parts = np.minimum(rounds, chunks)
     start = np.append(0, np.cumsum(parts)[:-1])
@@ -164,29 +164,24 @@ def _parts(chains: Sequence[Chain], origin: float, unit: float, machines: int, c
         np.array(each)[chain] for each in zip(*((c.seconds, c.step, c.release) for c in chains), strict=True)
     )
     weight = np.array([each.weight for each in chains])
+    # Among identical chains, the k-th of n gives up TILT · k / n of its weight.
+    kinds = [(c.weight, c.release, c.rounds, c.tasks, c.first, c.seconds, c.sync) for c in chains]
+    size, seen, factors = Counter(kinds), Counter[tuple[float, ...]](), []
+    for kind in kinds:
+        factors.append(1.0 - TILT * seen[kind] / size[kind])
+        seen[kind] += 1
     return _Parts(
         start=start,
         chain=chain,
         middle=(release - origin + seconds / 2 + turn * step) / unit,
         work=count * seconds / (unit * machines),
         weight=weight,
-        gentle=weight * _giving_way(chains),
+        gentle=weight * np.array(factors),
     )
 
 
-def _giving_way(chains: Sequence[Chain]) -> Floats:
-    """Factors of the weights, by place among those alike."""
-    kinds = [(c.weight, c.release, c.rounds, c.tasks, c.first, c.seconds, c.sync) for c in chains]
-    size, seen = Counter(kinds), Counter[tuple[float, ...]]()
-    factors = []
-    for kind in kinds:
-        factors.append(1.0 - TILT * seen[kind] / size[kind])
-        seen[kind] += 1
-    return np.array(factors)
-
-
 def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
-    """Delays by chain, and a lower bound of Σ w D, in units of the parts; `least` is Σ w C without delays."""
+    """Play the game: delays by chain, and a lower bound of Σ w D. `least` is Σ w C without delays."""
     score, mean = np.zeros(len(parts.chain)), np.zeros(len(parts.chain))
     delays, bound, low = np.zeros(len(parts.start)), 0.0, 0.0
     for turn in range(1, TURNS + 1):
@@ -205,7 +200,7 @@ def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
 
 
 def _prices(parts: _Parts, score: Floats) -> Floats:
-    """A chain's weight over its parts by their scores, and over not being late at all, whose score is 0."""
+    """Each chain's weight distributed over its parts by their scores, and over not being late at all, whose score is 0."""
     most = np.maximum(0.0, np.maximum.reduceat(score, parts.start))
     odds = exp(score - most[parts.chain])
     total = exp(-most) + np.add.reduceat(odds, parts.start)
@@ -214,7 +209,7 @@ def _prices(parts: _Parts, score: Floats) -> Floats:
 
 
 def _answer(parts: _Parts, prices: Floats) -> Floats:
-    """Mean busy times in the order that is best for these prices, on one machine as fast as all."""
+    """Mean busy times of the parts in the best order for these prices, on one machine as fast as all together."""
     order = np.argsort(-prices / parts.work, kind="stable")
     busy = np.empty(len(order))
     busy[order] = np.cumsum(parts.work[order])

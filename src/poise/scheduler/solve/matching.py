@@ -1,16 +1,16 @@
-"""Rows onto the rungs of ladders at the least total cost, exactly: the matching behind minimum total completion time.
+"""Minimum-cost matching of rows to the rungs of ladders, exactly: the matching behind minimum total completion time.
 
-Row i on rung k = 1, 2, … of ladder l costs k · weight_il, and a charge for the room that it takes there: the rooms of every
-rung of l cost charge_l[0] <= charge_l[1] <= …, and there are no more. With one rung it is a plain transportation problem,
-with one room on each ladder an assignment problem.
+A ladder is a machine, rung k the k-th last position on it. Row i on rung k = 1, 2, … of ladder l costs k · weight_il, plus a
+charge for the room that it takes there: every rung of l has rooms that cost charge_l[0] <= charge_l[1] <= …, and no more.
+With one rung it is a transportation problem, with one room per ladder an assignment problem.
 
 Rows are put in one after the other, each along the cheapest chain of moves (successive shortest paths): a row enters a
-column, one of those there moves on to another column, and so on until a room that was empty is taken. A column is one rung
-of one ladder. Prices make every move cost >= 0, which proves the answer the best.
+column, one of the rows there moves on to another column, and so on until an empty room is taken. A column is one rung of one
+ladder. Prices keep the reduced cost of every move >= 0, which proves the answer optimal.
 
 A ladder shows only the rungs in use and one empty one. That loses nothing: rung k + 1 costs every row at least as much as
-rung k, so while k is empty nobody wants k + 1; and at the price at which k's first room was not worth taking, k + 1's is
-not either. So there is no guess of how many rungs to allow.
+rung k, so no row wants k + 1 while k is empty; and at the price at which k's first room was not worth taking, k + 1's is not
+either. So the number of rungs need not be guessed.
 
 With C columns shown, a chain is found in a few passes over at most C² numbers. 256 rows and 3 ladders of 12 rooms take
 0.04 s of CPU; as a linear program the same takes HiGHS 0.05 to 0.1 s, with the rungs guessed and one charge for all rooms.
@@ -27,7 +27,7 @@ from poise.scheduler.model.errors import InfeasibleError
 
 @dataclass(frozen=True)
 class Matching:
-    """Where each row is: its ladder, its rung (from 1), and what all of it costs together, charges included."""
+    """The ladder and the rung (from 1) of each row, and the total cost, charges included."""
 
     ladder: Ints
     rung: Ints
@@ -35,17 +35,17 @@ class Matching:
 
 
 def match(weight: Floats, charge: Sequence[Floats], rungs: int | None = None) -> Matching:
-    """Every row on a rung, at the least total cost up to rounding. The same input gives the same answer.
+    """Put every row on a rung, at the least total cost up to rounding. The same input gives the same answer.
 
     weight   (rows, ladders), >= 0; inf where a row may not be
-    charge   for each ladder the price of each of its rooms, rising, the same on every rung; inf is no room
-    rungs    how many a ladder has; None: as many as it takes
+    charge   per ladder the charge of each room, ascending, the same on every rung; inf is no room
+    rungs    rungs per ladder; None: as many as needed
 
     Raises InfeasibleError if there is not room for all.
     """
     board = _Board(weight, charge, len(weight) if rungs is None else rungs)
     lightest = weight.min(axis=1, initial=np.inf)
-    # The heaviest first: then the next one mostly finds its rung above the others, and few have to move.
+    # Heaviest first: the next row then mostly finds its rung above the others, and few rows have to move.
     for row in np.argsort(-lightest, kind="stable"):
         board.put(int(row))
     return board.matching()
@@ -53,7 +53,13 @@ def match(weight: Floats, charge: Sequence[Floats], rungs: int | None = None) ->
 
 @dataclass
 class _Reach:
-    """How far each column is from the row that is being put in, in reduced cost, and from which column one comes there."""
+    """Shortest paths from the row that is being put in.
+
+    far      distance of each column, in reduced cost
+    before   previous column on the path; -1 if the row enters there
+    end      column of the nearest empty room
+    bound    distance of that room
+    """
 
     far: Floats
     before: Ints
@@ -62,7 +68,7 @@ class _Reach:
 
 
 class _Board:
-    """Rows placed so far, at the least cost for them, and prices that prove it.
+    """The rows placed so far, at the least cost for them, and prices that prove it.
 
     For columns a and b, with detour[a, b] the least that a row of a adds to the cost by moving to b:
 
@@ -85,7 +91,7 @@ class _Board:
             self._open(ladder, 1)
 
     def put(self, row: int) -> None:
-        """One more row."""
+        """Put in one more row along the cheapest chain of moves."""
         reach = self._reach(row)
         self._price += np.minimum(reach.far, reach.bound)
         self._out += reach.bound
@@ -98,7 +104,7 @@ class _Board:
             self._open(int(self._ladder[reach.end]), int(self._rung[reach.end]) + 1)
 
     def matching(self) -> Matching:
-        """What has come of it."""
+        """The matching of all rows."""
         rung = self._rung.astype(np.int64)[self._column]
         ladder = self._ladder[self._column]
         weights = self._weight[np.arange(len(rung)), ladder] * rung
@@ -109,13 +115,13 @@ class _Board:
         return np.flatnonzero(self._column == column)
 
     def _cost(self, rows: Ints, column: int) -> Floats:
-        """(rows, columns): what each of these rows in `column` would add to the cost by being elsewhere; rooms apart."""
+        """(rows, columns): what each of these rows of `column` would add to the cost elsewhere, without charges of rooms."""
         now = self._weight[rows, self._ladder[column]] * self._rung[column]
         there: Floats = self._weight[rows][:, self._ladder] * self._rung - now[:, None]
         return there
 
     def _reach(self, row: int) -> _Reach:
-        """Distances from `row` to every column and the nearest room. Beyond the room they are not worked out."""
+        """Distances from `row` to every column, and the nearest empty room. Beyond it they are not worked out."""
         if not len(self._price):
             raise InfeasibleError(f"no ladder for row {row}")
         far = self._weight[row, self._ladder] * self._rung - self._price
@@ -127,7 +133,12 @@ class _Board:
         bound = (far + toll).min()
         frontier = np.flatnonzero((self._used > 0) & (far < bound))
         while len(frontier):
-            near, via = self._step(far, frontier)
+            # One more move out of the columns of the frontier. It costs at least 0: what rounding leaves below would let
+            # chains run in circles.
+            moves = np.maximum(self._detour[frontier] + (self._price[frontier, None] - self._price), 0.0)
+            moves += far[frontier, None]
+            best = moves.argmin(axis=0)
+            near, via = moves[best, np.arange(len(far))], frontier[best]
             nearer = near < np.minimum(far, bound)
             far[nearer] = near[nearer]
             before[nearer] = via[nearer]
@@ -137,16 +148,8 @@ class _Board:
             raise InfeasibleError(f"there is no room left for row {row}")
         return _Reach(far, before, int((far + toll).argmin()), float(bound))
 
-    def _step(self, far: Floats, frontier: Ints) -> tuple[Floats, Ints]:
-        """Distances by one more move out of the columns of the frontier, and out of which."""
-        # A move costs nothing less than 0; what rounding leaves below it would let chains bite their own tail.
-        moves = np.maximum(self._detour[frontier] + (self._price[frontier, None] - self._price), 0.0)
-        moves += far[frontier, None]
-        best = moves.argmin(axis=0)
-        return moves[best, np.arange(len(far))], frontier[best]
-
     def _move(self, row: int, reach: _Reach) -> list[int]:
-        """Move everybody along the chain, and `row` into its first column. The columns of the chain."""
+        """Move one row per column along the chain, and `row` into its first column; returns the columns of the chain."""
         column = reach.end
         chain = [column]
         while (source := int(reach.before[column])) >= 0:
@@ -158,7 +161,7 @@ class _Board:
         return chain
 
     def _open(self, ladder: int, rung: int) -> None:
-        """Show one more rung. Its price is the one at which its first room is just not worth taking."""
+        """Show one more rung, priced so that its first room is just not worth taking."""
         room = self._charge[ladder][0]
         size = len(self._ladder)
         self._ladder = np.append(self._ladder, ladder)

@@ -1,7 +1,7 @@
-"""GPUs shared out by rank: going through wishes in order, each takes the best of what is left (DESIGN §2).
+"""GPUs shared out by rank: in order of rank, each request takes the best of what is left.
 
-A gang takes GPUs of the best type that has enough, or nothing. Who divides takes the fewest GPUs, of whatever types, on
-which its round is shortest. Who has what it would be as fast on keeps it.
+A gang takes GPUs of the best type that has enough, or nothing. A job whose rounds divide takes the fewest GPUs, of any type,
+on which its round is shortest. A job keeps what it has if it would be as fast on it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,23 +13,24 @@ from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.topology import Topology
 
 NO_FASTER = 1.0 - 1e-9
-"""A round that is shorter by less than this is not worth other GPUs."""
+"""A round must be shorter than this part of the present one to be worth other GPUs."""
 
 
 class Ownership(Enum):
-    """Whether what somebody has is its own, or may go to those before it."""
+    """Whether the GPUs that a request has are its own, or may go to requests before it."""
 
     OWN = auto()
     LENT = auto()
 
 
 class ShareRequest(NamedTuple):
-    """What somebody would like to have.
+    """What a job asks for.
 
-    gang, types   GPUs of one of these types, the best first
-    tasks         given, any GPUs will do instead
-    single        so many GPUs, of whichever of the types, the best first, besides what it has: each for a task of its own
-    has, title    what it has now, and whether that is its own
+    who           any number that identifies it to the caller
+    gang, types   this many GPUs of one of these types, best first
+    tasks         if given, any mix of GPUs will do instead
+    single        if above 0: this many GPUs of any of the types, best first, besides what it has; each for one task
+    has, title    what it has now, and whether that is its own; None if it has nothing
     """
 
     who: int
@@ -42,7 +43,12 @@ class ShareRequest(NamedTuple):
 
 
 class GpuSupply(NamedTuple):
-    """The GPUs of each type that there are at all, how many of them can be close together, and the Locality of others."""
+    """The GPUs of a cluster.
+
+    gpus       by type, all there are
+    together   by type, how many can be close together
+    apart      Locality of gangs that cannot
+    """
 
     gpus: Mix
     together: tuple[int, ...]
@@ -50,7 +56,7 @@ class GpuSupply(NamedTuple):
 
     @staticmethod
     def of(topology: Topology) -> "GpuSupply":
-        """What fits on one node is close together; anything else is as far apart as the cluster is."""
+        """What fits on one node is close together; anything else is as far apart as the cluster is wide."""
         together = tuple(topology.largest_node(kind) for kind in range(len(topology.types)))
         return GpuSupply(tuple(topology.totals), together, Locality.RACK if len(topology.racks) == 1 else Locality.CLUSTER)
 
@@ -58,27 +64,24 @@ class GpuSupply(NamedTuple):
 def share_out(
     wishes: Iterable[ShareRequest], left: list[int], ground: GpuSupply
 ) -> Iterator[tuple[ShareRequest, Mix | None]]:
-    """Each wish with what it gets, in order, while anything is left; None if nothing that it could use is.
+    """Each request with the mix it gets, in order, until nothing is left; None if nothing that it could use is left.
 
-    left   GPUs of each type that are to be had, all that is lent included; it is counted down
+    left   GPUs of each type to share out, those that are lent included; it is counted down
     """
     for wish in wishes:
         if wish.title is Ownership.OWN and wish.has is not None:
             for kind, gpus in enumerate(wish.has):
                 left[kind] += gpus
-        mix = _granted(wish, left, ground)
+        if wish.tasks is None or wish.single:
+            mix = _singles(wish, left) if wish.single else _gang(wish, left)
+        else:
+            mix = _division(wish.tasks, wish.has, left, ground)
         if mix is not None:
             for kind, gpus in enumerate(mix):
                 left[kind] -= gpus
         yield wish, mix
         if not any(left):
             return
-
-
-def _granted(wish: ShareRequest, left: Sequence[int], ground: GpuSupply) -> Mix | None:
-    if wish.single:
-        return _singles(wish, left)
-    return _gang(wish, left) if wish.tasks is None else _division(wish.tasks, wish.has, left, ground)
 
 
 def _singles(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
@@ -90,7 +93,7 @@ def _singles(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
 
 
 def _gang(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
-    """What it has, unless that is gone or a type that is better has room."""
+    """What it has, unless that is gone or a better type has room."""
     keeps = wish.has is not None and all(gpus <= most for gpus, most in zip(wish.has, left, strict=True))
     for kind in wish.types:
         if keeps and wish.has is not None and wish.has[kind]:
@@ -110,13 +113,13 @@ def _division(tasks: Tasks, has: Mix | None, left: Sequence[int], ground: GpuSup
 
 
 def computes_as_fast(tasks: Tasks, mix: Mix, other: Mix) -> bool:
-    """A round is computed as fast on these GPUs as on others, but for rounding."""
+    """Whether a round is computed as fast on `mix` as on `other`, up to rounding."""
     mine, its = tasks.split(mix), tasks.split(other)
     return mine is not None and its is not None and mine.seconds * NO_FASTER <= its.seconds
 
 
 def _shortest(tasks: Tasks, left: Sequence[int], ground: GpuSupply) -> tuple[Mix | None, float]:
-    """The mix of the shortest round: of all that is left or, where distance costs, of one type close together."""
+    """The mix of the shortest round: of all that is left or, where distance costs time, of one type close together."""
     best = tasks.fewest(left)
     if best is None:
         return None, 0.0
@@ -131,11 +134,7 @@ def _shortest(tasks: Tasks, left: Sequence[int], ground: GpuSupply) -> tuple[Mix
 
 
 def _seconds(tasks: Tasks, mix: Mix, ground: GpuSupply) -> float:
-    """Of a round, if those that can be close together are."""
-    is_near = not tasks.suffers_from_distance or _is_near(mix, ground)
-    return tasks.round_seconds(mix, 0 if is_near else ground.apart) or 0.0
-
-
-def _is_near(mix: Mix, ground: GpuSupply) -> bool:
+    """Seconds of a round, if GPUs that can be close together are."""
     used = [kind for kind, gpus in enumerate(mix) if gpus]
-    return len(used) == 1 and mix[used[0]] <= ground.together[used[0]]
+    is_near = not tasks.suffers_from_distance or (len(used) == 1 and mix[used[0]] <= ground.together[used[0]])
+    return tasks.round_seconds(mix, Locality.PACKED if is_near else ground.apart) or 0.0
