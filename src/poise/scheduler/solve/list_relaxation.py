@@ -17,8 +17,8 @@ middles without delay, and prices λ of the rounds, it is a game that has a valu
 The best order for given prices is known exactly: by decreasing λ / W. Every λ gives a lower bound. The prices follow by
 multiplicative weights, and the mean of the orders is a mixture whose D_n = max(0, max_i m_i − E_i) satisfy every cut: an
 upper bound. It ends when the two are within `GAP` of each other, or after `TURNS`. A turn is one sort. (Linear programs
-with cuts separated by prefixes need a row for nearly every chain: with 1,000 of them, 20 rounds of cuts leave a gap of several
-per cent and take ten times as long.)
+with cuts separated by prefixes need a row for nearly every chain: with 1,000 of them, 20 rounds of cuts leave a gap of
+several per cent and take ten times as long.)
 
 Where chains tie, the optimum is not one point and the answer lies in the middle: they advance together. Identical chains
 would too, which helps none of them; so each gives way a little to those before it (`TILT`).

@@ -1,17 +1,19 @@
-"""Speeds that were never measured, estimated from a short profile and from what is known of other job classes.
+"""Estimates of speeds that were never measured, from a short profile and from what is known of other job classes.
 
 Alone. Rows are job classes, columns (GPU type, GPUs, locality), entries log steps per second. A newcomer is measured on a
-few types; the rest of its row is completed at low rank, with a level a row and a level a column, so that only ratios of
-speeds matter: what a step is differs from model to model. How a class scales on one type tells of the others. That a class
-does not run somewhere is taken as known: a failed start shows it.
+few types; the rest of its row is completed at low rank, with an offset per row and per column, so that only ratios of speeds
+matter: what a step is differs from model to model. How a class scales on one type tells about the others. That a class does
+not run somewhere is taken as known, because a failed start shows it.
 
-Together (Gavel's estimator; ALGORITHMS §2.8). For every gang size rows are reference classes, columns (GPU type, reference),
+Together (Gavel's estimator; docs/algorithms/gavel.md). For every gang size rows are reference classes, columns (GPU type,
+reference),
 
     A[r, (t, r')] = steps per second of r beside r' ÷ steps per second of r alone, in [0, 1]
 
 A newcomer is measured on a fraction of the columns of its profiled types, its row is completed at low rank, and the
 reference at the least cosine distance is its stand-in: what that one keeps beside r', times the newcomer's own speed alone,
-is the estimate. Of two newcomers: what the one's stand-in keeps beside the other's. A measurement always beats an estimate.
+is the estimate. For two newcomers it is what the stand-in of one keeps beside that of the other. Measurements always take
+precedence over estimates.
 """
 
 import math
@@ -25,17 +27,17 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from poise.scheduler.model.arithmetic import Floats, exp
+from poise.scheduler.model.arithmetic import exp
 from poise.scheduler.model.errors import ThroughputError
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.throughput.matrix_completion import Offsets, completed, nearest
 from poise.scheduler.throughput.measurements import CANNOT_RUN, JobClass, Row, Throughputs, ordered, same_class
 from poise.scheduler.throughput.table import LEAST_RATE, MOST_RATE, shown
 
-# What is measured of a newcomer: which GPU types it runs alone on, which reference classes it runs beside.
+# The profile: which GPU types a newcomer is measured alone on, and which reference classes it is measured beside.
 #
-# Draws come from one seed and the name of a class: which types a class is profiled on does not depend on what else a table
-# holds nor on its order, and a longer profile contains the shorter one.
+# Draws depend only on a seed and the name of a class. So the types that a class is profiled on do not depend on what else a
+# table holds or on its order, and a longer profile contains the shorter one.
 
 Pair = tuple[JobClass, JobClass, str, int]
 """A class, the one beside it, the GPU type that they share, and the GPUs of either gang."""
@@ -48,11 +50,11 @@ _ALL = "all"
 class Profile:
     """How much is measured of a newcomer, and how the rest is completed.
 
-    types         GPU types that it runs alone on; None: all, so that its speeds alone are known, as Gavel takes them to be
+    types         number of GPU types that it is measured alone on; None: all, as Gavel assumes
     pairs         fraction of the (profiled type, reference class) pairs that it is measured in, 0 to 1
-    references    classes known in full, by draw; all others are newcomers. None: every class in turn is a newcomer to all
-                  the others
-    rank, regulariser   of the matrix completion; rank 0 takes every class for an average one
+    references    number of classes known in full, drawn at random; all others are newcomers. None: each class in turn is a
+                  newcomer to all the others
+    rank, regulariser   of the matrix completion; rank 0 treats every class as an average one
     """
 
     types: int | None = 1
@@ -80,7 +82,7 @@ _KEYS = {
 
 
 def parse_profile(spec: str) -> Profile:
-    """The profile that `profiled:types=1,pairs=0.2,references=16,rank=10,regulariser=0.01,seed=0` stands for.
+    """Read a profile such as `profiled:types=1,pairs=0.2,references=16,rank=10,regulariser=0.01,seed=0`.
 
     Every parameter may be left out. `types=all`: speeds alone are known; `references=all`: each class in turn is new.
     """
@@ -111,7 +113,7 @@ def _value(spec: str, key: str, text: str) -> int | float | None:
 
 
 def references_of(jobs: Sequence[JobClass], profile: Profile, name: str) -> dict[JobClass, tuple[JobClass, ...]]:
-    """Every newcomer of a table of this name with its references, both in the order of the table."""
+    """The newcomers of a table, each with its references, both in the order of the table. `name` is for messages."""
     if profile.references is None:
         return {job: tuple(other for other in jobs if other != job) for job in jobs}
     if profile.references >= len(jobs):
@@ -127,25 +129,25 @@ def references_of(jobs: Sequence[JobClass], profile: Profile, name: str) -> dict
 
 
 def profiled_types(job: JobClass, runs: Mapping[str, float], profile: Profile) -> list[str]:
-    """GPU types that a newcomer is measured on, drawn from those that it runs on; speeds by type."""
+    """GPU types that a newcomer is measured on, drawn from those that it runs on (`runs`: speed by type)."""
     types = sorted(gpu_type for gpu_type, rate in runs.items() if rate > 0)
-    order = chance(profile, job, "types").permutation(len(types))
+    order = _generator(profile, job, "types").permutation(len(types))
     return [types[index] for index in order[: profile.types]]
 
 
 def profiled_pairs(job: JobClass, pairs: Iterable[Pair], profile: Profile) -> list[Pair]:
-    """The pairs that a newcomer is measured in, drawn from those of one gang size; a part of a pair is a whole one."""
+    """The pairs that a newcomer is measured in, drawn from those of one gang size; their number is rounded up."""
     known = sorted(pairs, key=lambda pair: (pair[1].model, pair[1].batch_size or 0, pair[2]))
-    order = chance(profile, job, "pairs").permutation(len(known))
+    order = _generator(profile, job, "pairs").permutation(len(known))
     return [known[index] for index in order[: math.ceil(profile.pairs * len(known) - 1e-9)]]
 
 
-def chance(profile: Profile, job: JobClass, purpose: str) -> np.random.Generator:
-    """The draws of one class for one purpose."""
+def _generator(profile: Profile, job: JobClass, purpose: str) -> np.random.Generator:
+    """The random numbers of one class for one purpose."""
     return np.random.default_rng([profile.seed, crc32(f"{purpose}/{job.model}/{job.batch_size}".encode())])
 
 
-__all__ = ["EstimateError", "Profile", "Report", "estimated", "filled", "parse_profile", "stand_ins"]
+# Estimates, and what they are worth
 
 _Alone = Mapping[str, Mapping[int, Row]]
 _Column = tuple[str, int, Locality]
@@ -155,7 +157,7 @@ _Rates = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class EstimateError:
-    """How far `count` estimates are from the truth; all 0 if there were none."""
+    """The errors of `count` estimates; all 0 if there are none."""
 
     count: int = 0
     median: float = 0.0
@@ -164,7 +166,7 @@ class EstimateError:
 
     @classmethod
     def of(cls, errors: Sequence[float]) -> "EstimateError":
-        """Of these errors, none of them negative."""
+        """Summarise errors, all of which are >= 0."""
         if not errors:
             return cls()
         median, p90 = np.quantile(errors, (0.5, 0.9))
@@ -173,15 +175,15 @@ class EstimateError:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the estimates of a table are worth, measured against the table itself.
+    """How good the estimates of a table are, compared with the table itself.
 
     newcomers   the classes that were estimated
     alone       relative errors of speeds alone, |estimate ÷ truth − 1|
-    together    absolute errors of the part of its speed alone that a job keeps beside another, in all pairs with a newcomer:
-                also in those of the profile, so that profiles of any length are judged by the same pairs; but pairs that
-                fit on the same GPUs neither in truth nor by estimate are not counted
-    misfits     fraction of pairs with a newcomer that were said to fit on the same GPUs and do not, or the other way round
-    left_out    speeds alone that nothing known is linked to: the believed table does without them
+    together    absolute errors of the part of its speed alone that a job keeps beside another, in all pairs with a newcomer.
+                Pairs of the profile count too, so that profiles of any length are judged by the same pairs; pairs that fit
+                on the same GPUs neither in truth nor by estimate do not
+    misfits     fraction of pairs with a newcomer that were estimated to fit on the same GPUs and do not, or vice versa
+    left_out    number of speeds alone that nothing known is linked to; the believed table does without them
     """
 
     newcomers: tuple[JobClass, ...]
@@ -197,9 +199,9 @@ class Report:
 
 
 def estimated(table: Throughputs, profile: Profile) -> tuple[Throughputs, Report]:
-    """The table as it would be believed had its newcomers only been profiled, and how wrong that is.
+    """The table as it would be believed if its newcomers had only been profiled, and how wrong that is.
 
-    It answers no question that the table does not answer, so a world that holds the table can tell the truth about all.
+    It answers no question that the table does not answer, so a simulator that holds the table knows the truth about all.
     """
     shares = _shares(table)
     references = references_of(tuple(table.alone()), profile, table.name)
@@ -217,8 +219,8 @@ def estimated(table: Throughputs, profile: Profile) -> tuple[Throughputs, Report
 def filled(table: Throughputs, newcomers: Collection[JobClass], profile: Profile) -> Throughputs:
     """The table with the gaps of these classes filled in, from what it holds of them and of all the others.
 
-    Speeds alone on every GPU type, at the counts that a class was measured at on some type; and what it does beside any
-    class, at those counts. Of the profile nothing but rank, regulariser and seed is used.
+    Fills in speeds alone on every GPU type, at the counts that a class was measured at on some type, and speeds beside any
+    class at those counts. Only rank, regulariser and seed of the profile are used.
     """
     names = {same_class(job) for job in newcomers}
     others = tuple(job for job in table.alone() if job not in names)
@@ -235,7 +237,7 @@ def filled(table: Throughputs, newcomers: Collection[JobClass], profile: Profile
 def stand_ins(table: Throughputs, references: Collection[JobClass], gpus: int, profile: Profile) -> dict[JobClass, JobClass]:
     """The reference that each class of the table is most like on gangs of this size; a reference may stand for itself.
 
-    All types are profiled. Classes that were measured beside nobody at this size are left out.
+    All types are profiled. Classes that were measured beside no other class at this size are left out.
     """
     spelled = dict(zip(table.alone(), table.classes(), strict=True))
     names = {same_class(job) for job in references}
@@ -251,7 +253,7 @@ def stand_ins(table: Throughputs, references: Collection[JobClass], gpus: int, p
 
 
 class _Likeness(NamedTuple):
-    """Who stands for a class, and what part of its speed that one keeps beside a reference, by type and reference."""
+    """The stand-in of a class, and the part of its speed that the stand-in keeps, by type and reference beside it."""
 
     stand_in: JobClass
     shares: Mapping[_Beside, float]
@@ -259,11 +261,11 @@ class _Likeness(NamedTuple):
 
 @dataclass(frozen=True)
 class _Known:
-    """What an estimate may be made of.
+    """What estimates may use.
 
-    table, shares   of the references, everything
-    references      of each newcomer
-    own             speeds alone that were measured of each newcomer
+    table, shares   everything about references
+    references      by newcomer
+    own             by newcomer: its speeds alone that were measured
     met             (newcomer, reference, type, gang) that were measured together
     """
 
@@ -275,13 +277,13 @@ class _Known:
     profile: Profile
 
     def has(self, pair: Pair) -> bool:
-        """Whether these two were measured together: both are references, or one met the other in its profile."""
+        """Whether these two were measured together: both are references, or one is in the profile of the other."""
         one, other, gpu_type, gpus = pair
         is_old = one not in self.references and other not in self.references
         return is_old or pair in self.met or (other, one, gpu_type, gpus) in self.met
 
     def alone(self, job: JobClass) -> dict[str, dict[int, Row]]:
-        """Speeds alone wherever something links a newcomer to them: measured where it was profiled, else estimated."""
+        """Speeds alone of a newcomer: measured where it was profiled, else estimated if anything known is linked to them."""
         others = [self.table.alone()[other] for other in self.references[job]]
         speeds = _completed_speeds([self.own[job], *others], _columns(self.table), self.profile)
         for gpu_type, counts in self.own[job].items():
@@ -289,7 +291,7 @@ class _Known:
         return speeds
 
     def likeness(self, job: JobClass, gpus: int) -> _Likeness | None:
-        """Of a newcomer, by what was measured of it; a reference stands for itself. None if nobody shares such gangs."""
+        """The likeness of a newcomer, from its measurements; a reference stands for itself. None if nothing is known."""
         is_new = job in self.references
         references = self.references[job] if is_new else next(iter(self.references.values()))
         columns = [(gpu_type, other) for gpu_type in self.table.gpu_types for other in references]
@@ -299,13 +301,16 @@ class _Known:
         names, places = [*compress(references, rows)], [*compress(columns, used)]
         if not names or not (is_new or job in names):
             return None
-        measured = [self._measured(job, at, gpus) for at in places]
-        full = self._completed(np.vstack([measured, matrix[np.ix_(rows, used)]]))
-        index = nearest(full[0], full[1:], chance(self.profile, job, "stand-in")) if is_new else names.index(job)
+        met = [(job, other, gpu_type, gpus) in self.met for gpu_type, other in places]
+        measured = [self._share(job, at, gpus) if is_met else math.nan for at, is_met in zip(places, met, strict=True)]
+        known = np.vstack([measured, matrix[np.ix_(rows, used)]])
+        rank, regulariser = self.profile.rank, self.profile.regulariser
+        full = np.clip(completed(known, rank=rank, regulariser=regulariser, offsets=Offsets.NONE), 0.0, 1.0)
+        index = nearest(full[0], full[1:], _generator(self.profile, job, "stand-in")) if is_new else names.index(job)
         return _Likeness(names[index], dict(zip(places, full[1 + index].tolist(), strict=True)))
 
     def together(self, believed: Throughputs, wanted: Iterable[Pair]) -> dict[Pair, _Rates]:
-        """Estimates of these pairs, in this order; those that nothing is known for are left out."""
+        """Estimates of these pairs, in this order; pairs that nothing is known about are left out."""
         likeness = cache(self.likeness)
 
         def rate(job: JobClass, other: JobClass, gpu_type: str, gpus: int) -> float | None:
@@ -314,7 +319,10 @@ class _Known:
                 return None
             beside = other if (gpu_type, other) in mine.shares else its.stand_in
             share = mine.shares.get((gpu_type, beside))
-            return None if share is None else _bounded(share * believed.row(*job, gpu_type, gpus)[Locality.PACKED])
+            if share is None:
+                return None
+            estimate = share * believed.row(*job, gpu_type, gpus)[Locality.PACKED]
+            return 0.0 if estimate < LEAST_RATE else min(estimate, MOST_RATE)
 
         found: dict[Pair, _Rates] = {}
         for one, other, gpu_type, gpus in wanted:
@@ -327,21 +335,9 @@ class _Known:
         gpu_type, other = beside
         return self.shares.get((job, other, gpu_type, gpus), math.nan)
 
-    def _measured(self, job: JobClass, beside: _Beside, gpus: int) -> float:
-        gpu_type, other = beside
-        return self._share(job, beside, gpus) if (job, other, gpu_type, gpus) in self.met else math.nan
-
-    def _completed(self, known: Floats) -> Floats:
-        rank, regulariser = self.profile.rank, self.profile.regulariser
-        return np.clip(completed(known, rank=rank, regulariser=regulariser, offsets=Offsets.NONE), 0.0, 1.0)
-
-
-def _bounded(rate: float) -> float:
-    return 0.0 if rate < LEAST_RATE else min(rate, MOST_RATE)
-
 
 def _profiled(job: JobClass, truth: _Alone, profile: Profile) -> _Alone:
-    """What the profile of a newcomer shows of its speeds alone."""
+    """The speeds alone that the profile of a newcomer shows."""
     fastest = {gpu_type: max(map(max, counts.values())) for gpu_type, counts in truth.items()}
     return {gpu_type: truth[gpu_type] for gpu_type in profiled_types(job, fastest, profile)}
 
@@ -359,7 +355,7 @@ def _met(
 
 
 def _shares(table: Throughputs) -> dict[Pair, float]:
-    """What the first of a pair keeps of its speed alone, both ways round; none of a class that does not run there alone."""
+    """The part of its speed alone that the first of a pair keeps, for both orders of a pair, where it runs alone."""
     shares: dict[Pair, float] = {}
     for (one, other, gpu_type, gpus), rates in table.together().items():
         for pair, rate in zip(((one, other, gpu_type, gpus), (other, one, gpu_type, gpus)), rates, strict=True):
@@ -370,7 +366,7 @@ def _shares(table: Throughputs) -> dict[Pair, float]:
 
 
 def _columns(table: Throughputs) -> list[_Column]:
-    """Every type and count, at every locality that makes a difference somewhere in the table."""
+    """Every type and count of the table, at every locality that makes a difference anywhere in it."""
     places = {(on, gpus): row for types in table.alone().values() for on in types for gpus, row in types[on].items()}
     rows = [row for types in table.alone().values() for counts in types.values() for row in counts.values()]
     wider = [level for level in (Locality.RACK, Locality.CLUSTER) if any(row[level] != row[level - 1] for row in rows)]
@@ -378,8 +374,9 @@ def _columns(table: Throughputs) -> list[_Column]:
 
 
 def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profile: Profile) -> dict[str, dict[int, Row]]:
-    """Steps per second of the first of these jobs at every column that something known links it to."""
-    known = np.array([[_log_rate(job, *column) for column in columns] for job in jobs])
+    """Steps per second of the first of these jobs, at every column that a chain of known entries links it to."""
+    rates_of = [[job.get(on, {}).get(gpus, CANNOT_RUN)[level] for on, gpus, level in columns] for job in jobs]
+    known = np.array([[math.log(rate) if rate > 0 else math.nan for rate in row] for row in rates_of])
     rows, reached = _linked(~np.isnan(known))
     part = known[np.ix_(rows, reached)]
     logs = completed(part, rank=profile.rank, regulariser=profile.regulariser, offsets=Offsets.BOTH)[0]
@@ -388,11 +385,6 @@ def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profil
     for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
         found.setdefault(gpu_type, {}).setdefault(gpus, {})[level] = rate
     return {on: {gpus: _row(levels) for gpus, levels in counts.items()} for on, counts in found.items()}
-
-
-def _log_rate(job: _Alone, gpu_type: str, gpus: int, level: Locality) -> float:
-    rate = job.get(gpu_type, {}).get(gpus, CANNOT_RUN)[level]
-    return math.log(rate) if rate > 0 else math.nan
 
 
 def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -408,14 +400,14 @@ def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.boo
 
 
 def _row(levels: Mapping[Locality, float]) -> Row:
-    """All localities from those estimated; an estimate never says that a gang is faster for being spread."""
+    """All localities from those estimated; an estimate never makes a gang faster for being spread."""
     packed = levels.get(Locality.PACKED, max(levels.values()))
     rack = min(packed, levels.get(Locality.RACK, packed))
     return packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
 
 
 def _as_asked(believed: _Alone, truth: _Alone) -> _Alone:
-    """Of what is believed, that which the truth has too; what does not run is known not to."""
+    """The believed speeds that the truth has too; that something does not run is known."""
 
     def rows(gpu_type: str, counts: Mapping[int, Row]) -> Iterator[tuple[int, Row]]:
         for gpus, true in counts.items():
@@ -431,7 +423,7 @@ def _as_asked(believed: _Alone, truth: _Alone) -> _Alone:
 
 
 def _at_counts(believed: _Alone, measured: _Alone) -> _Alone:
-    """Of what is believed, the counts that were measured on some type, or else were measured there."""
+    """The believed speeds at counts that were measured on some type."""
     counts = {gpus for on in measured.values() for gpus in on}
     chosen = {on: {gpus: row for gpus, row in rows.items() if gpus in counts} for on, rows in believed.items()}
     return {gpu_type: rows for gpu_type, rows in chosen.items() if rows}
@@ -450,7 +442,7 @@ def _possible_pairs(rows: Mapping[JobClass, _Alone], newcomers: Collection[JobCl
 def _report(
     table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone], pairs: Mapping[Pair, _Rates]
 ) -> Report:
-    """Of these estimates of pairs, and of speeds alone where newcomers were not profiled."""
+    """Compare these estimates of pairs, and those of speeds alone where newcomers were not profiled, with the truth."""
     spelled = dict(zip(table.alone(), table.classes(), strict=True))
     alone, left_out = _errors_alone(table, believed, own)
     together = [error for pair, rates in pairs.items() for error in _errors_together(table, believed, pair, rates)]
@@ -461,7 +453,7 @@ def _report(
 
 
 def _errors_together(table: Throughputs, believed: Throughputs, pair: Pair, rates: _Rates) -> Iterator[float]:
-    """Of either job of a pair that fits, or is said to."""
+    """The errors for both jobs of a pair that fits, or is estimated to."""
     one, other, gpu_type, gpus = pair
     if max(*rates, *table.together()[pair]) == 0:
         return
@@ -472,7 +464,7 @@ def _errors_together(table: Throughputs, believed: Throughputs, pair: Pair, rate
 
 
 def _errors_alone(table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone]) -> tuple[list[float], int]:
-    """Relative errors of the speeds that were estimated, and how many could not be."""
+    """Relative errors of the speeds that were estimated, and the number of those that could not be."""
     errors: list[float] = []
     left_out = 0
     for job, (gpu_type, gpus, level) in product(own, _columns(table)):

@@ -1,12 +1,12 @@
-"""Low-rank matrix completion: what the gaps of a matrix would hold, were it the product of two thin ones.
+"""Low-rank matrix completion: fill the gaps of a matrix as if it were the product of two thin ones.
 
 A (rows × columns), known on a set K. Find a (rows), b (columns), U (rows × rank) and V (columns × rank):
 
     min  Σ_K (A_ij − a_i − b_j − U_i·V_j)²  +  regulariser · (‖U‖² + ‖V‖²)          with a = b = 0 for Offsets.NONE
 
-by alternating least squares: with b and V fixed every row is a small ridge regression of its own, and the other way round.
-It begins at the leading singular vectors of what is known, so the same matrix has the same answer and nothing is left to
-chance. All of it is the same on every machine (scheduler/model/arithmetic.py).
+by alternating least squares: with b and V fixed, each row is a small ridge regression of its own, and vice versa. It starts
+from the leading singular vectors of what is known, so that the same matrix always has the same answer, on every machine
+(model/arithmetic.py).
 """
 
 from dataclasses import dataclass
@@ -25,27 +25,27 @@ _FURTHEST = 2.0
 """No gap departs from the offsets by more than this many times what any known entry does: a row of which little is known
 would else be carried anywhere by a factor that happens to be small where the row is known."""
 _TURNS = 40
-"""Of the iteration towards the singular vectors that the factors start at."""
+"""Iterations towards the singular vectors that the factors start from."""
 _NONE = 1e-12
-"""Part of a vector that is left of it by rounding alone."""
+"""A remainder below this part of a vector is rounding."""
 _STILL = 1e-5
 """A sweep that moves no entry by more than this part of the largest is the last."""
 
 
 class Offsets(Enum):
-    """Whether every row and every column has a level of its own, as logarithms of speeds do; 1 if so."""
+    """Whether each row and each column has an offset of its own, as logarithms of speeds do; the value is 1 if so."""
 
     NONE = 0.0
     BOTH = 1.0
 
 
 def completed(known: Floats, *, rank: int, regulariser: float, offsets: Offsets) -> Floats:
-    """The matrix with its gaps (nan) filled in; what is known stays as it is, to the last bit."""
+    """The matrix with its gaps (nan) filled in. Known entries stay as they are, to the last bit."""
     mask = ~np.isnan(known)
     if mask.all() or not mask.any():
         return np.where(mask, known, 0.0)
     weights = mask.astype(np.float64)
-    # The factors start with what offsets cannot explain: else rows of very different levels would pass for structure.
+    # The factors only have to explain what offsets cannot; otherwise rows of very different levels would pass for structure.
     levels = _levels(np.where(mask, known, 0.0), weights) if offsets is Offsets.BOTH else np.zeros(known.shape)
     left = np.where(mask, known - levels, 0.0)
     columns = _start(left, min(rank, *known.shape))
@@ -72,10 +72,10 @@ def _levels(here: Floats, weights: Floats) -> Floats:
 
 
 def _start(left: Floats, rank: int) -> Floats:
-    """Of every column its offset, 0, then its factors: singular vectors times the roots of their values.
+    """By column: its offset, 0, then its factors, singular vectors times the roots of their values.
 
-    By orthogonal iteration from directions that have nothing to do with the matrix. Vectors of all but equal values may come
-    out mixed, which is as good a start: the objective does not change when factors are rotated.
+    Orthogonal iteration from fixed directions. Vectors of nearly equal values may come out mixed, which is as good a start:
+    the objective does not change when factors are rotated.
     """
     squares = np.einsum("ij,ik->jk", left, left)
     basis = _orthonormal(np.random.default_rng(0).random((rank, left.shape[1])) - 0.5)
@@ -86,10 +86,10 @@ def _start(left: Floats, rank: int) -> Floats:
 
 
 def _orthonormal(rows: Floats) -> Floats:
-    """Rows that span the same, at right angles and of length 1; one that the others span already becomes 0."""
+    """An orthonormal basis of the rows (Gram-Schmidt); a row that the ones before it span already becomes 0."""
     basis = np.zeros_like(rows)
     for at, row in enumerate(rows):
-        for _ in range(2):  # once leaves what rounding makes of it
+        for _ in range(2):  # the second time removes what rounding left
             row = row - np.einsum("r,rj->j", times(basis[:at], row), basis[:at])
         length = sqrt(dot(row, row))
         basis[at] = row / length if length > _NONE * sqrt(dot(rows[at], rows[at])) else 0.0
@@ -98,9 +98,9 @@ def _orthonormal(rows: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Fit:
-    """One ridge regression a row: the best offset and factors of every row, given those of the columns.
+    """One ridge regression per row: the best offset and factors of each row, given those of the columns.
 
-    Rows with gaps at the same places, of which there are many, have the same normal equations: solved once.
+    Many rows have their gaps in the same places, and then the same normal equations, which are solved once.
     """
 
     left: Floats
@@ -112,12 +112,12 @@ class _Fit:
 
     @classmethod
     def of(cls, left: Floats, weights: Floats, regulariser: float, offsets: Offsets) -> "_Fit":
-        """For the rows of this matrix."""
+        """The regressions for the rows of this matrix."""
         patterns, pattern = np.unique(weights, axis=0, return_inverse=True)
         return cls(left, weights, patterns, pattern.reshape(-1).astype(np.int64), regulariser, offsets)
 
     def given(self, columns: Floats) -> Floats:
-        """One row each: offset, then factors."""
+        """By row: its offset, then its factors."""
         design = np.column_stack([np.full(len(columns), self.offsets.value), columns[:, 1:]])
         penalty = np.diag([_OFFSETS_COST] + [self.regulariser] * (design.shape[1] - 1))
         normal = np.einsum("pj,jk,jl->pkl", self.patterns, design, design) + penalty
@@ -128,7 +128,7 @@ class _Fit:
 
 
 def nearest(row: Floats, references: Floats, chance: np.random.Generator) -> int:
-    """The reference row at the least cosine distance, the first of equals; a row of zeros has no direction: by chance."""
+    """The reference row at the least cosine distance, the first of equals; at random for a row of zeros."""
     length, lengths = sqrt(dot(row, row)), np.sqrt((references**2).sum(axis=1))
     if length == 0 or not lengths.any():
         return int(chance.integers(len(references)))

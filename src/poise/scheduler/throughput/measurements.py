@@ -1,10 +1,10 @@
-"""A throughput table as a value: who was measured on what, and how the gaps between measurements are read.
+"""A throughput table as a value: what was measured, and how questions between the measurements are answered.
 
-How a question that was not measured is answered (docs/reference/throughput-tables.md has examples):
+How `Throughputs` answers what was not measured (docs/reference/throughput-tables.md has examples):
 
 model        case, `-`, `_` and spaces do not matter: `ResNet-50` is `resnet50`
-batch size   the one asked for, else not known: nothing is guessed. A job that names none: the row that names none, else
-             the smallest batch size measured
+batch size   no guess: only the one asked for. A job that names none gets the row that names none, else the smallest
+             batch size measured
 GPUs         the count asked for; else the nearest smaller count, scaled linearly; else the nearest larger one, likewise
 locality     the level asked for; else the nearest narrower level given; else the nearest wider one. One GPU has none
 """
@@ -19,21 +19,21 @@ from typing import NamedTuple, Self
 from poise.scheduler.model.speed import Locality
 
 Row = tuple[float, float, float]
-"""Steps per second of a whole gang, one column a Locality. 0: cannot run."""
+"""Steps per second of a whole gang, one column per Locality. 0: cannot run."""
 
 CANNOT_RUN: Row = (0.0, 0.0, 0.0)
 _IGNORED = re.compile(r"[-_\s]+")
 
 
 class JobClass(NamedTuple):
-    """Jobs that are alike in speed. `batch_size` None: not said."""
+    """Jobs that are equally fast. `batch_size` None: not stated."""
 
     model: str
     batch_size: int | None = None
 
 
 class Alone(NamedTuple):
-    """A measurement: steps per second of a gang that has its GPUs for itself."""
+    """A measurement: steps per second of a gang that has its GPUs to itself."""
 
     job: JobClass
     gpu_type: str
@@ -60,12 +60,12 @@ SpeedsTogether = Mapping[tuple[JobClass, JobClass, str, int], tuple[float, float
 
 
 def same_model(name: str) -> str:
-    """The form in which two spellings of one model are equal."""
+    """The normal form of a model's name, in which all its spellings are equal."""
     return _IGNORED.sub("", name.lower())
 
 
 def same_class(job: JobClass) -> JobClass:
-    """The form in which two spellings of one class are equal."""
+    """A class with its model in normal form."""
     return JobClass(same_model(job.model), job.batch_size)
 
 
@@ -97,7 +97,7 @@ class Throughputs:
         together: Iterable[Together] = (),
         skews: Mapping[str, float] | None = None,
     ) -> Self:
-        """A table of these measurements; the first of two that answer the same question counts."""
+        """A table of these measurements. If two answer the same question, the first counts."""
         measurements = tuple(alone)
         return cls(
             name=name,
@@ -118,15 +118,15 @@ class Throughputs:
         return tuple(JobClass(self._spellings[job.model], job.batch_size) for job in self._rows)
 
     def alone(self) -> SpeedsAlone:
-        """Every speed alone that the table holds, in its order: classes as in `classes`."""
+        """All speeds alone, in the order of `classes`."""
         return self._rows
 
     def together(self) -> SpeedsTogether:
-        """Every pair that the table holds, in its order."""
+        """All speeds of pairs, in the order of the table."""
         return self._pairs
 
     def with_speeds(self, name: str, alone: SpeedsAlone, together: SpeedsTogether) -> Self:
-        """A table of this name with these speeds, of the same classes; all else stays as it is."""
+        """The same table with another name and other speeds of the same classes."""
         return replace(self, name=name, _rows=alone, _pairs=together)
 
     def knows(self, model: str, batch_size: int | None) -> bool:
@@ -134,7 +134,7 @@ class Throughputs:
         return self._find(model, batch_size) is not None
 
     def measures(self, model: str, batch_size: int | None, gpu_type: str) -> bool:
-        """Whether it was measured on this type, at whatever count; measured as 0 is measured."""
+        """Whether it was measured on this type, at any count; a measurement of 0 counts."""
         job = self._find(model, batch_size)
         return job is not None and gpu_type.lower() in self._rows[job]
 
@@ -149,7 +149,7 @@ class Throughputs:
         return _at(counts, gpus) if counts else CANNOT_RUN
 
     def pair(self, first: JobClass, second: JobClass, gpu_type: str, gpus: int) -> tuple[float, float] | None:
-        """Steps per second of either while both hold the same GPUs, packed; 0 if it does not fit, None if not measured.
+        """Steps per second of both while they hold the same GPUs, packed; 0 if they do not fit, None if not measured.
 
         Nothing is scaled: what two jobs do to each other on other counts is not known.
         """
@@ -161,7 +161,7 @@ class Throughputs:
         return rates[::-1] if rates is not None and is_swapped else rates
 
     def speedup(self, gpu_type: str) -> float | None:
-        """Speed relative to the reference type of a model that nobody measured; None if nothing links the two types.
+        """Typical speed of a type relative to the reference type; None if nothing links the two. For unmeasured models.
 
         The geometric mean over the models measured on both (1 GPU, packed); every model counts once, whatever the
         number of its batch sizes.
@@ -184,11 +184,11 @@ class Throughputs:
         return self._sizes.get(same_model(model))
 
     def with_sizes(self, sizes: Mapping[str, float]) -> Self:
-        """The same table, which knows how many bytes these models have."""
+        """The same table with the sizes of models, in bytes."""
         return replace(self, _sizes={same_model(model): size for model, size in sizes.items()})
 
     def flat(self) -> Self:
-        """The same table without any effect of locality: every level is as fast as packed."""
+        """The same table without effects of locality: every level is as fast as packed."""
         rows = {
             job: {
                 gpu_type: {gpus: (row[0], row[0], row[0]) for gpus, row in counts.items()}
@@ -199,7 +199,7 @@ class Throughputs:
         return replace(self, _rows=rows)
 
     def _find(self, model: str, batch_size: int | None) -> JobClass | None:
-        """The measured class that answers for this one."""
+        """The measured class that answers for this one; None if there is none."""
         job = JobClass(same_model(model), batch_size)
         if job in self._rows:
             return job
@@ -235,7 +235,7 @@ def _pairs(together: Iterable[Together]) -> SpeedsTogether:
 
 
 def _filled(given: Mapping[Locality, float], gpus: int) -> Row:
-    """All levels from those given. What is not known to slow a gang down is taken not to."""
+    """All levels from those given: a level that was not measured is as fast as the nearest narrower one, else wider."""
 
     def at(level: Locality) -> float:
         narrower = [each for each in given if each <= level]
@@ -246,7 +246,7 @@ def _filled(given: Mapping[Locality, float], gpus: int) -> Row:
 
 
 def _at(counts: Mapping[int, Row], gpus: int) -> Row:
-    """The row of this many GPUs, from the nearest smaller count measured, else from the nearest larger one."""
+    """The row for this many GPUs, from the nearest smaller count measured, else from the nearest larger one."""
     if gpus in counts:
         return counts[gpus]
     measured = max((count for count in counts if count < gpus), default=min(counts))

@@ -1,15 +1,13 @@
-"""A throughput table bound to a cluster: how fast the jobs of a trace are on the GPU types that are there.
+"""A throughput table bound to a cluster: how fast jobs are on the GPU types of that cluster.
 
-A job whose model the table knows has the table's rates. On a type where that model was not measured it has its
-reference rate times the type's relative speed. A job whose model the table does not know is as fast as its duration
-says: 1 step a second on the reference type (steps ÷ duration, if it states both), times the type's relative speed,
-wherever its GPUs are.
+A job whose model the table knows has the table's rates; on a type where that model was not measured, its reference rate
+times the type's relative speed. A job whose model the table does not know is as fast as its duration says: 1 step per second
+on the reference type (steps ÷ duration, if it states both), times the type's relative speed, wherever its GPUs are.
 
 The relative speed of a type is the table's `speedup`, else the cluster's own figure, else 1 for the generic type `gpu`.
 
-A job whose steps divide into K micro-batches (`scheduler/model/micro_batches.py`) is measured as a gang of g GPUs, each
-of which computes
-ceil(K/g) of them in turn; its speed on any other GPUs follows from that:
+A job whose steps divide into K micro-batches (`model/micro_batches.py`) is measured as a gang of g GPUs, each of which
+computes ceil(K/g) of them in turn. Its speed on any other GPUs follows from that:
 
     step of the gang on type j   1/r_j = ceil(K/g)·t_j + s      t_j: seconds of a task;  s: the job's `sync`
     further apart                the synchronisation takes longer by as much as the gang's whole step does
@@ -29,28 +27,35 @@ from poise.scheduler.model.speed import Estimate, Locality, Rates
 from poise.scheduler.throughput.measurements import CANNOT_RUN, JobClass, Row, Throughputs, same_model
 
 TIMED = "~"
-"""Ends the kind of jobs whose work is counted in seconds on the reference type, though the table knows their steps."""
+"""Suffix of kinds whose work is counted in seconds on the reference type although the table knows their steps."""
 
 MOST_RATE = 1e100
-"""Steps per second beyond which a duration is a slip of the pen."""
+"""Steps per second at most: a duration that gives more is a typing error."""
 
 GENERIC = "gpu"
 """The GPU type of traces and clusters that name none."""
 
 
 class Speeds:
-    """What is believed, or true, of the speed of jobs on this cluster. Estimates are made once a kind of job."""
+    """The speeds of jobs on one cluster, believed or true. Estimates are made once per kind of job and kept."""
 
     def __init__(self, table: Throughputs, cluster: Cluster) -> None:
         self._table = table
         self._types = tuple(gpu_type.lower() for gpu_type in cluster.gpu_types)
-        self._stated = {gpu_type.lower(): _checked(gpu_type, speed) for gpu_type, speed in cluster.speeds.items()}
+        for gpu_type, speed in cluster.speeds.items():
+            if not (math.isfinite(speed) and speed > 0):
+                raise ThroughputError(f"speed of GPU type {gpu_type!r}: expected a finite number above 0, got {speed!r}")
+        self._stated = {gpu_type.lower(): speed for gpu_type, speed in cluster.speeds.items()}
         self._named = {*table.gpu_types, *self._stated}
         for gpu_type in self._types:
             if gpu_type not in self._named and gpu_type != GENERIC:
                 otherwise = "(another type needs a cluster file that states its speed)"
                 raise UnknownNameError("GPU type", gpu_type, {*self._named, GENERIC}, otherwise)
-        self._relative = {gpu_type: self._relative_speed(gpu_type) for gpu_type in (*table.gpu_types, *self._types)}
+        self._relative: dict[str, float | None] = {}
+        for gpu_type in (*table.gpu_types, *self._types):
+            speedup = table.speedup(gpu_type)
+            stated = self._stated.get(gpu_type, 1.0 if gpu_type == GENERIC else None)
+            self._relative[gpu_type] = stated if speedup is None else speedup
         self._gpus = tuple(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
         self._most_gpus = max(self._gpus)
         self._known: dict[tuple[str | None, int | None], bool] = {}
@@ -59,7 +64,7 @@ class Speeds:
         self._by_duration: dict[tuple[object, ...], tuple[str, Estimate]] = {}
 
     def kind(self, job: Job) -> str:
-        """A stable name of the model, batch size, gang, tasks and types allowed: jobs of one kind share an Estimate.
+        """A stable name made of model, batch size, gang, tasks and allowed types. Jobs of one kind share an Estimate.
 
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
@@ -72,12 +77,24 @@ class Speeds:
         return kind
 
     def estimate(self, job: Job) -> Estimate:
-        """Steps per second of the whole gang, one row a type of the cluster; 0 on types that the job rules out."""
+        """Steps per second of the whole gang, one row per type of the cluster; 0 on types that the job rules out."""
         kind = self.kind(job)
-        estimate = self._estimates.get(kind)
-        if estimate is None:
-            estimate = self._estimates[kind] = self._estimated(job)
-        return estimate
+        if kind not in self._estimates:
+            self._estimates[kind] = self._estimated(job)
+        return self._estimates[kind]
+
+    def _estimated(self, job: Job) -> Estimate:
+        skew = None if job.model is None else self._table.skew(job.model)
+        rates = self._rates(job, job.gpus)
+        if job.micro_batches is not None:
+            tasks = self._tasks(job, job.micro_batches, rates)
+            # Every number of GPUs of one type that makes a round shorter is worth having.
+            numbers = [gpus for gpus in _worthwhile(tasks.count, self._most_of_use(rates)) if gpus != tasks.gang]
+            others = tuple((gpus, _of_one_type(tasks, gpus)) for gpus in numbers)
+            return Estimate(_of_one_type(tasks, tasks.gang), skew, others, tasks)
+        least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
+        numbers = [gpus for gpus in range(least, most + 1) if gpus != job.gpus]
+        return Estimate(rates, skew, tuple((gpus, self._rates(job, gpus)) for gpus in numbers))
 
     def pair(self, one: Job, other: Job) -> tuple[tuple[float, float], ...]:
         """Steps per second of two jobs of equal gang on the same GPUs, by type of the cluster; 0 where nothing is known.
@@ -100,7 +117,7 @@ class Speeds:
         return tuple(pairs)
 
     def _unit(self, job: Job) -> float:
-        """Steps of the table that are one step of the job's work: a second's worth, if it is stated as a duration."""
+        """Steps of the table in one step of the job's work: one second's worth if the work is stated as a duration."""
         return (self._duration_row(job)[Locality.PACKED] or 1.0) if self._is_timed(job) else 1.0
 
     def steps(self, job: Job) -> float:
@@ -113,7 +130,7 @@ class Speeds:
         return float(job.steps if job.steps is not None else job.duration or 0.0)
 
     def resolve(self, job: Job) -> tuple[str, Estimate, float]:
-        """Kind, estimate and work of a job at once; jobs that state a duration and nothing else cost one look-up."""
+        """Kind, estimate and work of a job. Fast for jobs that state only a duration: one look-up."""
         if job.steps is not None or job.duration is None:
             return self.kind(job), self.estimate(job), self.steps(job)
         key = (
@@ -126,25 +143,16 @@ class Speeds:
         return kind, estimate, float(job.duration)
 
     def _is_timed(self, job: Job) -> bool:
-        """The table knows the job's model, but its work is stated as a duration."""
+        """Whether the table knows the job's model, but its work is stated as a duration."""
         return job.steps is None and job.duration is not None and self.knows(job)
 
     def knows(self, job: Job) -> bool:
-        """The table knows the job's model, with its batch size."""
+        """Whether the table knows the job's model with its batch size."""
         key = (job.model, job.batch_size)
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = job.model is not None and self._table.knows(job.model, job.batch_size)
         return known
-
-    def _estimated(self, job: Job) -> Estimate:
-        skew = None if job.model is None else self._table.skew(job.model)
-        rates = self._rates(job, job.gpus)
-        if job.micro_batches is not None:
-            return _divided(self._tasks(job, job.micro_batches, rates), self._most_of_use(rates), skew)
-        least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
-        bounded = (gpus for gpus in range(least, most + 1) if gpus != job.gpus)
-        return Estimate(rates, skew, tuple((gpus, self._rates(job, gpus)) for gpus in bounded))
 
     def _most_of_use(self, rates: Rates) -> int:
         """The most GPUs of one type on which these rates are above 0."""
@@ -152,10 +160,10 @@ class Speeds:
         return max(able, default=self._most_gpus)
 
     def _tasks(self, job: Job, count: int, gang: Rates) -> Tasks:
-        """So many tasks a step, which together take the job's gang as long as these rates say.
+        """The tasks of a step that together take the job's gang as long as these rates say.
 
-        A step of work may be several of the table's, or a part of one; `sync` is of one of the table's. Policies that think
-        in gangs ask for as many GPUs as the job's gang needs, and for no more than there are of one type.
+        A step of work may be several of the table's, or a part of one; `sync` refers to one of the table's. Gang-scheduling
+        policies ask for as many GPUs as the job's gang needs, but no more than there are of one type.
         """
         unit = self._unit(job)
         sync = job.sync * unit
@@ -165,13 +173,19 @@ class Speeds:
             step = _seconds(row[Locality.PACKED])
             is_able = math.isfinite(step)
             if is_able and sync >= step:
-                raise ThroughputError(_too_slow(job, gpu_type, step / unit))
+                raise ThroughputError(
+                    f"job {job.id!r}: sync: a step takes {step / unit:.6g} s on {gpu_type!r}, of which {job.sync:.6g} s of"
+                    f" synchronisation leave none to compute; give less, or leave {gpu_type!r} out of its gpu_types"
+                )
             seconds.append((step - sync) / in_turn if is_able else 0.0)
-            syncs.append(_synced(row, step, sync) if is_able else CANNOT_RUN)
-        return Tasks(count, tuple(seconds), tuple(syncs), _as_fast(count, min(job.gpus, self._most_of_use(gang))))
+            packed, rack, cluster = (sync + max(0.0, _seconds(rate) - step) for rate in row)
+            syncs.append((packed, rack, cluster) if is_able else CANNOT_RUN)
+        # The fewest GPUs on which a round takes no longer than on the gang, if all are equally fast.
+        fewest = -(-count // _in_turn(count, min(job.gpus, self._most_of_use(gang))))
+        return Tasks(count, tuple(seconds), tuple(syncs), fewest)
 
     def _rates(self, job: Job, gpus: int) -> Rates:
-        """With so many GPUs; work is counted as it is with the gang that the job asks for."""
+        """Rates with this number of GPUs, in steps as they are counted for the gang that the job asks for."""
         allowed = {gpu_type.lower() for gpu_type in job.gpu_types} or set(self._types)
         with_them = job if gpus == job.gpus else replace(job, gpus=gpus)
         if self.knows(job):
@@ -186,10 +200,7 @@ class Speeds:
         return rates
 
     def _stated_by_owner(self, job: Job, gpu_type: str, scale: float) -> Row:
-        """Rates of a job that the table does not know: nothing is known of what distance does to it, either,
-
-        and with other numbers of GPUs than it asks for it is taken to be faster or slower in proportion.
-        """
+        """Rates of a job that the table does not know: the same at any distance, and proportional to the number of GPUs."""
         own = _own_rate(self._table, job) * scale
         return _scaled((own, own, own), self._relative[gpu_type])
 
@@ -205,22 +216,18 @@ class Speeds:
     def _duration_row(self, job: Job) -> Row:
         """The rates that a duration refers to: on the reference type; if the job cannot run there, on its fastest."""
         reference = self._reference_row(job)
-        return self._row(job, self._fastest(job)) if reference is None or self._is_refused(job) else reference
+        was_tried = self._table.measures(job.model or "", job.batch_size, self._table.reference)
+        does_not_run = was_tried and self._row(job, self._table.reference)[Locality.PACKED] == 0
+        return self._row(job, self._fastest(job)) if reference is None or does_not_run else reference
 
     def _reference_row(self, job: Job) -> Row | None:
-        """Rates on the reference type: measured, or derived from the fastest type measured; None if neither can be."""
+        """Rates on the reference type: measured, or derived from the fastest type measured; None if neither is possible."""
         row = self._row(job, self._table.reference)
         if row[Locality.PACKED] > 0:
             return row
         fastest = self._fastest(job)
         relative = self._relative[fastest]
         return _scaled(self._row(job, fastest), 1 / relative) if relative else None
-
-    def _is_refused(self, job: Job) -> bool:
-        """Whether the job was tried on the reference type and does not run there."""
-        reference = self._table.reference
-        was_tried = self._table.measures(job.model or "", job.batch_size, reference)
-        return was_tried and self._row(job, reference)[Locality.PACKED] == 0
 
     def _fastest(self, job: Job) -> str:
         """The type on which this gang was measured to be fastest, packed; the first of equals."""
@@ -229,18 +236,6 @@ class Speeds:
     def _row(self, job: Job, gpu_type: str) -> Row:
         return self._table.row(job.model or "", job.batch_size, gpu_type, job.gpus)
 
-    def _relative_speed(self, gpu_type: str) -> float | None:
-        speedup = self._table.speedup(gpu_type)
-        if speedup is None:
-            speedup = self._stated.get(gpu_type, 1.0 if gpu_type == GENERIC else None)
-        return speedup
-
-
-def _checked(gpu_type: str, speed: float) -> float:
-    if not (math.isfinite(speed) and speed > 0):
-        raise ThroughputError(f"speed of GPU type {gpu_type!r}: expected a finite number above 0, got {speed!r}")
-    return speed
-
 
 def _scaled(row: Row, factor: float | None) -> Row:
     packed, rack, cluster = row
@@ -248,35 +243,17 @@ def _scaled(row: Row, factor: float | None) -> Row:
 
 
 def _seconds(rate: float) -> float:
-    """Of a step, at so many a second; infinite where it cannot run."""
+    """Seconds per step at this rate; infinite where it cannot run."""
     return 1.0 / rate if rate > 0 else math.inf
 
 
-def _synced(row: Row, step: float, sync: float) -> Row:
-    """Seconds of synchronisation by locality, of a gang whose step takes so long packed; infinite where it cannot run."""
-    packed, rack, cluster = (sync + max(0.0, _seconds(rate) - step) for rate in row)
-    return packed, rack, cluster
-
-
-def _divided(tasks: Tasks, most: int, skew: float | None) -> Estimate:
-    """Of a job of such tasks, with every number of GPUs of one type up to `most` that is worth having."""
-    others = (gpus for gpus in _worthwhile(tasks.count, most) if gpus != tasks.gang)
-    with_others = tuple((gpus, _of_one_type(tasks, gpus)) for gpus in others)
-    return Estimate(_of_one_type(tasks, tasks.gang), skew, with_others, tasks)
-
-
 def _in_turn(count: int, gpus: int) -> int:
-    """How many of so many tasks the busiest of these GPUs computes, if all are equally fast."""
+    """Tasks that the busiest of these GPUs computes, if all are equally fast."""
     return -(-count // gpus)
 
 
-def _as_fast(count: int, gpus: int) -> int:
-    """The fewest GPUs on which so many tasks take no longer than on these, if all are equally fast."""
-    return -(-count // _in_turn(count, gpus))
-
-
 def _worthwhile(count: int, most: int) -> Iterator[int]:
-    """The numbers of GPUs of one type, up to `most`, with which a round of so many tasks is shorter than with one fewer."""
+    """The numbers of GPUs of one type, up to `most`, with which a round of `count` tasks is shorter than with one fewer."""
     gpus = 1
     while gpus <= most:
         yield gpus
@@ -287,7 +264,7 @@ def _worthwhile(count: int, most: int) -> Iterator[int]:
 
 
 def _of_one_type(tasks: Tasks, gpus: int) -> Rates:
-    """Steps per second with so many GPUs, by their type: what `Estimate.on` says, to the last bit; one GPU is packed."""
+    """Steps per second with this number of GPUs, by type: what `Estimate.on` says, to the last bit. One GPU is packed."""
     in_turn = _in_turn(tasks.count, gpus)
     rates = []
     for each, sync in zip(tasks.seconds, tasks.sync, strict=True):
@@ -296,35 +273,25 @@ def _of_one_type(tasks: Tasks, gpus: int) -> Rates:
     return tuple(rates)
 
 
-def _too_slow(job: Job, gpu_type: str, step: float) -> str:
-    return (
-        f"job {job.id!r}: sync: a step takes {step:.6g} s on {gpu_type!r}, of which {job.sync:.6g} s of synchronisation"
-        f" leave none to compute; give less, or leave {gpu_type!r} out of its gpu_types"
-    )
-
-
 def _own_rate(table: Throughputs, job: Job) -> float:
-    """Steps per second on the reference type of a job that only its own statements tell about."""
+    """Steps per second on the reference type of a job that the table does not know, from its own steps and duration."""
     if job.steps is None:
         return 1.0
     if job.duration is None:
-        raise ThroughputError(_unknown(table, job))
+        if job.model is None:
+            raise ThroughputError(
+                f"job {job.id!r} states its work in steps but names no model; name one, or give the job's duration"
+            )
+        batch = "" if job.batch_size is None else f" at batch size {job.batch_size}"
+        raise ThroughputError(
+            f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"
+            f"{_near(table, job.model)}; give a table that has it (--throughputs FILE), or the job's duration"
+        )
     return min(job.steps / job.duration, MOST_RATE) if job.steps and job.duration else 1.0
 
 
-def _unknown(table: Throughputs, job: Job) -> str:
-    remedy = "give a table that has it (--throughputs FILE), or the job's duration"
-    if job.model is None:
-        return f"job {job.id!r} states its work in steps but names no model; name one, or give the job's duration"
-    batch = "" if job.batch_size is None else f" at batch size {job.batch_size}"
-    return (
-        f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"
-        f"{_near(table, job.model)}; {remedy}"
-    )
-
-
 def _near(table: Throughputs, model: str) -> str:
-    """What the table knows that may have been meant."""
+    """Batch sizes or models of the table that may have been meant."""
     names = {same_model(name): name for name in table.models()}
     sizes = [each.batch_size for each in table.classes() if same_model(each.model) == same_model(model)]
     if sizes:
@@ -334,10 +301,10 @@ def _near(table: Throughputs, model: str) -> str:
 
 
 def _name(job: Job, own: float | None) -> str:
-    """`resnet50/b16/x4`; `x4[1-8]` if other numbers of GPUs will do; `x4/k8/s0.5` if a step divides into 8 tasks and takes
+    """The name of a kind, e.g. `resnet50/b16/x4`. Different kinds have different names, because user input is quoted.
 
-    0.5 s of synchronisation; `@p100+v100` if types are ruled out; `*2.5` if the job states its own steps per second.
-    Different keys give different names: whatever comes from outside is quoted.
+    `x4[1-8]` if it can run on 1 to 8 GPUs; `x4/k8/s0.5` if a step divides into 8 tasks with 0.5 s of synchronisation;
+    `@p100+v100` if it may only run on these types; `*2.5` if the job states its own steps per second.
     """
     model = "-" if job.model is None else quote(same_model(job.model), safe="")
     batch = "" if job.batch_size is None else f"/b{job.batch_size}"

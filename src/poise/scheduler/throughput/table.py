@@ -1,7 +1,10 @@
-"""Throughput tables in files: our CSV, and by content Gavel's JSON; the table that Poise ships.
+"""Throughput tables in files: Poise's CSV, Gavel's JSON (told apart by content), and the table that Poise ships.
 
-A table of ours names its reference GPU type in a comment above the header, `# reference: v100`. A row is a job alone,
-or, with the `with_*` columns filled in, two jobs on the same GPUs. docs/reference/throughput-tables.md is the format.
+A CSV table names its reference GPU type in a comment above the header, `# reference: v100`. A row is a job alone or, with
+the `with_*` columns filled in, two jobs on the same GPUs. docs/reference/throughput-tables.md describes the format.
+
+Every error names file, line and field, and what was expected there. Read in three parts: `Line`, the
+cells of one line of CSV with their place; Gavel's tables; tables of ours.
 """
 
 import csv
@@ -9,7 +12,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -20,7 +23,7 @@ from poise.scheduler.model.errors import ThroughputError, Where
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together, same_model
 
-# Lines of a small CSV file, each with its place, so that a wrong cell is refused by file, line and field.
+__all__ = ["JobClass", "Throughputs", "read_throughputs", "shipped"]
 
 LEAST_RATE, MOST_RATE = 1e-9, 1e15
 MOST_GPUS = 1_000_000
@@ -29,19 +32,19 @@ _LEVELS = {level.name.lower(): level for level in Locality}
 
 
 def is_rate(rate: float) -> bool:
-    """Whether a speed can be meant: 0 or within bounds that no product of ours overflows."""
+    """Whether this can be a speed: 0, or within bounds so that products do not overflow."""
     return rate == 0 or LEAST_RATE <= rate <= MOST_RATE
 
 
 def shown(value: object) -> str:
-    """What stands there, on one line and not too long to read."""
+    """A value for an error message: on one line, and not too long to read."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The cells of one line, by column; a column that the file does not have reads as empty."""
+    """The cells of one line of CSV, by column. A column that the file does not have reads as empty."""
 
     file: str
     number: int
@@ -52,7 +55,7 @@ class Line:
         return self.cells.get(column, "")
 
     def refuse(self, column: str, expected: str) -> NoReturn:
-        """Raise the error that names this cell and what it should have held."""
+        """Raise the error that names this cell and what was expected in it."""
         got = shown(self.text(column)) if self.text(column) else "nothing"
         raise ThroughputError(f"{Where(self.file, self.number, column)}: expected {expected}, got {got}")
 
@@ -72,7 +75,7 @@ class Line:
         return number
 
     def rate(self, column: str) -> float:
-        """Steps per second."""
+        """Steps per second, >= 0."""
         rate = self._float(column)
         if not is_rate(rate):
             self.refuse(column, f"steps per second: {RATE}")
@@ -95,7 +98,9 @@ class Line:
 
 def lines(text: str, file: str, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Line]:
     """The lines below the header. Comments (`#`) and empty lines are skipped; columns may come in any order."""
-    reader = csv.reader(_without_comments(io.StringIO(text, newline="")), strict=True)
+    # Comments become empty lines, so that the lines after them keep their numbers.
+    source = ("\n" if line.startswith("#") else line for line in io.StringIO(text, newline=""))
+    reader = csv.reader(source, strict=True)
     header: list[str] | None = None
     try:
         for cells in reader:
@@ -115,11 +120,6 @@ def lines(text: str, file: str, required: Sequence[str], optional: Sequence[str]
         raise ThroughputError(f"{Where(file)}: expected a header {','.join(required)}, got an empty file")
 
 
-def _without_comments(source: Iterable[str]) -> Iterator[str]:
-    """Comments become empty lines, so that the lines after them keep their numbers."""
-    return ("\n" if line.startswith("#") else line for line in source)
-
-
 def _header(names: list[str], where: Where, required: Sequence[str], optional: Sequence[str]) -> list[str]:
     header = [name.lower() for name in names]
     missing = [name for name in required if name not in header]
@@ -133,13 +133,14 @@ def _header(names: list[str], where: Where, required: Sequence[str], optional: S
     return header
 
 
-# Reader of Gavel's throughput tables (JSON), with the pairs.
+# Gavel's JSON
 #
 # `{type: {"('Model (batch size N)', gang)": {"null": steps/s alone, "('Other', gang)": [mine, the other's], …}}}`
 #
-# A type `T_unconsolidated` holds what type T does when the gang is spread over more nodes than it needs; the table does
-# not say how far, so the value holds within a rack and across racks. 0 means "does not fit, or was not measured": such a
-# job does not run there. Pairs of unequal gangs and pairs of spread gangs have no place in our tables and are left out.
+# A type `T_unconsolidated` holds the speeds on type T of gangs that are spread over more nodes than they need. The table
+# does not say how far, so the value is used both within a rack and across racks. 0 means "does not fit, or was not
+# measured": such a job does not run there. Pairs of unequal gangs, and of spread gangs, have no place in our tables and are
+# left out.
 
 _GAVEL_REFERENCE = "v100"
 _SPREAD = "_unconsolidated"
@@ -152,45 +153,35 @@ class _Gang(NamedTuple):
 
 
 def parse_gavel(text: str, file: str, skews: Mapping[str, float]) -> Throughputs:
-    """The table in this text. Its reference is v100, or where there is none the first type of the file."""
-    types = _object(_loaded(text, file), Where(file), "GPU types")
-    alone: list[Alone] = []
-    together: list[Together] = []
-    for gpu_type, classes in types.items():
-        for each in _measurements(gpu_type, classes, file):
-            if isinstance(each, Alone):
-                alone.append(each)
-            else:
-                together.append(each)
-    if not alone:
-        raise ThroughputError(f"{Where(file)}: expected the speed of at least one job alone (`null`), got none")
-    measured = {each.gpu_type for each in alone}
-    reference = _GAVEL_REFERENCE if _GAVEL_REFERENCE in measured else alone[0].gpu_type
-    return Throughputs.of(Path(file).name, reference, alone, together, skews)
-
-
-def _loaded(text: str, file: str) -> object:
+    """Read Gavel's JSON. The reference is v100, or the first type of the file if it has no v100."""
     try:
         loaded: object = json.loads(text)
     except json.JSONDecodeError as error:
         raise ThroughputError(f"{Where(file, error.lineno)}: expected JSON as Gavel writes it: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise ThroughputError(f"{Where(file)}: expected JSON as Gavel writes it: {shown(str(error))}") from None
-    return loaded
-
-
-def _measurements(gpu_type: str, classes: object, file: str) -> Iterator[Alone | Together]:
-    where = Where(file, field=gpu_type)
-    name = gpu_type.removesuffix(_SPREAD).lower()
-    locality = Locality.PACKED if gpu_type == gpu_type.removesuffix(_SPREAD) else Locality.RACK
-    for key, speeds in _object(classes, where, "job classes").items():
-        gang = _gang(key, where)
-        place = Where(file, field=f"{gpu_type} {key}")
-        for other_key, value in _object(speeds, place, "speeds").items():
-            if other_key == "null":
-                yield Alone(gang.job, name, gang.gpus, locality, _rate(value, place))
-            elif locality is Locality.PACKED and (other := _gang(other_key, place)).gpus == gang.gpus:
-                yield Together(gang.job, other.job, name, gang.gpus, _rates(value, place))
+    alone: list[Alone] = []
+    together: list[Together] = []
+    for gpu_type, classes in _object(loaded, Where(file), "GPU types").items():
+        where = Where(file, field=gpu_type)
+        name = gpu_type.removesuffix(_SPREAD).lower()
+        locality = Locality.PACKED if gpu_type == gpu_type.removesuffix(_SPREAD) else Locality.RACK
+        for key, speeds in _object(classes, where, "job classes").items():
+            job, gpus = _gang(key, where)
+            place = Where(file, field=f"{gpu_type} {key}")
+            for other_key, value in _object(speeds, place, "speeds").items():
+                if other_key == "null":
+                    alone.append(Alone(job, name, gpus, locality, _rate(value, place)))
+                elif locality is Locality.PACKED and (other := _gang(other_key, place)).gpus == gpus:
+                    if not isinstance(value, list) or len(value) != 2:
+                        raise ThroughputError(f"{place}: expected two speeds of a pair, got {shown(value)}")
+                    rates = _rate(value[0], place), _rate(value[1], place)
+                    together.append(Together(job, other.job, name, gpus, rates))
+    if not alone:
+        raise ThroughputError(f"{Where(file)}: expected the speed of at least one job alone (`null`), got none")
+    measured = {each.gpu_type for each in alone}
+    reference = _GAVEL_REFERENCE if _GAVEL_REFERENCE in measured else alone[0].gpu_type
+    return Throughputs.of(Path(file).name, reference, alone, together, skews)
 
 
 def _object(value: object, where: Where, of: str) -> dict[str, object]:
@@ -208,18 +199,12 @@ def _gang(key: str, where: Where) -> _Gang:
 
 @lru_cache(maxsize=1024)
 def _parsed(key: str) -> _Gang | None:
-    """The class and gang that a key names. Few keys recur thousands of times."""
+    """The class and gang that a key names; None if it names none. Few keys recur thousands of times, hence the cache."""
     found = _KEY.fullmatch(key)
     if found is None or not same_model(found["model"]):
         return None
     gpus, batch_size = int(found["gpus"]), int(found["batch"]) if found["batch"] else None
     return _Gang(JobClass(found["model"], batch_size), gpus) if 1 <= gpus <= MOST_GPUS and batch_size != 0 else None
-
-
-def _rates(value: object, where: Where) -> tuple[float, float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ThroughputError(f"{where}: expected two speeds of a pair, got {shown(value)}")
-    return _rate(value[0], where), _rate(value[1], where)
 
 
 def _rate(value: object, where: Where) -> float:
@@ -229,7 +214,7 @@ def _rate(value: object, where: Where) -> float:
     return abs(float(number))
 
 
-__all__ = ["JobClass", "Throughputs", "read_throughputs", "shipped"]
+# Tables of ours, and the shipped one
 
 MOST_BYTES = 32 * 1024 * 1024
 _REQUIRED = ("model", "batch_size", "gpu_type", "gpus", "locality", "steps_per_second")
@@ -243,13 +228,13 @@ _GPU_TYPE = re.compile(r"[a-z][\w.-]*", re.ASCII)
 
 @cache
 def shipped() -> Throughputs:
-    """The table that comes with Poise; every row says where its number is from. Reference: v100."""
+    """The table that comes with Poise. Every row says where its number is from; the reference type is v100."""
     data = files("poise.scheduler.throughput") / "data" / "throughputs.csv"
     return _parse(data.read_text(encoding="utf-8"), "throughputs.csv", "shipped")
 
 
 def read_throughputs(path: str | Path) -> Throughputs:
-    """A table from a file of ours or of Gavel's, told apart by content. Raises ThroughputError, in one line."""
+    """Read a table from a file of ours or of Gavel's. Raises ThroughputError for anything else."""
     text = _text(path)
     if text.lstrip().startswith("{"):
         return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
@@ -276,10 +261,26 @@ def _text(path: str | Path) -> str:
 
 def _parse(text: str, file: str, name: str) -> Throughputs:
     reference = _reference(text, file)
+    alone: list[Alone] = []
+    together: list[Together] = []
     rows = list(lines(text, file, _REQUIRED, _OPTIONAL))
-    alone = [_alone(line) for line in rows if not line.text("with_model")]
-    together = [_together(line) for line in rows if line.text("with_model")]
-    _refuse_duplicates(rows)
+    for line in rows:
+        if line.text("with_model"):
+            together.append(_together(line))
+        else:
+            alone.append(_alone(line))
+    # Two rows that answer one question are a mistake of the author, even if they agree. Pairs have no order.
+    seen: dict[tuple[object, ...], int] = {}
+    for line in rows:
+        jobs = [
+            (same_model(line.text(f"{prefix}model")), line.text(f"{prefix}batch_size").lstrip("0"))
+            for prefix in ("", "with_")
+            if line.text(f"{prefix}model")
+        ]
+        question = (*sorted(jobs), _gpu_type(line), line.count("gpus"), line.locality("locality"))
+        earlier = seen.setdefault(question, line.number)
+        if earlier != line.number:
+            line.refuse("model", f"one row per measurement (line {earlier} has this one already)")
     if not alone:
         raise ThroughputError(f"{Where(file)}: expected at least one row of a job alone, got none")
     table = Throughputs.of(name, reference, alone, together, _skews()).with_sizes(_sizes())
@@ -290,7 +291,7 @@ def _parse(text: str, file: str, name: str) -> Throughputs:
 
 
 def _reference(text: str, file: str) -> str:
-    """The type named by the comments above the header."""
+    """The reference type, which a comment above the header names."""
     got = "nothing"
     for number, line in enumerate(io.StringIO(text), start=1):
         found = _REFERENCE.fullmatch(line)
@@ -334,35 +335,16 @@ def _gpu_type(line: Line) -> str:
     return gpu_type
 
 
-def _refuse_duplicates(rows: Iterable[Line]) -> None:
-    """Two rows of one question are a mistake of whoever wrote the table, even if they agree."""
-    seen: dict[tuple[object, ...], int] = {}
-    for line in rows:
-        earlier = seen.setdefault(_question(line), line.number)
-        if earlier != line.number:
-            line.refuse("model", f"one row a measurement (line {earlier} has this one already)")
-
-
-def _question(line: Line) -> tuple[object, ...]:
-    """What a row answers; the same for a pair and the pair turned round."""
-    jobs = [
-        (same_model(line.text(f"{prefix}model")), line.text(f"{prefix}batch_size").lstrip("0"))
-        for prefix in ("", "with_")
-        if line.text(f"{prefix}model")
-    ]
-    return (*sorted(jobs), _gpu_type(line), line.count("gpus"), line.locality("locality"))
-
-
 @cache
 def _models() -> tuple[Line, ...]:
-    """The models whose architecture is public."""
+    """The shipped table of models whose architecture is public."""
     text = (files("poise.scheduler.throughput") / "data" / "models.csv").read_text(encoding="utf-8")
     return tuple(lines(text, "models.csv", _MODEL_COLUMNS))
 
 
 @cache
 def _skews() -> dict[str, float]:
-    """Largest tensor ÷ model."""
+    """Size of the largest tensor ÷ size of the model, by model."""
     return {
         line.text("model"): line.number_above_zero("largest_tensor_mb") / line.number_above_zero("size_mb")
         for line in _models()
@@ -371,5 +353,5 @@ def _skews() -> dict[str, float]:
 
 @cache
 def _sizes() -> dict[str, float]:
-    """Bytes of the model's parameters."""
+    """Bytes of parameters, by model."""
     return {line.text("model"): line.number_above_zero("size_mb") * _MB for line in _models()}
