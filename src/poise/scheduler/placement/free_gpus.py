@@ -1,4 +1,4 @@
-"""Which GPUs are free, kept so that a place is found without looking at every node."""
+"""Which GPUs are free, indexed so that a place is found without looking at every node."""
 
 from poise.scheduler.model.cluster import Holding
 from poise.scheduler.model.errors import InvariantError
@@ -6,11 +6,12 @@ from poise.scheduler.model.topology import Topology
 
 
 class FreeGpus:
-    """Free GPUs of live nodes.
+    """Free GPUs of live nodes. The four tables are kept consistent with each other by `_change`.
 
-    idle[t]        how many GPUs of type t are free
-    masks[n]       free slots of node n
-    levels[t][f]   nodes of type t with exactly f free GPUs, as a bit mask of nodes
+    idle[t]        number of free GPUs of type t
+    masks[n]       free slots of node n as a bit mask; 0 for a lost node
+    alive[n]       False while node n is lost
+    levels[t][f]   live nodes of type t with exactly f free GPUs, as a bit mask of node indices
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -39,24 +40,25 @@ class FreeGpus:
                 self._change(node, self.masks[node] | mask)
 
     def are_free(self, holding: Holding) -> bool:
-        """All of these GPUs are free, on live nodes."""
+        """Whether all of these GPUs are free, on live nodes."""
         return all(self.masks[node] & mask == mask for node, mask in holding)
 
     def lose(self, node: int) -> None:
-        """The node is gone with all its GPUs."""
+        """Take the node out with all its GPUs. Losing a lost node changes nothing."""
         if self.alive[node]:
             self._change(node, 0)
             self.levels[self.topology.type_of[node]][0] ^= 1 << node
             self.alive[node] = False
 
     def restore(self, node: int) -> None:
-        """The node is there, with all its GPUs free."""
+        """Bring the node back with all its GPUs free. Restoring a live node changes nothing."""
         if not self.alive[node]:
             self.alive[node] = True
             self.levels[self.topology.type_of[node]][0] ^= 1 << node
             self._change(node, self.topology.full[node])
 
     def _change(self, node: int, mask: int) -> None:
+        """Set the free slots of a live node."""
         before, after = self.masks[node].bit_count(), mask.bit_count()
         gpu_type = self.topology.type_of[node]
         levels = self.levels[gpu_type]

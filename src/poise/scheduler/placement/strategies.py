@@ -1,14 +1,15 @@
-"""The ways to choose GPUs for a claim among the free ones. Each answers None where the claim does not fit.
+"""Placement strategies: which of the free GPUs a claim gets. Each returns None where the claim does not fit.
 
-count         GPUs are counted; nodes and racks mean nothing (speeds must be taken without locality then)
+count         GPUs are only counted; nodes and racks do not matter (speeds must then be taken without locality)
 consolidate   fewest nodes, then fewest racks, then the tightest nodes
-pack          the same by the name that FfDL gives it: the node with the fewest free GPUs that has enough
+pack          FfDL's name for the same: the node with the fewest free GPUs that has enough
 best-fit      the tightest node; a gang that no node holds takes whole nodes and then the fullest ones, so that large
               holes stay open for others
-spread        the node with the most free GPUs (FfDL); a gang that no node holds goes as with `consolidate`
+spread        the node with the most free GPUs (FfDL); a gang that no node holds is placed as by `consolidate`
 
-All but the first honour the locality that a claim insists on. `consolidate` is exact in the number of nodes, and in
-racks whenever one rack can do; across racks it takes the racks with most free GPUs first.
+All but the first honour the locality that a claim requires. `consolidate` is exact in the number of nodes, and in racks
+whenever one rack is enough; across racks it takes the racks with most free GPUs first. Ties go to the lowest index, so the
+same free GPUs always give the same place.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from poise.scheduler.model.speed import Locality
 from poise.scheduler.placement.free_gpus import FreeGpus, lowest_node, lowest_slots
 
 Placement = Callable[[FreeGpus, int, int, Locality], Holding | None]
-"""(free GPUs, index of the GPU type, gang, locality insisted on) -> the GPUs to take, or None."""
+"""(free GPUs, index of the GPU type, gang, locality required) -> the GPUs to take, or None."""
 
 ALL_NODES = -1
 """As a bit mask: every node."""
@@ -67,7 +68,7 @@ def best_fit(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holdi
 
 
 def _fullest(free: FreeGpus, gpu_type: int, gang: int, taken: int) -> Holding:
-    """What is left of a gang: on one node if one holds it, else on the nodes with fewest free GPUs."""
+    """GPUs for the rest of a gang: on one node if one holds it, else on the nodes with fewest free GPUs."""
     levels = [nodes & ~taken for nodes in free.levels[gpu_type]]
     if gang == 0:
         return ()
@@ -97,7 +98,7 @@ def spread(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding
 
 
 def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
-    """Several nodes: the fewest there are, in one rack if that costs no further node."""
+    """GPUs on several nodes: as few as possible, in one rack if that takes no further node."""
     one_rack = len(free.topology.racks) == 1
     chosen = _fewest(free, gpu_type, gang, ALL_NODES) if one_rack else _over_racks(free, gpu_type, gang, asked)
     if chosen is None:
@@ -108,7 +109,8 @@ def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Ho
 
 
 def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> list[int] | None:
-    racks = free.topology.racks
+    """The fewest nodes in a cluster of several racks; None if the gang does not fit as close together as required."""
+    racks, levels = free.topology.racks, free.levels[gpu_type]
     within = [nodes for rack in racks if (nodes := _fewest(free, gpu_type, gang, rack)) is not None]
     best = min(within, key=len, default=None)
     if asked is not Locality.CLUSTER:
@@ -117,7 +119,8 @@ def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> li
     if anywhere is None or (best is not None and len(best) == len(anywhere)):
         return best
     union = 0
-    for rack in sorted(racks, key=lambda rack: -_free_in(free, gpu_type, rack)):
+    free_in = {rack: sum(size * (level & rack).bit_count() for size, level in enumerate(levels)) for rack in racks}
+    for rack in sorted(racks, key=lambda rack: -free_in[rack]):
         union |= rack
         nodes = _fewest(free, gpu_type, gang, union)
         if nodes is not None and len(nodes) == len(anywhere):
@@ -125,12 +128,8 @@ def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> li
     return anywhere
 
 
-def _free_in(free: FreeGpus, gpu_type: int, nodes: int) -> int:
-    return sum(size * (level & nodes).bit_count() for size, level in enumerate(free.levels[gpu_type]))
-
-
 def _fewest(free: FreeGpus, gpu_type: int, gang: int, within: int) -> list[int] | None:
-    """The fewest of these nodes that hold the gang: the emptiest ones, and for the rest the tightest that does."""
+    """The fewest of these nodes that hold the gang: the emptiest ones, and for the rest the tightest that holds it."""
     levels = free.levels[gpu_type]
     chosen: list[int] = []
     left, taken = gang, 0
@@ -149,6 +148,7 @@ def _fewest(free: FreeGpus, gpu_type: int, gang: int, within: int) -> list[int] 
 
 
 def _fill(free: FreeGpus, gang: int, nodes: int) -> Holding:
+    """The first free GPUs of these nodes (a bit mask), by node and slot."""
     chosen: list[int] = []
     left = gang
     while left > 0:
@@ -160,7 +160,7 @@ def _fill(free: FreeGpus, gang: int, nodes: int) -> Holding:
 
 
 def _fill_nodes(free: FreeGpus, gang: int, nodes: list[int]) -> Holding:
-    """All free GPUs of the nodes in the order given, as many as the gang needs."""
+    """Free GPUs of these nodes in the order given, as many as the gang needs."""
     parts: list[Slots] = []
     for node in nodes:
         used = min(gang, free.masks[node].bit_count())

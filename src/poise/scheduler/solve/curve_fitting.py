@@ -1,13 +1,13 @@
-"""Fits of curves whose coefficients cannot be negative: how a loss falls with steps, how speed grows with workers.
+"""Curve fits with nonnegative coefficients: how a loss falls with steps, how speed grows with workers.
 
     loss     l(k) = 1/(b0·k + b1) + b2                                               k steps
     speed    1/f  = c0·M/w + c1 + c2·w/p + c3·w + c4·p                               p parameter servers, w workers
              w/f  = c0 + c1·w/p + c2·w + c3·p                                        the same, each worker at its own pace
              1/f  = c0·M/w + c1 + c2·w                                               no parameter servers
 
-All coefficients >= 0; M is the global batch (Optimus, EuroSys'18 §3). Each is linear in its coefficients once b2 is fixed,
-so a fit is a least-squares problem of a handful of variables. Such a one is solved exactly: its answer is the unconstrained
-answer on some set of variables, and there are few sets.
+All coefficients are >= 0; M is the global batch (Optimus, EuroSys'18 §3; docs/algorithms/optimus.md). Each curve is linear
+in its coefficients once b2 is fixed, so a fit is a least-squares problem of a handful of variables. It is solved exactly:
+its answer is the unconstrained answer on some subset of the variables, and there are few subsets.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, dot, solved, times
 
 MOST_VARIABLES = 10
-"""Sets of variables double with each."""
+"""The number of subsets doubles with each variable."""
 FEWEST_POINTS = 4
-"""Points of a curve with three coefficients, and one to spare."""
+"""One more than the three coefficients of the curve."""
 GRID = 64
-"""Values of b2 that are looked at at a time."""
+"""Values of b2 tried at a time."""
 ZOOMS = 10
-"""How often the grid is laid anew around the best value: each time about thirty times as fine."""
+"""How often the grid is refined around the best value, each time about thirty times as fine."""
 NEAREST = 1e-9
 """How near b2 may come to the least loss, as a part of it."""
 SPIKE = 3 * 1.4826
@@ -53,7 +53,7 @@ def nonnegative(design: Floats, target: Floats) -> Floats:
 
 
 def _least_squares(design: Floats, target: Floats) -> Floats:
-    """The x that minimises |design·x − target|; of columns that depend on each other nan, as fewer of them do as well."""
+    """The x that minimises |design·x − target|; nan if columns are dependent, because fewer of them do as well."""
     length = np.sqrt((design**2).sum(axis=0))
     scale = np.where(length > 0, length, 1.0)
     scaled = design / scale
@@ -71,7 +71,7 @@ class Convergence:
     scale: float
 
     def at(self, steps: float) -> float:
-        """The loss after so many steps."""
+        """The loss after this many steps."""
         below = self.b0 * steps + self.b1
         return (1.0 / below if below > 0 else inf) + self.b2
 
@@ -101,7 +101,7 @@ def convergence(steps: Sequence[float], losses: Sequence[float]) -> Convergence 
 
 
 def without_spikes(values: Floats) -> Floats:
-    """Indices of points that are not far from the median of their neighbours. A curve that only falls loses none."""
+    """Indices of points that are near the median of their neighbours. A curve that only falls loses none."""
     kept = []
     for index, value in enumerate(values.tolist()):
         reach = min(REACH, index, len(values) - 1 - index)
@@ -115,7 +115,7 @@ def without_spikes(values: Floats) -> Floats:
 def _best_floor(k: Floats, loss: Floats) -> tuple[float, float, float]:
     """(b0, b1, b2) for steps and losses of at most 1: a grid of b2 below the least loss, then finer ones around the best.
 
-    The grid is even in the logarithm of the distance from the least loss: a curve that is all but flat is close to its b2.
+    The grid is even in the logarithm of the distance from the least loss, because a nearly flat curve is close to its b2.
     """
     low, high = log(NEAREST), 0.0
     for _ in range(ZOOMS):
@@ -164,7 +164,7 @@ class Training(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A measurement: so many steps per second with so many parameter servers and workers."""
+    """A measurement: steps per second with these numbers of parameter servers and workers."""
 
     servers: int
     workers: int
@@ -188,7 +188,7 @@ class SpeedCurve:
 
 
 def _terms(training: Training, servers: int, workers: int, batch: float) -> tuple[float, ...]:
-    """What the coefficients are multiplied with."""
+    """The terms that the coefficients are multiplied with."""
     if training is Training.ALL_REDUCE:
         return batch / workers, 1.0, float(workers)
     if training is Training.ASYNCHRONOUS:

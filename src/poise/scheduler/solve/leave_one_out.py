@@ -1,17 +1,17 @@
-"""Proportional fairness once without each row: what all the others would have if one member of a class of rows were gone.
+"""Proportional fairness without one: what all other rows would have if one member of a class of rows were gone.
 
 For every class i of alike rows, with n_k members each and one of class i gone:
 
-    maximise  Σ_k n_k weight_k ln θ_k     over shares x as in `problem.py`, without sharing
+    maximise  Σ_k n_k weight_k ln θ_k     over shares x as in `program.py`, without pairs
 
-These programs differ by one row, so that they are solved all at once, by an interior-point method whose arrays have one more
-axis, from a point on the way to the answer of the whole program. As in `blocks.py` the linear system of a step falls apart:
-of every row all unknowns are eliminated in closed form, and what is left has as many unknowns as there are resources.
+These programs differ by one row, so they are solved all at once, by an interior-point method whose arrays have one more
+axis, starting from a point on the way to the answer of the whole program. As in `interior_point.py` all unknowns of a row
+are eliminated in closed form, and the linear system that is left has as many unknowns as there are resources.
 
     y, z     (programs, rows, columns + 1): shares, the last column being idleness, and their dual slacks
     w, zw    (programs, resources): what is left of a resource, and its price
-    u, b     (programs, rows): price of a row's time, and worth of its throughput: b θ = n weight at the answer. That it is
-             an unknown of its own leaves nothing curved but products, as everywhere else
+    u, b     (programs, rows): price of a row's time, and worth of its throughput: b θ = n weight at the answer. With b as an
+             unknown of its own, only products are nonlinear, as everywhere else
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ GOOD = 1e-9
 ACCEPTED = 1e-8
 """The same where rounding stops progress."""
 HALF_WAY = 0.1
-"""Relative gap of the whole program at which the others set out from it: far enough from the boundary to turn."""
+"""Relative gap of the whole program at which the others start from it: still far enough from the boundary to turn."""
 MOST_STEPS = 80
 NEARLY = 0.9995
-"""Part of the way to the boundary that a step may go."""
+"""Fraction of the way to the boundary that a step may go."""
 SHORT = 0.1
-"""A step of less than this part of its length gets nowhere."""
+"""A step shorter than this fraction of its full length is not worth taking."""
 MOST_CELLS = 60_000
-"""Numbers in one array: more programs than that are solved in several goes."""
+"""Numbers in one array; larger problems are solved in several batches of programs."""
 
 
 class _LeaveOnePoint(NamedTuple):
@@ -49,13 +49,13 @@ class _LeaveOnePoint(NamedTuple):
     b: Floats
 
     def along(self, step: "_LeaveOnePoint", far: Floats) -> "_LeaveOnePoint":
-        """So far in a direction, of each program."""
+        """The point this far along a direction, by program."""
         return _LeaveOnePoint(
             *(at + far.reshape(-1, *[1] * (at.ndim - 1)) * way for at, way in zip(self, step, strict=True))
         )
 
     def where(self, chosen: Bools, other: "_LeaveOnePoint") -> "_LeaveOnePoint":
-        """Of the programs that are chosen this, of the others the other."""
+        """This point for the chosen programs, the other one for the rest."""
         pairs = zip(self, other, strict=True)
         return _LeaveOnePoint(*(np.where(chosen.reshape(-1, *[1] * (one.ndim - 1)), one, two) for one, two in pairs))
 
@@ -65,10 +65,10 @@ class _LeaveOnePoint(NamedTuple):
 
 
 def without_one(market: GpuMarket, weight: Floats) -> Iterator[tuple[int, Floats]]:
-    """For every row in turn, by its index: the throughputs of all rows if one of its members were gone.
+    """For each row in turn, its index and the throughputs of all rows if one of its members were gone.
 
-    The throughput of a row that has no member left is of no meaning. Every row has a speed somewhere, every column capacity.
-    Raises GaveUpError where rounding leaves no answer.
+    The throughput of a row that has no member left has no meaning. Every row must have a speed somewhere, every column
+    capacity. Raises GaveUpError where rounding leaves no answer.
     """
     count = np.ones(market.rows) if market.count is None else market.count
     whole = _LeaveOnePrograms(market, weight, count[None, :])
@@ -84,7 +84,7 @@ def without_one(market: GpuMarket, weight: Floats) -> Iterator[tuple[int, Floats
 
 
 def _left(programs: "_LeaveOnePrograms", whole: _LeaveOnePoint, members: Ints, count: Floats) -> _LeaveOnePoint:
-    """Where programs start that one member of a row each has left: prices of what is left of the row are in proportion.
+    """Starting points of programs that one member of a row each has left: the row's prices shrink in proportion.
 
     A row of which nothing is left has nothing to pay for any more.
     """
@@ -112,7 +112,7 @@ class _LeaveOnePrograms:
         self.able[:, -1] = True
         self.capacity = market.capacity
         self.size = counts * market.size
-        # A row without members takes nothing, and is as well off as it can be: no trouble to anybody.
+        # A row without members occupies nothing and is as well off as it can be, so it disturbs no other row.
         self.log = np.where(counts > 0, counts, 1.0) * weight / float(weight.mean())
         self.gather = (np.arange(len(market.capacity))[:, None] == market.resource).astype(float)
         self.pairs = int(self.able.sum()) + len(market.capacity)
@@ -124,7 +124,7 @@ class _LeaveOnePrograms:
         return some
 
     def start(self) -> _LeaveOnePoint:
-        """Everybody gets an equal part of half of everything; prices that satisfy the dual constraints."""
+        """A start: each row gets an equal part of half of everything, and prices satisfy the dual constraints."""
         able, columns = self.able[:, :-1], self.speed.shape[1] - 1
         use = np.einsum("rc,mc,pm->pr", self.gather, able.astype(float), self.size)
         part = 0.5 * self.capacity / np.maximum(use, 1e-300)
@@ -144,18 +144,20 @@ class _LeaveOnePrograms:
         return self.theta(at.y) * self.fastest
 
     def run(self, at: _LeaveOnePoint, good: float) -> _LeaveOnePoint:
-        """Steps until all programs are good, or as good as rounding allows; those that are stay as they are."""
+        """Take steps until all programs are good, or as good as rounding allows. Programs that are done are set aside."""
         done, best, programs = at, at, self
         left = np.arange(len(self.size))
         least = np.full(len(left), np.inf)
         for _ in range(MOST_STEPS):
-            with np.errstate(all="ignore"):  # what rounding has spoilt is no number, and never better
+            with np.errstate(all="ignore"):  # a program spoilt by rounding gives nan, which is never better
                 error = programs.error(at)
                 is_better = error < least
                 least, best = np.where(is_better, error, least), at.where(is_better, best)
                 is_done = (least <= good) | ((least <= ACCEPTED) & ~is_better)
-                done = _placed(done, left[is_done], best.of(is_done))
                 if is_done.any():
+                    done = _LeaveOnePoint(*(each.copy() for each in done))
+                    for array, part in zip(done, best.of(is_done), strict=True):
+                        array[left[is_done]] = part
                     left, least, programs = left[~is_done], least[~is_done], programs.only(~is_done)
                     at, best = at.of(~is_done), best.of(~is_done)
                 if not len(left):
@@ -164,7 +166,7 @@ class _LeaveOnePrograms:
         raise GaveUpError(f"a gap of {float(least.max()):.1e} is left after {MOST_STEPS} steps")
 
     def error(self, at: _LeaveOnePoint) -> Floats:
-        """Of each program, the largest of the relative gap and of the errors of its constraints."""
+        """By program, the largest of the relative gap and the errors of its constraints."""
         dual, time, room = self._residuals(at)
         gap = self._mean(at) * self.pairs / self.log.sum(axis=1)
         scale = self.log.max(axis=1)
@@ -174,7 +176,7 @@ class _LeaveOnePrograms:
         return worst
 
     def stepped(self, at: _LeaveOnePoint) -> _LeaveOnePoint:
-        """After a predictor and a corrector; where the boundary bars the way ahead, after a step away from it."""
+        """The point after a predictor and a corrector, or after a step away from the boundary where that is in the way."""
         mean = self._mean(at)
         self._factor(at)
         ahead = self._direction(at, np.zeros_like(mean))
@@ -187,34 +189,35 @@ class _LeaveOnePrograms:
         return at.along(step, np.minimum(1.0, NEARLY * _room(at, step)))
 
     def theta(self, y: Floats) -> Floats:
-        """(programs, rows): throughput of each row, as a part of its fastest."""
+        """(programs, rows): throughput relative to the fastest."""
         theta: Floats = np.einsum("mc,pmc->pm", self.speed, y)
         return theta
 
     def _prices(self, zw: Floats) -> Floats:
-        """(programs, rows, columns + 1): what all of a row's time there costs."""
+        """(programs, rows, columns + 1): the price of all of a row's time there."""
         by_column = np.einsum("rc,pr->pc", self.gather, zw)
         free = np.concatenate([by_column, np.zeros((len(zw), 1))], axis=1)
         prices: Floats = self.size[:, :, None] * free[:, None, :]
         return prices
 
     def _mean(self, at: _LeaveOnePoint) -> Floats:
-        """Complementarity of each program, a pair."""
+        """Mean complementarity product of each program."""
         total = np.einsum("pmc,pmc,mc->p", at.y, at.z, self.able.astype(float)) + np.einsum("pr,pr->p", at.w, at.zw)
         mean: Floats = total / self.pairs
         return mean
 
     def _residuals(self, at: _LeaveOnePoint) -> tuple[Floats, Floats, Floats]:
-        """Of the dual constraints, of rows' time, of resources."""
+        """Errors of the dual constraints, of rows' time, and of resources."""
         gain = at.b[:, :, None] * self.speed
         dual = np.where(self.able, at.u[:, :, None] + self._prices(at.zw) - gain - at.z, 0.0)
         used = np.einsum("rc,pmc,pm->pr", self.gather, at.y[:, :, :-1], self.size)
         return dual, 1.0 - at.y.sum(axis=2), self.capacity - at.w - used
 
     def _factor(self, at: _LeaveOnePoint) -> None:
-        """The blocks of rows, and what is left for resources; speeds are taken relative to their weighted mean.
+        """Eliminate the unknowns of every row; leaves `_schur` for the resources (see `interior_point.py`).
 
-        d: y/z;  curve: of the objective along a row's throughput, as a part of what holds it
+        `_d` is y/z; speeds are taken relative to their weighted mean (`_off`); `_curve` is the curvature of the objective
+        along a row's throughput, relative to what resists a change of it.
         """
         self._d = np.where(self.able, at.y / at.z, 0.0)
         self._all = self._d.sum(axis=2)
@@ -234,7 +237,7 @@ class _LeaveOnePrograms:
         self._left = self._residuals(at)
 
     def _direction(self, at: _LeaveOnePoint, aim: Floats, ahead: _LeaveOnePoint | None = None) -> _LeaveOnePoint:
-        """The Newton step to where everything is `aim` complementary; `ahead` tells what a first step left over."""
+        """The Newton step to where every product is `aim`, corrected for the second-order error of the predictor `ahead`."""
         dual, time, room = self._left
         second = 0.0 if ahead is None else ahead.y * ahead.z
         second_w = 0.0 if ahead is None else ahead.w * ahead.zw
@@ -249,12 +252,13 @@ class _LeaveOnePrograms:
         zw = solved(self._schur, right[:, :, None])[:, :, 0]
         wanted = wanted - self._prices(zw)
         y = self._moved(wanted, time)
-        u = self._shift(wanted, time)
+        mean, pull = self._pull(wanted, time)
+        u = mean - pull * self._at_mean - time / self._all
         z = np.where(self.able, slack - at.z / np.where(self.able, at.y, 1.0) * y, 0.0)
         return _LeaveOnePoint(y, z, slack_w - at.w / at.zw * zw, zw, u, missing - at.b / theta * self.theta(y))
 
     def _pull(self, wanted: Floats, time: Floats) -> tuple[Floats, Floats]:
-        """The weighted mean of what is wanted of a row, and how its throughput changes, times what resists."""
+        """The weighted mean of what is wanted of a row, and the change of its throughput times its curvature."""
         mean = np.einsum("pmc,pmc->pm", self._d, wanted) / self._all
         change = np.einsum("pmc,pmc,pmc->pm", self._d, self._off, wanted) + self._at_mean * time
         return mean, change * self._curve
@@ -266,23 +270,9 @@ class _LeaveOnePrograms:
         moved: Floats = self._d * held
         return moved
 
-    def _shift(self, wanted: Floats, time: Floats) -> Floats:
-        """How prices of time change."""
-        mean, pull = self._pull(wanted, time)
-        shift: Floats = mean - pull * self._at_mean - time / self._all
-        return shift
-
-
-def _placed(whole: _LeaveOnePoint, where: Ints, part: _LeaveOnePoint) -> _LeaveOnePoint:
-    """With the points of some programs replaced."""
-    arrays = [each.copy() for each in whole]
-    for array, some in zip(arrays, part, strict=True):
-        array[where] = some
-    return _LeaveOnePoint(*arrays)
-
 
 def _room(at: _LeaveOnePoint, step: _LeaveOnePoint) -> Floats:
-    """Of each program, how far it may go before something is used up; the same on both sides."""
+    """By program, how far it may go before something is used up; the same on the primal and the dual side."""
     rooms = []
     for amount, change in ((at.y, step.y), (at.z, step.z), (at.w, step.w), (at.zw, step.zw), (at.b, step.b)):
         relative = np.divide(change, amount, out=np.zeros_like(change), where=amount > 0)

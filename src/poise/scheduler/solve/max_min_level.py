@@ -1,11 +1,12 @@
-"""The highest level that everybody can reach, and what is then left over put to use.
+"""The highest level that all rows can reach together, with what is left over put to use.
 
 `highest`          max t  s.t.  θ_m >= t · demand_m
 `smallest_ratio`   min ρ  s.t.  θ_m >= rate_m / (ρ − offset_m)
 `best_ratio`       max Σ gain x / Σ cost x  s.t.  θ_m >= base_m
 
-The first two may have a second aim, `then`: among the best answers the one with the largest Σ then_m θ_m. With `highest` it
-rides along in the same solve, with a weight so small that the first aim loses at most `SECOND` of its value (see `_second`).
+The first two may have a second aim, `then`: among the best answers, the one with the largest Σ then_m θ_m. `highest` adds
+it to the objective of the same solve, with a weight so small that the first aim loses at most `SECOND` of its value
+(`_second`).
 """
 
 from dataclasses import dataclass, replace
@@ -19,16 +20,16 @@ from poise.scheduler.solve import solver
 from poise.scheduler.solve.program import GpuMarket, ShareProblem, Solution, WarmStart
 
 SECOND = 1e-4
-"""The most that the first aim may lose, relatively, to the second. Linear programs lose nothing at all below some weight,
+"""The most that the first aim may lose, relatively, to the second.
 
-so that in practice the loss is that of rounding.
+Below some weight of the second aim linear programs lose nothing at all, so in practice the loss is that of rounding.
 """
 
 CLOSE = 1e-7
 """Relative distance of a ratio from its lower bound at which it counts as the smallest."""
 
 LOSS = 1e-7
-"""What the best ratio may lose, relatively, for the rest to be used."""
+"""What the best ratio may lose, relatively, so that the rest is used."""
 
 TIED = 1e-7
 """Relative difference of ratios that counts as none."""
@@ -37,7 +38,7 @@ MOST_TANGENTS, MOST_RATIOS = 60, 40
 
 
 def highest(market: GpuMarket, demand: Floats, *, then: Floats | None = None, start: WarmStart | None = None) -> Solution:
-    """The answer with the highest t. A row that demands 0, or that can get nothing at all, does not bound it.
+    """The answer with the highest t. A row that demands 0, or can get nothing at all, does not bound it.
 
     `level` is t, nan if nothing is demanded; `pressure` is in terms of t
     """
@@ -116,8 +117,8 @@ def best_ratio(market: GpuMarket, gain: Floats, cost: Floats, *, base: Floats | 
 def _ratio_at(market: GpuMarket, gain: Floats, cost: Floats, base: Floats, q: float) -> Ratio:
     """The answer with the largest Σ (gain − q cost) x, and its ratio.
 
-    A row of its own is always worth as much as all resources cost: without it the sum is near 0 where q is near the best
-    ratio, and a gap relative to 0 cannot be closed.
+    An extra row is added that is always worth as much as all resources cost. Without it the sum would be near 0 where q is
+    near the best ratio, and the solver cannot close a gap relative to 0.
     """
     rows, columns = market.speed.shape
     anchored = GpuMarket(
@@ -136,9 +137,9 @@ def _ratio_at(market: GpuMarket, gain: Floats, cost: Floats, base: Floats, q: fl
 
 
 def _with_the_rest_used(market: GpuMarket, curve: "_Curve", best: Ratio, excess: float, then: Floats) -> Ratio:
-    """The largest Σ then θ of the answers whose ratio is the best but for `LOSS`; in a solve of its own.
+    """The largest Σ then θ among answers whose ratio is the best up to `LOSS`, in a solve of its own.
 
-    It cannot ride along with the level as in `highest`: of a row that has waited long ρ hardly tells how fast it is.
+    It cannot be part of the same objective as in `highest`: for a row that has waited long, ρ hardly depends on its speed.
     """
     floor = curve.asked((1.0 + LOSS) * excess)
     value = _second(market, then)
@@ -178,7 +179,7 @@ class _Curve:
 
 
 def _even(market: GpuMarket) -> Floats:
-    """Throughput of an equal part of every resource: everybody can have it at once, so that no best level is below it."""
+    """Throughput of an equal part of every resource. All rows can have it at once, so no best level is below it."""
     rows = float(market.rows if market.count is None else market.count.sum())
     columns = np.bincount(market.resource, minlength=len(market.capacity))
     part = (market.capacity / columns)[market.resource] / (max(rows, 1.0) * market.size[:, None])
@@ -198,7 +199,7 @@ def _most(market: GpuMarket, then: Floats | None) -> Solution:
 def _second(market: GpuMarket, then: Floats | None) -> Floats | None:
     """Worth of x so that Σ then θ, divided by more than it can be, weighs `SECOND` against a level of at least 1.
 
-    It cannot be more than everybody at full speed, nor than every resource in the best hands; twice that with sharing.
+    It is at most that of all rows at full speed, and of every resource used by its best row; twice that with pairs.
     """
     if then is None:
         return None
