@@ -1,5 +1,4 @@
-"""Pairs of rows that share a column's resources: `scheduler/solve/pairs.py` against a worked example and an independent
-solver."""
+"""Pairs of rows that share resources (`scheduler/solve/pairs.py`), against a worked example and an independent solver."""
 
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ CLOSE = 1e-5
 
 
 def together(*throughputs: float) -> ShareProblem:
-    """ALGORITHMS §2.4: one GPU, 10 and 20 steps/s alone, these together; each row's part of its speed is to be equal."""
+    """docs/algorithms/gavel.md: one GPU, 10 and 20 steps/s alone, these together; maximise the least relative speed."""
     beside = np.zeros((2, 2, 1))
     beside[0, 1, 0], beside[1, 0, 0] = throughputs
     speed = np.array([[10.0], [20.0]])

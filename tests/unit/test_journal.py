@@ -175,7 +175,7 @@ DIVIDED_TEXT = """\
 """Jobs whose steps divide into tasks; journals of others say nothing of them."""
 
 
-def test_tasks_are_written_and_read_back_as_they_were(tmp_path: Path) -> None:
+def test_tasks_survive_writing_and_reading(tmp_path: Path) -> None:
     text = written(HEADER, DIVIDED)
     assert text.splitlines(keepends=True)[1] == DIVIDED_TEXT
     [found] = reader(tmp_path, text).entries()
@@ -191,7 +191,7 @@ def test_the_weight_of_a_tenant_is_written_where_it_is_not_one() -> None:
     assert read_job(line.replace(',"tenant_weight":3.0', "")).tenant_weight == 1.0
 
 
-def test_an_estimate_of_more_than_there_is_to_say_is_refused(tmp_path: Path) -> None:
+def test_an_estimate_with_too_many_fields_is_refused(tmp_path: Path) -> None:
     text = written(HEADER, DIVIDED).replace(",2]]],", ",2],9]],")
     assert text != written(HEADER, DIVIDED)
     with pytest.raises(JournalError, match=r"journal\.jsonl:2: not an entry of a journal"):
@@ -238,7 +238,7 @@ def test_a_folder_stands_for_the_journal_in_it(tmp_path: Path) -> None:
     assert JournalReader(tmp_path).header == JournalReader(str(tmp_path / "journal.jsonl")).header
 
 
-def test_what_json_cannot_say_is_not_written() -> None:
+def test_a_number_that_json_does_not_have_is_not_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         written(HEADER, JournalEntry(float("nan"), (), ()))
 
@@ -265,14 +265,14 @@ def test_replay_reproduces_a_simulation_and_counts_it() -> None:
     assert again.decisions == story.scheduler.decisions
 
 
-def test_replay_names_the_moment_and_both_wishes_where_they_differ() -> None:
+def test_replay_names_the_time_and_both_actions_where_they_differ() -> None:
     story = simulate([a_job("a"), a_job("b", at=5)], "fifo", "gpu:1")
     other = simulate([], "fifo", "gpu:2").scheduler
     with pytest.raises(ReplayError, match=r'at 5: the journal has nothing, the core answers \["launch","b"'):
         replay(other, story.entries)
 
 
-def test_loop_records_every_instant_in_order_and_stops_when_told() -> None:
+def test_loop_records_every_entry_in_order_and_stops_when_asked() -> None:
     story = simulate([a_job("a"), a_job("b", at=5)], "fifo", "gpu:1")
 
     class Script:

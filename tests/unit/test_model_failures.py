@@ -1,4 +1,4 @@
-"""Causes of failure and what they say about trying again (ALGORITHMS §6.4, §6.5)."""
+"""Causes of failure, and whether each is worth a retry (docs/algorithms/philly.md)."""
 
 import pytest
 from hypothesis import given

@@ -109,7 +109,7 @@ def test_pack_is_another_name_of_consolidate() -> None:
     assert placement_named("pack") is consolidate
 
 
-def test_pack_and_spread_part_over_four_small_jobs() -> None:
+def test_pack_and_spread_place_four_small_jobs_differently() -> None:
     """FfDL's example: four jobs of one GPU on two nodes of four, and then one of four."""
     left = {}
     for name in ("pack", "spread"):
@@ -144,7 +144,7 @@ def test_consolidate_prefers_one_rack_among_equal_numbers_of_nodes() -> None:
     assert counts(consolidate(free, 0, 6, ANYWHERE)) == {1: 3, 2: 3}
 
 
-def test_consolidate_leaves_a_rack_for_no_tighter_node_of_another() -> None:
+def test_consolidate_does_not_leave_a_rack_for_a_tighter_node_of_another() -> None:
     """A 4 and a 3 would fit tightly, but stand in two racks; rack 0 has more free GPUs, but needs three nodes."""
     free = free_of(nodes(4, 4, 4, 4, 4, racks=(0, 0, 0, 1, 1)), 3, 3, 3, 4, 4)
     assert counts(consolidate(free, 0, 7, ANYWHERE)) == {3: 4, 4: 3}
@@ -193,7 +193,7 @@ def test_gpus_that_are_free_cannot_be_given_back() -> None:
         free.give((Slots(0, 0b0001),))
 
 
-def test_gpus_of_a_lost_node_are_given_back_to_nobody() -> None:
+def test_gpus_of_a_lost_node_stay_lost_when_given_back() -> None:
     free = FreeGpus(Topology(nodes(4, 4)))
     holding = (Slots(0, 0b0011), Slots(1, 0b0001))
     free.take(holding)

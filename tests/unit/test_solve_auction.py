@@ -1,4 +1,4 @@
-"""The partial-allocation auction: the worked examples of ALGORITHMS §3.4, and divisible units with the engine of shares."""
+"""The partial-allocation auction: the worked examples of docs/algorithms/themis.md, and divisible units by the solver."""
 
 from collections.abc import Sequence
 from math import log

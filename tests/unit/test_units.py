@@ -27,7 +27,7 @@ def test_a_duration_is_seconds_or_numbers_with_units(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "5x", "1h30", "1h 30m", "h1", "-5", "-5m", "1h-5m", "--", "1..5h", "5 m"])
-def test_what_is_no_duration_is_refused_with_the_text(text: str) -> None:
+def test_text_that_is_no_duration_is_refused_and_shown(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration: ") as caught:
         parse_seconds(text)
     assert repr(text) in str(caught.value)
@@ -62,9 +62,9 @@ def test_the_two_largest_units_are_shown(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan])
-def test_what_does_not_end_is_never(seconds: float) -> None:
+def test_an_infinite_duration_is_never(seconds: float) -> None:
     assert format_seconds(seconds) == "never"
 
 
-def test_one_thing_is_no_several() -> None:
+def test_one_thing_is_singular() -> None:
     assert [counted(number, "GPU") for number in (0, 1, 2, 2_000)] == ["0 GPUs", "1 GPU", "2 GPUs", "2,000 GPUs"]

@@ -182,7 +182,7 @@ def test_tenants_have_their_weights_while_none_of_them_is_full(data: st.DataObje
 
 @pytest.mark.parametrize("inside", Inside)
 def test_filling_a_thousand_different_rows_takes_few_programs_and_leaves_nobody(inside: Inside) -> None:
-    """Where Gavel's own loop stops after two passes with almost everybody able to rise (ALGORITHMS §2.11, 5)."""
+    """Gavel's own loop stops here after two passes, with almost all rows still able to rise (docs/algorithms/gavel.md)."""
     noise = np.random.default_rng(3)
     rows = 1024
     market = GpuMarket(
@@ -226,7 +226,7 @@ FAIR, FIFO = Inside.FAIR, Inside.FIFO
 def test_two_tenants_with_five_jobs_on_three_gpus(
     first: tuple[float, Sequence[float], Inside], second: tuple[float, Inside], levels: Sequence[float]
 ) -> None:
-    """The three variants of ALGORITHMS §2.3."""
+    """The three variants in docs/algorithms/gavel.md."""
     market = GpuMarket(np.ones((5, 1)), np.ones(5), np.array([3.0]), np.zeros(1, dtype=np.int64))
     weight, weights, inside = first
     groups = [
@@ -255,7 +255,7 @@ def test_nobody_fills_nothing() -> None:
 
 
 def test_rows_that_share_fill_together() -> None:
-    """Singles 10 and 20 steps/s, together 8 and 14: λ = 8/11 (ALGORITHMS §2.4)."""
+    """Singles 10 and 20 steps/s, together 8 and 14: λ = 8/11 (docs/algorithms/gavel.md)."""
     beside = PairThroughputs(np.array([0, 1]), np.array([[[0.0], [8.0]], [[14.0], [0.0]]]))
     market = GpuMarket(np.array([[10.0], [20.0]]), np.ones(2), np.ones(1), np.zeros(1, dtype=np.int64), beside)
     filled = fill(market, [FillGroup(1.0, np.arange(2), np.ones(2))], np.array([10.0, 20.0]))
