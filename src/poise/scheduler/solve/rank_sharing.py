@@ -62,54 +62,54 @@ class GpuSupply(NamedTuple):
 
 
 def share_out(
-    wishes: Iterable[ShareRequest], left: list[int], ground: GpuSupply
+    requests: Iterable[ShareRequest], left: list[int], supply: GpuSupply
 ) -> Iterator[tuple[ShareRequest, Mix | None]]:
     """Each request with the mix it gets, in order, until nothing is left; None if nothing that it could use is left.
 
     left   GPUs of each type to share out, those that are lent included; it is counted down
     """
-    for wish in wishes:
-        if wish.title is Ownership.OWN and wish.has is not None:
-            for kind, gpus in enumerate(wish.has):
+    for request in requests:
+        if request.title is Ownership.OWN and request.has is not None:
+            for kind, gpus in enumerate(request.has):
                 left[kind] += gpus
-        if wish.tasks is None or wish.single:
-            mix = _singles(wish, left) if wish.single else _gang(wish, left)
+        if request.tasks is None or request.single:
+            mix = _singles(request, left) if request.single else _gang(request, left)
         else:
-            mix = _division(wish.tasks, wish.has, left, ground)
+            mix = _division(request.tasks, request.has, left, supply)
         if mix is not None:
             for kind, gpus in enumerate(mix):
                 left[kind] -= gpus
-        yield wish, mix
+        yield request, mix
         if not any(left):
             return
 
 
-def _singles(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
-    mix, need = [0] * len(left), wish.single
-    for kind in wish.types:
+def _singles(request: ShareRequest, left: Sequence[int]) -> Mix | None:
+    mix, need = [0] * len(left), request.single
+    for kind in request.types:
         mix[kind] = min(left[kind], need)
         need -= mix[kind]
-    return tuple(mix) if need < wish.single else None
+    return tuple(mix) if need < request.single else None
 
 
-def _gang(wish: ShareRequest, left: Sequence[int]) -> Mix | None:
+def _gang(request: ShareRequest, left: Sequence[int]) -> Mix | None:
     """What it has, unless that is gone or a better type has room."""
-    keeps = wish.has is not None and all(gpus <= most for gpus, most in zip(wish.has, left, strict=True))
-    for kind in wish.types:
-        if keeps and wish.has is not None and wish.has[kind]:
+    keeps = request.has is not None and all(gpus <= most for gpus, most in zip(request.has, left, strict=True))
+    for kind in request.types:
+        if keeps and request.has is not None and request.has[kind]:
             break
-        if left[kind] >= wish.gang:
-            return tuple([wish.gang if each == kind else 0 for each in range(len(left))])
-    return wish.has if keeps else None
+        if left[kind] >= request.gang:
+            return tuple([request.gang if each == kind else 0 for each in range(len(left))])
+    return request.has if keeps else None
 
 
-def _division(tasks: Tasks, has: Mix | None, left: Sequence[int], ground: GpuSupply) -> Mix | None:
+def _division(tasks: Tasks, has: Mix | None, left: Sequence[int], supply: GpuSupply) -> Mix | None:
     if has is None or any(gpus > most for gpus, most in zip(has, left, strict=True)):
-        return _shortest(tasks, left, ground)[0]
-    if not tasks.suffers_from_distance and computes_as_fast(tasks, has, ground.gpus):
+        return _shortest(tasks, left, supply)[0]
+    if not tasks.suffers_from_distance and computes_as_fast(tasks, has, supply.gpus):
         return has  # nothing could be better
-    best, seconds = _shortest(tasks, left, ground)
-    return has if seconds >= _seconds(tasks, has, ground) * NO_FASTER else best
+    best, seconds = _shortest(tasks, left, supply)
+    return has if seconds >= _seconds(tasks, has, supply) * NO_FASTER else best
 
 
 def computes_as_fast(tasks: Tasks, mix: Mix, other: Mix) -> bool:
@@ -118,23 +118,23 @@ def computes_as_fast(tasks: Tasks, mix: Mix, other: Mix) -> bool:
     return mine is not None and its is not None and mine.seconds * NO_FASTER <= its.seconds
 
 
-def _shortest(tasks: Tasks, left: Sequence[int], ground: GpuSupply) -> tuple[Mix | None, float]:
+def _shortest(tasks: Tasks, left: Sequence[int], supply: GpuSupply) -> tuple[Mix | None, float]:
     """The mix of the shortest round: of all that is left or, where distance costs time, of one type close together."""
     best = tasks.fewest(left)
     if best is None:
         return None, 0.0
-    seconds = _seconds(tasks, best, ground)
+    seconds = _seconds(tasks, best, supply)
     if tasks.suffers_from_distance:
         for kind, gpus in enumerate(left):
-            few = tuple([min(gpus, ground.together[kind]) if each == kind else 0 for each in range(len(left))])
+            few = tuple([min(gpus, supply.together[kind]) if each == kind else 0 for each in range(len(left))])
             near = tasks.fewest(few)
-            if near is not None and (its := _seconds(tasks, near, ground)) < seconds:
+            if near is not None and (its := _seconds(tasks, near, supply)) < seconds:
                 best, seconds = near, its
     return best, seconds
 
 
-def _seconds(tasks: Tasks, mix: Mix, ground: GpuSupply) -> float:
+def _seconds(tasks: Tasks, mix: Mix, supply: GpuSupply) -> float:
     """Seconds of a round, if GPUs that can be close together are."""
     used = [kind for kind, gpus in enumerate(mix) if gpus]
-    is_near = not tasks.suffers_from_distance or (len(used) == 1 and mix[used[0]] <= ground.together[used[0]])
-    return tasks.round_seconds(mix, Locality.PACKED if is_near else ground.apart) or 0.0
+    is_near = not tasks.suffers_from_distance or (len(used) == 1 and mix[used[0]] <= supply.together[used[0]])
+    return tasks.round_seconds(mix, Locality.PACKED if is_near else supply.apart) or 0.0
