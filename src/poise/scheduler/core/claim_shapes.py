@@ -5,11 +5,12 @@ Whether a waiting claim fits depends on its shape alone (gang, GPU types, locali
 of its shape's clock. The whole account costs a few shapes per decision, however long the queue is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import IntEnum
 
 from poise.scheduler.model.action import Waited
 from poise.scheduler.model.cluster import Holding
+from poise.scheduler.model.job import Status
 from poise.scheduler.model.micro_batches import Tasks
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.placement.free_gpus import FreeGpus
@@ -115,27 +116,25 @@ class WaitClocks:
         """Reading of the shape's clock when the job began to wait with this shape."""
         self._before: dict[int, Waited] = {}
         """What the job waited before that: with other shapes, or while it was suspended."""
-        self._new: list[int] = []
+        self.new: list[int] = []
+        """Rows that began to wait in this instant; some may have stopped waiting since."""
 
     def begin(self, row: int, shape: ClaimShape) -> None:
         """Clock the job's waiting from the end of this instant on.
 
-        The clock is read by `read_new`, not here: the decision of this instant may still change what shapes wait for.
+        The clock is read by `note_new`, not here: the decision of this instant may still change what shapes wait for.
         """
         self.shape_of[row] = shape
         shape.waiting += 1
         self.waiting[shape.index] = shape
-        self._new.append(row)
+        self.new.append(row)
 
-    def new(self) -> list[int]:
-        """Rows that began to wait in this instant; some may have stopped waiting since."""
-        return self._new
-
-    def read_new(self, rows: list[int], now: float) -> None:
-        """At the end of an instant, note the clocks of the jobs that began to wait in it and still do."""
-        for row in rows:
-            self._began[row] = self.shape_of[row].reading(now)
-        self._new.clear()
+    def note_new(self, status: Sequence[int], active: Container[int], now: float) -> None:
+        """At the end of an instant, note the clocks of the active jobs that began to wait in it and still do."""
+        for row in self.new:
+            if status[row] == Status.WAITING and row in active:
+                self._began[row] = self.shape_of[row].reading(now)
+        self.new.clear()
 
     def change(self, row: int, shape: ClaimShape, now: float) -> None:
         """Let a waiting job wait with another shape; what it waited so far is kept."""
@@ -172,7 +171,7 @@ class WaitClocks:
         self._before[row] = added(self._before.get(row, NO_WAIT), Waited(seconds, 0.0, 0.0))
 
     def forget(self, row: int) -> None:
-        """Drop what is kept for a job that has ended."""
+        """Drop what is kept for a suspended job that has ended."""
         self._before.pop(row, None)
 
     def classify(self, free: FreeGpus, placement: Placement, now: float) -> None:

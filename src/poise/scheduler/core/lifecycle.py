@@ -37,7 +37,7 @@ from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preemp
 from poise.scheduler.model.cluster import Holding, gpu_count
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import Carried, Submitted
-from poise.scheduler.model.job import Job, Status, Yields
+from poise.scheduler.model.job import Status, Yields
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import counted
@@ -80,6 +80,12 @@ TRANSITIONS: dict[str, tuple[frozenset[JobPhase], frozenset[JobPhase]]] = {
 }
 """Each transition with the phases that it may begin in and end in."""
 
+_PHASES: dict[int, tuple[JobPhase, JobPhase]] = {
+    status: (ENDED, ENDED) if status.is_final else (RUNNING, ON_TRIAL) if status is Status.RUNNING else (WAITING, SUSPENDED)
+    for status in Status
+}
+"""By status: the phase of a job that the policy sees, and of one that it does not."""
+
 
 class Lifecycle:
     """Carries out transitions on the state, and tells the policy's driver of those that it can see.
@@ -104,16 +110,11 @@ class Lifecycle:
 
     def phase(self, row: int) -> JobPhase:
         """Where the job is in its life cycle."""
-        status = self._columns.status[row]
-        is_suspended = row in self._state.suspended
-        if status == Status.WAITING:
-            return SUSPENDED if is_suspended else WAITING
-        if status == Status.RUNNING:
-            return ON_TRIAL if is_suspended else RUNNING
-        return ENDED
+        return _PHASES[self._columns.status[row]][row in self._state.suspended]
 
     def _require(self, transition: str, row: int) -> None:
-        phase, allowed = self.phase(row), TRANSITIONS[transition][0]
+        """Raise InvariantError if the job is in a phase that the transition does not begin in."""
+        phase, allowed = _PHASES[self._columns.status[row]][row in self._state.suspended], TRANSITIONS[transition][0]
         if phase not in allowed:
             wanted = " or ".join(sorted(allowed))
             raise InvariantError(f"job {self._columns.ids[row]!r} is {phase}; {transition} is for jobs that are {wanted}")
@@ -180,14 +181,14 @@ class Lifecycle:
             raise InvariantError(f"job {job.id!r} was submitted twice")
         profile = state.profile(event.kind, job)
         if profile.impossible:
-            row = self._append(job, 0.0, NO_PROFILE, now)
+            row = self._columns.append(job, 0.0, kind=NO_PROFILE.index, best=1.0, skew=None, now=now)
             self._columns.status[row] = Status.REJECTED
             state.reasons[row] = profile.impossible
-            state.default_shapes.append(state.shape(row, Locality.CLUSTER))
-            state.shape_of.append(state.default_shapes[row])
+            self._add_row(row, job.id, NO_PROFILE, Locality.CLUSTER)
             self.actions.append(Reject(job.id, profile.impossible))
             return None
-        row = self._append(job, event.steps, profile, since)
+        best, skew = profile.best, profile.skew
+        row = self._columns.append(job, event.steps, kind=profile.index, best=best, skew=skew, now=since)
         state.active[row] = None
         if job.yields is not Yields.ANY_TIME:
             state.yields[row] = job.yields
@@ -195,19 +196,19 @@ class Lifecycle:
             self._columns.divide(row, profile.tasks)
             state.divisible += 1
         self._view.row, self._view.now = row, since
-        state.asked[row] = self._asks(self._view)
-        state.default_shapes.append(state.shape(row, state.asked[row]))
-        state.shape_of.append(state.default_shapes[row])
+        self._add_row(row, job.id, profile, self._asks(self._view))
         self._begin_waiting(row, since)
         return row
 
-    def _append(self, job: Job, steps: float, profile: SpeedProfile, now: float) -> int:
-        best, skew = (1.0, None) if profile is NO_PROFILE else (profile.best, profile.skew)
-        row = self._columns.append(job, steps, kind=profile.index, best=best, skew=skew, now=now)
-        self._state.rows[job.id] = row
-        self._state.profile_of.append(profile)
-        self._state.asked.append(Locality.CLUSTER)
-        return row
+    def _add_row(self, row: int, job: str, profile: SpeedProfile, asked: Locality) -> None:
+        """Extend the tables of the state that have one item per row."""
+        state = self._state
+        state.rows[job] = row
+        state.profile_of.append(profile)
+        state.asked.append(asked)
+        shape = state.shape(row, asked)
+        state.default_shapes.append(shape)
+        state.shape_of.append(shape)
 
     def _carried_beside(self, event: Carried, row: int, now: float) -> int | None:
         """The job that a carried job shares its GPUs with; None if there is none, or one of the two had to leave."""
@@ -269,17 +270,17 @@ class Lifecycle:
         """Launch a run on GPUs that the draft took from `free`."""
         self._require("start", row)
         waited = self._start(row, holding, now)
-        self._launched(row, holding, waited, now)
+        self._protect(row, now)
+        self._driver.started(row, now)
+        self.actions.append(Launch(self._columns.ids[row], self._columns.epoch[row], holding, waited))
 
     def join(self, row: int, other: int, now: float) -> None:
         """Launch a run on the GPUs of another job, which goes on beside it."""
         self._require("join", row)
         waited = self._join(row, other, now)
-        self._launched(row, self._state.ledger.holding(row), waited, now)
-
-    def _launched(self, row: int, holding: Holding, waited: Waited, now: float) -> None:
         self._protect(row, now)
         self._driver.started(row, now)
+        holding = self._state.ledger.holding(row)
         self.actions.append(Launch(self._columns.ids[row], self._columns.epoch[row], holding, waited))
 
     def preempt(self, row: int, now: float, cause: PreemptionCause, beneficiary: str | None) -> None:
@@ -421,6 +422,7 @@ class Lifecycle:
         self._require("end", row)
         if row in self._state.suspended:
             self._leave_suspension(row, now)
+            self._state.clocks.forget(row)
             self._forget(row, status)
             return
         if self._state.running(row):
@@ -436,7 +438,6 @@ class Lifecycle:
         self._columns.status[row] = status
         state.divisible -= self._columns.tasks[row] > 0
         state.losses.pop(row, None)
-        state.clocks.forget(row)
         state.stopping.forget(row)
         state.yields.pop(row, None)
         state.on_hold.discard(row)
@@ -586,4 +587,5 @@ class Lifecycle:
         self._state.suspended[row] = now
 
     def _begin_waiting(self, row: int, now: float) -> None:
-        self._state.clocks.begin(row, self._state.default_shape(row, now))
+        state = self._state
+        state.clocks.begin(row, state.default_shape(row, now) if state.delay_scheduling else state.default_shapes[row])

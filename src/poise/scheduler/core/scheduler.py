@@ -114,13 +114,13 @@ class Scheduler:
             self._pending = True
         if self._is_late:
             self._is_late, self._pending = False, True
-            state.classify_waits(now)
+            state.clocks.classify(state.free, state.placement, now)
         else:
             self._act(now)
         if self._locality_waits:
             self._locality_waits.note(now)
-        if state.clocks.new():
-            state.clocks.read_new(state.new_waits(), now)
+        if state.clocks.new:
+            state.clocks.note_new(state.columns.status, state.active, now)
         self._ask_to_wake(now)
         actions = tuple(self.lifecycle.actions)
         self.lifecycle.actions.clear()
@@ -320,7 +320,7 @@ class Scheduler:
             self._decide(now, PreemptionRule.NEVER)
             self._is_half_done = True
         elif self._pending:
-            self.state.classify_waits(now)
+            self.state.clocks.classify(self.state.free, self.state.placement, now)
 
     def _has_drifted(self, now: float) -> bool:
         """Say whether this is the end of a round at which the order may differ though nothing happened; once per round."""
@@ -355,7 +355,7 @@ class Scheduler:
             self.lifecycle.apply(draft)
             self._spared_until = min(self._spared_until, draft.protected_until)
             if not self._driver.settle(now):
-                state.classify_waits(now)
+                state.clocks.classify(state.free, state.placement, now)
                 return
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one time")
 

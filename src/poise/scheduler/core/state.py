@@ -254,11 +254,7 @@ class SchedulerState:
 
     def new_waits(self) -> list[int]:
         """Rows of the jobs that began to wait in this instant and still do."""
-        return [row for row in self.clocks.new() if self.waits(row)]
-
-    def classify_waits(self, now: float) -> None:
-        """After a decision, say for each shape that still waits why it does."""
-        self.clocks.classify(self.free, self.placement, now)
+        return [row for row in self.clocks.new if self.waits(row)]
 
 
 def _all_free(topology: Topology, pool: ValidationPool) -> FreeGpus:
