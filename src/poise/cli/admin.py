@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from poise.cli.live import answer, clock_time, connected
-from poise.cli.options import choice_of, json_option, print_json
+from poise.cli.options import choice_of, examples, json_option, print_json
 from poise.cli.output import show_table
 from poise.cli.queue import NONE
 from poise.lab.report.page import HtmlTable
@@ -16,14 +16,8 @@ from poise.scheduler.model.units import counted
 from poise.service.client.config import state_folder
 from poise.service.wire.views import MadeToken, Role, TokenList
 
-USE_EPILOG = """\b
-Examples:
-  poise use max-min
-  poise use tiresias:limits=300/900,promote=8
-"""
 
-
-@click.command(epilog=USE_EPILOG)
+@click.command(epilog=examples("poise use max-min", "poise use tiresias:limits=300/900,promote=8"))
 @click.argument("policy")
 @json_option
 def use(policy: str, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from poise.cli.output import check_report, console, show_notes, show_table
 from poise.cli.simulate import show_knobs
 from poise.lab.analysis.sources import Subject, journal_at, journal_subject, trace_subject
 from poise.lab.analysis.study import KEYS, covered, study
-from poise.lab.analysis.tables import Layout, StudyPart, Value
+from poise.lab.analysis.tables import Layout, StudyPart
 from poise.lab.report.characterisation import bar, characterisation_page, table
 from poise.lab.traces.reader import read_trace
 from poise.lab.traces.registry import format_names
@@ -105,10 +105,10 @@ def _intro(subject: Subject) -> list[str]:
     """Sentences on what this is, and what it covers."""
     there, lacking = covered(subject.records)
     about = "".join(f"; {name} {value}" for name, value in subject.about)
-    told = [f"It tells {', '.join(there)}."] if there else []
+    covers = [f"It tells {', '.join(there)}."] if there else []
     lacks = [f"It does not tell {', '.join(lacking)}."] if lacking else []
     jobs = len(subject.records.gpus)
-    return [f"{jobs:,} job{'s' * (jobs != 1)} of a {subject.source}{about}.", *told, *lacks]
+    return [f"{jobs:,} job{'s' * (jobs != 1)} of a {subject.source}{about}.", *covers, *lacks]
 
 
 def _document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
@@ -117,7 +117,10 @@ def _document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
     about = {"kind": str(subject.source), "name": subject.name, "jobs": len(subject.records.gpus), **dict(subject.about)}
     found = {}
     for part in parts:
-        rows = [{key: _json_value(value) for key, value in row.items()} for row in part.records()]
+        rows = [
+            {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}
+            for row in part.records()
+        ]
         texts = {"title": part.title, "text": part.text, "caveat": part.caveat}
         found[part.key] = {**texts, "rows": rows, "missing": part.missing or None}
     return {
@@ -128,10 +131,6 @@ def _document(subject: Subject, parts: Sequence[StudyPart]) -> dict[str, Any]:
         "notes": list(subject.notes),
         "problem": subject.problem,
     }
-
-
-def _json_value(value: Value) -> Value:
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _show(subject: Subject, parts: Sequence[StudyPart], chosen: str | None) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, json_option, print_json, read_cluster, with_options
+from poise.cli.options import DURATION, examples, json_option, print_json, read_cluster, with_options
 from poise.cli.output import Bar, show_table
 from poise.lab.bench import WorkloadDraw, time_policy, with_defaults
 from poise.lab.report.page import HtmlTable
@@ -83,11 +83,6 @@ def solve(*, spec: str, repeats: int, as_json: bool, **drawing: int | str | None
     click.echo(f"{spec}: {where}: {figures.best:.4f} CPU seconds, best of {len(figures.seconds)}{aim}")
 
 
-FIDELITY_EPILOG = """\b
-Examples:
-  poise bench fidelity
-  poise bench fidelity --policy las --jobs 12 --json
-"""
 POLICIES = ("fifo", "las", "max-min")
 
 
@@ -107,7 +102,7 @@ _FIDELITY_OPTIONS = (
 )  # fmt: skip
 
 
-@bench.command(epilog=FIDELITY_EPILOG)
+@bench.command(epilog=examples("poise bench fidelity", "poise bench fidelity --policy las --jobs 12 --json"))
 @with_options(_FIDELITY_OPTIONS)
 def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: Any) -> int:  # noqa: ANN401
     """Run one workload twice, under a live service and in the simulator, and compare makespan and average completion time.
@@ -151,17 +146,8 @@ def _fidelity_table(found: "list[Comparison]") -> HtmlTable:
 
 
 def _fidelity_document(each: "Comparison") -> dict[str, object]:
-    return {
-        "policy": each.policy,
-        "overhead": each.overhead,
-        "makespan": each.live.makespan,
-        "simulated_makespan": each.simulated.makespan,
-        "makespan_error": each.makespan_error,
-        "avg_jct": each.live.avg_jct,
-        "simulated_avg_jct": each.simulated.avg_jct,
-        "jct_error": each.jct_error,
-        "preemptions": each.live.preemptions,
-        "simulated_preemptions": each.simulated.preemptions,
-        "jcts": each.live.jcts,
-        "simulated_jcts": each.simulated.jcts,
-    }
+    found: dict[str, object] = {"policy": each.policy, "overhead": each.overhead}
+    for key, error in (("makespan", "makespan_error"), ("avg_jct", "jct_error"), ("preemptions", None), ("jcts", None)):
+        found |= {key: getattr(each.live, key), f"simulated_{key}": getattr(each.simulated, key)}
+        found |= {error: getattr(each, error)} if error else {}
+    return found

@@ -9,7 +9,7 @@ import click
 
 from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options, read_experiment
-from poise.cli.options import FILE, force_option, json_option, print_json, with_options
+from poise.cli.options import FILE, examples, force_option, json_option, print_json, with_options
 from poise.cli.output import check_report, show_notes, show_table, watching
 from poise.cli.parallel import spread, workers_for
 from poise.cli.sweep import MOST_SEEDS, CellStart, Sweep, parse_loads, sweep
@@ -164,13 +164,8 @@ def _simulate(experiment: Experiment) -> ComparedRun:
 CLUSTER = "k80:8,p100:8,v100:8"
 POLICIES = ("fifo", "srtf", "las", "tiresias", "max-min", "max-min+agnostic", "themis", "gandiva-fair")
 
-DEMO_EPILOG = """\b
-Example:
-  poise demo --html report.html
-"""
 
-
-@click.command(epilog=DEMO_EPILOG)
+@click.command(epilog=examples("poise demo --html report.html"))
 @click.option(
     "--html", type=FILE, default=Path("poise-demo.html"), show_default=True,
     help="Where to write the report.",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import click
 
 from poise.cli.live import PAGE, answer, connected, document, suggesting
-from poise.cli.options import json_option, print_json, with_options
+from poise.cli.options import examples, json_option, print_json, with_options
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
 from poise.service.wire.request import plain
-from poise.service.wire.views import CancelledJobs, CommandResult, JobRow, Role
+from poise.service.wire.views import CommandResult, JobRow, Role
 
 Command = Callable[[Client, str], CommandResult]
 
@@ -21,15 +21,8 @@ _jobs_and_app = with_options((
 ))  # fmt: skip
 _tenant_of_app = click.option("--tenant", help="Whose app is meant.  [default: your own; an operator: the only one]")
 
-CANCEL_EPILOG = """\b
-Examples:
-  poise cancel 17
-  poise cancel --app sweep
-  poise cancel --tenant vision
-"""
 
-
-@click.command(epilog=CANCEL_EPILOG)
+@click.command(epilog=examples("poise cancel 17", "poise cancel --app sweep", "poise cancel --tenant vision"))
 @_jobs_and_app
 @click.option(
     "--tenant",
@@ -51,17 +44,15 @@ def cancel(jobs: tuple[str, ...], app: str | None, tenant: str | None, yes: bool
         if not yes and can_ask() and not click.confirm(question, err=True):
             click.echo("poise: nothing was cancelled", err=True)
             return 1
-        answer(client.cancel_all(tenant), _show_cancelled, as_json=as_json)
+        done = client.cancel_all(tenant)
+        text = f"{counted(done.jobs, 'job')} of tenant {done.tenant} cancelled"
+        answer(done, lambda _: click.echo(text), as_json=as_json)
     return 0
 
 
 def can_ask() -> bool:
     """Whether standard input is a terminal, so that a question can be answered."""
     return sys.stdin.isatty()
-
-
-def _show_cancelled(done: CancelledJobs) -> None:
-    click.echo(f"{counted(done.jobs, 'job')} of tenant {done.tenant} cancelled")
 
 
 HOLD_EPILOG = """\b
@@ -85,14 +76,7 @@ def hold(jobs: tuple[str, ...], app: str | None, tenant: str | None, stop: bool,
     return _apply(Client.stop if stop else Client.hold, jobs, app, tenant, as_json=as_json)
 
 
-RELEASE_EPILOG = """\b
-Examples:
-  poise release 17
-  poise release --app sweep
-"""
-
-
-@click.command(epilog=RELEASE_EPILOG)
+@click.command(epilog=examples("poise release 17", "poise release --app sweep"))
 @_jobs_and_app
 @_tenant_of_app
 @json_option

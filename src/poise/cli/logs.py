@@ -9,7 +9,7 @@ from unicodedata import category
 import click
 
 from poise.cli.live import answer, clock_time, connected, connected_for_long, document, suggesting, until_interrupted
-from poise.cli.options import json_option, print_json
+from poise.cli.options import examples, json_option, print_json
 from poise.scheduler.model.errors import RequestError
 from poise.service.wire.request import plain
 from poise.service.wire.views import EventRow
@@ -56,14 +56,7 @@ def logs(job: str, follow: bool, replica: int, tail: int | None, raw: bool, as_j
     return 0
 
 
-EVENTS_EPILOG = """\b
-Examples:
-  poise events
-  poise events --job 17 --follow
-"""
-
-
-@click.command(epilog=EVENTS_EPILOG)
+@click.command(epilog=examples("poise events", "poise events --job 17 --follow"))
 @click.option("--job", help="Only what concerns this job.")
 @click.option("--tenant", help="Only what concerns this tenant.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as more happens, until Ctrl-C; with --json one object a line.")

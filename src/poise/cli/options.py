@@ -62,6 +62,12 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, allow_nan=False))
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    heading = "Examples" if len(lines) > 1 else "Example"
+    return "\n".join(("\b", f"{heading}:", *(f"  {line}" for line in lines))) + "\n"
+
+
 def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     """A decorator that adds options to a command, in this order."""
 

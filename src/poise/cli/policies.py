@@ -6,19 +6,13 @@ import click
 from rich.box import SIMPLE
 from rich.table import Table as RichTable
 
-from poise.cli.options import json_option, print_json
+from poise.cli.options import examples, json_option, print_json
 from poise.cli.output import console
 from poise.scheduler.model.errors import UnknownNameError
 from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Listing
 
-EPILOG = """\b
-Examples:
-  poise policies
-  poise policies tiresias
-"""
 
-
-@click.command(epilog=EPILOG)
+@click.command(epilog=examples("poise policies", "poise policies tiresias"))
 @click.argument("name", required=False)
 @json_option
 def policies(name: str | None, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from poise.cli.live import (
     suggesting,
     until_interrupted,
 )
-from poise.cli.options import json_flag, json_option, print_json, with_options
+from poise.cli.options import examples, json_flag, json_option, print_json, with_options
 from poise.cli.output import show_table
 from poise.lab.report.axes import amount
 from poise.lab.report.page import HtmlTable
@@ -142,13 +142,7 @@ def _csv(found: QueuePage, *, is_for_people: bool) -> str:
     return out.getvalue()
 
 
-SHOW_EPILOG = """\b
-Example:
-  poise show 17
-"""
-
-
-@click.command(epilog=SHOW_EPILOG)
+@click.command(epilog=examples("poise show 17"))
 @click.argument("job")
 @json_option
 def show(job: str, as_json: bool) -> None:
@@ -170,13 +164,7 @@ def _show_job(detail: JobDetail) -> None:
         show_table(runs_table(detail.runs), title)
 
 
-WHY_EPILOG = """\b
-Example:
-  poise why 17
-"""
-
-
-@click.command(epilog=WHY_EPILOG)
+@click.command(epilog=examples("poise why 17"))
 @click.argument("job")
 @json_option
 def why(job: str, as_json: bool) -> None:
@@ -194,13 +182,7 @@ def _show_why(found: WhyView) -> None:
         click.echo(plain(found.advice) if is_idle else f"What would help: {plain(found.advice)}")
 
 
-NODES_EPILOG = """\b
-Example:
-  poise nodes
-"""
-
-
-@click.command(epilog=NODES_EPILOG)
+@click.command(epilog=examples("poise nodes"))
 @json_option
 def nodes(as_json: bool) -> None:
     """Show the nodes: their GPUs, how many are free, and the jobs that hold the others."""
@@ -228,7 +210,14 @@ def queue_table(rows: tuple[JobRow, ...]) -> HtmlTable:
 
 def wide_table(rows: tuple[JobRow, ...]) -> HtmlTable:
     """The same with all columns."""
-    return HtmlTable(WIDE, tuple((*_cells(row), *_wide_cells(row)) for row in rows), names=3, words=_WORDS)
+    cells = (
+        (
+            *_cells(row), row.app or NONE, _asked(row), clock_time(row.submitted), _clock(row.finished) or NONE,
+            plain(row.reason.text),
+        )
+        for row in rows
+    )  # fmt: skip
+    return HtmlTable(WIDE, tuple(cells), names=3, words=_WORDS)
 
 
 def span(seconds: float | None) -> str:
@@ -245,10 +234,6 @@ def _cells(row: JobRow) -> tuple[str, ...]:
         row.gpu_type or _asked(row), state_of(row), row.reason.code, span(row.waited), span(row.ran),
         f"{row.restarts:,}", span(row.eta), NONE if row.share is None else amount(row.share, "percent"),
     )  # fmt: skip
-
-
-def _wide_cells(row: JobRow) -> tuple[str, ...]:
-    return (row.app or NONE, _asked(row), clock_time(row.submitted), _clock(row.finished) or NONE, plain(row.reason.text))
 
 
 def _clock(timestamp: float | None) -> str | None:

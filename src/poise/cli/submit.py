@@ -18,7 +18,7 @@ import click
 from poise.cli import INTERRUPTED
 from poise.cli.live import connected, connected_for_long, find_job, state_of
 from poise.cli.logs import Screen
-from poise.cli.options import choice_of, json_option, print_json, with_options
+from poise.cli.options import choice_of, examples, json_option, print_json, with_options
 from poise.cli.output import show_notes
 from poise.scheduler.model.errors import PoiseError, RequestError, Where
 from poise.scheduler.model.units import parse_seconds
@@ -197,14 +197,8 @@ def _standing(row: JobRow) -> str:
 
 # Waiting: `poise wait`, `submit --wait` and `submit --follow`.
 
-WAIT_EPILOG = """\b
-Examples:
-  poise wait 17
-  poise wait 17 18 --timeout 1h && echo done
-"""
 
-
-@click.command(epilog=WAIT_EPILOG)
+@click.command(epilog=examples("poise wait 17", "poise wait 17 18 --timeout 1h && echo done"))
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--timeout", metavar="TIME", help="Wait no longer than that.  [default: as long as it takes]")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing of jobs that have not ended.")

@@ -386,8 +386,8 @@ class SweepState:
 
     def take_troubles(self) -> list[str]:
         """Why cells are not kept, if they are not; each trouble is returned once."""
-        told, self._troubles = self._troubles, []
-        return told
+        found, self._troubles = self._troubles, []
+        return found
 
     def close(self) -> None:
         """Release the file: another sweep may use it."""

@@ -90,7 +90,7 @@ class Connection:
     ) -> None:
         self.server = server
         self.on_wait: Callable[[str], None] | None = None
-        """Called once with the reason if a request takes long: somebody may be watching."""
+        """Called once with the reason if a request takes long: a person may be watching."""
         self._patience = patience
         self._reached = False
         self._http = httpx.Client(
