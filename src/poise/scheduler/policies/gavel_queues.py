@@ -1,12 +1,6 @@
-"""First in, first out, each on its fastest free GPU type (`fifo-fastest`; Gavel's heterogeneity-aware FIFO, OSDI'20 §4.2).
+"""Gavel's two queues, which know GPU types (OSDI'20 §4.2): `fifo-fastest` and `sjf`.
 
-n active jobs by arrival a_m, gang g_m, throughput T_mj on type j, N_j GPUs. Gavel's problem, with rank 0 for the earliest:
-
-    max_x  Σ_m (n − rank_m) · θ_m(x) / max_j T_mj
-
-is answered greedily, as Gavel's code does: in order of arrival, x_mj = 1 for the free type with the largest T_mj that holds
-the gang; stop at the first job that fits nowhere. A running job stays where it is, unless `sticky` is off: then all start
-from scratch, and a job may move to a faster type that has become free. O(n · types).
+Both answer with shares of 1 or 0: they say themselves who runs now. T_mj is the throughput of job m on type j, N_j GPUs.
 """
 
 import heapq
@@ -30,21 +24,43 @@ class Sticky(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FifoFastest(Memoryless):
-    """In order of arrival; nobody passes the head of the queue."""
+    """In order of arrival, each job on its fastest free type; no job passes the head of the queue. O(n · types).
+
+    Gavel's problem, with rank 0 for the earliest of n jobs,
+
+        max_x  Σ_m (n − rank_m) · θ_m(x) / max_j T_mj
+
+    is answered greedily, as Gavel's code does: in order of arrival, x_mj = 1 for the free type with the largest T_mj that
+    holds the gang; stop at the first job that fits nowhere. A running job stays where it is, unless `sticky` is off: then
+    all start from scratch, and a job may move to a faster type that has become free.
+    """
 
     sticky: Sticky = Sticky.ON
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """Share 1 for who is to run now, on packed columns; a running job that stays has it on the column that it holds."""
+        """Share 1 for jobs that run now, on packed columns; a running job that stays has it on the column that it holds."""
         share = np.zeros_like(workload.speed)
         free = workload.gpus.copy()
         running = np.flatnonzero(workload.held >= 0) if self.sticky is Sticky.ON else np.empty(0, dtype=np.int64)
         share[running, workload.held[running]] = 1.0
         np.subtract.at(free, workload.column_type[workload.held[running]], workload.gang[running])
-        waiting = np.setdiff1d(np.arange(workload.jobs), running)
-        blocked = _serve(workload, waiting.tolist(), free, share)
-        remarks = () if blocked is None else _remarks(workload, blocked)
-        return Allocation(share, objective=_worth(workload, share), leftover=Leftover.IDLE, remarks=remarks), memory
+        remarks: tuple[str, ...] = ()
+        for job in np.setdiff1d(np.arange(workload.jobs), running).tolist():
+            gang, speeds = workload.gang[job], workload.speed[job, : workload.types]
+            speed = np.where(free >= gang, speeds, 0.0)
+            best = int(speed.argmax())
+            if speed[best] <= 0:
+                if not np.any((workload.gpus >= gang) & (speeds > 0)):  # nor would it fit if all GPUs were free
+                    words = f"no GPU type that it runs on has {gang:g} GPUs alive"
+                    remarks = (f"row {workload.rows[job]} holds up the queue: {words}",)
+                break
+            share[job, best] = 1.0
+            free[best] -= gang
+        fastest = workload.speed.max(axis=1, initial=0.0)
+        reached = (workload.speed * share).sum(axis=1)
+        relative = np.divide(reached, fastest, out=np.zeros_like(fastest), where=fastest > 0)
+        objective = dot(relative, np.arange(workload.jobs, 0.0, -1.0))
+        return Allocation(share, objective=objective, leftover=Leftover.IDLE, remarks=remarks), memory
 
 
 FIFO_FASTEST = Listing(
@@ -72,56 +88,24 @@ FIFO_FASTEST = Listing(
 )
 
 
-def _serve(workload: Workload, queue: list[int], free: Floats, share: Floats) -> int | None:
-    """Fill in `share` and take from `free`, in the order of the queue. Who stopped it, if anybody did."""
-    for job in queue:
-        speed = np.where(free >= workload.gang[job], workload.speed[job, : workload.types], 0.0)
-        fastest = int(speed.argmax())
-        if speed[fastest] <= 0:
-            return job
-        share[job, fastest] = 1.0
-        free[fastest] -= workload.gang[job]
-    return None
-
-
-def _worth(workload: Workload, share: Floats) -> float:
-    """Gavel's objective."""
-    fastest = workload.speed.max(axis=1, initial=0.0)
-    reached = (workload.speed * share).sum(axis=1)
-    relative = np.divide(reached, fastest, out=np.zeros_like(fastest), where=fastest > 0)
-    return dot(relative, np.arange(workload.jobs, 0.0, -1.0))
-
-
-def _remarks(workload: Workload, blocked: int) -> tuple[str, ...]:
-    """A word if the head of the queue would not fit even if all GPUs were free."""
-    gang = workload.gang[blocked]
-    if np.any((workload.gpus >= gang) & (workload.speed[blocked, : workload.types] > 0)):
-        return ()
-    return (f"row {workload.rows[blocked]} holds up the queue: no GPU type that it runs on has {gang:g} GPUs alive",)
-
-
-# Shortest job first, each on its fastest free GPU type (`sjf`; Gavel, OSDI'20 §4.2).
-#
-# R_m steps left, throughput T_mj of the gang on type j. Gavel's problem is
-#
-# min_x min_m  R_m / θ_m(x)
-#
-# taken lexicographically: the job with the least R_m / T_mj over types j that still hold its gang gets x_mj = 1 there;
-# repeat
-# with what is left. A gang that fits nowhere is passed over. Jobs of unknown length come last, by arrival; so do ties.
-# Running jobs have no privilege. O(n log n): as GPUs go, a job's time can only rise, so each job waits in a heap at the best
-# time it was last seen to have, and is looked at again only when it comes up.
-
 _Offer = tuple[float, int, int]
-"""Seconds to the end, the job, the type on which it takes so long."""
+"""Seconds to the end, the job, and the type on which it takes that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sjf(Memoryless):
-    """The least time to the end first."""
+    """The least time to the end first, each job on its fastest free type.
+
+    With R_m steps left, Gavel's problem min_x min_m R_m / θ_m(x) is taken lexicographically: the job with the least
+    R_m / T_mj over types j that still hold its gang gets x_mj = 1 there; repeat with what is left. A gang that fits nowhere
+    is passed over. Jobs of unknown length come last, by arrival; so do ties. Running jobs have no privilege.
+
+    O(n log n): as GPUs go, a job's time can only rise, so each job waits in a heap at the best time it was last seen to
+    have, and is looked at again only when it comes up.
+    """
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """Share 1 on a packed column for who is to run now. The objective is the time of the first chosen, in seconds."""
+        """Share 1 on a packed column for jobs that run now. The objective is the time of the first chosen, in seconds."""
         share = np.zeros_like(workload.speed)
         free = workload.gpus.copy()
         offers = _offers(workload, np.arange(workload.jobs), free)

@@ -1,16 +1,16 @@
-"""Least time to finish by marginal gain (`optimus`; Optimus, EuroSys'18).
+"""Least time to finish by marginal gain (`optimus`; Peng et al., Optimus, EuroSys'18; docs/algorithms/optimus.md).
 
-Q_m steps that job m has left, f_m(w) its steps per second with w GPUs. Every interval, with nothing taken for granted:
+Q_m steps that job m has left, f_m(w) its steps per second with w GPUs. Every interval all GPUs are distributed anew:
 
     1   in order of arrival, while GPUs last, every job its least number of GPUs
     2   the next GPU to the job with the largest  Q_m/f_m(w) − Q_m/f_m(w+1);  until none is left, or none saves time
 
     3   where: jobs by number of GPUs, rising; evenly over as few of the emptiest nodes as hold them
 
-Q_m comes from the losses that a job has reported: a curve is fitted to them (`scheduler/solve/curve_fitting.py`), and
-the job is done where
-no epoch lowers its loss by `delta`. Jobs that report nothing have the steps that they declare; of whom nothing is known, the
-least number of GPUs. Between intervals nobody is disturbed: jobs that come get what is free, by the same two rules.
+Q_m comes from the losses that a job has reported: a curve is fitted to them (`scheduler/solve/curve_fitting.py`), and the
+job is done where no epoch lowers its loss by `delta`. Jobs that report nothing have the steps that they declare; a job of
+which nothing is known gets its least number of GPUs. Between intervals no job is disturbed: jobs that come get what is
+free, by the same two rules.
 
 Published for one kind of GPU. Here a running job keeps its type as long as there is room, and a waiting one takes the
 fastest that has room for its least; 2 is done type by type. A rigid job is a ladder of one rung: its gang, or nothing.
@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from poise.scheduler.model.cluster import NodeGpus, Site
-from poise.scheduler.model.job_table import JobTable, Snapshot
+from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import next_round_end
@@ -45,12 +45,6 @@ from poise.scheduler.policies.listing import (
 )
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.solve.curve_fitting import FEWEST_POINTS, convergence
-
-# Greedy by marginal gain: the next unit goes where it saves the most for its cost (Optimus, EuroSys'18 §4.1).
-#
-# Knows nothing of what a unit is: a contender's state and the units that can be added to it are its own affair. Optimus
-# proper
-# adds parameter servers and workers; where jobs reduce among themselves there are only GPUs.
 
 State = TypeVar("State")
 
@@ -73,7 +67,7 @@ class Grant(NamedTuple, Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Granted(Generic[State]):
-    """The outcome: the state of everybody, the units in the order in which they were given, what is left over."""
+    """The outcome: the state of every contender, the units in the order in which they were given, what is left over."""
 
     states: dict[int, State]
     grants: tuple[Grant[State], ...]
@@ -85,8 +79,10 @@ def greedily(
 ) -> Granted[State]:
     """Give units out, the largest saving for its cost first, until none is left or none saves anything.
 
-    `capacity` is what is left once everybody has its start. Equal gains go to the lower key, and of one contender's to the
-    first that it offers. A unit that costs more than is left is passed over. O(log n) a unit.
+    `capacity` is what is left once every contender has its start. Equal gains go to the lower key, and of one contender's
+    to the first that it offers. A unit that costs more than is left is passed over. O(log n) per unit. It knows nothing of
+    what a unit is: Optimus proper adds parameter servers and workers; where jobs reduce among themselves there are only
+    GPUs.
     """
     states, grants = dict(starts), list[Grant[State]]()
     heap: list[tuple[float, int, MarginalOffer[State]]] = []
@@ -112,37 +108,37 @@ def _gain(offer: MarginalOffer[State]) -> float:
     return offer.saves / offer.cost
 
 
-# Gangs spread evenly over few nodes, as Optimus places them (EuroSys'18 §4.2): with equal parts nobody lags behind.
-
-
 class FreeNodes(StrEnum):
-    """Which nodes a gang goes to: evenly to the emptiest, as published, or to the tightest that hold it."""
+    """Which nodes a gang goes to: evenly to the emptiest, as published (§4.2), or to the tightest that hold it.
+
+    With equal parts no worker lags behind.
+    """
 
     EMPTIEST = "emptiest"
     TIGHTEST = "tightest"
 
 
-def site_for(sketch: PlacementDraft, gpu_type: int, gpus: int, nodes: FreeNodes) -> Site | None:
-    """Where so many GPUs of a type are to be had; None if there are not as many."""
-    if nodes is FreeNodes.TIGHTEST or sketch.idle[gpu_type] < gpus:
-        return sketch.tightest(gpu_type, gpus)
-    return sketch.roomiest(gpu_type, gpus) or _evenly(sketch, gpu_type, gpus) or sketch.tightest(gpu_type, gpus)
+def site_for(draft: PlacementDraft, gpu_type: int, gpus: int, nodes: FreeNodes) -> Site | None:
+    """Where as many GPUs of a type are to be had; None if there are not enough.
 
-
-def _evenly(sketch: PlacementDraft, gpu_type: int, gpus: int) -> Site | None:
-    """The least k such that the k emptiest nodes hold the gang in parts that differ by one GPU at most; None if none is."""
-    free = sketch.free
-    able = [node for node, kind in enumerate(sketch.topology.type_of) if kind == gpu_type and free[node]]
-    able.sort(key=lambda node: (-free[node], node))
-    for count in range(2, min(gpus, len(able)) + 1):
-        part, larger = divmod(gpus, count)
-        if free[able[count - 1]] >= part and (not larger or free[able[larger - 1]] > part):
-            return tuple(sorted(NodeGpus(node, part + (place < larger)) for place, node in enumerate(able[:count])))
-    return None
+    The emptiest: one node if it holds the gang; else the least k such that the k emptiest nodes hold it in parts that
+    differ by one GPU at most; else as the tightest.
+    """
+    free = draft.free
+    if nodes is FreeNodes.EMPTIEST and draft.idle[gpu_type] >= gpus:
+        if (site := draft.roomiest(gpu_type, gpus)) is not None:
+            return site
+        able = [node for node, kind in enumerate(draft.topology.type_of) if kind == gpu_type and free[node]]
+        able.sort(key=lambda node: (-free[node], node))
+        for count in range(2, min(gpus, len(able)) + 1):
+            part, larger = divmod(gpus, count)
+            if free[able[count - 1]] >= part and (not larger or free[able[larger - 1]] > part):
+                return tuple(sorted(NodeGpus(node, part + (place < larger)) for place, node in enumerate(able[:count])))
+    return draft.tightest(gpu_type, gpus)
 
 
 class Seat(NamedTuple):
-    """So many GPUs of a type, as the rung of a job's ladder."""
+    """GPUs of a type that a job gets: a rung of its ladder."""
 
     gpu_type: int
     rung: int
@@ -150,18 +146,18 @@ class Seat(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A number of GPUs that a job can do with, and seconds a step then takes."""
+    """A number of GPUs that a job can run with, and the seconds that a step then takes."""
 
     gpus: int
     seconds: float
 
 
 Ladder = tuple[Rung, ...]
-"""Of one job on one GPU type, rising; empty if it cannot run there."""
+"""The rungs of a job on one GPU type, rising; empty if it cannot run there."""
 
 
 class Forecast(NamedTuple):
-    """The step at which a job is believed done, from so many reports of its loss; None: they do not tell."""
+    """The step at which a job is believed to be done, from this many reports of its loss; None: they do not tell."""
 
     reports: int
     step: float | None
@@ -169,20 +165,12 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpeedOutlook:
-    """What is remembered: when all is worked out anew, forecasts by row, and whether any of the rows seen is elastic."""
+    """What is remembered: when all GPUs are next distributed, forecasts by row, and whether any row seen is elastic."""
 
     due: float = -inf
     forecasts: MappingProxyType[int, Forecast] = field(default_factory=lambda: MappingProxyType({}))
     seen: int = 0
     is_elastic: bool = False
-
-    def having_seen(self, columns: JobTable) -> "SpeedOutlook":
-        """The same, with the jobs that have come since."""
-        arrived = range(self.seen, len(columns.ids))
-        if not arrived:
-            return self
-        elastic = self.is_elastic or any(columns.least[row] < columns.most[row] for row in arrived)
-        return replace(self, seen=arrived.stop, is_elastic=elastic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +188,16 @@ class Optimus:
     keep: float = 0.0
 
     def start(self) -> SpeedOutlook:
-        """Nobody is known."""
+        """The memory before the first plan."""
         return SpeedOutlook()
 
     def plan(self, snapshot: Snapshot, memory: SpeedOutlook) -> tuple[Plan, SpeedOutlook]:
-        """At the end of an interval for everybody; inside one, for those who wait."""
-        memory = memory.having_seen(snapshot.columns)
+        """At the end of an interval for all jobs; inside one, for those that wait."""
+        columns = snapshot.columns
+        arrived = range(memory.seen, len(columns.ids))
+        if arrived:
+            elastic = memory.is_elastic or any(columns.least[row] < columns.most[row] for row in arrived)
+            memory = replace(memory, seen=arrived.stop, is_elastic=elastic)
         if not (snapshot.is_contended or memory.is_elastic):
             return Plan.changing((), (), inf), memory
         if snapshot.now < memory.due:
@@ -216,7 +208,7 @@ class Optimus:
         return plan, replace(memory, due=due, forecasts=work.forecasts())
 
     def _filled(self, snapshot: Snapshot, memory: SpeedOutlook) -> Plan:
-        """What is free goes to those who wait; whatever else is to be changed is left to the end of the interval."""
+        """What is free goes to waiting jobs; other changes are left to the end of the interval."""
         waiting = snapshot.rows[~snapshot.running]
         able = waiting[snapshot.ints(snapshot.columns.least)[~snapshot.running] <= max(snapshot.idle)].tolist()
         work = _Work(snapshot, memory.forecasts, self.delta)
@@ -227,18 +219,22 @@ class Optimus:
         return Plan.changing(claims, (), inf if is_settled else memory.due)
 
     def _anew(self, work: "_Work", due: float) -> Plan:
-        """Everybody's number of GPUs from scratch; only those whose number or type is another one are touched."""
-        held, pinned = work.everybody_held(), work.snapshot.pinned
-        seats, left = work.first_seats((row for row in work.snapshot.active if row not in pinned), work.capacity(held))
+        """Every job's number of GPUs from scratch; only jobs whose number or type changes are touched."""
+        snapshot = work.snapshot
+        holdings, pinned = snapshot.placement.holdings, snapshot.pinned
+        held = {row: held for row in holdings if row not in pinned and (held := work.held(row))}
+        capacity = list(snapshot.idle)  # GPUs by type that are free, or held by jobs that may be resized
+        for gpu_type, count in held.values():
+            capacity[gpu_type] += count
+        seats, left = work.first_seats((row for row in snapshot.active if row not in pinned), capacity)
         granted = self._grown(work, seats, left)
         changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
         stops = tuple(row for row in held if row not in granted)
         if not (changed or stops):
             return Plan.changing((), (), due if work.may_change else inf)
-        sketch = PlacementDraft(work.snapshot.placement)
-        holdings = work.snapshot.placement.holdings
-        sketch.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
-        plan = Plan.changing(self._sited(changed, sketch), stops, due if work.may_change else inf)
+        draft = PlacementDraft(snapshot.placement)
+        draft.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
+        plan = Plan.changing(self._sited(changed, draft), stops, due if work.may_change else inf)
         return replace(plan, more=partial(_rest, work))
 
     def _grown(self, work: "_Work", seats: dict[int, Seat], left: Sequence[int]) -> dict[int, Seat]:
@@ -251,20 +247,20 @@ class Optimus:
         for gpu_type, elastic in starts.items():
             tops = {row: work.top(row, seat) for row, seat in elastic.items()}
             if sum(tops[row].gpus - seat.gpus for row, seat in elastic.items()) <= left[gpu_type]:
-                grown.update(tops)  # there is enough for everybody: the outcome of the greedy, without its order
+                grown.update(tops)  # there is enough for all: the outcome of the greedy, without its order
                 continue
             granted: Granted[Seat] = greedily(elastic, partial(work.offers, self.keep), left[gpu_type])
             work.may_change = True
             grown.update(granted.states)
         return grown
 
-    def _sited(self, seats: Mapping[int, Seat], sketch: PlacementDraft) -> tuple[Claim, ...]:
+    def _sited(self, seats: Mapping[int, Seat], draft: PlacementDraft) -> tuple[Claim, ...]:
         """Claims on nodes, the fewest GPUs first."""
         claims = []
         for row, seat in sorted(seats.items(), key=lambda each: (each[1].gpus, each[0])):
-            site = site_for(sketch, seat.gpu_type, seat.gpus, self.nodes)
+            site = site_for(draft, seat.gpu_type, seat.gpus, self.nodes)
             if site is not None:
-                sketch.take(site)
+                draft.take(site)
                 claims.append(Claim(row, gpus=seat.gpus, site=site))
         return tuple(claims)
 
@@ -327,67 +323,50 @@ class _Work:
         holding = floor.holdings.get(row)
         return None if holding is None else (floor.topology.type_of[holding[0].node], self.snapshot.columns.gpus[row])
 
-    def everybody_held(self) -> dict[int, tuple[int, int]]:
-        """Types and numbers of GPUs of all running jobs, but for those that keep theirs whoever waits."""
-        rows = (row for row in self.snapshot.placement.holdings if row not in self.snapshot.pinned)
-        return {row: held for row in rows if (held := self.held(row))}
-
-    def capacity(self, held: Mapping[int, tuple[int, int]]) -> list[int]:
-        """GPUs by type that are free, or held by these."""
-        gpus = list(self.snapshot.idle)
-        for gpu_type, count in held.values():
-            gpus[gpu_type] += count
-        return gpus
-
     def forecasts(self) -> MappingProxyType[int, Forecast]:
-        """Of jobs that are still there."""
+        """Forecasts to remember: those of jobs that are still there."""
         active = set(self.snapshot.active)
         return MappingProxyType({row: each for row, each in self._forecasts.items() if row in active})
 
     def first_seats(self, rows: Iterable[int], left: list[int]) -> tuple[dict[int, Seat], list[int]]:
-        """The first rule: the least GPUs in order of arrival; and what is left of each type then."""
+        """The first rule: the least GPUs in order of arrival, on the type that a job holds, else on its fastest.
+
+        Returns what is left of each type as well.
+        """
         seats: dict[int, Seat] = {}
         for row in rows:
-            seat = self._first_seat(row, left)
-            if seat is not None:
-                seats[row] = seat
-                left[seat.gpu_type] -= seat.gpus
-                if not any(left):
-                    break
+            ladders = self._ladders_of(row)
+            able = [kind for kind, ladder in enumerate(ladders) if ladder and ladder[0].gpus <= left[kind]]
+            if not able:
+                continue
+            mine = self.held(row)
+            best = mine[0] if mine and mine[0] in able else min(able, key=lambda kind: ladders[kind][0].seconds)
+            seats[row] = Seat(best, 0, ladders[best][0].gpus)
+            left[best] -= seats[row].gpus
+            if not any(left):
+                break
         return seats, left
 
-    def _first_seat(self, row: int, left: Sequence[int]) -> Seat | None:
-        """On the type that it holds, else on its fastest, of those that have room."""
-        ladders = self._ladders_of(row)
-        able = [kind for kind, ladder in enumerate(ladders) if ladder and ladder[0].gpus <= left[kind]]
-        if not able:
-            return None
-        mine = self.held(row)
-        best = mine[0] if mine and mine[0] in able else min(able, key=lambda kind: ladders[kind][0].seconds)
-        return Seat(best, 0, ladders[best][0].gpus)
-
     def ladder(self, row: int, gpu_type: int) -> Ladder:
-        """What the job can do with on a type."""
+        """The numbers of GPUs of a type that a job can run with."""
         return self._ladders_of(row)[gpu_type]
 
     def _ladders_of(self, row: int) -> tuple[Ladder, ...]:
-        kind = self.snapshot.columns.kind[row]
-        ladders = self._ladders.get(kind)
-        if ladders is None:
-            ladders = self._ladders[kind] = self._built(row)
-        return ladders
-
-    def _built(self, row: int) -> tuple[Ladder, ...]:
-        estimate, columns = self.snapshot.estimate(row), self.snapshot.columns
-        numbers = sorted([(columns.gang[row], estimate.rates), *estimate.others])
-        return tuple(
-            tuple(
-                Rung(gpus, 1.0 / rates[kind][Locality.PACKED])
-                for gpus, rates in numbers
-                if columns.least[row] <= gpus <= columns.most[row] and rates[kind][Locality.PACKED] > 0
+        """A ladder for each type; jobs of one kind have the same."""
+        columns = self.snapshot.columns
+        kind = columns.kind[row]
+        if kind not in self._ladders:
+            estimate = self.snapshot.estimate(row)
+            numbers = sorted([(columns.gang[row], estimate.rates), *estimate.others])
+            self._ladders[kind] = tuple(
+                tuple(
+                    Rung(gpus, 1.0 / rates[gpu_type][Locality.PACKED])
+                    for gpus, rates in numbers
+                    if columns.least[row] <= gpus <= columns.most[row] and rates[gpu_type][Locality.PACKED] > 0
+                )
+                for gpu_type in range(len(estimate.rates))
             )
-            for kind in range(len(estimate.rates))
-        )
+        return self._ladders[kind]
 
     def offers(self, keep: float, row: int, seat: Seat) -> tuple[MarginalOffer[Seat], ...]:
         """The next rung of a job, if there is one. One that it stands on already counts a little more (`keep`)."""
@@ -414,21 +393,17 @@ class _Work:
         return top
 
     def left(self, row: int) -> float:
-        """Steps that a job has left; 0 of whom nothing is known."""
+        """Steps that a job has left; 0 if nothing is known of it."""
         left = self._lefts.get(row)
         if left is None:
-            left = self._lefts[row] = self._left(row)
+            columns, now = self.snapshot.columns, self.snapshot.now
+            done = columns.steps_done[row] + columns.rate[row] * max(now - columns.progress_from[row], 0.0)
+            forecast = self._forecast(row)
+            total = columns.steps[row] if forecast is None else forecast
+            if not isfinite(total):
+                self.may_change = True  # it may report its loss
+            left = self._lefts[row] = max(total - done, 0.0) if isfinite(total) else 0.0
         return left
-
-    def _left(self, row: int) -> float:
-        columns, now = self.snapshot.columns, self.snapshot.now
-        done = columns.steps_done[row] + columns.rate[row] * max(now - columns.progress_from[row], 0.0)
-        forecast = self._forecast(row)
-        total = columns.steps[row] if forecast is None else forecast
-        if not isfinite(total):
-            self.may_change = True  # it may report
-            return 0.0
-        return max(total - done, 0.0)
 
     def _forecast(self, row: int) -> float | None:
         """The step at which the losses say that the job is done; an epoch is the distance from one report to the next."""
@@ -445,7 +420,7 @@ class _Work:
 
 
 def _rest(work: _Work, idle: tuple[int, ...]) -> tuple[Claim, ...]:
-    """Whoever waits on gets what was left over after all, for instance because a job was not to be stopped yet."""
+    """Jobs that still wait get what is left over after all, for instance because a job could not be stopped yet."""
     snapshot = work.snapshot
     waiting = snapshot.ints(snapshot.columns.least) <= max(idle)
     waiting &= ~snapshot.running

@@ -6,14 +6,16 @@ VC v (a tenant) has a quota of q_v GPUs and uses u_v. Whenever something happens
     preempting  one of them finds no place, and cluster use >= `busy`: jobs over quota make way, the latest first
     borrowing   all other jobs, by arrival, on whatever is idle then
 
-A job that does not fit holds up nobody behind it. A try lasts `window` seconds; then the job backs off for `backoff` seconds
+A job that does not fit holds up no job behind it. A try lasts `window` seconds; then the job backs off for `backoff` seconds
 and is not looked at. Until `rack` tries have failed it insists on the fewest nodes, until `any` have on one rack, and then
-on nothing. Tries count from the first moment at which it might have started: within its quota, or with enough GPUs idle. A
+on nothing. Tries count from when it first might have started: within its quota, or with enough GPUs idle. A
 job that comes within its quota is tried at once.
 
 A job over its quota waits for its share (fair-share delay); one within its quota for GPUs that are close enough together
 (fragmentation). Which node is the placement's choice: with `consolidate` small jobs go to the tightest node, large ones to
-empty nodes. A decision costs O(waiting jobs), and nothing while nobody waits.
+empty nodes. A decision costs O(waiting jobs), and nothing while no job waits.
+
+`Philly`, at the end, is the policy. Before it stand its parts: quotas and their use, tries, a plan in the making, the queue.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -45,24 +47,22 @@ from poise.scheduler.policies.listing import (
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.policies.promises import Promise, Quotas
 
-# Virtual clusters: tenants with a quota of GPUs, and who uses how much of it (Philly §2.3; ALGORITHMS §6.1).
-
 SLACK = 1e-9
-"""Of a GPU: quotas are quotients."""
+"""GPUs by which a quota may be exceeded: quotas are quotients, and rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualClusterUsage:
-    """Tenants met so far, by index: the quota that each was given, nan for those that were given none.
+    """Tenants met so far, by index: the stated quota of each, nan for those that have none.
 
-    rows   jobs that have been looked at for it
+    rows   jobs whose tenants have been looked at
     """
 
     given: tuple[float, ...] = ()
     rows: int = 0
 
     def called(self, columns: JobTable, quotas: Sequence[tuple[str, float]]) -> "VirtualClusterUsage":
-        """The roll with the tenants of jobs that have come since."""
+        """With the tenants of jobs that have come since."""
         if self.rows == len(columns.ids):
             return self
         given, known = list(self.given), dict(quotas)
@@ -72,14 +72,14 @@ class VirtualClusterUsage:
         return VirtualClusterUsage(tuple(given), len(columns.ids))
 
     def quotas(self, gpus: int, listed: float, weights: Sequence[float]) -> list[float]:
-        """Everybody's quota: those without one share by weight what the listed ones, added up, leave of the GPUs."""
+        """The quota of each tenant. Those without a stated one share by weight what the stated ones, `listed`, leave."""
         sharing = sum(weight for weight, each in zip(weights, self.given, strict=True) if isnan(each))
         rest = max(gpus - listed, 0.0) / (sharing or 1.0)
         return [rest * weight if isnan(each) else each for weight, each in zip(weights, self.given, strict=True)]
 
 
 class VirtualClusters:
-    """Who uses what at one moment, in the making: `used` follows the jobs that a plan starts and stops."""
+    """GPUs that each tenant uses; `used` follows the jobs that the plan in the making starts and stops."""
 
     def __init__(self, snapshot: Snapshot, quotas: Sequence[float]) -> None:
         self._snapshot = snapshot
@@ -91,7 +91,7 @@ class VirtualClusters:
         self.used: list[float] = np.bincount(self._tenants, gpus, len(quotas)).tolist()
 
     def within(self, tenant: int, gang: int) -> bool:
-        """One more such gang leaves the tenant within its quota."""
+        """Whether one more such gang leaves the tenant within its quota."""
         return gang <= self.quotas[tenant] - self.used[tenant] + SLACK
 
     def all_within(self, tenants: Ints, gangs: Ints) -> Bools:
@@ -105,31 +105,27 @@ class VirtualClusters:
 
         Of each tenant the jobs that started last, until the rest is within the quota; but none that may not be stopped.
         """
+        columns = self._snapshot.columns
         over: list[int] = []
         for tenant, (used, quota) in enumerate(zip(self.used, self.quotas, strict=True)):
-            if used > quota + SLACK:
-                over += self._latest(tenant, used - quota)
-        started = self._snapshot.columns.started
-        return sorted(over, key=lambda row: (started[row], row), reverse=True)
-
-    def _latest(self, tenant: int, excess: float) -> list[int]:
-        started, gpus = self._snapshot.columns.started, self._snapshot.columns.gpus
-        own = set(self._running[self._tenants == tenant].tolist()) - self._snapshot.pinned
-        rows = sorted(own, key=lambda row: (started[row], row))
-        found: list[int] = []
-        while excess > SLACK and rows:
-            found.append(rows.pop())
-            excess -= gpus[found[-1]]
-        return found
+            excess = used - quota
+            if excess <= SLACK:
+                continue
+            own = set(self._running[self._tenants == tenant].tolist()) - self._snapshot.pinned
+            rows = sorted(own, key=lambda row: (columns.started[row], row))
+            while excess > SLACK and rows:
+                over.append(rows.pop())
+                excess -= columns.gpus[over[-1]]
+        return sorted(over, key=lambda row: (columns.started[row], row), reverse=True)
 
 
 QUIET = Plan.changing()
-"""Nobody waits."""
+"""The plan while no job waits."""
 
 ROOM_FOR_OLD = 256
-"""Entries of jobs that wait no more that are kept rather than looked for."""
+"""Entries of jobs that no longer wait that may pile up before they are looked for."""
 
-NOBODY: Mapping[int, float] = MappingProxyType({})
+NO_TRIES: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +146,7 @@ class Tries:
         return self.begins(since, count + 1) - self.backoff
 
     def failed(self, since: float, now: float) -> int:
-        """Tries that have ended by now. The moments themselves decide, not a quotient that may be rounded."""
+        """Tries that have ended by now. The end of each try decides, not a quotient, which may be rounded."""
         count = int((now - since + self.backoff) / (self.window + self.backoff))
         while count and self.ends(since, count - 1) > now:
             count -= 1
@@ -165,7 +161,7 @@ class Tries:
         return begins if begins > now else self.begins(since, count + 1)
 
     def level(self, failed: int) -> Locality:
-        """What a job insists on after so many failed tries."""
+        """The locality that a job insists on after `failed` tries."""
         if failed < self.rack:
             return Locality.PACKED
         return Locality.RACK if failed < self.any else Locality.CLUSTER
@@ -187,12 +183,12 @@ class Waiter(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The tenants met so far, and of jobs, by row, since when they have been tried and whom the last plan held back.
+    """What is remembered: tenants; by row, since when jobs have been tried; and the jobs that the last plan held back.
 
-    looked   last moment at which to look again at once, because jobs were stopped: they may find another place
+    looked   when the policy last looked again at once because jobs were stopped: they may find another place
     """
 
-    roll: VirtualClusterUsage
+    tenants: VirtualClusterUsage
     since: Mapping[int, float]
     held: frozenset[int]
     looked: float = -inf
@@ -220,8 +216,8 @@ class QuotaDraft:
         self.stops: list[int] = []
 
     @cached_property
-    def _sketch(self) -> PlacementDraft:
-        """Made only if anybody might start."""
+    def _gpus(self) -> PlacementDraft:
+        """Free GPUs as planned so far. Made only if a job might start."""
         return PlacementDraft(self._snapshot.placement)
 
     def ask(self, waiter: Waiter, level: Locality) -> bool:
@@ -240,7 +236,7 @@ class QuotaDraft:
         if shape in self._unplaced:  # less is free now than when another such job found no place
             return False
         for gpu_type in types:
-            site = self._sketch.at(gpu_type, waiter.gang, level)
+            site = self._gpus.at(gpu_type, waiter.gang, level)
             if site is not None:
                 self._seat(waiter, site)
                 return True
@@ -249,7 +245,7 @@ class QuotaDraft:
 
     @property
     def can_make_room(self) -> bool:
-        """There are jobs that may be stopped."""
+        """Whether there are jobs that may be stopped."""
         return bool(self._over)
 
     def make_room(self, waiter: Waiter, level: Locality) -> bool:
@@ -261,7 +257,7 @@ class QuotaDraft:
         for gpu_type in types:
             victims = self._victims(gpu_type, waiter.gang, level)
             if victims:
-                site = self._sketch.at(gpu_type, waiter.gang, level)
+                site = self._gpus.at(gpu_type, waiter.gang, level)
                 assert site is not None, "it fitted a moment ago"
                 self._seat(waiter, site)
                 self._stop(victims)
@@ -275,46 +271,43 @@ class QuotaDraft:
         return tuple(Claim(row, level, site=sites.get(row)) for row, level in self._claims)
 
     def is_sure(self, row: int) -> bool:
-        """The job will start: its claim is the first, and fits. Others depend on which GPUs the core gives to the first."""
+        """Whether the job will start: its claim is the first, and fits. Others depend on which GPUs the core gives to it."""
         return bool(self._claims) and self._claims[0][0] == row and row in self.sites
 
     def _seat(self, waiter: Waiter, site: Site) -> None:
-        self._sketch.take(site)
+        self._gpus.take(site)
         self.sites[waiter.row] = site
         self._clusters.used[waiter.tenant] += waiter.gang
 
     def _victims(self, gpu_type: int, gang: int, level: Locality) -> list[int]:
-        """Jobs over quota, taken out of the sketch, after which the gang fits; none if it does not after all of them."""
-        sketch = self._sketch
-        rows = [row for row in self._over if self._type_of(row) == gpu_type]
-        sites = [site_of(self._snapshot.placement.holdings[row]) for row in rows]
+        """Jobs over quota, whose GPUs are then counted as free, that make the gang fit; none if all of them do not do."""
+        gpus_left = self._gpus
+        type_of, holdings = gpus_left.topology.type_of, self._snapshot.placement.holdings
+        rows = [row for row in self._over if type_of[holdings[row][0].node] == gpu_type]
+        sites = [site_of(holdings[row]) for row in rows]
         for site in sites:
-            sketch.give(site)
-        fits = sketch.at(gpu_type, gang, level) is not None
+            gpus_left.give(site)
+        fits = gpus_left.at(gpu_type, gang, level) is not None
         for site in sites:
-            sketch.take(site)
+            gpus_left.take(site)
         for count, site in enumerate(sites if fits else (), start=1):
-            sketch.give(site)
-            if sketch.at(gpu_type, gang, level) is not None:
+            gpus_left.give(site)
+            if gpus_left.at(gpu_type, gang, level) is not None:
                 return rows[:count]
         return []
 
     def _stop(self, victims: Sequence[int]) -> None:
-        """These make way, but for those whose GPUs are all still free; of those who has run longest is spared first."""
-        columns, sketch = self._snapshot.columns, self._sketch
+        """Stop these jobs, but for those whose GPUs are all still free; the one that has run longest is spared first."""
+        columns, gpus_left = self._snapshot.columns, self._gpus
         for row in reversed(victims):
             site = site_of(self._snapshot.placement.holdings[row])
-            if all(sketch.free[node] >= gpus for node, gpus in site):
-                sketch.take(site)
+            if all(gpus_left.free[node] >= gpus for node, gpus in site):
+                gpus_left.take(site)
             else:
                 self.stops.append(row)
                 self._over.remove(row)
                 self._clusters.used[columns.tenant[row]] -= columns.gpus[row]
         self._unplaced.clear()  # a victim may leave more than was taken
-
-    def _type_of(self, row: int) -> int:
-        floor = self._snapshot.placement
-        return floor.topology.type_of[floor.holdings[row][0].node]
 
     def _types(self, row: int) -> tuple[int, ...]:
         """Types that a job can run on, its fastest first."""
@@ -326,7 +319,7 @@ class QuotaDraft:
 
 
 class ClusterQueue:
-    """The waiting jobs at one moment, by arrival.
+    """The waiting jobs, by arrival.
 
     since   since when jobs have been tried, with those whose first try begins now
     """
@@ -341,19 +334,15 @@ class ClusterQueue:
         self._within = clusters.all_within(self._tenants, self._gangs)
         self._has_room = self._gangs <= max(snapshot.idle)
         self._freed = set(self._rows[self._within].tolist()) & memory.held if memory.held else set()
-        self.since = self._tried(self._rows[self._within | self._has_room].tolist(), memory.since)
-
-    def _tried(self, rows: list[int], since: Mapping[int, float]) -> Mapping[int, float]:
-        """A job that began to wait after it was last tried is new. Entries of jobs that have gone are kept for a while."""
-        began = self._snapshot.columns.waiting_since
-        new = [row for row in rows if since.get(row, -inf) < began[row]]
-        if not new:
-            return since
-        kept = dict(since)
-        if len(kept) > ROOM_FOR_OLD + 2 * len(self._rows):
-            kept = {row: kept[row] for row in self._rows.tolist() if row in kept}
-        kept.update(dict.fromkeys(new, self._snapshot.now))
-        return MappingProxyType(kept)
+        # A job that began to wait after it was last tried is new. Entries of jobs that have gone are kept for a while.
+        tried, began = memory.since, snapshot.columns.waiting_since
+        new = [row for row in self._rows[self._within | self._has_room].tolist() if tried.get(row, -inf) < began[row]]
+        if new:
+            kept = dict(tried)
+            if len(kept) > ROOM_FOR_OLD + 2 * len(self._rows):
+                kept = {row: kept[row] for row in self._rows.tolist() if row in kept}
+            tried = MappingProxyType(kept | dict.fromkeys(new, snapshot.now))
+        self.since = tried
 
     def might_start(self, *, by_preemption: bool) -> list[Waiter]:
         """Jobs that there may be room for, and those that have come within their quota since the last plan."""
@@ -388,16 +377,16 @@ class Philly:
     any: int = 6
 
     def start(self) -> Memory:
-        """Nobody has come yet."""
-        return Memory(VirtualClusterUsage(), NOBODY, frozenset())
+        """The memory before the first plan."""
+        return Memory(VirtualClusterUsage(), NO_TRIES, frozenset())
 
     def plan(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
         """Start what fits; running jobs go on unless they are over quota and in the way."""
         if not snapshot.is_contended:
-            return QUIET, Memory(memory.roll, NOBODY, frozenset()) if memory.since or memory.held else memory
-        roll = memory.roll.called(snapshot.columns, self.quotas)
+            return QUIET, Memory(memory.tenants, NO_TRIES, frozenset()) if memory.since or memory.held else memory
+        tenants = memory.tenants.called(snapshot.columns, self.quotas)
         listed = sum(quota for _, quota in self.quotas)
-        clusters = VirtualClusters(snapshot, roll.quotas(snapshot.gpus, listed, snapshot.columns.tenant_weights))
+        clusters = VirtualClusters(snapshot, tenants.quotas(snapshot.gpus, listed, snapshot.columns.tenant_weights))
         is_busy = sum(snapshot.idle) <= (1 - self.busy) * snapshot.gpus + SLACK
         draft = QuotaDraft(snapshot, clusters, clusters.over() if is_busy else [])
         queue = ClusterQueue(snapshot, clusters, memory)
@@ -406,7 +395,7 @@ class Philly:
         looks_again = bool(draft.stops) and memory.looked < snapshot.now
         plan = Plan.changing(draft.claims(), tuple(sorted(draft.stops)), snapshot.now if looks_again else wake)
         plan = replace(plan, held=held)
-        return plan, Memory(roll, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked)
+        return plan, Memory(tenants, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked)
 
     def _fill(self, draft: QuotaDraft, waiters: Sequence[Waiter], clusters: VirtualClusters, now: float) -> float:
         """Claim for jobs within their quota, then for the others; returns when the next try of any of them begins."""

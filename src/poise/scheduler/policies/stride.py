@@ -7,8 +7,8 @@ and keeps its pass, so that it becomes the least and is served at a following qu
     gp     += GPUs used / Σ t                         the pass that a perfectly served job would have
     pass_m  = max(pass_m, gp − g_m / t_m)             lag clamp: no job falls behind by more than one quantum's service
 
-Without the clamp a job entitled to more than its gang falls behind for ever and starves large gangs (ALGORITHMS §4.2).
-A job arrives with the least pass of the others. O(J log J) a quantum.
+Without the clamp a job entitled to more than its gang falls behind for ever and starves large gangs
+(docs/algorithms/gandiva-fair.md). A job arrives with the least pass of the others. O(J log J) per quantum.
 """
 
 from collections.abc import Container, Mapping, Sequence

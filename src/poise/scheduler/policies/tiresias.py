@@ -1,8 +1,10 @@
-"""Discretised two-dimensional least attained service (`tiresias`; Tiresias-L of NSDI'19).
+"""Discretised two-dimensional least attained service and Gittins index (`tiresias`, `tiresias-gittins`; NSDI'19).
+
+`tiresias` is Tiresias-L of the paper. `tiresias-gittins` (below) has the same queues and another order inside each.
 
 A_m = g_m·t_m, attained service in GPU-seconds (or t_m in seconds with `service=seconds`).
 K queues with limits 0 = L_0 < L_1 < … < L_{K−1} < ∞; job m is in queue i while L_{i−1} <= A_m < L_i, and while its run has
-not worked for as long as it took to start: or else jobs that are promoted could go on restarting for ever.
+not worked for as long as it took to start: otherwise jobs that are promoted could go on restarting for ever.
 - arrival: tail of the first queue; on reaching a limit: tail of the next queue
 - inside a queue: running jobs before waiting ones, each in order of arrival in that section; a preempted job goes to
   the head of the waiting ones, so jobs of one queue do not preempt each other once they run
@@ -13,10 +15,10 @@ not worked for as long as it took to start: or else jobs that are promoted could
 
 The rank of a job changes only when it crosses a limit, starts or stops: no job is looked at in between. O(log J) an event.
 
-Deliberate differences from the authors' simulator: the moment of demotion is (L_i − A_m)/g_m from now, not a mix of
-seconds and GPU-seconds (ALGORITHMS §7.4); jobs that enter a section at one instant stand there by submission
-(`+stable` keeps the authors' list order); moments are what they are (`+ticks` rounds them up to whole seconds, and counts
-waiting as the authors do).
+Deliberate differences from the authors' simulator (docs/algorithms/tiresias.md): a job is demoted (L_i − A_m)/g_m seconds
+from now, not by a mix of seconds and GPU-seconds; jobs that enter a section at the same time stand there by submission
+(`+stable` keeps the authors' list order); times are exact (`+ticks` rounds them up to whole seconds, and counts waiting as
+the authors do).
 """
 
 from bisect import bisect_right
@@ -49,7 +51,7 @@ RUNNING, WAITING = 0, 1
 
 
 class TickLength(StrEnum):
-    """How moments and waiting are counted: as they are, from the last run; or by whole seconds, from the first run."""
+    """How time is counted: exactly, and waiting from the last run; or by whole seconds, and waiting from the first run."""
 
     EXACT = "exact"
     TICKS = "ticks"
@@ -67,7 +69,7 @@ Inside = Callable[[int, float], float | None]
 
 
 def first_come(_queue: int, _attained: float) -> None:
-    """No other order than that of arrival in the queue."""
+    """First come, first served inside a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,10 @@ class Queues:
         queue = max(previous.queue, bisect_right(self.limits, attained))
         if job.running:
             return self._running(job, previous, queue, attained, speed, inside)
-        until = self._promotion(job, queue, attained / speed, first_run)
+        until, ran = inf, attained / speed
+        if self.promote > 0 and queue > 0 and ran > 0:  # when it will have waited long enough to be promoted
+            is_exact = self.clock is TickLength.EXACT
+            until = job.waiting_since + self.promote * ran if is_exact else first_run + ran + floor(self.promote * ran)
         if job.now >= until:
             return self._at_tail(job.now, 0, 0.0, (total, nan), inside)
         value = inside(queue, attained)
@@ -114,29 +119,17 @@ class Queues:
             return self._at_tail(now, queue, attained, previous.memory, inside)._replace(until=now)
         if previous.section == RUNNING:
             return previous
-        until = (
-            max(now + self._seconds((self.limits[queue] - attained) / speed), job.repaid)
-            if queue < len(self.limits)
-            else inf
-        )
+        until = inf
+        if queue < len(self.limits):
+            span = (self.limits[queue] - attained) / speed
+            until = max(now + (float(ceil(span)) if self.clock is TickLength.TICKS else span), job.repaid)
         promoted_at, first_run = previous.memory
         return Rank(now, queue, RUNNING, 0.0, until, (promoted_at, now if isnan(first_run) else first_run))
-
-    def _seconds(self, span: float) -> float:
-        return float(ceil(span)) if self.clock is TickLength.TICKS else span
 
     @staticmethod
     def _at_tail(now: float, queue: int, attained: float, memory: tuple[float, ...], inside: Inside) -> Rank:
         value = inside(queue, attained)
         return Rank(now if value is None else value, queue, WAITING, memory=memory)
-
-    def _promotion(self, job: JobView, queue: int, ran: float, first_run: float) -> float:
-        """When a waiting job that has run for some seconds has waited long enough to be promoted."""
-        if self.promote <= 0 or queue == 0 or ran <= 0:
-            return inf
-        if self.clock is TickLength.TICKS:
-            return first_run + ran + floor(self.promote * ran)
-        return job.waiting_since + self.promote * ran
 
 
 def by_skew(packlimit: float) -> Callable[[JobView], Locality]:
@@ -206,22 +199,6 @@ TIRESIAS = Listing(
 )
 
 
-# Discretised two-dimensional Gittins index (`tiresias-gittins`; Tiresias-G of NSDI'19).
-#
-# S is the GPU-time of a whole job. With its distribution known, serve the job of highest index first:
-#
-# G_Δ(a) = P(S − a <= Δ | S > a) / E[min(S − a, Δ) | S > a]         G(a) = sup_Δ G_Δ(a)
-#
-# Queues and limits are those of `tiresias`; inside a queue, waiting jobs stand by G_Δ(a) with Δ reaching to the queue's
-# upper
-# limit (`delta=limit`), or by the supremum (`delta=best`); the last queue is first come, first served. A job's index is
-# taken anew when it starts, stops or changes queue.
-#
-# The distribution is learnt from the jobs that have finished, never from the future; it is taken anew whenever their number
-# has grown by a tenth, and until there are `samples` of them the order is that of `tiresias`.
-# O(log S) a question, O(S) at a new fit, amortised O(1) a job.
-
-
 class Delta(StrEnum):
     """How far ahead the index looks."""
 
@@ -231,7 +208,15 @@ class Delta(StrEnum):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The distribution of total service, as sorted samples. `fresh` ones are not yet part of it."""
+    """The distribution of total service S, in GPU-seconds, as sorted samples; `fresh` ones are not yet part of it.
+
+    It is learnt from jobs that have finished, never from the future, and taken anew whenever their number has grown by a
+    tenth. With it, the job of highest index is served first:
+
+        G_Δ(a) = P(S − a <= Δ | S > a) / E[min(S − a, Δ) | S > a]         G(a) = sup_Δ G_Δ(a)
+
+    O(log S) per question, O(S) at a new fit, amortised O(1) per job.
+    """
 
     samples: Floats
     sums: Floats
@@ -282,7 +267,12 @@ def gittins(
     delta: Delta = Delta.LIMIT,
     samples: int = 10,
 ) -> Order:
-    """Queues by attained service; highest Gittins index first inside each but the last."""
+    """Queues by attained service; highest Gittins index first inside each but the last.
+
+    Waiting jobs stand by G_Δ(a) with Δ reaching to the queue's upper limit (`delta=limit`), or by the supremum
+    (`delta=best`). A job's index is taken anew when it starts, stops or changes queue. Until there are `samples` finished
+    jobs the order is that of `tiresias`.
+    """
 
     def rank(queues: Queues, job: JobView, previous: Rank | None, sizes: Sizes) -> Rank:
         def inside(queue: int, attained: float) -> float | None:
@@ -301,7 +291,7 @@ def gittins(
         unfitting=Unfitting.SKIPPED,
         asks=by_skew(packlimit),
         memory=Sizes.of(np.empty(0)),
-        learn=_learn,
+        learn=lambda sizes, job: sizes.with_sample(job.attained_service),
         ticking=ticking,
     )
 
@@ -328,7 +318,3 @@ TIRESIAS_GITTINS = Listing(
         verified="the worked indices, to 1e-4",
     ),
 )
-
-
-def _learn(sizes: Sizes, job: JobView) -> tuple[Sizes, bool]:
-    return sizes.with_sample(job.attained_service)

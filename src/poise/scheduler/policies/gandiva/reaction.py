@@ -1,4 +1,8 @@
-"""What Gandiva does as things happen (OSDI'18 §4.1): find places by affinity, and call in GPUs that were lent."""
+"""What Gandiva does as things happen (OSDI'18 §4.1): find places by affinity, and call in GPUs that were lent.
+
+`seat`, below, is what the planner calls. `GandivaMemory` is what is remembered from plan to plan, `GandivaPlan` a plan in
+the making, and `Affinities` the rule by which nodes serve gangs of one size.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,75 +20,65 @@ from poise.scheduler.model.plan import Claim
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.policies.placement_draft import PlacementDraft
 
-# Where a gang goes by affinity (Gandiva, OSDI'18 §4): nodes serve gangs of one size, as far as that is possible.
-#
-# An empty node has no affinity; the first gang that comes gives it its own size. A node's load is what the jobs there need,
-# those included that wait for a turn, over what it has.
-
 Home = tuple[int, ...]
 """The nodes on which a job takes turns with others; several only for a gang that no node holds."""
 
 
 NOTHING_KEPT: Mapping[int, int] = MappingProxyType({})
-"""Nobody is pinned."""
+"""No job is pinned."""
 
 
 class Affinities:
-    """Affinities of nodes in the making.
+    """Which node serves gangs of which size (OSDI'18 §4), as planned so far.
+
+    An empty node has no affinity; the first gang that comes gives it its own size. A node's load is what the jobs there
+    need, those included that wait for a turn, over what it has.
 
     of     the size of the gangs that a node serves
     kept   GPUs of nodes that pinned jobs hold, by node: as if they were not there
     """
 
     def __init__(
-        self, sketch: PlacementDraft, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] = NOTHING_KEPT
+        self, draft: PlacementDraft, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] = NOTHING_KEPT
     ) -> None:
         self.of = dict(of)
-        self._sketch = sketch
+        self._draft = draft
         self._alive = alive
-        self._size = [mask.bit_count() - kept.get(node, 0) for node, mask in enumerate(sketch.topology.full)]
+        self._size = [mask.bit_count() - kept.get(node, 0) for node, mask in enumerate(draft.topology.full)]
 
     def place(self, gang: int, types: Sequence[int]) -> Site | None:
-        """Free GPUs for a gang, by the first three rules; types in order of preference. The place is taken.
+        """Take free GPUs for a gang by the first three rules, types in order of preference; None if they do not do.
 
-        1 the least loaded node that serves such gangs · 2 an empty node, which serves them from now on · 3 any node, or the
-        fewest nodes
+        1 the least loaded node that serves such gangs · 2 an empty node, which serves them from now on · 3 any node, or
+        the fewest nodes
         """
-        node = self._serving(gang, types)
-        site: Site | None = None if node is None else (NodeGpus(node, gang),)
-        if site is None:
-            site = next((found for each in types if (found := self._sketch.tightest(each, gang))), None)
-        if site is None:
-            return None
-        self.take(site, gang)
-        return site
-
-    def take(self, site: Site, gang: int) -> None:
-        """A gang is to be here; nodes that were empty serve such gangs from now on."""
-        for node, _ in site:
-            if self._sketch.free[node] == self._size[node]:
-                self.of[node] = gang
-        self._sketch.take(site)
-
-    def _serving(self, gang: int, types: Sequence[int]) -> int | None:
-        """The least loaded node that serves such gangs and has room, or else an empty one."""
-        free, size, of, type_of = self._sketch.free, self._size, self.of, self._sketch.topology.type_of
+        free, size, type_of = self._draft.free, self._size, self._draft.topology.type_of
         room = [node for node, gpus in enumerate(free) if gpus >= gang]
-        used = [node for node in room if free[node] < size[node] and of.get(node) == gang]
+        serving = [node for node in room if free[node] < size[node] and self.of.get(node) == gang]
         empty = [node for node in room if free[node] == size[node]]
-        for candidates in (used, empty):
+        for candidates in (serving, empty):
             for kind in types:
                 able = [node for node in candidates if type_of[node] == kind]
                 if able:
-                    return min(able, key=lambda node: (-free[node] / size[node], size[node], node))
-        return None
+                    node = min(able, key=lambda node: (-free[node] / size[node], size[node], node))
+                    return self.take((NodeGpus(node, gang),), gang)
+        site = next((found for each in types if (found := self._draft.tightest(each, gang))), None)
+        return None if site is None else self.take(site, gang)
+
+    def take(self, site: Site, gang: int) -> Site:
+        """Put a gang here; nodes that were empty serve such gangs from now on. Returns the site."""
+        for node, _ in site:
+            if self._draft.free[node] == self._size[node]:
+                self.of[node] = gang
+        self._draft.take(site)
+        return site
 
     def host(self, gang: int, types: Sequence[int], crowd: Mapping[int, int]) -> int | None:
         """The fourth rule: the least loaded node that serves such gangs, full as it is; else the least loaded of all.
 
-        None if no node holds the gang. `crowd` is what those who wait for a turn need, by node.
+        None if no node holds the gang. `crowd` is what jobs that wait for a turn need, by node.
         """
-        type_of = self._sketch.topology.type_of
+        type_of = self._draft.topology.type_of
         able = [
             node for node, size in enumerate(self._size) if size >= gang and self._alive[node] and type_of[node] in types
         ]
@@ -96,7 +90,7 @@ class Affinities:
 
     def hosts(self, gang: int, types: Sequence[int], crowd: Mapping[int, int]) -> Home | None:
         """Whole nodes of one type for a gang that no node holds: few of them, of those the least loaded. None: too few."""
-        type_of = self._sketch.topology.type_of
+        type_of = self._draft.topology.type_of
         for kind in types:
             able = [node for node, alive in enumerate(self._alive) if alive and type_of[node] == kind and self._size[node]]
             able.sort(key=lambda node: (-self._size[node], self._load(node, crowd), node))
@@ -107,7 +101,7 @@ class Affinities:
         return None
 
     def holds(self, home: Home, gang: int) -> bool:
-        """A gang fits there, if only all who can make way do."""
+        """Whether a gang fits there once all jobs that can be stopped make way."""
         return sum(self._size[node] for node in home) >= gang
 
     def parts(self, home: Home, gang: int) -> Site:
@@ -120,7 +114,7 @@ class Affinities:
 
     def _load(self, node: int, crowd: Mapping[int, int]) -> float:
         size = self._size[node]
-        return (size - self._sketch.free[node] + crowd.get(node, 0)) / size
+        return (size - self._draft.free[node] + crowd.get(node, 0)) / size
 
 
 class Combination(NamedTuple):
@@ -132,7 +126,7 @@ class Combination(NamedTuple):
 
 
 class NodeMark(NamedTuple):
-    """What tells whether anything has happened: jobs ever seen, jobs here, GPUs free."""
+    """Whether anything has happened shows in these: jobs ever seen, jobs here, GPUs free."""
 
     seen: int
     active: int
@@ -171,26 +165,26 @@ class PlacedUnit(NamedTuple):
     since: float
 
 
-class GandivaMoment:
+class GandivaPlan:
     """A plan in the making.
 
     claims, stops   so far;  homes: where waiting jobs take turns;  spread: as in `GandivaMemory`
     is_early        something was left for later, because a run has only just begun
     """
 
-    def __init__(self, snapshot: Snapshot, habits: GandivaMemory) -> None:
+    def __init__(self, snapshot: Snapshot, memory: GandivaMemory) -> None:
         self.snapshot = snapshot
         self.columns = snapshot.columns
-        self.habits = habits
+        self.memory = memory
         self.claims: list[Claim] = []
         self.stops: dict[int, None] = {}
-        self.spread = set(habits.spread)
+        self.spread = set(memory.spread)
         self.is_early = False
         holdings = snapshot.placement.holdings
-        is_here = set(snapshot.active).difference(holdings) if habits.homes else set()
+        is_here = set(snapshot.active).difference(holdings) if memory.homes else set()
         alive = snapshot.placement.alive
         self.homes = {
-            row: home for row, home in habits.homes.items() if row in is_here and all(alive[node] for node in home)
+            row: home for row, home in memory.homes.items() if row in is_here and all(alive[node] for node in home)
         }
         if snapshot.pinned:  # one of them may be in the way for good
             gang = self.columns.gang
@@ -198,7 +192,7 @@ class GandivaMoment:
         self._types: dict[int, tuple[int, ...]] = {}
 
     @cached_property
-    def sketch(self) -> PlacementDraft:
+    def draft(self) -> PlacementDraft:
         """Free GPUs as planned so far."""
         return PlacementDraft(self.snapshot.placement)
 
@@ -209,15 +203,15 @@ class GandivaMoment:
         for holding in self.snapshot.kept().values():
             for node, gpus in site_of(holding):
                 kept[node] = kept.get(node, 0) + gpus
-        return Affinities(self.sketch, self.snapshot.placement.alive, self.habits.affinity, kept)
+        return Affinities(self.draft, self.snapshot.placement.alive, self.memory.affinity, kept)
 
     def affinity(self) -> MappingProxyType[int, int]:
         """Affinities to be remembered."""
-        return MappingProxyType(self.affinities.of) if "affinities" in vars(self) else self.habits.affinity
+        return MappingProxyType(self.affinities.of) if "affinities" in vars(self) else self.memory.affinity
 
     @cached_property
     def waiting(self) -> list[int]:
-        """Who waits, longest first."""
+        """Waiting jobs, the longest first."""
         snapshot = self.snapshot
         rows = snapshot.rows[~snapshot.running]
         since = snapshot.floats(self.columns.waiting_since)[~snapshot.running]
@@ -231,7 +225,7 @@ class GandivaMoment:
 
     @cached_property
     def crowd(self) -> dict[int, int]:
-        """GPUs that those who wait for a turn need, by node."""
+        """GPUs that jobs that wait for a turn need, by node."""
         crowd: dict[int, int] = {}
         for row, home in self.homes.items():
             for node, gpus in self.affinities.parts(home, self.columns.gang[row]):
@@ -246,7 +240,7 @@ class GandivaMoment:
 
     @cached_property
     def residents(self) -> dict[int, list[PlacedUnit]]:
-        """Units by the node that they are on; who is on several is left out, and who may not be stopped."""
+        """Units by the node that they are on, without those on several nodes and those that may not be stopped."""
         found: dict[int, list[PlacedUnit]] = {}
         partner, columns = self.snapshot.placement.partner, self.columns
         pinned = self.snapshot.pinned
@@ -282,84 +276,72 @@ class GandivaMoment:
             self.homes[row] = home
 
     def move(self, row: int, gpus: int, site: Site) -> None:
-        """A job is to be here; the sketch knows already."""
+        """Claim a site for a job; its GPUs are taken already."""
         self.claims.append(Claim(row, gpus=gpus, site=site))
         self.homes.pop(row, None)
         self.spread.discard(row)
-        if len(site) > 1 and self.sketch.locality(site) is not Locality.PACKED:
+        if len(site) > 1 and self.draft.locality(site) is not Locality.PACKED:
             self.spread.add(row)
 
     def is_young(self, row: int, since: float) -> bool:
-        """A run that began later than this is left in peace, for now."""
+        """Whether a run began later than `since`: it is left in peace, for now."""
         if self.columns.started[row] <= since:
             return False
         self.is_early = True
         return True
 
     def claimed(self) -> set[int]:
-        """Who is to be somewhere, or to share GPUs, by this plan."""
+        """Jobs that this plan has claims for, or lets join another."""
         return {claim.row for claim in self.claims}.union(claim.beside for claim in self.claims if claim.beside is not None)
 
     def has_idle(self, gpus: int, types: Iterable[int]) -> bool:
-        """So many GPUs of one of these types are free."""
-        return any(self.sketch.idle[gpu_type] >= gpus for gpu_type in types)
+        """Whether as many GPUs of one of these types are free."""
+        return any(self.draft.idle[gpu_type] >= gpus for gpu_type in types)
 
 
-def seat(moment: GandivaMoment) -> None:
-    """Whoever waits gets GPUs that are free, or were lent; the others are given a place where they take turns."""
-    gang = moment.columns.gang
-    lent = _Lent(moment) if moment.habits.is_elastic else None
-    for row in moment.waiting:
-        is_placed = _placed(moment, row, lent) if any(moment.sketch.idle) or lent else False
-        if not is_placed and row not in moment.homes:
-            home = _host(moment, row, gang[row])
+def seat(plan: GandivaPlan) -> None:
+    """Give waiting jobs GPUs that are free, or were lent; the others get a home where they take turns."""
+    draft, affinities = plan.draft, plan.affinities
+    lent = _Lent(plan) if plan.memory.is_elastic else None
+    for row in plan.waiting:
+        gang, types = plan.columns.gang[row], plan.types_of(row)
+        site = None
+        if any(draft.idle) or lent:
+            has_room = any(free >= gang and draft.topology.type_of[node] in types for node, free in enumerate(draft.free))
+            if lent is not None and not has_room:
+                lent.call_in(gang, types)
+            site = affinities.place(gang, types) if plan.has_idle(gang, types) else None
+        if site is not None:
+            plan.move(row, gang, site)
+        elif row not in plan.homes:
+            # On one node, or, if none holds the gang, on whole nodes; if there are too few, the job can only wait.
+            node = affinities.host(gang, types, plan.crowd)
+            home = (node,) if node is not None else affinities.hosts(gang, types, plan.crowd)
             if home is not None:
-                moment.settle(row, home)
-
-
-def _placed(moment: GandivaMoment, row: int, lent: "_Lent | None") -> bool:
-    gang, types = moment.columns.gang[row], moment.types_of(row)
-    if lent is not None and not _has_room(moment.sketch, gang, types):
-        lent.call_in(gang, types)
-    found = moment.affinities.place(gang, types) if moment.has_idle(gang, types) else None
-    if found is not None:
-        moment.move(row, gang, found)
-    return found is not None
-
-
-def _has_room(sketch: PlacementDraft, gang: int, types: Sequence[int]) -> bool:
-    """Some node holds the gang."""
-    return any(free >= gang and sketch.topology.type_of[node] in types for node, free in enumerate(sketch.free))
-
-
-def _host(moment: GandivaMoment, row: int, gang: int) -> Home | None:
-    """Where a job takes turns: on a node, or, if none holds its gang, on whole nodes. None: it can only wait."""
-    types = moment.types_of(row)
-    node = moment.affinities.host(gang, types, moment.crowd)
-    return (node,) if node is not None else moment.affinities.hosts(gang, types, moment.crowd)
+                plan.settle(row, home)
 
 
 class _Lent:
-    """GPUs that jobs hold beyond their gangs: they are given back before anybody waits."""
+    """GPUs that jobs hold beyond their gangs: they are given back before a job waits."""
 
-    def __init__(self, moment: GandivaMoment) -> None:
-        self._moment = moment
-        gpus, gang = moment.columns.gpus, moment.columns.gang
+    def __init__(self, plan: GandivaPlan) -> None:
+        self._plan = plan
+        gpus, gang = plan.columns.gpus, plan.columns.gang
         self._grown: dict[int, list[int]] = {}
-        holdings = moment.snapshot.placement.holdings
-        for row in sorted(row for row in holdings if gpus[row] > gang[row] and row not in moment.snapshot.pinned):
+        holdings = plan.snapshot.placement.holdings
+        for row in sorted(row for row in holdings if gpus[row] > gang[row] and row not in plan.snapshot.pinned):
             self._grown.setdefault(holdings[row][0].node, []).append(row)
 
     def __bool__(self) -> bool:
         return bool(self._grown)
 
     def _surplus(self, node: int) -> int:
-        columns = self._moment.columns
+        columns = self._plan.columns
         return sum(columns.gpus[row] - columns.gang[row] for row in self._grown.get(node, ()))
 
     def call_in(self, gang: int, types: Sequence[int]) -> None:
         """Shrink jobs until the gang fits: on one node, if that is possible, or else on several."""
-        free, type_of = self._moment.sketch.free, self._moment.sketch.topology.type_of
+        free, type_of = self._plan.draft.free, self._plan.draft.topology.type_of
         able = [node for node in sorted(self._grown) if type_of[node] in types]
         alone = [node for node in able if free[node] + self._surplus(node) >= gang]
         if alone:
@@ -367,19 +349,17 @@ class _Lent:
             return
         for node in able:
             gpu_type = type_of[node]
-            total = self._moment.sketch.idle[gpu_type] + sum(
-                self._surplus(each) for each in able if type_of[each] == gpu_type
-            )
-            if self._moment.sketch.idle[gpu_type] < gang <= total:
-                self._shrink(node, free[node] + gang - self._moment.sketch.idle[gpu_type])
+            total = self._plan.draft.idle[gpu_type] + sum(self._surplus(each) for each in able if type_of[each] == gpu_type)
+            if self._plan.draft.idle[gpu_type] < gang <= total:
+                self._shrink(node, free[node] + gang - self._plan.draft.idle[gpu_type])
 
     def _shrink(self, node: int, room: int) -> None:
-        """Until the node has so much room, the last to arrive first."""
-        columns, sketch = self._moment.columns, self._moment.sketch
+        """Shrink jobs until the node has this much room, the last to arrive first."""
+        columns, draft = self._plan.columns, self._plan.draft
         rows = self._grown[node]
-        while rows and sketch.free[node] < room:
+        while rows and draft.free[node] < room:
             row = rows.pop()
-            sketch.give((NodeGpus(node, columns.gpus[row] - columns.gang[row]),))
-            self._moment.move(row, columns.gang[row], (NodeGpus(node, columns.gang[row]),))
+            draft.give((NodeGpus(node, columns.gpus[row] - columns.gang[row]),))
+            self._plan.move(row, columns.gang[row], (NodeGpus(node, columns.gang[row]),))
         if not rows:
             del self._grown[node]

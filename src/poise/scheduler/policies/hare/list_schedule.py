@@ -1,4 +1,4 @@
-"""Hare's offline list algorithm (ALGORITHMS §5.2): jobs whose rounds divide into tasks, onto GPUs of several types.
+"""Hare's offline list algorithm (docs/algorithms/hare.md): jobs whose rounds divide into tasks, onto GPUs of several types.
 
     1  relax             middles H of the rounds, by `scheduler/solve/list_relaxation.py`
     2  list              tasks by (H of their round, round, job)
@@ -8,7 +8,7 @@ A round is ready once the round before is computed and synchronised: when its la
 types that took part. A GPU is free again when its task ends. If several GPUs would end a task at the same moment, one of a
 type on which it takes less time is chosen; of one type the GPU that was the last to be free in time, so that those that are
 free earlier are left for tasks that are ready earlier; then the lower type, then the lower index.
-O(types + log GPUs) a task. The list is walked lazily: a job of a million rounds costs nothing until its turn comes.
+O(types + log GPUs) per task. The list is walked lazily: a job of a million rounds costs nothing until its turn comes.
 """
 
 from bisect import bisect_right, insort
@@ -24,7 +24,7 @@ from poise.scheduler.solve.list_relaxation import CHUNKS, Chain, Relaxation, rel
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """A job as it stands. Moments and seconds are on one clock.
+    """A job as it stands. All times are seconds on one clock.
 
     release   no task starts before
     rounds    left, with the one that has begun
@@ -197,7 +197,12 @@ def _chain(job: RoundWork, kinds: Sequence[int]) -> Chain | None:
     Tasks that are on GPUs already are left out of it. To put off a first round until the second may follow at once costs
     nothing, so that `until` is met by a later release.
     """
-    _check(job)
+    if job.tasks < 1:
+        raise RequestError(f"{job.name}: a round of {job.tasks} tasks; at least 1 is needed")
+    if job.rounds < 1:
+        raise RequestError(f"{job.name}: {job.rounds} rounds left; at least 1 is needed")
+    if not 0 <= job.first <= job.tasks:
+        raise RequestError(f"{job.name}: {job.first} tasks left of a round of {job.tasks}")
     able = _able(job, kinds)
     seconds, sync = job.seconds[able[0]], min(job.sync[kind] for kind in able)
     if job.first > 0:
@@ -207,12 +212,3 @@ def _chain(job: RoundWork, kinds: Sequence[int]) -> Chain | None:
         release = max(job.release, job.until)
         return Chain(job.name, job.weight, release, job.rounds - 1, job.tasks, job.tasks, seconds, sync)
     return None
-
-
-def _check(job: RoundWork) -> None:
-    if job.tasks < 1:
-        raise RequestError(f"{job.name}: a round of {job.tasks} tasks; at least 1 is needed")
-    if job.rounds < 1:
-        raise RequestError(f"{job.name}: {job.rounds} rounds left; at least 1 is needed")
-    if not 0 <= job.first <= job.tasks:
-        raise RequestError(f"{job.name}: {job.first} tasks left of a round of {job.tasks}")

@@ -1,15 +1,17 @@
-"""Hare with lengths known (`hare`; HPDC'22, ALGORITHMS §5.2): least Σ w_n C_n, of the jobs that are there.
+"""Hare with lengths known (`hare`; Chen et al., HPDC'22; docs/algorithms/hare.md): least Σ w_n C_n of the active jobs.
 
 The relaxation gives every round of every job a middle completion time H:
 
     all tasks long    the list algorithm to the letter: a timetable that says of every task when it starts on which node
-    otherwise         GPUs are dealt out by rank (`dealing.py`), short tasks under leases. There the unit of work is a job:
-                      its rank is the mean H of the rounds that it had left when it was planned
+    otherwise         GPUs are dealt out by rank (`rank_sharing.py`), short tasks under leases. There the unit of work is a
+                      job: its rank is the mean H of the rounds that it had left when it was planned
 
 Both are made anew when jobs arrive or nodes come and go: the timetable at once, and also when a job is gone before its end
-or has lost a round; the relaxation at most every `recompute` seconds, and until then a newcomer has the rank of those that
+or has lost a round; the relaxation at most every `recompute` seconds, and until then a new job has the rank of those that
 have as much work for their weight. A gang is taken for as many tasks; a job of unknown length comes last. What no schedule
 can be below, and how many times the optimum a list is at most, α (2 + α), goes into the journal with every plan.
+
+Below: the guarantee, the timetable, the ranking by middles, and `Hare`, which chooses between timetable and ranking.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,17 +29,17 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import Claim, Grain, Plan
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, Schedule, middled, schedule
-from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, RankPlanner, live_gpus
+from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, DealerMemory, live_gpus
 from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, number, positive
-
-# How far Hare's list may be from the optimum (ALGORITHMS §5.2): Σ w C <= α (2 + α) times the least possible.
-#
-# α = max over jobs of T_max / T_min       over the types of the cluster that the job can use; compute and synchronisation
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """`alpha` says how unlike the GPUs are to the jobs, 1 if they are all alike to each."""
+    """How far Hare's list may be from the optimum: Σ w C <= α (2 + α) times the least possible.
+
+    α = max over jobs of T_max / T_min over the types that the job can use, for compute and for synchronisation; 1 if all
+    GPUs are alike to each job.
+    """
 
     alpha: float
 
@@ -48,43 +50,32 @@ class Guarantee:
 
 
 def guarantee(jobs: Iterable[RoundWork], kinds: Sequence[int]) -> Guarantee:
-    """Of these jobs on GPUs of these types."""
-    return Guarantee(max((_alpha(job, sorted(set(kinds))) for job in jobs), default=1.0))
+    """The guarantee for these jobs on GPUs of these types.
 
-
-def _alpha(job: RoundWork, kinds: Sequence[int]) -> float:
-    """The largest of three ratios: compute, sync where there is any, and both together.
-
-    The third is never the largest, unless some types need no synchronisation and others do.
+    For each job the largest of three ratios: compute, sync where there is any, and both together. The third is never the
+    largest, unless some types need no synchronisation and others do.
     """
-    able = [kind for kind in kinds if job.seconds[kind] > 0]
-    compute = [job.seconds[kind] for kind in able]
-    sync = [job.sync[kind] for kind in able]
-    both = (max(compute) + max(sync)) / (min(compute) + min(sync)) if able else 1.0
-    return max(_speed_ratio(compute), _speed_ratio([each for each in sync if each > 0]), both)
+    alpha = 1.0
+    for job in jobs:
+        able = [kind for kind in sorted(set(kinds)) if job.seconds[kind] > 0]
+        if able:
+            compute, sync = [job.seconds[kind] for kind in able], [job.sync[kind] for kind in able]
+            some = [each for each in sync if each > 0] or [1.0]
+            both = (max(compute) + max(sync)) / (min(compute) + min(sync))
+            alpha = max(alpha, max(compute) / min(compute), max(some) / min(some), both)
+    return Guarantee(alpha)
 
-
-def _speed_ratio(times: Sequence[float]) -> float:
-    return max(times) / min(times) if times else 1.0
-
-
-# Hare's list as a timetable: which task starts when on which node, and how it is kept to as things happen.
-#
-# GPUs of one node are alike, so that a task is given a node. A task starts once its moment has come, its round is ready
-# and a
-# GPU of its node is free; if loading a model or a wrong estimate makes something late, what follows on that node is
-# late too.
 
 MOST_TASKS = 20_000
-"""That a timetable is made for; of more only an order is."""
+"""Tasks up to which a timetable is made; beyond, jobs are only ranked."""
 ALMOST = 1e-6
 """Part of a round that may be missing for rounding."""
 AT_ONCE = 1e-9
-"""Part of a moment, likewise."""
+"""Part of a time that may be missing, likewise."""
 
 
 class TimetableEntry(NamedTuple):
-    """A task that is to start: rounds are counted from the job's first one."""
+    """When a task starts and on which node; rounds are counted from the job's first one."""
 
     start: float
     row: int
@@ -102,7 +93,12 @@ class Started(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Entries by their start, those before `at` gone or `late`.
+    """Hare's list as a timetable: which task starts when on which node.
+
+    GPUs of one node are alike, so a task is given a node. It starts once its time has come, its round is ready and a GPU of
+    its node is free; if loading a model or a wrong estimate makes something late, what follows on that node is late too.
+
+    entries      by their start;  at: those before it are gone or `late`
 
     rows, gpus   the jobs that were there when it was last looked at, and the number of GPUs that it was made for
     begun        by job the round of which tasks were started last
@@ -118,7 +114,7 @@ class Timetable:
 
 
 def has_only_long_tasks(snapshot: Snapshot, long: float) -> bool:
-    """Every active job is to be dealt with task by task, its length is known, and the tasks are not too many."""
+    """Whether all active jobs are dealt with task by task, their lengths are known, and the tasks are not too many."""
     tasks = 0.0
     for row, left in zip(snapshot.active, snapshot.steps_left.tolist(), strict=True):
         divided = snapshot.estimate(row).tasks
@@ -129,7 +125,7 @@ def has_only_long_tasks(snapshot: Snapshot, long: float) -> bool:
 
 
 def is_stale(table: Timetable, snapshot: Snapshot) -> bool:
-    """Jobs have come, or gone with tasks left; GPUs have come or gone; or a round was lost. That jobs end was expected."""
+    """Whether jobs have come, or gone with tasks left, GPUs have come or gone, or a round was lost. Ends are expected."""
     if snapshot.gpus != table.gpus or not table.rows.issuperset(snapshot.active):
         return True
     gone = table.rows.difference(snapshot.active)
@@ -200,7 +196,7 @@ def _under_way(snapshot: Snapshot, row: int, started: Sequence[Started]) -> Roun
 
 
 def work(snapshot: Snapshot, row: int, rounds: int) -> RoundWork:
-    """So many rounds of a job, from now on; a gang is as many tasks."""
+    """The next `rounds` rounds of a job; a gang is as many tasks."""
     columns, estimate = snapshot.columns, snapshot.estimate(row)
     name, weight, tasks = columns.ids[row], columns.weight[row], estimate.tasks
     if tasks is not None:
@@ -254,23 +250,23 @@ class _Start:
 
 
 CHUNKS = 4
-"""Parts that the rounds of a job are taken in where only an order is wanted; more would cost more and change little."""
+"""Parts that the rounds of a job are taken in where only a rank is wanted; more would cost more and change little."""
 
 
 class Middle(NamedTuple):
-    """The moment by which half of what a job had left would be done, and how much that was for its weight."""
+    """When half of what a job had left would be done, and how much that was for its weight."""
 
-    moment: float
+    time: float
     ratio: float
 
 
 LAST = Middle(inf, inf)
-"""Of a job whose length nobody knows."""
+"""The middle of a job of unknown length."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingWork:
-    """What the relaxation said, by row; when, and for which GPUs. `remark` is to be told when the outlook is new."""
+    """What the relaxation said, by row; when, and for which GPUs. `remark` is for the journal, once."""
 
     middles: Mapping[int, Middle] = field(default_factory=dict)
     since: float = -inf
@@ -285,7 +281,7 @@ class Middles:
     recompute: float
 
     def start(self) -> RemainingWork:
-        """Nothing is planned."""
+        """The memory before the first plan."""
         return RemainingWork()
 
     def values(self, snapshot: Snapshot, memory: RemainingWork) -> tuple[Floats, RemainingWork]:
@@ -296,11 +292,11 @@ class Middles:
             memory = _planned(snapshot, gpus)
         elif has_newcomers:
             memory = _joined(snapshot, memory)
-        return np.array([memory.middles[row].moment for row in snapshot.active]), memory
+        return np.array([memory.middles[row].time for row in snapshot.active]), memory
 
 
 def _planned(snapshot: Snapshot, gpus: Mix) -> RemainingWork:
-    """By the relaxation of all that is left."""
+    """Middles by the relaxation of all that is left."""
     left = zip(snapshot.active, snapshot.steps_left.tolist(), strict=True)
     kinds = tuple(kind for kind, count in enumerate(gpus) for _ in range(count))
     known = {
@@ -318,8 +314,8 @@ def _planned(snapshot: Snapshot, gpus: Mix) -> RemainingWork:
 
 
 def _joined(snapshot: Snapshot, memory: RemainingWork) -> RemainingWork:
-    """With newcomers between two relaxations, and without those who have gone."""
-    known = sorted((each.ratio, each.moment) for each in memory.middles.values() if isfinite(each.moment))
+    """With jobs that came between two relaxations, and without those that have gone."""
+    known = sorted((each.ratio, each.time) for each in memory.middles.values() if isfinite(each.time))
     ratios, moments = [ratio for ratio, _ in known], [moment for _, moment in known]
     middles: dict[int, Middle] = {}
     for row, steps in zip(snapshot.active, snapshot.steps_left.tolist(), strict=True):
@@ -358,11 +354,13 @@ class Hare:
 
     dealer: Dealer
 
-    def start(self) -> tuple[Timetable, RankPlanner]:
-        """Nothing is planned."""
+    def start(self) -> tuple[Timetable, DealerMemory]:
+        """The memory before the first plan."""
         return Timetable(), self.dealer.start()
 
-    def plan(self, snapshot: Snapshot, memory: tuple[Timetable, RankPlanner]) -> tuple[Plan, tuple[Timetable, RankPlanner]]:
+    def plan(
+        self, snapshot: Snapshot, memory: tuple[Timetable, DealerMemory]
+    ) -> tuple[Plan, tuple[Timetable, DealerMemory]]:
         """Keep to the timetable, made anew where it is stale; or deal."""
         table, deal = memory
         if not has_only_long_tasks(snapshot, self.dealer.long):

@@ -1,4 +1,4 @@
-"""Heterogeneity-aware least attained service (`hlas`; Hare's online scheduler, ALGORITHMS §5.3). Needs no durations.
+"""Heterogeneity-aware least attained service (`hlas`; Hare's online scheduler). Needs no durations.
 
     service_m = Σ over its tasks of seconds on GPU g × (t_m,best / t_mg)       normalised to the job's own fastest GPU type
 

@@ -1,13 +1,13 @@
-"""GPUs dealt out by rank, of any mix: what `hare` and `hlas` have in common (ALGORITHMS §5).
+"""GPUs of any mix dealt out by rank: what `hare` and `hlas` have in common (docs/algorithms/hare.md).
 
-    value_m   the rank of job m, smaller first, then the earlier one: what the two differ in
-    lease     s; at its end all GPUs that are held under leases are dealt out anew
+    value_m   the rank of job m, smaller first, then the earlier one: this is what the two policies differ in
+    lease     seconds; at its end all GPUs that are held under leases are dealt out anew
 
 Going through the jobs by rank, each takes the best of what is left: a gang its GPUs of one type; a job whose rounds divide
 the fewest GPUs, of whatever types, on which its round is shortest. That is the grain of leases, for tasks that are short
 beside a lease. Tasks that take `long` seconds or more on the job's fastest type are dealt with one by one: each ready task
 takes the free GPU that computes it fastest, keeps it until it is done, and is never stopped. Between the ends of leases only
-free GPUs are dealt out; but a newcomer is not made to wait for them. What pinned jobs hold is never dealt out.
+free GPUs are dealt out; but a new job is not made to wait for them. What pinned jobs hold is never dealt out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ class JobClassSpeeds:
 
     @staticmethod
     def of(estimate: Estimate, long: float) -> "JobClassSpeeds":
-        """Tasks of so many seconds are long."""
+        """From an estimate; tasks of at least `long` seconds are long."""
         rates = [row[Locality.PACKED] for row in estimate.rates]
         types = sorted((kind for kind, rate in enumerate(rates) if rate > 0), key=lambda kind: -rates[kind])
         tasks = estimate.tasks
@@ -77,10 +77,11 @@ class JobClassSpeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPlanner:
-    """Memory: that of the ranking, the youngest job seen, and when GPUs that compute single tasks are free, by type.
+class DealerMemory:
+    """What is remembered.
 
-    kinds   what is known of kinds of jobs
+    ranking   the ranking's own memory;  newest: the youngest job seen;  kinds: what is known of kinds of jobs
+    busy      GPUs that compute single tasks: when each is free again, and its type
     """
 
     ranking: Any
@@ -100,31 +101,31 @@ def _total(one: Mix, others: Iterable[Mix]) -> Mix:
 
 @dataclass(frozen=True, slots=True)
 class Dealer:
-    """The planner. Seconds."""
+    """The planner. `lease` and `long` are seconds."""
 
     ranking: HareRanking
     lease: float = 360.0
     long: float = 30.0
     guard: StarvationGuard = StarvationGuard.OFF
 
-    def start(self) -> RankPlanner:
-        """Nothing is known before the first plan."""
-        return RankPlanner(self.ranking.start())
+    def start(self) -> DealerMemory:
+        """The memory before the first plan."""
+        return DealerMemory(self.ranking.start())
 
-    def plan(self, snapshot: Snapshot, memory: RankPlanner) -> tuple[Plan, RankPlanner]:
-        """At the end of a lease, and for a newcomer, everything is dealt out; otherwise what is free."""
+    def plan(self, snapshot: Snapshot, memory: DealerMemory) -> tuple[Plan, DealerMemory]:
+        """At the end of a lease, and when a job arrives, everything is dealt out; otherwise what is free."""
         newest = snapshot.active[-1]
         is_anew = newest > memory.newest or is_round_end(snapshot.origin, snapshot.now, self.lease)
         if not is_anew and not any(snapshot.idle):
             return Plan.changing(wake=self.next_end(snapshot)), memory
         values, ranking = self.ranking.values(snapshot, memory.ranking)
-        table = _RateTable(self, snapshot, memory, Ownership.LENT if is_anew else Ownership.OWN)
+        deal = _Deal(self, snapshot, memory, Ownership.LENT if is_anew else Ownership.OWN)
         order = snapshot.rows[np.lexsort((snapshot.rows, values))].tolist()
-        plan = table.dealt(order)
+        plan = deal.dealt(order)
         is_change = plan.stops or any(claim.grain is Grain.LEASE for claim in plan.claims)
-        if table.is_settled and not is_change:  # what was asked for may turn out otherwise: not everybody can be stopped
+        if deal.is_settled and not is_change:  # a change may turn out otherwise: not every job can be stopped
             plan = replace(plan, wake=inf)
-        memory = RankPlanner(ranking, max(newest, memory.newest), table.busy, MappingProxyType(table.kinds))
+        memory = DealerMemory(ranking, max(newest, memory.newest), deal.busy, MappingProxyType(deal.kinds))
         return plan, memory
 
     def next_end(self, snapshot: Snapshot) -> float:
@@ -132,13 +133,15 @@ class Dealer:
         return next_round_end(snapshot.origin, snapshot.now, self.lease)
 
 
-class _RateTable:
-    """One deal.
+class _Deal:
+    """One deal: what is left goes to the jobs by rank.
 
-    is_settled   everybody has the best that there is, for as long as nothing happens
+    is_settled   every job has the best that there is, for as long as nothing happens
+    failed       kinds of which a job got nothing: no job of them behind it will get anything
+    ahead        as `busy`, with tasks that are only planned so far (`guard`)
     """
 
-    def __init__(self, dealer: Dealer, snapshot: Snapshot, memory: RankPlanner, title: Ownership) -> None:
+    def __init__(self, dealer: Dealer, snapshot: Snapshot, memory: DealerMemory, title: Ownership) -> None:
         self._dealer = dealer
         self._snapshot = snapshot
         self._title = title
@@ -162,49 +165,49 @@ class _RateTable:
                 left = [most + gpus for most, gpus in zip(left, has, strict=True)]
         gets: dict[int, Mix] = {}
         self._share_out(order, left, gets)
-        if self._title is Ownership.OWN and self._failed and any(left):  # somebody may have given up what others can use
+        if self._title is Ownership.OWN and self._failed and any(left):
+            # A job may have exchanged GPUs for better ones: what it gave up goes to those that got none for want of one,
+            # not to those that wait for a better one.
             self._failed.clear()
-            self._share_out([row for row in order if row not in gets and self._is_passed_over(row)], left, gets)
+            unguarded = self._dealer.guard is StarvationGuard.OFF
+            missed = [row for row in order if row not in gets]
+            missed = [row for row in missed if (unguarded if self._kind(row).is_long else row not in self._held)]
+            self._share_out(missed, left, gets)
         self._note_settled(order, gets)
         stops = [row for row in self._held if row not in gets and self._is_lent(row)]
-        claims = tuple(self._claim(row, mix) for row, mix in gets.items() if self._is_change(row, mix))
+        changed = [(row, mix) for row, mix in gets.items() if self._kind(row).is_long or self._held.get(row) != mix]
+        claims = tuple(self._claim(row, mix) for row, mix in changed)
         return Plan.changing(claims, tuple(stops), self._dealer.next_end(snapshot))
 
     def _is_lent(self, row: int) -> bool:
-        """What the job holds, if it holds anything, is dealt out anew."""
+        """Whether what the job holds, if anything, is dealt out anew."""
         return self._title is Ownership.LENT and not self._kind(row).is_long and row not in self._snapshot.pinned
 
-    def _is_passed_over(self, row: int) -> bool:
-        """It could use a GPU, and got none, for want of one and not for waiting for a better one."""
-        if self._kind(row).is_long:
-            return self._dealer.guard is StarvationGuard.OFF
-        return row not in self._held
-
     def _share_out(self, order: list[int], left: list[int], gets: dict[int, Mix]) -> None:
-        """Of what is left, to these jobs by rank."""
-        for wish, mix in share_out(self._wishes(order), left, GpuSupply.of(self._snapshot.placement.topology)):
-            before = gets.get(wish.who)
+        """Deal out what is left to these jobs by rank."""
+        for request, mix in share_out(self._requests(order), left, GpuSupply.of(self._snapshot.placement.topology)):
+            before = gets.get(request.who)
             if mix is not None:
-                gets[wish.who] = mix if before is None else _total(before, [mix])
-            elif not self._is_guarded(wish):
-                self._failed.add(self._snapshot.columns.kind[wish.who])
-                self._reserve(wish, left)
-            if self._is_guarded(wish):
-                self._look_ahead(wish, mix)
+                gets[request.who] = mix if before is None else _total(before, [mix])
+            elif not self._is_guarded(request):
+                self._failed.add(self._snapshot.columns.kind[request.who])
+                self._reserve(request, left)
+            if self._is_guarded(request):
+                self._look_ahead(request, mix)
 
-    def _reserve(self, wish: ShareRequest, left: list[int]) -> None:
+    def _reserve(self, request: ShareRequest, left: list[int]) -> None:
         """GPUs that single tasks give back come one by one, and a gang would never see enough of them at once.
 
         So a gang that has waited for a lease, and would fit if they did, keeps those behind it from its best such type.
         """
-        waited = self._snapshot.now - self._snapshot.columns.waiting_since[wish.who]
-        if wish.tasks is None and wish.has is None and waited >= self._dealer.lease:
-            kind = next((kind for kind in wish.types if left[kind] + self._computing[kind] >= wish.gang), None)
+        waited = self._snapshot.now - self._snapshot.columns.waiting_since[request.who]
+        if request.tasks is None and request.has is None and waited >= self._dealer.lease:
+            kind = next((kind for kind in request.types if left[kind] + self._computing[kind] >= request.gang), None)
             if kind is not None:
                 left[kind] = 0
 
-    def _wishes(self, order: list[int]) -> Iterator[ShareRequest]:
-        """What everybody would like, by rank. Of a kind of which one got nothing, nobody behind it will get anything."""
+    def _requests(self, order: list[int]) -> Iterator[ShareRequest]:
+        """What each job asks for, by rank."""
         columns = self._snapshot.columns
         for row in order:
             if columns.kind[row] in self._failed:
@@ -236,19 +239,19 @@ class _RateTable:
         )
 
     def _soonest(self, kind: JobClassSpeeds) -> tuple[float, tuple[float, int] | None]:
-        """When a task that waits for a GPU that computes another one would be done, and for which."""
+        """When a task that waits for a GPU that computes another one would be done, and that GPU."""
         if kind.tasks is None:
             return inf, None
         able = [each for each in self._ahead if each[1] in kind.types]
         waits = [(until + kind.tasks.seconds[busy], (until, busy)) for until, busy in able]
         return min(waits, default=(inf, None))
 
-    def _is_guarded(self, wish: ShareRequest) -> bool:
-        return wish.single > 0 and self._dealer.guard is StarvationGuard.ON
+    def _is_guarded(self, request: ShareRequest) -> bool:
+        return request.single > 0 and self._dealer.guard is StarvationGuard.ON
 
-    def _look_ahead(self, wish: ShareRequest, mix: Mix | None) -> None:
+    def _look_ahead(self, request: ShareRequest, mix: Mix | None) -> None:
         """Take note of where a task is computed: on the GPU that it got, or behind what is on the one that it waits for."""
-        kind = self._kind(wish.who)
+        kind = self._kind(request.who)
         if mix is not None and kind.tasks is not None:
             self._ahead.append((self._snapshot.now + kind.tasks.seconds[mix.index(1)], mix.index(1)))
             return
@@ -256,9 +259,6 @@ class _RateTable:
         if gpu is not None:
             self._ahead.remove(gpu)
             self._ahead.append((done, gpu[1]))
-
-    def _is_change(self, row: int, mix: Mix) -> bool:
-        return self._kind(row).is_long or self._held.get(row) != mix
 
     def _claim(self, row: int, mix: Mix) -> Claim:
         kind = self._kind(row)
@@ -272,16 +272,12 @@ class _RateTable:
         return Claim(row, mix=mix, grain=Grain.TASK)
 
     def _note_settled(self, order: list[int], gets: Mapping[int, Mix]) -> None:
-        """Whether time alone could make another deal: somebody waits, or would be faster with what others have."""
-        for row in order:
-            kind = self._kind(row)
-            mix = gets.get(row) if self._is_lent(row) else gets.get(row) or self._held.get(row)
-            if mix is None or not self._is_best(row, kind, mix):
-                self.is_settled = False
-                return
+        """Note whether time alone could make another deal: a job waits, or would be faster with what others have."""
+        mixes = ((row, gets.get(row) or (None if self._is_lent(row) else self._held.get(row))) for row in order)
+        self.is_settled = all(mix is not None and self._is_best(row, self._kind(row), mix) for row, mix in mixes)
 
     def _is_best(self, row: int, kind: JobClassSpeeds, mix: Mix) -> bool:
-        """Nothing that others have would make it faster. Single tasks are dealt with whenever a GPU comes free."""
+        """Whether nothing that others have would make it faster. Single tasks are dealt with whenever a GPU comes free."""
         if kind.is_long:
             return True
         if kind.tasks is not None:
