@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_job, simulate
 
-from poise.scheduler.policies.stride import NOBODY, Clamp, Passes, WeightedGang, serve
+from poise.scheduler.policies.stride import NO_PASSES, Clamp, Passes, WeightedGang, serve
 
 FIVE = {"E": 4, "A": 1, "B": 1, "C": 2, "D": 2}
 """Gangs in the order of the queue; four GPUs."""
@@ -15,7 +15,7 @@ FIVE = {"E": 4, "A": 1, "B": 1, "C": 2, "D": 2}
 
 def quanta(gangs: list[WeightedGang], gpus: int, number: int, clamp: Clamp) -> list[list[WeightedGang]]:
     """Who is served at each quantum."""
-    passes, served = NOBODY, []
+    passes, served = NO_PASSES, []
     for _ in range(number):
         chosen, passes = serve(gangs, passes, gpus, clamp)
         served.append(chosen)
@@ -49,7 +49,7 @@ def test_gang_aware_stride_comes_to_the_published_table(clamp: Clamp) -> None:
 
 
 def test_passes_before_each_quantum_are_the_published_ones() -> None:
-    passes = NOBODY
+    passes = NO_PASSES
     seen = []
     for _ in range(9):
         seen.append([passes.of.get(ord(name), 0.0) for name in "ABCDE"])

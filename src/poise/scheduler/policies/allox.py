@@ -7,9 +7,8 @@ the end of j's queue a job is in the way of itself and of the k − 1 behind it,
 
 is a matching. Machines of a type are alike but for r, so a type is a ladder, its places k are the rungs and its r_j the
 charges (`scheduler/solve/matching.py`). Only the first job of each free machine starts; running jobs are never stopped;
-all else is
-solved anew at the next event. For jobs of one gang size and α = 1 the plan is exact: no schedule without preemption has a
-smaller sum, if what is believed is true and nobody else comes.
+all else is solved anew at the next event. For jobs of one gang size and α = 1 the plan is exact: no schedule without
+preemption has a smaller sum, if what is believed is true and no other job comes.
 
 α   only the first max(⌈α·|Q|⌉, |M|) of the waiting jobs Q are looked at, by arrival, M being the free machines: a smaller α
     lets the old pass the short
@@ -21,7 +20,7 @@ one that waits. A GPU kept for a gang which still lacks others goes meanwhile to
 planned end.
 
 Refused, with a remark: a gang for which no type that it runs on has the GPUs alive. Jobs of unknown length cannot be
-matched; they get what nobody is booked on, last, by arrival; and what such a job holds is never counted on.
+matched; they get what is not booked, last, by arrival; and what such a job holds is never counted on.
 """
 
 from dataclasses import dataclass, field
@@ -33,11 +32,12 @@ from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
 from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, fraction
+from poise.scheduler.policies.shares import Memoryless
 from poise.scheduler.solve.matching import Matching, match
 
 
 @dataclass(frozen=True, slots=True)
-class AlloX:
+class AlloX(Memoryless):
     """Least total completion time, never preempting. 0 < alpha <= 1."""
 
     alpha: float = 1.0
@@ -46,11 +46,8 @@ class AlloX:
         if not 0 < self.alpha <= 1:
             raise RequestError(f"alpha is {self.alpha:g}; it must be above 0 and at most 1")
 
-    def start(self) -> None:
-        """There is nothing to remember."""
-
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """Share 1 for who is to run now: running jobs on the column that they hold, others on packed columns.
+        """Share 1 for jobs that run now: running ones on the column that they hold, others on packed columns.
 
         The objective is Σ over the waiting jobs looked at of the seconds from now to their planned end.
         """
@@ -95,7 +92,7 @@ def _remark(what: str, rows: Ints) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """GPUs of a type that are free, but kept for a gang that starts in so many seconds."""
+    """GPUs of a type that are free, but kept for a gang that starts in `seconds`."""
 
     kind: int
     gpus: int
@@ -109,7 +106,7 @@ class _Plan:
     share     as in the answer
     seconds   (jobs, types): to the end, if started now; inf if impossible; of jobs of unknown length only the ratios count
     free      (types,): GPUs that are free and not booked
-    busy      for each type, in how many seconds each other GPU is free, rising; inf if nobody knows
+    busy      for each type, in how many seconds each other GPU is free, rising; inf if unknown
     ends      planned end of each job that is booked but does not start now, in seconds from now
     """
 
@@ -124,7 +121,12 @@ class _Plan:
 
     def __post_init__(self) -> None:
         self.share = np.zeros_like(self.workload.speed)
-        self.seconds = _seconds(self.workload)
+        # Unknown lengths count one step, for the ratios; a gang for which too few GPUs are alive cannot run.
+        speeds = self.workload.speed[:, : self.workload.types]
+        able = (speeds > 0) & (self.workload.gang[:, None] <= self.workload.gpus)
+        steps = np.where(np.isinf(self.workload.steps_left), 1.0, self.workload.steps_left)
+        self.seconds = np.full(speeds.shape, inf)
+        np.divide(steps[:, None], speeds, out=self.seconds, where=able)
         self.free = self.workload.gpus.astype(np.int64)
         running = np.flatnonzero(self.workload.held >= 0)
         column, gang = self.workload.held[running], self.workload.gang[running].astype(np.int64)
@@ -138,7 +140,9 @@ class _Plan:
 
     def book(self, queue: Ints, gang: int, alpha: float) -> None:
         """Match the waiting jobs of one gang size, start those that come first on free machines, and book the others."""
-        machines = [self._machines(kind, gang) for kind in range(self.workload.types)]
+        # A machine is `gang` GPUs: when the first of them are all free, when the next; those that are free now come first.
+        gpus = (np.append(np.zeros(self.free[kind]), self.busy[kind]) for kind in range(self.workload.types))
+        machines: list[Floats] = [each[gang - 1 :: gang] for each in gpus]
         open_to = np.array([np.isfinite(release).any() for release in machines])
         most = max(ceil(alpha * len(queue)), int((self.free // gang).sum()))
         queue = queue[np.isfinite(self.seconds[queue][:, open_to]).any(axis=1)][:most]
@@ -169,15 +173,16 @@ class _Plan:
                 self.share[job, fastest] = 1.0
                 self.free[fastest] -= int(self.workload.gang[job])
 
-    def _machines(self, kind: int, gang: int) -> Floats:
-        """When the first `gang` GPUs are free, when the next; rising. Machines that are free come first."""
-        gpus: Floats = np.append(np.zeros(self.free[kind]), self.busy[kind])
-        return gpus[gang - 1 :: gang]
-
     def _settle(self, kind: int, gang: int, release: Floats, lines: list[list[int]]) -> None:
-        """Write down the queues of the first machines of a type: who starts, who ends when, and what is busy until when."""
+        """Write down the queues of the first machines of a type: jobs that start, when jobs end, and GPUs that are busy."""
         free, taken = int(self.free[kind]), len(lines) * gang
-        ends = [self._queue(kind, float(start), line) for start, line in zip(release, lines, strict=False)]
+        ends = []  # of the last job on each machine
+        for start, line in zip(release, lines, strict=False):
+            end = float(start)
+            for job in line:
+                end += self.seconds[job, kind]
+                self.ends[job] = end
+            ends.append(end)
         for machine, line in enumerate(lines):
             if (machine + 1) * gang <= free:
                 self.share[line[0], kind] = 1.0
@@ -188,29 +193,12 @@ class _Plan:
         untouched = self.busy[kind][max(0, taken - free) :]
         self.busy[kind] = np.sort(np.append(untouched, np.repeat(ends, gang)))
 
-    def _queue(self, kind: int, end: float, line: list[int]) -> float:
-        """Note when each job of a machine's queue ends if the first starts at `end`; the end of the last."""
-        for job in line:
-            end += self.seconds[job, kind]
-            self.ends[job] = end
-        return end
-
-
-def _seconds(workload: Workload) -> Floats:
-    """Time to the end on each type; inf where a job cannot run or its gang does not fit. Unknown lengths count one step."""
-    speed = workload.speed[:, : workload.types]
-    able = (speed > 0) & (workload.gang[:, None] <= workload.gpus)
-    left = np.where(np.isinf(workload.steps_left), 1.0, workload.steps_left)
-    seconds: Floats = np.full(speed.shape, inf)
-    np.divide(left[:, None], speed, out=seconds, where=able)
-    return seconds
-
 
 def _lines(matching: Matching, kind: int, queue: Ints, seconds: Floats) -> list[list[int]]:
     """The queue of each machine of a type that has one, first to run first; machines in the order of their release.
 
-    On every rung the machines that are free earliest are taken. Who of a rung goes to which machine is all one for the sum:
-    the shortest go where they are first in line, so that as much as possible is done early.
+    On every rung the machines that are free earliest are taken. Which job of a rung goes to which machine does not change
+    the sum: the shortest go where they are first in line, so that as much as possible is done early.
     """
     lines: list[list[int]] = []
     for rung in np.unique(matching.rung[matching.ladder == kind])[::-1].tolist():

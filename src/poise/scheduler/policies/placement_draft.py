@@ -31,7 +31,7 @@ class PlacementDraft:
             self._bins[gpu_type][free].append(node)  # ascending, and so a heap
 
     def copy(self) -> "PlacementDraft":
-        """Another one, as this one is now."""
+        """A copy that changes on its own."""
         other = object.__new__(PlacementDraft)
         other.topology, other._alive = self.topology, self._alive
         other.free, other.idle = self.free.copy(), self.idle.copy()
@@ -39,18 +39,18 @@ class PlacementDraft:
         return other
 
     def take(self, site: Site) -> None:
-        """A job is to be here."""
+        """Count these GPUs as taken."""
         for node, gpus in site:
             self._change(node, -gpus)
 
     def give(self, site: Site) -> None:
-        """A job is no longer to be here; GPUs of lost nodes stay lost."""
+        """Count these GPUs as free again; those of lost nodes stay lost."""
         for node, gpus in site:
             if self._alive[node]:
                 self._change(node, gpus)
 
     def release(self, holdings: Iterable[Holding]) -> None:
-        """These jobs are no longer to be where they are."""
+        """Count the GPUs of these jobs as free."""
         for holding in holdings:
             self.give(site_of(holding))
 
@@ -79,10 +79,9 @@ class PlacementDraft:
         site = self.tightest(gpu_type, gpus)
         if site is None or self.locality(site) <= locality:
             return site
-        return self._in_a_rack(gpu_type, gpus) if locality is Locality.RACK else None
-
-    def _in_a_rack(self, gpu_type: int, gpus: int) -> Site | None:
-        """The fewest nodes inside one rack; the first of the racks that can do with so few."""
+        if locality is not Locality.RACK:
+            return None
+        # The fewest nodes inside one rack; the first of the racks that do with as few.
         found: list[Site] = []
         for rack in self.topology.racks:
             within = [node for node, kind in enumerate(self.topology.type_of) if kind == gpu_type and rack >> node & 1]
@@ -99,7 +98,7 @@ class PlacementDraft:
         return None
 
     def _first(self, gpu_type: int, size: int) -> int | None:
-        """The first node with exactly so many free GPUs."""
+        """The first node with exactly `size` free GPUs."""
         nodes = self._bins[gpu_type][size]
         while nodes and self.free[nodes[0]] != size:
             heappop(nodes)

@@ -106,7 +106,7 @@ def proportional(workload: Workload) -> Floats:
 
 
 def isolated_shares(workload: Workload) -> Floats:
-    """iso_mj: (n, types), an n-th of every GPU type for everybody; nothing where it would be of no use. Feasible."""
+    """iso_mj: (n, types), an n-th of every GPU type for each job; nothing where it would be of no use. Feasible."""
     share = workload.gpus / (max(workload.jobs, 1) * workload.gang[:, None])
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1.0)
     return np.where(packed(workload) > 0, share, 0.0)
@@ -160,7 +160,7 @@ def allocation_of(workload: Workload, solution: Solution, objective: float, give
 
 
 def nothing_for(workload: Workload) -> Allocation:
-    """The answer where nobody can use anything."""
+    """The answer where no job can use anything."""
     return Allocation(np.zeros(workload.speed.shape), objective=nan)
 
 

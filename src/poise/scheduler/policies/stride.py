@@ -32,14 +32,14 @@ class Clamp(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes by row, and the global pass."""
+    """Passes by row, and the ideal one: that of a job that was served perfectly."""
 
     of: MappingProxyType[int, float]
-    everybody: float
+    ideal: float
 
 
-NOBODY = Passes(MappingProxyType({}), 0.0)
-"""Before anybody has run."""
+NO_PASSES = Passes(MappingProxyType({}), 0.0)
+"""Before any job has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class WeightedGang:
 
 
 def current(gangs: Sequence[WeightedGang], passes: Passes) -> dict[int, float]:
-    """Everybody's pass; who is new has the least of the others."""
+    """The pass of each gang; a new one has the least of the others."""
     least = min((passes.of[gang.row] for gang in gangs if gang.row in passes.of), default=0.0)
     return {gang.row: passes.of.get(gang.row, least) for gang in gangs}
 
@@ -73,12 +73,12 @@ def charge(
     now = current(gangs, passes)
     sharing = [gang for gang in gangs if gang.row not in pinned]
     used = sum(gang.gpus * quanta.get(gang.row, 0.0) for gang in sharing)
-    everybody = passes.everybody + (used / sum(gang.tickets for gang in sharing) if sharing else 0.0)
+    ideal = passes.ideal + (used / sum(gang.tickets for gang in sharing) if sharing else 0.0)
     for gang in gangs:
         now[gang.row] += gang.stride * quanta.get(gang.row, 0.0)
         if clamp is Clamp.LAG:
-            now[gang.row] = max(now[gang.row], everybody - gang.stride)
-    return Passes(MappingProxyType(now), everybody)
+            now[gang.row] = max(now[gang.row], ideal - gang.stride)
+    return Passes(MappingProxyType(now), ideal)
 
 
 def serve(gangs: Sequence[WeightedGang], passes: Passes, gpus: int, clamp: Clamp) -> tuple[list[WeightedGang], Passes]:
@@ -112,8 +112,8 @@ class Stride:
     clamp: Clamp = Clamp.LAG
 
     def start(self) -> StrideMemory:
-        """Nobody has run."""
-        return StrideMemory(NOBODY, MappingProxyType({}), -inf)
+        """The memory before the first plan."""
+        return StrideMemory(NO_PASSES, MappingProxyType({}), -inf)
 
     def plan(self, snapshot: Snapshot, memory: StrideMemory) -> tuple[Plan, StrideMemory]:
         """At the end of a quantum by pass; inside one, running jobs go on and others fill what is left."""

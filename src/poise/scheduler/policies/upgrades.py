@@ -1,4 +1,4 @@
-"""While nobody waits: running jobs move to faster GPUs that stand idle, if that pays.
+"""While no job waits: running jobs move to faster GPUs that stand idle, if that pays.
 
 A move pays if it gains more than it costs until the job may move again: (1 − speed here ÷ speed there) · rest > cost.
 """
@@ -18,11 +18,11 @@ Seen = frozenset[tuple[int, int, int]]
 """(tenant, kind of job, GPU type) that have run."""
 
 NEVER: Mapping[int, float] = MappingProxyType({})
-"""Nobody has been moved."""
+"""No job has been moved."""
 
 
 class Upgrades(NamedTuple):
-    """Moves that pay now, and the next moment at which another one may."""
+    """Moves that pay now, and when the next one may."""
 
     claims: tuple[Claim, ...]
     later: float
@@ -34,7 +34,7 @@ class _Move(NamedTuple):
     gain: float
     row: int
     there: int
-    moment: float
+    time: float
 
 
 def upgrades(
@@ -46,19 +46,19 @@ def upgrades(
     seen    types that have been run on: only their speeds are known; None: all are
     moved   when jobs were last moved, if not at their last start
     """
-    sketch = PlacementDraft(snapshot.placement)
+    draft = PlacementDraft(snapshot.placement)
     claims: dict[int, Claim] = {}
     later = inf
     for move in sorted(_gains(snapshot, seen, moved, rest=rest, cost=cost)):
         gang = snapshot.columns.gang[move.row]
-        site = sketch.tightest(move.there, gang)
-        if site is None or move.row in claims or (len(site) > 1 and gang <= sketch.topology.largest_node(move.there)):
+        site = draft.tightest(move.there, gang)
+        if site is None or move.row in claims or (len(site) > 1 and gang <= draft.topology.largest_node(move.there)):
             continue
-        if move.moment > snapshot.now:
-            later = min(later, move.moment)
+        if move.time > snapshot.now:
+            later = min(later, move.time)
             continue
-        sketch.take(site)
-        sketch.give(site_of(snapshot.placement.holdings[move.row]))
+        draft.take(site)
+        draft.give(site_of(snapshot.placement.holdings[move.row]))
         claims[move.row] = Claim(move.row, site=site)
     return Upgrades(tuple(claims.values()), later)
 

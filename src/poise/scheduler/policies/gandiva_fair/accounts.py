@@ -1,4 +1,4 @@
-"""Who got how much, against what they were to get: of tenants in GPU-seconds by type, of jobs in quanta of their gang.
+"""What tenants and jobs got against what they should get: tenants in GPU-seconds by type, jobs in quanta of their gang.
 
 A tenant's lag is what its share came to less what its jobs had, in all places of the pool; a job's lag is the same in
 units of its own service: (gp − pass) ÷ stride in the words of `stride.py`. Both are bounded, so that what could not be had
@@ -25,10 +25,10 @@ tenant's share gets its turn."""
 
 @dataclass(frozen=True, slots=True)
 class TenantAccounts:
-    """As of a moment.
+    """Credits and lags.
 
-    at         the last moment until which shares were credited;  settled: the last at which lags were worked out
-    shares     GPUs that each tenant is to have of each type from `at` on
+    at         time until which shares are credited;  settled: when lags were last worked out
+    shares     GPUs of each type that each tenant should have from `at` on
     owed       GPU-seconds credited since `settled`
     lags       GPU-seconds that each tenant was behind at `settled`
     behind     quanta that each job was behind at `settled`
@@ -46,13 +46,13 @@ class TenantAccounts:
 
 
 def opened(now: float, attained: Mapping[int, float], seen: int) -> TenantAccounts:
-    """From now on it counts who gets what."""
+    """Accounts that begin now."""
     nothing: Mapping[Place, float] = MappingProxyType({})
     return TenantAccounts(now, now, nothing, nothing, nothing, MappingProxyType({}), MappingProxyType(dict(attained)), seen)
 
 
 def credited(accounts: TenantAccounts, now: float, shares: Mapping[Place, float]) -> TenantAccounts:
-    """Shares as they were until now; from now on these."""
+    """Credit the shares that held until now; from now on these hold."""
     owed = dict(accounts.owed)
     for place, share in accounts.shares.items():
         owed[place] = owed.get(place, 0.0) + share * (now - accounts.at)
@@ -74,10 +74,10 @@ def settled(
     tickets: Mapping[int, float],
     quantum: float,
 ) -> TenantAccounts:
-    """Lags as of now.
+    """The accounts with lags worked out as of now.
 
     types     GPU type of each job that is or was there since the last time
-    tickets   GPUs that each active job is to have
+    tickets   GPUs that each active job should have
     """
     lags = {place: accounts.lags.get(place, 0.0) + owed for place, owed in accounts.owed.items()}
     attained: dict[int, float] = {}
@@ -105,7 +105,7 @@ def settled(
 
 
 def _of_tenants(lags: Mapping[Place, float], shares: Mapping[Place, float], quantum: float) -> dict[Place, float]:
-    """Lags against what was there to be had: GPUs that stood idle are nobody's debt. Bounded."""
+    """Lags against what was there to be had: GPUs that stood idle are no tenant's debt. Bounded."""
     idle: dict[int, float] = {}
     total: dict[int, float] = {}
     for (tenant, gpu_type), lag in lags.items():

@@ -2,6 +2,9 @@
 
 Profiling is transparent: how much faster a tenant's jobs are on a fast type counts once a job of that kind has run on both
 types, as all jobs do anyway (`running`); or whatever is believed counts from the start (`known`).
+
+Three parts: tickets into GPUs (`water_filled`, `entitlements`, `divided`), trade (`trade`, `trade_all`), and both together
+for the active jobs (`entitle`), with what the journal says of it (`notes`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,19 +20,10 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.policies.upgrades import Seen
 
-# Tickets of tenants into GPUs: water-filled over demand, type by type, and divided over a tenant's jobs.
-#
-# t_u tickets, d_u demand in GPUs, N GPUs (Gandiva_fair, EuroSys'20 §3.1):
-#
-# share_u = min(d_u, t_u / Σ t_active · what is left)        repeated to a fixed point: unused share goes to the others
-# t_j     = t_u · g_j / Σ g   over the tenant's jobs         in proportion to gangs; or t_u / number of jobs
-#
-# 8 GPUs, equal tickets, demands 4, 4 and 2: shares 3, 3 and 2.
-
 Tenant = TypeVar("Tenant")
 
 LEAST = 1e-9
-"""GPUs that are none."""
+"""GPUs below which nothing is left."""
 
 
 class TicketDivision(StrEnum):
@@ -40,30 +34,24 @@ class TicketDivision(StrEnum):
 
 
 def water_filled(demand: Mapping[Tenant, float], tickets: Mapping[Tenant, float], gpus: float) -> dict[Tenant, float]:
-    """GPUs of each tenant in the long run: in proportion to tickets, but nobody gets more than it asks for.
+    """GPUs of each tenant in the long run: in proportion to tickets, but no tenant gets more than it asks for (§3.1).
 
-    Σ shares = min(gpus, Σ demand). Tenants without tickets share what those with tickets leave, equally.
+        share_u = min(d_u, t_u / Σ t_active · what is left)        repeated to a fixed point: unused share goes to others
+
+    8 GPUs, equal tickets, demands 4, 4 and 2: shares 3, 3 and 2. Σ shares = min(gpus, Σ demand). Tenants without tickets
+    share what those with tickets leave, equally.
     """
     shares = dict.fromkeys(demand, 0.0)
     paying = {tenant: weight for tenant in demand if (weight := tickets.get(tenant, 0.0)) > 0}
-    left = _filled(shares, demand, paying, gpus)
-    if left > LEAST:
-        _filled(shares, demand, {tenant: 1.0 for tenant in demand if tenant not in paying}, left)
+    for weights in (paying, {tenant: 1.0 for tenant in demand if tenant not in paying}):
+        if weights is not paying and gpus <= LEAST:
+            break
+        total = sum(weights.values())
+        for tenant in sorted(weights, key=lambda tenant: demand[tenant] / weights[tenant]):  # who is full first, first
+            shares[tenant] = min(demand[tenant], gpus * weights[tenant] / total)
+            gpus -= shares[tenant]
+            total -= weights[tenant]
     return shares
-
-
-def _filled(
-    shares: dict[Tenant, float], demand: Mapping[Tenant, float], tickets: Mapping[Tenant, float], gpus: float
-) -> float:
-    """Raise the level until the GPUs are gone; who asks for least a ticket is full first. Returns what is left over."""
-    order = sorted(tickets, key=lambda tenant: demand[tenant] / tickets[tenant])
-    weight = sum(tickets.values())
-    for tenant in order:
-        share = min(demand[tenant], gpus * tickets[tenant] / weight)
-        shares[tenant] = share
-        gpus -= share
-        weight -= tickets[tenant]
-    return gpus
 
 
 def entitlements(
@@ -89,29 +77,16 @@ def entitlements(
 
 
 def divided(tickets: float, gangs: Sequence[int], division: TicketDivision) -> list[float]:
-    """The tickets of each of a tenant's jobs."""
+    """The tickets of each of a tenant's jobs: t_u · g_j / Σ g, or t_u / number of jobs."""
     if division is TicketDivision.EQUAL:
         return [tickets / len(gangs)] * len(gangs)
     total = sum(gangs)
     return [tickets * gang / total for gang in gangs]
 
 
-# Automated trading of fast GPUs for slow ones at a second price (Gandiva_fair, EuroSys'20 §3.4).
-#
-# Tenant u holds slow_u and fast_u GPUs and runs s_u times as fast on a fast one. For a pair of types:
-#
-# b = argmax s among those who hold slow;  q = argmin s among those who hold fast;  stop if b = q or s_b <= s_q
-# p = the next speed-up below that of b                         Vickrey's price, in slow GPUs for a fast one
-# a = min(slow_b / p, fast_q);   b gets a fast GPUs of q for a·p slow ones;   repeat
-#
-# Since s_q <= p <= s_b, nobody's slow + s·fast falls, and totals by type stay as they are. A buyer's price depends on what
-# others report and never on its own report, except that to report more may make it buy before others, at a higher price.
-# Each trade empties somebody's hands: at most 2n trades for n tenants.
-
-
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """So many fast GPUs of the seller for the buyer, at a price in slow GPUs each. Types are indices."""
+    """`gpus` fast GPUs of the seller for the buyer, at a price in slow GPUs each. Types are indices."""
 
     buyer: int
     seller: int
@@ -122,17 +97,26 @@ class Trade:
 
 
 def both_gain(price: float, buyer: float, seller: float) -> bool:
-    """Whether a fast GPU for so many slow ones leaves both better off, given their speed-ups."""
+    """Whether a fast GPU for `price` slow ones leaves both better off, given their speed-ups."""
     return seller < price < buyer
 
 
 def trade(
     holdings: Mapping[int, Sequence[float]], speedup: Mapping[int, float], *, slow: int, fast: int
 ) -> tuple[dict[int, tuple[float, ...]], list[Trade]]:
-    """Holdings by type after all trades between two types, and the trades in order.
+    """Trade fast GPUs for slow ones at a second price (§3.4): holdings by type afterwards, and the trades in order.
 
-    speedup   fast ÷ slow, of the tenants that are known; the others do not trade
-    Of buyers with equal speed-ups the first in `holdings` comes first.
+    Tenant u holds slow_u and fast_u GPUs and runs s_u = `speedup` times as fast on a fast one; tenants whose speed-up is
+    not known do not trade.
+
+        b = argmax s among tenants that hold slow;  q = argmin s among those that hold fast;  stop if b = q or s_b <= s_q
+        p = the next speed-up below that of b                         Vickrey's price, in slow GPUs for a fast one
+        a = min(slow_b / p, fast_q);   b gets a fast GPUs of q for a·p slow ones;   repeat
+
+    Since s_q <= p <= s_b, no tenant's slow + s·fast falls, and totals by type stay as they are. A buyer's price depends on
+    what others report and never on its own report, except that to report more may make it buy before others, at a higher
+    price. Each trade empties one tenant's hands: at most 2n trades for n tenants. Of buyers with equal speed-ups the first
+    in `holdings` comes first.
     """
     held = {tenant: list(gpus) for tenant, gpus in holdings.items()}
     known = [tenant for tenant in held if isfinite(speedup.get(tenant, nan)) and speedup[tenant] > 0]
@@ -144,26 +128,19 @@ def trade(
         seller = next((tenant for tenant in reversed(dearest) if held[tenant][fast] > 0), None)
         if buyer is None or seller is None or buyer == seller or speedup[buyer] <= speedup[seller]:
             return {tenant: tuple(gpus) for tenant, gpus in held.items()}, trades
-        gpus = _exchanged(held[buyer], held[seller], slow, fast, price[buyer])
+        mine, theirs = held[buyer], held[seller]
+        # Hands that a trade empties are exactly empty afterwards: otherwise crumbs would be traded for ever.
+        affordable = mine[slow] / price[buyer]
+        if affordable <= theirs[fast]:
+            gpus, paid = affordable, mine[slow]
+            mine[slow], theirs[fast] = 0.0, theirs[fast] - gpus
+        else:
+            gpus = theirs[fast]
+            paid = gpus * price[buyer]
+            mine[slow], theirs[fast] = mine[slow] - paid, 0.0
+        mine[fast] += gpus
+        theirs[slow] += paid
         trades.append(Trade(buyer, seller, fast, slow, gpus, price[buyer]))
-
-
-def _exchanged(buyer: list[float], seller: list[float], slow: int, fast: int, price: float) -> float:
-    """As much as one can pay for, or the other has; returns how many fast GPUs that was.
-
-    Hands that a trade empties are exactly empty afterwards: otherwise crumbs would be traded for ever.
-    """
-    affordable = buyer[slow] / price
-    if affordable <= seller[fast]:
-        gpus, paid = affordable, buyer[slow]
-        buyer[slow], seller[fast] = 0.0, seller[fast] - gpus
-    else:
-        gpus = seller[fast]
-        paid = gpus * price
-        buyer[slow], seller[fast] = buyer[slow] - paid, 0.0
-    buyer[fast] += gpus
-    seller[slow] += paid
-    return gpus
 
 
 def trade_all(
@@ -171,7 +148,7 @@ def trade_all(
     speedups: Mapping[tuple[int, int], Mapping[int, float]],
     slowest_first: Sequence[int],
 ) -> tuple[dict[int, tuple[float, ...]], list[Trade]]:
-    """All pairs of types, slow ones ascending and fast ones descending.
+    """Trade between all pairs of types, slow ones ascending and fast ones descending.
 
     speedups   fast ÷ slow, by (slow, fast) and tenant
     """
@@ -185,7 +162,7 @@ def trade_all(
 
 
 NOTICEABLE = 1e-6
-"""GPUs; an entitlement that changes by less is the same."""
+"""GPUs by which an entitlement must change to be worth a note."""
 
 
 class Profiling(StrEnum):
@@ -203,7 +180,7 @@ class Trading(StrEnum):
 
 
 def with_running(snapshot: Snapshot, seen: Seen) -> Seen:
-    """What has run where by now; of no use where there is one type only."""
+    """What has run where by now. Not kept where there is only one type."""
     topology, columns = snapshot.placement.topology, snapshot.columns
     if len(topology.types) == 1:
         return seen
@@ -231,7 +208,7 @@ class TenantJobs:
 
     @staticmethod
     def of(snapshot: Snapshot, live: Sequence[int]) -> "TenantJobs":
-        """Count them."""
+        """The active jobs of a snapshot, counted."""
         columns = snapshot.columns
         jobs: dict[tuple[int, int], int] = {}
         gpus: dict[tuple[int, int], int] = {}
@@ -291,14 +268,14 @@ class Entitlements:
 NOBODY_ENTITLED = Entitlements({})
 
 
-def entitle(crowd: TenantJobs, tickets: Mapping[int, float], trading: Trading, seen: Seen | None) -> Entitlements:
-    """Everybody's GPUs of every type in the long run."""
-    order = crowd.slowest_first
-    before = entitlements(crowd.demand, tickets, crowd.live, order[::-1])
+def entitle(jobs: TenantJobs, tickets: Mapping[int, float], trading: Trading, seen: Seen | None) -> Entitlements:
+    """GPUs of every type that each tenant is entitled to in the long run, after trades."""
+    order = jobs.slowest_first
+    before = entitlements(jobs.demand, tickets, jobs.live, order[::-1])
     if trading is Trading.OFF or len(order) == 1:
         return Entitlements(before)
     pairs = {(slow, fast) for place, slow in enumerate(order) for fast in order[place + 1 :]}
-    held, trades = trade_all(before, {pair: crowd.speedups(*pair, seen) for pair in sorted(pairs)}, order)
+    held, trades = trade_all(before, {pair: jobs.speedups(*pair, seen) for pair in sorted(pairs)}, order)
     return Entitlements(held, tuple(trades))
 
 

@@ -4,7 +4,7 @@
 
 A new job goes to the type on which its tenant asks for least of what it is entitled to, and there to the node (or nodes)
 of lowest load that can hold it. A waiting job is given another home if what it gains until it may move again is more than
-the move costs: it does not run now, so nobody is interrupted for that.
+the move costs: it does not run now, so nothing is interrupted for that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,12 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.cluster import NodeGpus, Site
 
 CRUMBS = 0.01
-"""GPUs that a tenant does not care for."""
+"""GPUs that are too few for a tenant to care about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lodger:
-    """A job that needs a home: its GPUs and tickets (GPUs that it is to have in the long run)."""
+    """A job that needs a home: its GPUs and tickets (the GPUs that it gets in the long run)."""
 
     row: int
     gang: int
@@ -30,7 +30,7 @@ class Lodger:
 
 
 class Homes:
-    """Homes of the jobs of all pools, in the making.
+    """Homes of the jobs of all pools, as planned so far.
 
     of      where each job lives;  load: tickets per GPU, by node
     size    GPUs of each node that is there
@@ -49,22 +49,18 @@ class Homes:
         return found
 
     def settle(self, lodger: Lodger, site: Site) -> None:
-        """The job lives here."""
+        """Let a job live here."""
         self.of[lodger.row] = site
         self._count(lodger, site, 1.0)
 
     def leave(self, lodger: Lodger) -> None:
-        """The job lives nowhere."""
+        """Take a job's home away."""
         self._count(lodger, self.of.pop(lodger.row), -1.0)
 
     def _count(self, lodger: Lodger, site: Site, sign: float) -> None:
         for node, gpus in site:
             if self.size[node]:
                 self.load[node] += sign * lodger.tickets * gpus / (lodger.gang * self.size[node])
-
-    def type_of(self, row: int) -> int:
-        """The GPU type on which a job lives."""
-        return int(self._types[self.of[row][0].node])
 
     def free_place(self, gang: int, gpu_type: int, free: Sequence[int]) -> Site | None:
         """The node with fewest free GPUs that has enough of them now."""

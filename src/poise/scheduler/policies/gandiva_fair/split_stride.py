@@ -8,11 +8,12 @@ behind what its tenant's tickets give it; it is bounded (`accounts.py`).
     nodes    small jobs by decreasing lag, each on its home; one that does not fit is passed over and keeps its lag
     budgets  all of that only as far as the tenant is behind its share of the whole pool. So imbalances between nodes cost
              some tenant a quantum, and not its share
-    filling  homes fill up regardless of budgets; then GPUs that nobody at home can use take waiting jobs from elsewhere
+    filling  homes fill up regardless of budgets; then GPUs that no job at home can use take waiting jobs from elsewhere
     choice   where tenants are then off their budgets, or GPUs idle, the gangs are chosen so that they are not
-             (`choosing.py`) and seated with few moves; a gang that finds no place is passed over and keeps its lag
+             (`best_gangs`) and seated with few moves; a gang that finds no place is passed over and keeps its lag
 
-Whoever gets more than its budget starts with less in the next quantum: lags of tenants are bounded by gangs, not by time.
+A tenant that gets more than its budget starts with less in the next quantum: lags of tenants are bounded by gangs, not by
+time. `decide`, at the end, is what the planner calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,20 +25,6 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.cluster import NodeGpus, Site
-
-# Which gangs run in a quantum, so that tenants get what they are to have and few GPUs are left over: exact, by tables.
-#
-# For a tenant u with budget b_u (its share and what it is behind) and jobs j with gang g_j, r_j = tickets ÷ gang, and
-# lag l_j
-# in quanta against the other jobs of the tenant:
-#
-# gain of a set S   Σ g_j · (2 (l_j + r_j) − 1) over S: by how much it lowers Σ g_j · l_j² of the tenant's jobs
-# f_u(a)            the largest gain of a set with a GPUs in all, less EVENNESS · (b_u − a)² ÷ share_u
-# choice            max Σ f_u(a_u) − IDLENESS · idle, where idle = GPUs − Σ a_u
-#
-# Two knapsacks, one over the jobs of each tenant and one over tenants: O((J + U) · N) for J jobs, U tenants and N GPUs.
-# Where
-# the gangs can live is not looked at here.
 
 EVENNESS = 10.0
 """How much more it counts that a tenant is off its budget than that one of its jobs is."""
@@ -67,15 +54,34 @@ def imbalance(left: Mapping[int, float], shares: Mapping[int, float], idle: int)
 def best_gangs(
     gangs: Mapping[int, Sequence[StrideGang]], gpus: int, *, shares: Mapping[int, float], budgets: Mapping[int, float]
 ) -> set[int]:
-    """Rows of those who are to run, of at most so many GPUs in all; gangs by tenant."""
+    """Rows of the gangs that run, of at most `gpus` GPUs in all, so that tenants get their due and few GPUs idle.
+
+    For a tenant u with budget b_u (its share and what it is behind) and jobs j with gang g_j, r_j = tickets ÷ gang, and lag
+    l_j in quanta against the other jobs of the tenant:
+
+        gain of a set S   Σ g_j · (2 (l_j + r_j) − 1) over S: by how much it lowers Σ g_j · l_j² of the tenant's jobs
+        f_u(a)            the largest gain of a set with a GPUs in all, less EVENNESS · (b_u − a)² ÷ share_u
+        choice            max Σ f_u(a_u) − IDLENESS · idle, where idle = GPUs − Σ a_u
+
+    Exact: two knapsacks, one over the jobs of each tenant and one over tenants. O((J + U) · N) for J jobs, U tenants and N
+    GPUs. Where the gangs can live is not looked at here.
+    """
     tables = [
         _GangTable(own, shares[tenant], budgets[tenant], gpus) for tenant, own in sorted(gangs.items()) if shares[tenant] > 0
     ]
-    best: Floats = np.full(gpus + 1, -np.inf)
+    size = gpus + 1
+    best: Floats = np.full(size, -np.inf)  # the best value by GPUs of all tenants so far
     best[0] = 0.0
-    amounts = []
+    amounts: list[Ints] = []  # for each tenant, the GPUs that it has of them
     for table in tables:
-        best, amount = _with(table, best)
+        after: Floats = np.full(size, -np.inf)
+        amount: Ints = np.zeros(size, dtype=np.int64)
+        for own_gpus in table.amounts():
+            value = best[: size - own_gpus] + table.value[own_gpus]
+            better = value > after[own_gpus:]
+            after[own_gpus:][better] = value[better]
+            amount[own_gpus:][better] = own_gpus
+        best = after
         amounts.append(amount)
     total = int(np.argmax(best + IDLENESS * np.arange(gpus + 1)))
     rows: set[int] = set()
@@ -105,7 +111,7 @@ class _GangTable:
         self.value: Floats = gain - EVENNESS * (budget - np.arange(most + 1)) ** 2 / share
 
     def rows(self, gpus: int) -> set[int]:
-        """Who is in the best set of so many GPUs."""
+        """Jobs in the best set of this many GPUs."""
         found = set()
         for each, taken in zip(reversed(self._gangs), reversed(self._taken), strict=True):
             if taken[gpus]:
@@ -120,19 +126,6 @@ class _GangTable:
         return sorted(chosen)
 
 
-def _with(table: _GangTable, best: Floats) -> tuple[Floats, Ints]:
-    """One more tenant: the best value by GPUs of all so far, and the GPUs that this one has of them."""
-    size = len(best)
-    after: Floats = np.full(size, -np.inf)
-    amount: Ints = np.zeros(size, dtype=np.int64)
-    for gpus in table.amounts():
-        value = best[: size - gpus] + table.value[gpus]
-        better = value > after[gpus:]
-        after[gpus:][better] = value[better]
-        amount[gpus:][better] = gpus
-    return after, amount
-
-
 EVEN = 0.05
 """Imbalance for each GPU of the pool up to which split stride is taken as it comes out."""
 
@@ -140,7 +133,7 @@ TRIES = 8
 """Sets of gangs that are looked at where it is not."""
 
 KEEP = 2.0
-"""What it is worth, for each GPU and in gains of `choosing.py`, that a running job goes on where it is."""
+"""What it is worth, for each GPU and in gains, that a running job goes on where it is."""
 
 CANDIDATES = 3
 """Nodes, those with most room, that are looked at for making room."""
@@ -153,7 +146,7 @@ class Contender:
     tickets   GPUs that it is to have in the long run
     lag       quanta that it is behind
     home      where it lives; None if the nodes that are there cannot hold it
-    since     moment from which it has waited; of a running job: minus infinity
+    since     when it began to wait; minus infinity for a running job
     may_move  whether it may get another home now
     """
 
@@ -168,12 +161,12 @@ class Contender:
 
     @property
     def is_large(self) -> bool:
-        """It spans nodes."""
+        """Whether it spans nodes."""
         return self.home is not None and len(self.home) > 1
 
     @property
     def runs(self) -> bool:
-        """It has GPUs now."""
+        """Whether it has GPUs now."""
         return self.since == -inf
 
     @property
@@ -203,7 +196,7 @@ class Quantum:
         self._sizes = sizes
         self._largest = max(sizes.values(), default=0)
         self._seated: dict[int, Contender] = {}
-        self._staying: dict[int, int] = {}  # GPUs of those who are to go on there: others rather go elsewhere
+        self._staying: dict[int, int] = {}  # GPUs of jobs that go on there: others rather go elsewhere
         self.chosen: dict[int, Site] = {}
         self.left = dict(budgets)
         self._shares = shares
@@ -259,11 +252,11 @@ class Quantum:
 
     @property
     def imbalance(self) -> float:
-        """How far tenants are off their budgets, and GPUs idle: see `choosing.py`."""
+        """How far tenants are off their budgets, and GPUs idle: see `imbalance`."""
         return imbalance(self.left, self._shares, self.idle)
 
     def cost(self, gains: Mapping[int, float]) -> float:
-        """Imbalance less what is gained by those who run; a job that is moved does not go on."""
+        """Imbalance less what the chosen jobs gain; a job that is moved does not go on."""
         moved = sum(each.gang for row, each in self._seated.items() if each.runs and self.chosen[row] != each.home)
         return self.imbalance + KEEP * moved - sum(gains[row] for row in self.chosen)
 
@@ -273,7 +266,14 @@ class Quantum:
             return False
         site = self._tightest(each.gang)
         if site is None and each.gang > self._largest:
-            site = self._across(each.gang)
+            parts, left = [], each.gang
+            rooms = sorted(self.room.items(), key=lambda item: (-item[1], self._staying.get(item[0], 0), item[0]))
+            for node, room in rooms:
+                parts.append(NodeGpus(node, min(room, left)))
+                left -= parts[-1].gpus
+                if not left:
+                    break
+            site = tuple(sorted(parts))
         return self._try(each, site)
 
     def _affords(self, each: Contender) -> bool:
@@ -303,10 +303,15 @@ class Quantum:
         return False
 
     def _clear(self, node: int, gpus: int) -> bool:
-        """Have so many GPUs of a node unreserved, by small jobs that go elsewhere; nothing changes if they cannot."""
+        """Free this many GPUs of a node by moving small jobs elsewhere, those first that do not run now, then the largest.
+
+        Nothing changes if that is not possible.
+        """
         room, need = dict(self.room), gpus - self.room[node]
         moves: dict[int, Site] = {}
-        for each in self._movable(node):
+        here = (self._seated[row] for row, site in self.chosen.items() if len(site) == 1 and site[0].node == node)
+        able = [each for each in here if each.may_move or not each.runs]
+        for each in sorted(able, key=lambda each: (each.runs, -each.gang, each.row)):
             if each.gang <= need:
                 site = self._tightest(each.gang, but=node)
                 if site is not None:
@@ -320,29 +325,12 @@ class Quantum:
         self.chosen.update(moves)
         return True
 
-    def _alone_on(self, node: int) -> list[Contender]:
-        return [self._seated[row] for row, site in self.chosen.items() if len(site) == 1 and site[0].node == node]
-
-    def _movable(self, node: int) -> list[Contender]:
-        """Jobs that are to run on this node alone, those first that do not run now, then the largest."""
-        able = (each for each in self._alone_on(node) if each.may_move or not each.runs)
-        return sorted(able, key=lambda each: (each.runs, -each.gang, each.row))
-
     def _tightest(self, gang: int, but: int = -1) -> Site | None:
         """The node with the least room that is enough, other than one."""
         fitting = [
             (room, self._staying.get(node, 0), node) for node, room in self.room.items() if room >= gang and node != but
         ]
         return (NodeGpus(min(fitting)[2], gang),) if fitting else None
-
-    def _across(self, gang: int) -> Site:
-        parts = []
-        for node, room in sorted(self.room.items(), key=lambda each: (-each[1], self._staying.get(each[0], 0), each[0])):
-            parts.append(NodeGpus(node, min(room, gang)))
-            gang -= parts[-1].gpus
-            if not gang:
-                break
-        return tuple(sorted(parts))
 
 
 def decide(
@@ -355,7 +343,10 @@ def decide(
     gpus = sum(sizes.values())
     if best.imbalance <= EVEN * gpus:
         return best
-    able = _gangs(contenders)
+    jobs: dict[int, list[Contender]] = {}
+    for each in contenders:
+        jobs.setdefault(each.tenant, []).append(each)
+    able = {tenant: _with_gains(own) for tenant, own in jobs.items()}
     gains = {each.row: each.gain for own in able.values() for each in own}
     for _ in range(TRIES):
         rows = best_gangs(able, gpus, shares=shares, budgets=budgets)
@@ -370,7 +361,7 @@ def decide(
 
 
 def _seated(blank: Callable[[], Quantum], wanted: Sequence[Contender]) -> Quantum:
-    """Those who run stay if all find a place then; otherwise the largest come first."""
+    """Running jobs stay if all find a place then; otherwise the largest come first."""
     quantum = blank()
     quantum.seat(sorted(wanted, key=lambda each: (not each.runs, -each.gang, each.order)))
     if len(quantum.chosen) < len(wanted):
@@ -381,15 +372,8 @@ def _seated(blank: Callable[[], Quantum], wanted: Sequence[Contender]) -> Quantu
     return quantum
 
 
-def _gangs(contenders: Iterable[Contender]) -> dict[int, list[StrideGang]]:
-    """By tenant, with what is gained if they run: their lags are against the mean of the tenant's jobs."""
-    own: dict[int, list[Contender]] = {}
-    for each in contenders:
-        own.setdefault(each.tenant, []).append(each)
-    return {tenant: _of_tenant(jobs) for tenant, jobs in own.items()}
-
-
-def _of_tenant(jobs: Sequence[Contender]) -> list[StrideGang]:
+def _with_gains(jobs: Sequence[Contender]) -> list[StrideGang]:
+    """A tenant's gangs with what is gained if they run: lags are against the mean of the tenant's jobs."""
     tickets = sum(each.tickets for each in jobs)
     mean = sum(each.tickets * each.lag for each in jobs) / tickets if tickets else 0.0
     return [
@@ -415,6 +399,6 @@ def aggregate_lags(contenders: Iterable[Contender]) -> dict[int, float]:
 
 
 def _lag_here(site: Site, aggregates: Mapping[int, float]) -> float:
-    """Lag of the aggregates of some nodes, by the GPUs that are asked of each; nobody there gives way at once."""
+    """Lag of the aggregates of some nodes, by the GPUs that are asked of each; -1 if no small job lives there."""
     here = [(aggregates[node], gpus) for node, gpus in site if node in aggregates]
     return sum(lag * gpus for lag, gpus in here) / sum(gpus for _, gpus in here) if here else -1.0
