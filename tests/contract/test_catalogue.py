@@ -1,7 +1,8 @@
 """What every entry of the catalogue owes: defaults that are as documented, any world survived, a page of its own."""
 
 import inspect
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from poise.scheduler.model.job import Status
 from poise.scheduler.model.plan import Order, Planner, Policy
 from poise.scheduler.model.workload import Allocator
 from poise.scheduler.placement.strategies import PLACEMENTS
-from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, policy_named
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, Capability, capabilities_of, policy_named
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "policies"
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "policies"
 
 TRACE = [
     a_job("wide", gpus=4, seconds=50),
@@ -98,3 +100,30 @@ def test_a_policy_has_a_page(name: str) -> None:
 @pytest.mark.parametrize("name", COMBINATORS)
 def test_a_combinator_says_what_it_does(name: str) -> None:
     assert COMBINATORS[name].summary
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_policies_that_say_so_look_at_deadlines(name: str) -> None:
+    due = [replace(each, job=replace(each.job, deadline=each.job.submitted + 1.0)) for each in TRACE]
+    with_deadlines, without = ([entry.actions for entry in simulate(jobs, name).entries] for jobs in (due, TRACE))
+    assert (with_deadlines != without) == (Capability.DEADLINES in POLICIES[name].can)
+
+
+def test_a_combinator_adds_its_capabilities_to_those_of_the_policy() -> None:
+    assert capabilities_of("max-min") == frozenset()
+    assert capabilities_of("allox+packed+agnostic") == {Capability.PAIRS, Capability.SINGLE_GPUS}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_values_that_a_listing_fixes_are_those_of_its_parameters(name: str) -> None:
+    listing = POLICIES[name]
+    assert {*listing.plain, *listing.live} <= {parameter.name for parameter in listing.parameters}
+    policy_named(name, live=True)
+
+
+def test_the_rest_of_the_package_knows_policies_only_by_their_listings() -> None:
+    """Other rooms ask for capabilities. The benchmark is the exception: it times single parts of policies."""
+    package = ROOT / "src" / "poise"
+    others = [path for path in package.rglob("*.py") if "policies" not in path.parts and path.name != "bench.py"]
+    found = {name for path in others for name in re.findall(r"poise\.scheduler\.policies\.(\w+)", path.read_text())}
+    assert found <= {"catalogue", "listing", "promises"}

@@ -105,7 +105,7 @@ def test_running_jobs_stay_where_they_are_if_all_find_a_place_then() -> None:
 
 
 def value(rows: Iterable[int], gangs: dict[int, list[StrideGang]], gpus: int, budgets: dict[int, float]) -> float:
-    """What a choice is worth, in the words of `choosing.py`; shares are 3 GPUs each."""
+    """What a choice is worth, as `best_gangs` counts it; shares are 3 GPUs each."""
     chosen = {tenant: [each for each in own if each.row in rows] for tenant, own in gangs.items()}
     left = {tenant: budgets[tenant] - sum(each.gpus for each in own) for tenant, own in chosen.items()}
     idle = gpus - sum(each.gpus for own in chosen.values() for each in own)
