@@ -1,1 +1,1 @@
-"""How shares become rounds: who runs now, given what everybody should have in the long run."""
+"""How shares become rounds: who runs now, given what every job should have in the long run."""

@@ -158,7 +158,7 @@ class Rounds:
         return accounts.renewed(workload, allocation, memory, self.parameters), allocation.remarks
 
     def _selected(self, accounts: ShareAccounts, workload: Workload) -> Plan:
-        """The plan for the next round: what has to change for everybody who is served to be where it is served."""
+        """The plan for the next round: what has to change for every served job to be where it is served."""
         counted = accounts.counted(workload, self.parameters)
         served = self._serve(accounts, workload, counted)
         column, types = served.column, workload.types

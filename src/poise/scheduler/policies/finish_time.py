@@ -53,7 +53,7 @@ class FinishTimeLedger:
 
     @staticmethod
     def blank() -> "FinishTimeLedger":
-        """Nobody has been seen."""
+        """Before any job has been seen."""
         none = np.empty(0)
         return FinishTimeLedger(np.empty(0, dtype=np.int64), none, none, none, nan)
 
@@ -88,13 +88,19 @@ class FinishTime:
     then: SecondAim = SecondAim.THROUGHPUT
 
     def start(self) -> FinishTimeLedger:
-        """Nobody has been seen."""
+        """Before any job has been seen."""
         return FinishTimeLedger.blank()
 
     def allocate(self, workload: Workload, memory: FinishTimeLedger) -> tuple[Allocation, FinishTimeLedger]:
         """Shares that minimise the largest ρ."""
         isolated, alone = isolated_throughput(workload), memory.alone_now(workload)
-        rate, offset = _asked(workload, isolated, alone)
+        # w R / D and w e / D; nothing of a job that has no step left or can run nowhere.
+        weight = workload.weight / workload.weight.mean() if workload.jobs else workload.weight
+        endless = np.isinf(workload.steps_left)
+        steps = np.where(endless, 0.0, workload.steps_left)
+        per_second = inverse(alone + steps * inverse(isolated))
+        rate = weight * np.where(endless, isolated, np.where(isolated > 0, steps * per_second, 0.0))
+        offset = weight * np.where(endless, 0.0, (workload.now - workload.submitted) * per_second)
         hint = None if np.isnan(memory.rho) else memory.rho
         ratio = smallest_ratio(market_of(workload), rate, offset, hint=hint, then=second_aim(workload, self.then))
         ledger = FinishTimeLedger(workload.rows, workload.steps_left, isolated, alone, ratio.rho)
@@ -119,14 +125,3 @@ LISTING = Listing(
         verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
     ),
 )
-
-
-def _asked(workload: Workload, isolated: Floats, alone: Floats) -> tuple[Floats, Floats]:
-    """w R / D and w e / D; nothing of a job that has no step left or can run nowhere."""
-    weight = workload.weight / workload.weight.mean() if workload.jobs else workload.weight
-    endless = np.isinf(workload.steps_left)
-    steps = np.where(endless, 0.0, workload.steps_left)
-    per_second = inverse(alone + steps * inverse(isolated))
-    rate = np.where(endless, isolated, np.where(isolated > 0, steps * per_second, 0.0))
-    offset = np.where(endless, 0.0, (workload.now - workload.submitted) * per_second)
-    return weight * rate, weight * offset

@@ -1,6 +1,6 @@
 """Gandiva as Gavel's evaluation emulates it (`gandiva-emulated`; Gavel, OSDI'20 §7, and its code): pairs by chance.
 
-    Σ g ≤ N      everybody alone, x_mj = N_j / (n g_m): an n-th of the cluster, no pairs
+    Σ g ≤ N      every job alone, x_mj = N_j / (n g_m): an n-th of the cluster, no pairs
     else         jobs of equal gang are paired at random; a pair stays until one of its jobs ends.
                  K combinations (pairs, and jobs that are left) have equal time, x_kj = N_j / (K g_k)
 
@@ -34,7 +34,7 @@ class GandivaEmulated:
     seed: int = 0
 
     def start(self) -> Partners:
-        """Nobody is paired."""
+        """No pairs yet."""
         return MappingProxyType({})
 
     def allocate(self, workload: Workload, memory: Partners) -> tuple[Allocation, Partners]:

@@ -212,7 +212,7 @@ def per_tenant(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def equal_or_per_tenant(text: str) -> tuple[tuple[str, float], ...]:
-    """`equal`: no number for anybody; or one for each of some tenants."""
+    """`equal`: no numbers; or one for each of some tenants."""
     return () if text == "equal" else per_tenant(text)
 
 

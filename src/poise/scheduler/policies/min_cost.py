@@ -66,7 +66,9 @@ class MinCost(Memoryless):
         if not (market.fastest > 0).any():
             return nothing_for(workload), memory
         floor, remarks = _floors(workload, market)
-        price = _prices(workload)[workload.column_type]
+        dearest = float(workload.price.max(initial=0.0))
+        prices = np.maximum(workload.price, FREE * dearest) if dearest > 0 else np.ones(workload.types)
+        price = prices[workload.column_type]
         gain = worth(workload, self.count)[:, None] * market.speed
         if self.form is CostForm.RATIO:
             ratio = best_ratio(market, gain, workload.gang[:, None] * price, base=floor)
@@ -98,13 +100,8 @@ LISTING = Listing(
 )
 
 
-def _prices(workload: Workload) -> Floats:
-    dearest = float(workload.price.max(initial=0.0))
-    return np.maximum(workload.price, FREE * dearest) if dearest > 0 else np.ones(workload.types)
-
-
 def _floors(workload: Workload, market: GpuMarket) -> tuple[Floats | None, tuple[str, ...]]:
-    """R / s of the jobs whose deadlines can be met together, and what there is to say of the others."""
+    """R / s of the jobs whose deadlines can be met together, and remarks on the others."""
     due = np.isfinite(workload.deadline) & (workload.steps_left > 0)
     left = workload.deadline - workload.now
     vague = due & np.isinf(workload.steps_left)
@@ -124,7 +121,7 @@ def _floors(workload: Workload, market: GpuMarket) -> tuple[Floats | None, tuple
 
 
 def _dropped(workload: Workload, market: GpuMarket, floor: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Floors that can be met together, and who gave up its own."""
+    """Floors that can be met together, and the jobs whose deadline is given up."""
     floor, dropped = floor.copy(), np.zeros(workload.jobs, dtype=bool)
     need = workload.gang * floor * inverse(fastest(workload))
     while floor.any():

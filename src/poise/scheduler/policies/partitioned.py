@@ -44,7 +44,18 @@ class Partitioned(ShareCombinator):
         if len(parts) < 2:
             return self.allocator.allocate(workload, memory)
         answers = [self.allocator.allocate(workload.only(part.jobs, part.gpus), memory) for part in parts]
-        union = _union(workload, parts, [allocation for allocation, _ in answers])
+        share = np.zeros(workload.speed.shape)
+        for part, (answer, _) in zip(parts, answers, strict=True):
+            share[part.jobs] = answer.share
+        both = [(part.jobs, answer.pairs) for part, (answer, _) in zip(parts, answers, strict=True)]
+        pairs = Pairs(
+            np.concatenate([jobs[pairs.first] for jobs, pairs in both]),
+            np.concatenate([jobs[pairs.second] for jobs, pairs in both]),
+            np.concatenate([pairs.column for _, pairs in both]),
+            np.concatenate([pairs.share for _, pairs in both]),
+        )
+        remarks = tuple(dict.fromkeys(remark for answer, _ in answers for remark in answer.remarks))
+        union = replace(answers[0][0], share=share, pairs=pairs, objective=nan, remarks=remarks)
         return union, joined([memory for _, memory in answers])
 
 
@@ -102,32 +113,13 @@ def _dealt_jobs(workload: Workload, gpus: Floats) -> Ints:
     able: NDArray[np.bool_] = usable(workload) > 0
     holds: NDArray[np.bool_] = workload.gang[:, None, None] <= gpus[:, workload.column_type]
     fits: NDArray[np.bool_] = np.any(able[:, None, :] & holds, axis=2)
-    total = np.maximum(times(gpus, _worth(workload)), 1e-9)
+    # What a GPU of each type does for the mean job, relative to the job's fastest type.
+    speed = packed(workload)
+    relative = speed * inverse(speed.max(axis=1, initial=0.0))[:, None]
+    total = np.maximum(times(gpus, np.asarray(relative.mean(axis=0), dtype=float)), 1e-9)
     home, wanted = np.zeros(workload.jobs, dtype=np.int64), np.zeros(len(gpus))
     for job in np.lexsort((workload.rows, workload.kind, -workload.gang)).tolist():
         crowded = np.where(fits[job], (wanted + workload.gang[job]) / total, np.inf)
         home[job] = int(crowded.argmin())
         wanted[home[job]] += workload.gang[job]
     return home
-
-
-def _worth(workload: Workload) -> Floats:
-    """(types,): what a GPU of each type does for the mean job, relative to the job's fastest type."""
-    speed = packed(workload)
-    relative = speed * inverse(speed.max(axis=1, initial=0.0))[:, None]
-    return np.asarray(relative.mean(axis=0), dtype=float)
-
-
-def _union(workload: Workload, parts: list[Partition], answers: list[Allocation]) -> Allocation:
-    share = np.zeros(workload.speed.shape)
-    for part, answer in zip(parts, answers, strict=True):
-        share[part.jobs] = answer.share
-    both = [(part.jobs, answer.pairs) for part, answer in zip(parts, answers, strict=True)]
-    pairs = Pairs(
-        np.concatenate([jobs[pairs.first] for jobs, pairs in both]),
-        np.concatenate([jobs[pairs.second] for jobs, pairs in both]),
-        np.concatenate([pairs.column for _, pairs in both]),
-        np.concatenate([pairs.share for _, pairs in both]),
-    )
-    remarks = tuple(dict.fromkeys(remark for answer in answers for remark in answer.remarks))
-    return replace(answers[0], share=share, pairs=pairs, objective=nan, remarks=remarks)

@@ -1,6 +1,6 @@
 """What policies promise to those who share a cluster: parts of its GPUs over time, while all have enough to run.
 
-A policy divides among jobs, among tenants, or promises nothing: then no weight entitles anybody to anything. Which it is
+A policy divides among jobs, among tenants, or promises nothing: then a weight entitles to nothing. Which it is
 stands in its listing (`Listing.promise`), a function of the values of its parameters, which may state more.
 """
 

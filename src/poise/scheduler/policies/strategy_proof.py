@@ -44,7 +44,7 @@ class StrategyProof(Memoryless):
     """The Nash optimum, discounted. `objective` is Σ w ln(g θ / prop) before discounts."""
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """Shares from which nobody gains by misreporting."""
+        """Shares under which no job gains by misreporting its speeds."""
         able = np.flatnonzero(usable(workload).max(axis=1, initial=0.0) > 0)
         if not len(able):
             return nothing_for(workload), memory
@@ -54,7 +54,10 @@ class StrategyProof(Memoryless):
         share = np.zeros(workload.speed.shape)
         share[able] = discount[:, None] * best.x
         objective = dot(some.weight, log(best.throughput * some.gang * inverse(proportional(some))))
-        return Allocation(share, _pairs(best, discount, able), objective), memory
+        pairs = best.shared
+        least = np.minimum(discount[pairs.first], discount[pairs.second])
+        pairs = Pairs(able[pairs.first], able[pairs.second], pairs.column, least * pairs.share)
+        return Allocation(share, pairs, objective), memory
 
 
 LISTING = Listing(
@@ -77,12 +80,17 @@ LISTING = Listing(
 
 def discounts(workload: Workload, throughput: Floats) -> Floats:
     """c of each job, given the throughputs of the Nash optimum."""
-    first, member = _classes(workload)
+    # Equal jobs have equal discounts: `first` is a job of each class, `member` the class of each job.
+    alike = [workload.speed, workload.gang[:, None], workload.weight[:, None]]
+    if workload.beside is not None:
+        alike.append(workload.kind[:, None].astype(float))
+    _, first, member = np.unique(np.hstack(alike), axis=0, return_index=True, return_inverse=True)
+    member = member.reshape(-1)
     if workload.beside is None and workload.jobs > 1:
         try:
             return _together(workload, throughput, first, member)[member]
         except GaveUpError:
-            pass  # one by one it is slower, and sure
+            pass  # one by one is slower, but does not fail
     each = [_discount(workload, throughput, leaver) for leaver in first.tolist()]
     return np.array(each)[member]
 
@@ -116,18 +124,3 @@ def _discount(workload: Workload, throughput: Floats, leaver: int) -> float:
 
 def _nash(workload: Workload) -> Solution:
     return solver.maximise(ShareProblem(market_of(workload), log=workload.weight))
-
-
-def _classes(workload: Workload) -> tuple[Ints, Ints]:
-    """The first job of each class of equal jobs, and the class of each job."""
-    alike = [workload.speed, workload.gang[:, None], workload.weight[:, None]]
-    if workload.beside is not None:
-        alike.append(workload.kind[:, None].astype(float))
-    _, first, member = np.unique(np.hstack(alike), axis=0, return_index=True, return_inverse=True)
-    return first, member.reshape(-1)
-
-
-def _pairs(solution: Solution, discount: Floats, able: Ints) -> Pairs:
-    shared = solution.shared
-    least = np.minimum(discount[shared.first], discount[shared.second])
-    return Pairs(able[shared.first], able[shared.second], shared.column, least * shared.share)
