@@ -15,8 +15,9 @@ from poise.scheduler.model.action import Action
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Workload
 from poise.scheduler.policies.gandiva_fair.entitlements import water_filled
-from poise.scheduler.policies.gavel import Hierarchical, Inside
+from poise.scheduler.policies.gavel import Hierarchical
 from poise.scheduler.policies.shares import inverse, proportional
+from poise.scheduler.solve.water_filling import Inside
 
 TENANTS = 3
 weights = st.lists(st.sampled_from((0.25, 0.5, 1.0, 2.0, 3.0, 10.0)), min_size=TENANTS, max_size=TENANTS).map(np.array)

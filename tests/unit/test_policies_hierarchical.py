@@ -10,8 +10,9 @@ from tests.workloads import a_workload, drawn, overdrawn, throughput
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Workload
-from poise.scheduler.policies.gavel import Hierarchical, Inside
+from poise.scheduler.policies.gavel import Hierarchical
 from poise.scheduler.policies.shares import proportional
+from poise.scheduler.solve.water_filling import Inside
 
 
 def levels(policy: Hierarchical, workload: Workload) -> Floats:

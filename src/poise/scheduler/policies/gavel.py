@@ -1,6 +1,7 @@
-"""Gavel's policies that are one program each (OSDI'20 §4): `max-min`, `hierarchical`, `max-throughput`, `makespan`, and the
+"""Gavel's policies that are one program each (OSDI'20 §4), and its baselines.
 
-baselines `proportional` and `isolated`. `finish_time.py` and `min_cost.py` hold the other two, `gavel_queues.py` the queues.
+`max-min`, `hierarchical`, `max-throughput`, `makespan`; `proportional` and `isolated`, which solve nothing. `finish_time.py`
+and `min_cost.py` hold the other two programs, `gavel_queues.py` the queues.
 
 Symbols are those of `shares.py`: x_mj is the share of time of job m on GPU type j, θ_m = Σ_j T_mj x_mj its throughput.
 
@@ -49,22 +50,8 @@ from poise.scheduler.solve.max_min_level import highest
 from poise.scheduler.solve.program import ShareProblem, WarmStart
 from poise.scheduler.solve.water_filling import FillGroup, Inside, fill
 
-__all__ = [
-    "HIERARCHICAL",
-    "ISOLATED",
-    "MAKESPAN",
-    "MAX_MIN",
-    "MAX_THROUGHPUT",
-    "PROPORTIONAL",
-    "Hierarchical",
-    "Inside",
-    "IsolatedShares",
-    "Makespan",
-    "MaxMin",
-    "MaxThroughput",
-    "Proportional",
-    "SecondaryObjective",
-]
+_FAIR = (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING, PolicyClaim.SHARING_INCENTIVE)
+"""Claims that the fair policies have in common."""
 
 
 class SecondaryObjective(StrEnum):
@@ -119,13 +106,7 @@ MAX_MIN = Listing(
     Family.SHARE,
     "the worst-off job as well off as can be, by effective throughput",
     f"{GAVEL} §4.1",
-    (
-        PolicyClaim.NO_DURATIONS,
-        PolicyClaim.WORK_CONSERVING,
-        PolicyClaim.SHARING_INCENTIVE,
-        PolicyClaim.PARETO,
-        PolicyClaim.NO_STARVATION,
-    ),
+    (*_FAIR, PolicyClaim.PARETO, PolicyClaim.NO_STARVATION),
     MaxMin,
     (
         Parameter("norm", "proportional", "what a job's throughput is measured by", choice(Norm)),
@@ -188,13 +169,7 @@ HIERARCHICAL = Listing(
     Family.SHARE,
     "fair between tenants, and inside each by fairness or arrival: water-filling",
     f"{GAVEL} §4.3",
-    (
-        PolicyClaim.NO_DURATIONS,
-        PolicyClaim.WORK_CONSERVING,
-        PolicyClaim.SHARING_INCENTIVE,
-        PolicyClaim.PARETO,
-        PolicyClaim.NO_STARVATION,
-    ),
+    (*_FAIR, PolicyClaim.PARETO, PolicyClaim.NO_STARVATION),
     Hierarchical,
     (
         Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(Inside)),
@@ -326,13 +301,7 @@ PROPORTIONAL = Listing(
     Family.SHARE,
     "time on every type in proportion to how many GPUs there are of it",
     f"{GAVEL}: the normaliser of its code",
-    (
-        PolicyClaim.NO_DURATIONS,
-        PolicyClaim.WORK_CONSERVING,
-        PolicyClaim.SHARING_INCENTIVE,
-        PolicyClaim.NO_ENVY,
-        PolicyClaim.NO_STARVATION,
-    ),
+    (*_FAIR, PolicyClaim.NO_ENVY, PolicyClaim.NO_STARVATION),
     Proportional,
     promise=among_jobs_alike,
     traits=Traits(
@@ -362,13 +331,7 @@ ISOLATED = Listing(
     Family.SHARE,
     "an n-th of every GPU type for each of n jobs",
     f"{GAVEL}: the baseline of sharing incentive",
-    (
-        PolicyClaim.NO_DURATIONS,
-        PolicyClaim.WORK_CONSERVING,
-        PolicyClaim.SHARING_INCENTIVE,
-        PolicyClaim.NO_ENVY,
-        PolicyClaim.NO_STARVATION,
-    ),
+    (*_FAIR, PolicyClaim.NO_ENVY, PolicyClaim.NO_STARVATION),
     IsolatedShares,
     promise=among_jobs_alike,
     traits=Traits(

@@ -80,12 +80,7 @@ LISTING = Listing(
 
 def discounts(workload: Workload, throughput: Floats) -> Floats:
     """c of each job, given the throughputs of the Nash optimum."""
-    # Equal jobs have equal discounts: `first` is a job of each class, `member` the class of each job.
-    alike = [workload.speed, workload.gang[:, None], workload.weight[:, None]]
-    if workload.beside is not None:
-        alike.append(workload.kind[:, None].astype(float))
-    _, first, member = np.unique(np.hstack(alike), axis=0, return_index=True, return_inverse=True)
-    member = member.reshape(-1)
+    first, member = _classes(workload)
     if workload.beside is None and workload.jobs > 1:
         try:
             return _together(workload, throughput, first, member)[member]
@@ -124,3 +119,12 @@ def _discount(workload: Workload, throughput: Floats, leaver: int) -> float:
 
 def _nash(workload: Workload) -> Solution:
     return solver.maximise(ShareProblem(market_of(workload), log=workload.weight))
+
+
+def _classes(workload: Workload) -> tuple[Ints, Ints]:
+    """The first job of each class of equal jobs, which have equal discounts, and the class of each job."""
+    alike = [workload.speed, workload.gang[:, None], workload.weight[:, None]]
+    if workload.beside is not None:
+        alike.append(workload.kind[:, None].astype(float))
+    _, first, member = np.unique(np.hstack(alike), axis=0, return_index=True, return_inverse=True)
+    return first, member.reshape(-1)
