@@ -103,6 +103,7 @@ async def serve_http(
         if is_over() or accepting.done():
             stop()
         await asyncio.wait([serving], timeout=POLL_SECONDS)
+    accepting.cancel()
     await asyncio.wait([accepting])
     for task in (serving, accepting):
         if not task.cancelled():

@@ -88,7 +88,7 @@ def _parsed(text: bytes) -> JournalEnd | None:
 class Reserve:
     """Disk space that is kept for what frees space: a file without contents, given up in pieces and made again.
 
-    In pieces, because whoever fills the disk can take no more than the piece that was given up last.
+    In pieces, so that a process which fills the disk can take only the piece that was given up last.
     """
 
     def __init__(self, directory: Path) -> None:

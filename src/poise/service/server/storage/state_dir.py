@@ -28,7 +28,7 @@ def open_folder(path: Path) -> Path:
     except OSError as error:
         raise RequestError(f"--state {path}: cannot be made: {error.strerror or error}") from None
     if found.st_uid != os.geteuid():
-        raise RequestError(f"--state {path}: belongs to somebody else; tokens and jobs are kept there")
+        raise RequestError(f"--state {path}: belongs to another user; tokens and jobs are kept there")
     if found.st_mode & OTHERS:
         mode = stat.S_IMODE(found.st_mode)
         # Suggest chmod only for an empty directory or one that is a state directory already, never for /etc.
