@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 import pytest
 from tests.certificates import a_certificate
@@ -101,6 +102,22 @@ def test_second_head_on_a_connection_has_a_deadline_too(tmp_path: Path, monkeypa
         link[1].write(b"GET /v1/me HT")
         assert await is_closed(link[0])
         link[1].close()
+
+    visited(tmp_path, visit)
+
+
+def test_head_that_arrived_in_time_is_answered_by_a_busy_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+
+    async def visit(port: int, token: str) -> None:
+        reader, writer = link = await connected(port)
+        await _ask(link, token)
+        writer.write(b"GET /v1/me HTTP/1.1\r\n")
+        await asyncio.sleep(0.05)  # the server, in this event loop, has read the first line, and waits for the rest
+        writer.write(f"host: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode())
+        sleep(0.4)
+        await _answer(reader)
+        writer.close()
 
     visited(tmp_path, visit)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from http import HTTPStatus
+from threading import Lock
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request
@@ -110,11 +111,14 @@ def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | No
         return Response(options.metrics.text(), media_type=CONTENT_TYPE)
 
     @cache
-    def description_text() -> str:  # on the first request: the routes are complete by then, and few clients ask
+    def description_text() -> str:
         return json.dumps(openapi_document(app, endpoints))
 
+    making = Lock()
+
     def description() -> Response:
-        return Response(description_text(), media_type=JSON)
+        with making:  # on the first request, and once: it takes a while, and many may ask for it at the same time
+            return Response(description_text(), media_type=JSON)
 
     readers = [Depends(checked(Role.READER))]
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}

@@ -94,7 +94,7 @@ class ClientConnection:
         self.socket = accepted
         self._requests = 0
         self._is_closed = False
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.Handle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
     def opened(self, transport: asyncio.Transport) -> None:
@@ -110,7 +110,11 @@ class ClientConnection:
         The deadline stands until the head is complete, however small the pieces are that it arrives in.
         """
         if self._requests == 0 and self._head_timer is None:
-            self._head_timer = self._abort_after(HEAD_SECONDS)
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        # A busy event loop may have read the head in this very pass; its request then starts before the next callback.
+        self._head_timer = asyncio.get_running_loop().call_soon(self.drop)
 
     def request_started(self) -> None:
         """Note that a head is complete. From here on the guard's limits apply to the request."""
@@ -133,7 +137,7 @@ class ClientConnection:
     def paused(self) -> None:
         """Note that the client does not read. An answer that it never takes would keep the connection open for ever."""
         if self._read_timer is None:
-            self._read_timer = self._abort_after(READ_SECONDS)
+            self._read_timer = asyncio.get_running_loop().call_later(READ_SECONDS, self.drop)
 
     def resumed(self) -> None:
         """Note that the client has read everything."""
@@ -156,9 +160,6 @@ class ClientConnection:
         else:
             with suppress(OSError):  # the client has closed it already
                 self.socket.shutdown(socket.SHUT_RDWR)
-
-    def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, self.drop)
 
 
 class _TokenConnections:
