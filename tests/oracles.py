@@ -1,7 +1,7 @@
 """Slow and obvious ways to what the project does fast, to compare with.
 
-`oracle` is a simulator of the Tiresias authors' semantics (ALGORITHMS §7.2, §7.3), to compare with job by job.
-`least_completion` is the optimum of Hare's problem (ALGORITHMS §5.1), by trying everything.
+`oracle` is a simulator of the Tiresias authors' semantics (docs/algorithms/tiresias.md), to compare with job by job.
+`least_completion` is the optimum of Hare's problem (docs/algorithms/hare.md), by trying everything.
 
 One list of jobs, or one list a queue; GPUs are counted; times are fractions. At one instant: completions, arrivals, changes
 of queue, then a pass through the lists from the front, in which a job runs if its gang still fits.

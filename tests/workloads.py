@@ -55,7 +55,7 @@ def a_workload(
 
 
 def example_g(**changes: Any) -> Workload:
-    """One V100, one K80; the running example of ALGORITHMS §2."""
+    """One V100, one K80; the running example of docs/algorithms/gavel.md."""
     given: dict[str, Any] = {"steps": (4000, 2400, 20000), "price": (2.48, 0.45), **changes}
     return a_workload([[40, 10], [12, 4], [100, 50]], [1, 1], **given)
 

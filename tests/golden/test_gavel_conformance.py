@@ -1,4 +1,5 @@
-"""Conformance with the authors' simulator of Gavel (ALGORITHMS §2.13): its tables in its own mode, and none of its defects.
+"""Conformance with the authors' simulator of Gavel (docs/algorithms/gavel.md): its tables in its own mode, and none
+of its defects.
 
 Optima of linear programs are not unique and the draws of `isolated` are not published, so figures agree to some percent.
 """

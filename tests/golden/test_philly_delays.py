@@ -1,4 +1,5 @@
-"""Causes of delay on the Philly trace (ALGORITHMS §6.2): the larger the gang, the more it waits for locality and not for
+"""Causes of delay on the Philly trace (docs/algorithms/philly.md): the larger the gang, the more it waits for
+locality and not for
 
 its tenant's share. The public trace has neither quotas nor a cluster, so both are inferred: a quarter of Philly's machines,
 and for each virtual cluster the most GPUs that its jobs ever want at once, both brought down by one factor.

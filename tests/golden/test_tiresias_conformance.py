@@ -1,4 +1,5 @@
-"""Conformance with the Tiresias authors' simulator (ALGORITHMS §7.3): its published table, and job by job with an oracle."""
+"""Conformance with the Tiresias authors' simulator (docs/algorithms/tiresias.md): its published table, and job by
+job with an oracle."""
 
 import csv
 import re

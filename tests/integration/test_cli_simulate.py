@@ -20,7 +20,7 @@ KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("avg_jct", "median_jct", "p99_jct", "weighted_jct", "makespan", "utilisation", "gpu_hours"), float),
     **dict.fromkeys(("worst_rho", "mean_rho", "unfair_fraction", "jain", "cpu_seconds", "policy_seconds"), float),
 }
-"""INTERFACE §2, and the sum that Hare makes small."""
+"""docs/reference/metrics.md, and the sum that Hare makes small."""
 
 PER_JOB = (
     "job", "tenant", "gpus", "submitted", "started", "finished", "jct", "rho", "preemptions", "gpu_seconds",

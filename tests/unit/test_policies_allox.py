@@ -1,4 +1,4 @@
-"""AlloX (ALGORITHMS §11): the published example, exactness against brute force, gangs, and what is refused."""
+"""AlloX (docs/algorithms/allox.md): the published example, exactness against brute force, gangs, and what is refused."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""FfDL (ALGORITHMS §10): pack against spread, gang admission against pods one by one, and the order of the queue."""
+"""FfDL (docs/algorithms/ffdl.md): pack against spread, gang admission against pods one by one, and the order of the
+queue."""
 
 from collections.abc import Iterable
 

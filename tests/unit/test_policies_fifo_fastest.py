@@ -1,4 +1,4 @@
-"""First in, first out and shortest first, each on its fastest free type (ALGORITHMS §2.2 d and e, §2.11 defect 1)."""
+"""First in, first out and shortest first, each on its fastest free type (docs/algorithms/gavel.md)."""
 
 from collections.abc import Sequence
 from math import inf

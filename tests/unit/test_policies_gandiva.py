@@ -1,4 +1,4 @@
-"""Gandiva (ALGORITHMS §9): places by affinity, turns under overload, pairs by trial, migration, growth."""
+"""Gandiva (docs/algorithms/gandiva.md): places by affinity, turns under overload, pairs by trial, migration, growth."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Gavel's emulation of Gandiva (ALGORITHMS §9): pairs by chance, only under overload, only where they gain."""
+"""Gavel's emulation of Gandiva (docs/algorithms/gandiva.md): pairs by chance, only under overload, only where they gain."""
 
 from dataclasses import replace
 

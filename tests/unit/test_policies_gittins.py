@@ -1,4 +1,4 @@
-"""The Gittins index (ALGORITHMS §7.1) in numbers, in closed forms, and at work."""
+"""The Gittins index (docs/algorithms/tiresias.md) in numbers, in closed forms, and at work."""
 
 from fractions import Fraction
 

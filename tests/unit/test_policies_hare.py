@@ -50,7 +50,7 @@ def _ends(outcome: SimulationResult) -> dict[str, float]:
 
 
 def test_worked_example_ends_at_6_and_at_4_and_a_half() -> None:
-    """ALGORITHMS §5.2, and row 32 of §17."""
+    """The worked example of docs/algorithms/hare.md."""
     outcome = _simulated(_job("J1", "one", 2), _job("J2", "two", 1))
     assert _ends(outcome) == {"J1": 6.0, "J2": 4.5}
     assert outcome.summary.weighted_jct == 10.5

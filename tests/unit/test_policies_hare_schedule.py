@@ -109,7 +109,7 @@ def test_bound_is_never_above_the_optimum(solved: list[tuple[list[RoundWork], Gp
 
 
 def by_linear_program(chains: list[Chain], machines: int) -> float:
-    """The optimum of ALGORITHMS §5.2: a variable for each round, a cut for each set of rounds."""
+    """The optimum of docs/algorithms/hare.md: a variable for each round, a cut for each set of rounds."""
     rounds = [(index, turn) for index, each in enumerate(chains) for turn in range(each.rounds)]
     tasks = [chains[index].first if turn == 0 else chains[index].tasks for index, turn in rounds]
     work = [count * chains[index].seconds for count, (index, _) in zip(tasks, rounds, strict=True)]

@@ -1,4 +1,4 @@
-"""Hierarchical fairness on the worked examples of ALGORITHMS §2.3 and §17 (12, 13, 17)."""
+"""Hierarchical fairness on the worked examples of docs/algorithms/gavel.md."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Heterogeneity-aware least attained service (ALGORITHMS §5.3), worked by hand at both grains.
+"""Heterogeneity-aware least attained service (docs/algorithms/hare.md), worked by hand at both grains.
 
 A task takes 1 s on a V100 and 3 s on a K80; a job of n rounds of K tasks is one of n seconds on K V100s.
 """

@@ -1,4 +1,4 @@
-"""Optimus (ALGORITHMS §8): the published rule on parameter servers and workers, and the policy on GPUs."""
+"""Optimus (docs/algorithms/optimus.md): the published rule on parameter servers and workers, and the policy on GPUs."""
 
 from dataclasses import replace
 from functools import partial

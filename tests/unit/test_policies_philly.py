@@ -1,4 +1,5 @@
-"""Philly (ALGORITHMS §6.1): quotas and borrowing, preemption above 90 % use, tries that relax, and causes of delay."""
+"""Philly (docs/algorithms/philly.md): quotas and borrowing, preemption above 90 % use, tries that relax, and causes
+of delay."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

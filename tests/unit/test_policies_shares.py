@@ -1,4 +1,4 @@
-"""Share policies on the worked examples of ALGORITHMS §2 and §17."""
+"""Share policies on the worked examples of docs/algorithms/gavel.md."""
 
 from dataclasses import replace
 from math import exp, inf, isnan, log, nan

@@ -1,4 +1,4 @@
-"""Stride, plain and gang-aware (ALGORITHMS §4.2): the published tables, shares, and the lag clamp."""
+"""Stride, plain and gang-aware (docs/algorithms/gandiva-fair.md): the published tables, shares, and the lag clamp."""
 
 from types import MappingProxyType
 

@@ -63,7 +63,7 @@ Y = App(0.0, 20.0, (a_member(1, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}, 40.0),))
 
 
 def test_agents_bid_the_tables_of_the_example_and_the_floors_leave_two_gpus_over() -> None:
-    """ALGORITHMS §3.4 b."""
+    """docs/algorithms/themis.md."""
     bids = [Honest(app).bid(an_offer(2, 2)) for app in (X, Y)]
     assert bids[0].rho == pytest.approx([NOTHING, 2, 1, 1, 0.75])
     assert bids[1].rho == pytest.approx([NOTHING, 2, 1, 2 / 3, 0.5])
@@ -73,7 +73,7 @@ def test_agents_bid_the_tables_of_the_example_and_the_floors_leave_two_gpus_over
 
 
 def test_the_floors_of_three_apps_leave_most_of_eight_gpus_over() -> None:
-    """ALGORITHMS §3.4 c: won (3, 3, 2), kept one each."""
+    """docs/algorithms/themis.md: won (3, 3, 2), kept one each."""
     bid = Bid(tuple(range(9)), (NOTHING, *(1.0,) * 8), tuple(Use(0, gpus) for gpus in range(1, 9)))
     assert [kept(bid, *each, 0) for each in ((3, 0.5368), (3, 0.4857), (2, 0.5921))] == [1, 1, 1]
 
@@ -128,7 +128,7 @@ def test_wrong_bids_are_off_by_no_more_than_the_error(stream: int, error: float)
 
 @pytest.mark.parametrize(("f", "bidders"), [(0.0, 10), (0.4, 6), (0.8, 2), (0.9, 1), (1.0, 1)])
 def test_of_ten_apps_the_worst_off_are_asked(f: float, bidders: int) -> None:
-    """ALGORITHMS §3.4 d."""
+    """docs/algorithms/themis.md."""
     assert invited(10, f) == bidders
 
 

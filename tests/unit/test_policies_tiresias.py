@@ -1,4 +1,4 @@
-"""The queues of Tiresias (ALGORITHMS §7.2), rule by rule. One GPU a node, so that there is nothing to place."""
+"""The queues of Tiresias (docs/algorithms/tiresias.md), rule by rule. One GPU a node, so that there is nothing to place."""
 
 import pytest
 from tests.builders import Story, a_job, simulate

@@ -1,4 +1,4 @@
-"""Trades at the second price: the published numbers (ALGORITHMS §4.5)."""
+"""Trades at the second price: the published numbers (docs/algorithms/gandiva-fair.md)."""
 
 import pytest
 

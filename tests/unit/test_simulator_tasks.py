@@ -41,7 +41,7 @@ TASKS: Mapping[str, Tasks | None] = {"J1": divided(2, 1, 3, sync=0.5), "J2": div
 
 
 def test_the_worked_example_ends_at_6_and_at_4_and_a_half() -> None:
-    """ALGORITHMS §5.2: list order J1r1 J1r1 J2 J2 J1r2 J1r2 on a V100 and a K80."""
+    """docs/algorithms/hare.md: list order J1r1 J1r1 J2 J2 J1r2 J1r2 on a V100 and a K80."""
     found = driven(JOBS, TASKS, EXAMPLE)
     assert told(found) == [
         (1, computed("J1", 1, V100)),
