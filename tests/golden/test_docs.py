@@ -26,7 +26,7 @@ from poise.scheduler.policies.catalogue import POLICIES
 pytestmark = pytest.mark.docs
 
 _LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-_NOT_A_PROGRAM = {"text", "json", "csv", "yaml", "toml", "make", "console", "python", "nginx", "caddyfile"}
+_NOT_A_PROGRAM = {"text", "mermaid", "json", "csv", "yaml", "toml", "make", "console", "python", "nginx", "caddyfile"}
 EACH_PAGE = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 
 
