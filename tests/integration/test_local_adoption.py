@@ -193,7 +193,7 @@ def test_runner_that_died_before_it_began_is_started_again(stage: LocalStage, mo
         return spawning_spawn(path, environment)
 
     spawning_spawn = processes.spawn
-    monkeypatch.setattr("poise.service.backends.local.runs.spawn", spawn)
+    monkeypatch.setattr(processes, "spawn", spawn)
     stage.run("1")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED
     broken = iter(["/no/such/file"] * 9)

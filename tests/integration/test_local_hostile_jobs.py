@@ -27,7 +27,7 @@ from tests.backends import (
 
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.service.backends.api import DesiredState, RunBegan, RunEnded, RunEnding
-from poise.service.backends.local import processes, run_files, runs
+from poise.service.backends.local import processes, run_files
 from poise.service.backends.local.orders import Isolation
 
 HERE = "import json, os, shutil, signal, subprocess, sys, time; run = os.environ['POISE_RUN_DIR']\n"
@@ -299,9 +299,10 @@ def test_report_that_says_nothing_is_read_once(stage: LocalStage, monkeypatch: p
     read: list[object] = []
 
     def progressed(job: str, epoch: int, fields: object) -> None:
-        read.append(fields)
+        if job == "1":
+            read.append(fields)
 
-    monkeypatch.setattr(runs, "read_progress", progressed)
+    monkeypatch.setattr(run_files, "read_progress", progressed)
     report = f"open(run + '/part', 'w').write('{{\"version\": 1, \"x\": \"' + 'x' * {size} + '\"}}')\n"
     meddled(stage, "1", report + "os.rename(run + '/part', run + '/progress.json')")
     until(lambda: read)
@@ -322,7 +323,7 @@ def test_machine_without_room_for_a_run_is_no_fault_of_the_job(
     def refuses(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(runs, "spawn", refuses)
+    monkeypatch.setattr(processes, "spawn", refuses)
     stage.run("1")
     cause = stage.wait(RunEnded, "1").cause
     assert cause is not None
@@ -332,12 +333,14 @@ def test_machine_without_room_for_a_run_is_no_fault_of_the_job(
 def test_run_is_not_over_before_what_is_left_could_be_looked_for(stage: LocalStage, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = [errno.EMFILE] * 3
 
+    original = processes.kill_where
+
     def kill_where(is_ours: Any) -> int:
         if refusals:
             raise OSError(refusals.pop(), "too many open files")
-        return processes.kill_where(is_ours)
+        return original(is_ours)
 
-    monkeypatch.setattr(runs, "kill_where", kill_where)
+    monkeypatch.setattr(processes, "kill_where", kill_where)
     struck(stage, ESCAPES)
     assert stage.wait(RunEnded, "1").cause == "node-lost"
     assert not refusals
@@ -365,12 +368,14 @@ def test_log_directory_that_is_none_keeps_a_run_from_beginning(stage: LocalStage
 def test_fault_about_one_run_ends_that_run_and_says_so(
     stage: LocalStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    original = run_files.read_progress
+
     def progressed(job: str, epoch: int, fields: Any) -> Any:
         if job == "1":
             raise LookupError("nobody thought of that")
-        return run_files.read_progress(job, epoch, fields)
+        return original(job, epoch, fields)
 
-    monkeypatch.setattr(runs, "read_progress", progressed)
+    monkeypatch.setattr(run_files, "read_progress", progressed)
     other = stage.begun("2", WAITS, 1)
     stage.run("1", HERE + ESCAPES + "open(run + '/progress.json', 'w').write('{}')" + FOREVER)
     ended = stage.wait(RunEnded, "1")
@@ -388,7 +393,7 @@ def test_fault_at_the_end_of_a_run_leaves_its_gpus_to_others(stage: LocalStage, 
 
     stage.begun("1")
     stage.run("2")
-    monkeypatch.setattr(runs, "read_end", ended)
+    monkeypatch.setattr(run_files, "read_end", ended)
     stage.backend.kill("1", 1, "cancelled")
     assert stage.wait(RunEnded, "1").how is RunEnding.YIELDED
     stage.wait(RunBegan, "2")

@@ -15,7 +15,7 @@ from tests.backends import WAITS, LocalStage, a_request, an_order, python, until
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunPart
-from poise.service.backends.local import orders, processes, runs
+from poise.service.backends.local import orders, processes
 
 SHOWS = """
 import json, os, resource, sys
@@ -340,7 +340,7 @@ def test_runner_that_dies_before_it_starts_leaves_the_pipe_of_its_successor_alon
             has_ended.append(bool(select.select([handle], [], [], 0)[0]))
         unwatch(handle)
 
-    monkeypatch.setattr(runs, "spawn", first_dies)
+    monkeypatch.setattr(processes, "spawn", first_dies)
     monkeypatch.setattr(stage.backend._loop, "unwatch", noting)
     stage.run("1")
     assert stage.wait(RunEnded, "1").how is RunEnding.FINISHED

@@ -17,27 +17,11 @@ from time import monotonic
 from types import FrameType
 from typing import NoReturn, SupportsFloat
 
+from poise.worker import protocol
 from poise.worker.checkpoints import Checkpoints
 from poise.worker.micro_batches import share
 from poise.worker.progress import Progress
-from poise.worker.protocol import (
-    CHECKPOINT_FAILED,
-    LEASE,
-    SAVE,
-    STOP,
-    YIELDED,
-    Notice,
-    WatchedFile,
-    WorkerEnv,
-    WorkerError,
-    notice_in,
-    replace_json,
-    say,
-    say_traceback,
-    step_in,
-    tell_failure,
-    worker_env,
-)
+from poise.worker.protocol import Notice, WatchedFile, WorkerEnv, WorkerError, say
 from poise.worker.rank_state import RankStates
 
 UsePath = Callable[[str], object]
@@ -86,7 +70,7 @@ def attach(
         raise WorkerError("attach: give both save and load, or neither")
     if checkpoint_every is not None and not checkpoint_every > 0:
         raise WorkerError(f"attach: checkpoint_every: expected seconds above 0, got {checkpoint_every}")
-    env = worker_env(os.environ)
+    env = protocol.worker_env(os.environ)
     if env.checkpoint_dir is None and checkpoint_dir is not None:
         env = env._replace(checkpoint_dir=os.fspath(checkpoint_dir))
     if env.checkpoint_every is None:
@@ -109,8 +93,8 @@ class Lease:
         self._checkpoints = None if env.checkpoint_dir is None else Checkpoints(env.checkpoint_dir)
         self._rank_states = RankStates(env)
         self._progress = Progress(env.run_dir if env.rank == 0 else None)
-        self._lease_file = WatchedFile(env.run_dir, LEASE)
-        self._stopping, self._saving = StepBarrier(env, STOP), StepBarrier(env, SAVE)
+        self._lease_file = WatchedFile(env.run_dir, protocol.LEASE)
+        self._stopping, self._saving = StepBarrier(env, protocol.STOP), StepBarrier(env, protocol.SAVE)
         self._notice: Notice | None = None
         self._first: int | None = None  # steps done when this run began; None: it has not
         self._saved = 0  # steps of the last checkpoint
@@ -178,7 +162,7 @@ class Lease:
     def preemption_notice(self) -> Notice | None:
         """Return why, and by when, this process has to leave; None: it does not."""
         if self._notice is None:
-            self._notice = notice_in(self._lease_file.fields())
+            self._notice = protocol.notice_in(self._lease_file.fields())
         return self._notice
 
     def newest(self) -> str | None:
@@ -231,7 +215,7 @@ class Lease:
         try:
             self._write(step, save)
         except Exception as error:
-            say_traceback()
+            protocol.say_traceback()
             say(f"the checkpoint of {step} steps failed ({_one_line(error)}); going on, {self._saved_text()}")
 
     def leave(self, step: int, save: UsePath | None) -> NoReturn:
@@ -239,13 +223,13 @@ class Lease:
         try:
             self._write(step, save)
         except Exception as error:
-            say_traceback()
+            protocol.say_traceback()
             self._fail(f"the checkpoint of {step} steps failed at the end of the lease: {_one_line(error)}")
         self._progress.left(step)
         notice = self._notice or Notice(None, "lease-end", "rank 0 says so")
         if self.rank == 0:
             say(f"leaving before step {step} ({notice.text}); {self._saved_text()}")
-        _exit(YIELDED)
+        _exit(protocol.YIELDED)
 
     def finish(self, step: int, save: UsePath | None) -> None:
         """Write a last checkpoint and report: all steps are done."""
@@ -296,7 +280,7 @@ class Lease:
             try:
                 self._load(self._checkpoints.path(step))
             except Exception as error:
-                say_traceback()
+                protocol.say_traceback()
                 say(f"the checkpoint of {step} steps cannot be loaded: {_one_line(error)}")
                 if self.world_size > 1:
                     # Ranks that fall back each by itself could begin at different steps. So the first rank that finds out
@@ -316,8 +300,8 @@ class Lease:
 
     def _fail(self, text: str) -> NoReturn:
         say(text)
-        tell_failure(self._env.run_dir, text)
-        _exit(CHECKPOINT_FAILED)
+        protocol.tell_failure(self._env.run_dir, text)
+        _exit(protocol.CHECKPOINT_FAILED)
 
     def _is_over(self, step: int) -> bool:
         allowed = self._env.lease_steps
@@ -367,14 +351,14 @@ class StepBarrier:
     def is_due(self, step: int, is_wanted: Callable[[int], bool]) -> bool:
         """Whether the boundary has come. `is_wanted` is asked on rank 0 only, until it says yes."""
         if self._env.rank:
-            at = step_in(self._file.fields())
+            at = protocol.step_in(self._file.fields())
             self._at = None if at == self._past else at
         elif self._at is None and is_wanted(step):
             if self._env.world_size == 1 or self._env.run_dir is None:
                 self._at = step
             else:
                 try:
-                    replace_json(self._env.run_dir, self._name, {"step": step + 1})
+                    protocol.replace_json(self._env.run_dir, self._name, {"step": step + 1})
                     self._at = step + 1
                 except OSError as error:
                     say(f"the other ranks cannot be told to stop or save, so this one goes on: {error}")

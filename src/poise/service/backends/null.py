@@ -14,17 +14,7 @@ from time import (
     time,  # noqa: TID251 - events carry the time at which things happened
 )
 
-from poise.service.backends.api import (
-    DesiredState,
-    LogPart,
-    OnEvent,
-    RunBegan,
-    RunEnded,
-    RunEnding,
-    RunNotice,
-    RunOrder,
-    RunProgressed,
-)
+from poise.service.backends import api
 from poise.service.wire.request import MOST_STEPS, JobRequest
 
 
@@ -32,7 +22,7 @@ from poise.service.wire.request import MOST_STEPS, JobRequest
 class _NullRun:
     """A run under way: when it began (monotonic), and the seconds that its job had done before."""
 
-    order: RunOrder
+    order: api.RunOrder
     since: float
     done: float
 
@@ -40,7 +30,7 @@ class _NullRun:
 class NullBackend:
     """A `LiveBackend` in which nothing runs."""
 
-    def __init__(self, on_event: OnEvent, *, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, on_event: api.OnEvent, *, clock: Callable[[], float] = monotonic) -> None:
         self._on_event = on_event
         self._clock = clock
         self._runs: dict[str, _NullRun] = {}  # by job: a job has one run at a time
@@ -51,15 +41,15 @@ class NullBackend:
         self._thread = threading.Thread(target=self._end_due_runs, name="null-backend", daemon=True)
         self._thread.start()
 
-    def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
+    def adopt(self, runs: Sequence[tuple[api.RunOrder, api.DesiredState]]) -> None:
         """Begin wanted runs anew; the others have yielded."""
         for order, desired in runs:
-            if desired is DesiredState.RUN:
+            if desired is api.DesiredState.RUN:
                 self.launch(order)
             else:
-                self._on_event(RunEnded(order.job, order.epoch, time(), RunEnding.YIELDED, None, None, ()))
+                self._on_event(api.RunEnded(order.job, order.epoch, time(), api.RunEnding.YIELDED, None, None, ()))
 
-    def launch(self, order: RunOrder) -> None:
+    def launch(self, order: api.RunOrder) -> None:
         """Begin a run, and report at once that it can be stopped without loss."""
         request = order.request
         with self._changed:
@@ -67,35 +57,35 @@ class NullBackend:
                 return
             run = _NullRun(order, self._clock(), self._done.get(order.job, 0.0))
             self._runs[order.job] = run
-            self._on_event(RunBegan(order.job, order.epoch, time()))
+            self._on_event(api.RunBegan(order.job, order.epoch, time()))
             steps, speed = _steps(request, run.done), 1.0
             if request.steps and request.duration:
                 speed = min(request.steps / request.duration, MOST_STEPS)  # a duration next to 0 is not endless speed
-            self._on_event(RunProgressed(order.job, order.epoch, time(), steps, request.steps, steps, speed, None))
+            self._on_event(api.RunProgressed(order.job, order.epoch, time(), steps, request.steps, steps, speed, None))
             end = run.since + _seconds(request) - run.done
             if end < inf:
                 heappush(self._ends, (end, order.job, order.epoch))
                 self._changed.notify()
 
-    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
+    def stop(self, job: str, epoch: int, notice: api.RunNotice) -> None:
         """End a run, with all its work kept."""
         with self._changed:
             run = self._remove(job, epoch)
             if run is not None:
                 self._done[job] = self._seconds_done(run)
-                self._report_end(run, RunEnding.YIELDED)
+                self._report_end(run, api.RunEnding.YIELDED)
 
     def kill(self, job: str, epoch: int, reason: str) -> None:
         """End a run and forget its work."""
         with self._changed:
             run = self._remove(job, epoch)
             if run is not None:
-                self._report_end(run, RunEnding.YIELDED)
+                self._report_end(run, api.RunEnding.YIELDED)
             self._done.pop(job, None)
 
-    def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
+    def log(self, job: str, replica: int, offset: int, limit: int) -> api.LogPart:
         """Return nothing: no process has written anything."""
-        return LogPart(b"", 0, 0)
+        return api.LogPart(b"", 0, 0)
 
     def close(self) -> None:
         """Stop reporting."""
@@ -113,7 +103,7 @@ class NullBackend:
                     run = self._remove(job, epoch)
                     if run is not None:
                         self._done.pop(job, None)
-                        self._report_end(run, RunEnding.FINISHED)
+                        self._report_end(run, api.RunEnding.FINISHED)
                 self._changed.wait(max(0.0, self._ends[0][0] - self._clock()) if self._ends else None)
 
     def _remove(self, job: str, epoch: int) -> _NullRun | None:
@@ -123,11 +113,11 @@ class NullBackend:
     def _seconds_done(self, run: _NullRun) -> float:
         return min(_seconds(run.order.request), run.done + self._clock() - run.since)
 
-    def _report_end(self, run: _NullRun, how: RunEnding) -> None:
+    def _report_end(self, run: _NullRun, how: api.RunEnding) -> None:
         order = run.order
         steps = _steps(order.request, self._seconds_done(run))
-        codes = (0,) if how is RunEnding.FINISHED else ()
-        self._on_event(RunEnded(order.job, order.epoch, time(), how, steps, None, codes))
+        codes = (0,) if how is api.RunEnding.FINISHED else ()
+        self._on_event(api.RunEnded(order.job, order.epoch, time(), how, steps, None, codes))
 
 
 def _seconds(request: JobRequest) -> float:

@@ -20,15 +20,10 @@ MOST_PID = 1 << 22
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError)
 """What reading a value of the wrong shape raises."""
 _CANNOT_START = {
-    errno.ENOSPC: STORAGE,
-    errno.EDQUOT: STORAGE,
-    errno.EROFS: STORAGE,
-    errno.EACCES: "permission-error",
-    errno.EPERM: "permission-error",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), STORAGE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "permission-error"),
+    **dict.fromkeys((errno.EAGAIN, errno.EMFILE, errno.ENFILE), EXHAUSTED),
     errno.ENOMEM: "cpu-out-of-memory",
-    errno.EAGAIN: EXHAUSTED,
-    errno.EMFILE: EXHAUSTED,
-    errno.ENFILE: EXHAUSTED,
 }
 
 
@@ -110,7 +105,8 @@ def read_end(state: StateDir, job: str, epoch: int, fields: Fields, desired: Des
     """Read exit.json. A run whose job is not wanted any more has yielded, however it went."""
     try:
         how = RunEnding(fields["how"])
-        codes = tuple(_exit_code(each["code"]) for each in sorted(fields["replicas"], key=lambda each: int(each["rank"])))
+        given = [each["code"] for each in sorted(fields["replicas"], key=lambda each: int(each["rank"]))]
+        codes = tuple(code if isinstance(code, int) and abs(code) < 256 else None for code in given)
     except _NONSENSE:
         how, codes, fields = RunEnding.FAILED, (), {"at": fields.get("at"), "cause": UNREADABLE}
     at, cause, made_to = number(fields.get("at")), fields.get("cause"), fields.get("made_to")
@@ -126,28 +122,11 @@ def read_end(state: StateDir, job: str, epoch: int, fields: Fields, desired: Des
     return RunEnded(job, epoch, now() if at is None else at, how, steps, cause_line(text), codes)
 
 
-def _exit_code(value: object) -> int | None:
-    return value if isinstance(value, int) and abs(value) < 256 else None
-
-
 def has_finished(state: StateDir, job: str, epoch: int) -> bool:
     """Whether the job's run before this one completed all work on its way out, so that nothing is left to do."""
     before = [each for each in state.epochs(job) if each < epoch]
     fields = state.get(job, before[-1], EXIT) if before else None
     return fields is not None and fields.get("how") == RunEnding.FINISHED.value
-
-
-def lost_fields(began: float | None, died_at: float, replicas: int, desired: DesiredState, cause: str) -> Fields:
-    """Return exit.json for a run whose runner did not write it."""
-    is_wanted = desired is DesiredState.RUN
-    return {
-        "at": died_at if began is None else max(began, died_at),
-        "began": began,
-        "how": "failed" if is_wanted else "yielded",
-        "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
-        "made_to": None if is_wanted else "KILL",
-        "cause": cause if is_wanted else None,
-    }
 
 
 def unbegun_fields() -> Fields:

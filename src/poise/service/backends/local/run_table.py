@@ -53,19 +53,13 @@ class LocalRun:
     def __init__(self, key: Key, gpus: frozenset[Gpu], order: RunOrder | None, desired: DesiredState) -> None:
         self.key, self.gpus, self.order, self.desired = key, gpus, order, desired
         self.phase = Phase.UNKNOWN
-        self.sequence = 0
         self.waiters: list[LocalRun] = []
         self.awaited: set[Key] = set()
-        self.is_new = True
-        self.attempts = 0
-        self.lock_checks = 0
-        self.port = 0
-        self.pid = 0
+        self.is_new, self.has_begun, self.had_leftovers = True, False, False
+        self.sequence = self.attempts = self.lock_checks = self.port = self.pid = 0
         self.pidfd = self.ready = self.lock = -1
         self.died_at: float | None = None
         self.runner_code: int | None = None
-        self.has_begun = False
-        self.had_leftovers = False
         self.fault: str | None = None
         self.progress_stamp: tuple[int, int, int] | None = None
         self._switches: int | None = None

@@ -30,59 +30,10 @@ from contextlib import suppress
 from typing import Concatenate, ParamSpec
 
 from poise.service.backends.api import DesiredState, OnEvent, RunBegan, RunEnded, RunEnding, RunNotice, RunOrder
+from poise.service.backends.local import lease_files, orders, processes, run_files
 from poise.service.backends.local.event_loop import EventLoop
-from poise.service.backends.local.lease_files import (
-    EXIT,
-    LEASE,
-    LOST,
-    NO_STORAGE,
-    ORDER,
-    OVERDUE,
-    PASSING,
-    PROGRESS,
-    RUNNER,
-    STORAGE,
-    UNSAID,
-    Fields,
-    now,
-)
-from poise.service.backends.local.orders import (
-    Devices,
-    LocalSettings,
-    free_port,
-    lease_fields,
-    leaving_mode,
-    order_fields,
-    replica_count,
-    run_marks,
-)
-from poise.service.backends.local.processes import (
-    SCARCE,
-    belongs_to_run,
-    boot_id,
-    children,
-    context_switches,
-    environment_values,
-    kill_where,
-    open_process,
-    reap,
-    spawn,
-    start_of,
-)
-from poise.service.backends.local.run_files import (
-    UNREADABLE,
-    cannot_start_cause,
-    cause_line,
-    gpus_in,
-    has_finished,
-    lost_fields,
-    number,
-    port_in,
-    read_end,
-    read_progress,
-    runner_in,
-    unbegun_fields,
-)
+from poise.service.backends.local.lease_files import Fields, now
+from poise.service.backends.local.orders import Devices, LocalSettings
 from poise.service.backends.local.run_table import Key, LocalRun, Phase, RunTable
 from poise.service.backends.local.state_dir import StateDir
 
@@ -124,10 +75,13 @@ class Runs:
         """Take up what was ordered before a restart, and end what was not."""
         ordered = {(order.job, order.epoch) for order, _ in runs}
         # Found by the mark of living processes: only those hold GPUs, and directories may be many.
-        marked = {self._state.run_at(os.fsdecode(path)) for path in environment_values(RUN_DIR)} - ordered
+        marked = {self._state.run_at(os.fsdecode(path)) for path in processes.environment_values(RUN_DIR)} - ordered
         strays = sorted(key for key in marked if key is not None)
         found = [LocalRun.of(order, desired) for order, desired in runs]
-        found += [LocalRun(key, gpus_in(self._state.get(*key, ORDER)), None, DesiredState.GONE) for key in strays]
+        found += [
+            LocalRun(key, run_files.gpus_in(self._state.get(*key, lease_files.ORDER)), None, DesiredState.GONE)
+            for key in strays
+        ]
         # A run waits for those that were entered before it on the same GPUs (`RunTable.blockers`): first those that have to
         # go, then those that may be running, then those that have yet to begin.
         found.sort(key=lambda run: (not run.must_end, not self._state.has_run(*run.key)))
@@ -150,7 +104,7 @@ class Runs:
         run = self.table.get(key)
         if run is not None and run.order is not None and run.desired is DesiredState.RUN:
             run.desired = DesiredState.LEAVE
-            self._guarded(run, self._end_lease, notice, leaving_mode(run.order.request))
+            self._guarded(run, self._end_lease, notice, orders.leaving_mode(run.order.request))
 
     def kill(self, key: Key, reason: str) -> None:
         """End a run that is not wanted any more."""
@@ -182,7 +136,7 @@ class Runs:
             if run.phase is Phase.OVER or run.fault is not None:
                 raise  # a second fault, while giving up: the back end fails
             LOG.exception("job %s: run %d is ended by a fault of the service", *run.key)
-            run.fault = cause_line(f"fault of the service: {error!r}")
+            run.fault = run_files.cause_line(f"fault of the service: {error!r}")
             self._signal(run, signal.SIGKILL)
             self._unwatch(run)
             self._clean_up(run)
@@ -216,7 +170,7 @@ class Runs:
             lock = self._state.lock(*run.key)
             runner = self._living_runner(run) if lock is None else None
         except OSError as error:
-            if error.errno in SCARCE | PASSING:
+            if error.errno in processes.SCARCE | lease_files.PASSING:
                 self._after(LOOK_SECONDS, run, self._settle_if_unknown)
             else:
                 self._clean_up(run)
@@ -227,7 +181,12 @@ class Runs:
         elif runner is not None:
             self._take_over(run, *runner)
         else:
-            self._wait_for_lock_holder(run)
+            # The holder is unknown: a runner that is about to write runner.json or to end, or a process of the job.
+            run.lock_checks += 1
+            if run.lock_checks * LOOK_SECONDS > self._settings.guard_seconds:
+                self._clean_up(run)
+            else:
+                self._after(LOOK_SECONDS, run, self._settle_if_unknown)
 
     def _settle_if_unknown(self, run: LocalRun) -> None:
         if run.phase is Phase.UNKNOWN:
@@ -235,45 +194,37 @@ class Runs:
 
     def _living_runner(self, run: LocalRun) -> tuple[int, int] | None:
         """Return pid and pidfd of a run's runner; None: runner.json names none that lives and carries the run's mark."""
-        known = runner_in(self._state.get(*run.key, RUNNER))
-        if known is None or not belongs_to_run(known.pid, self._mark(run), {}):
+        known = run_files.runner_in(self._state.get(*run.key, lease_files.RUNNER))
+        if known is None or not processes.belongs_to_run(known.pid, self._mark(run), {}):
             return None
-        pidfd = open_process(known.pid, known.start)
+        pidfd = processes.open_process(known.pid, known.start)
         return None if pidfd is None else (known.pid, pidfd)
-
-    def _wait_for_lock_holder(self, run: LocalRun) -> None:
-        """The lock has an unknown holder: a runner that is about to write runner.json or to end, or a process of the job."""
-        run.lock_checks += 1
-        if run.lock_checks * LOOK_SECONDS > self._settings.guard_seconds:
-            self._clean_up(run)
-        else:
-            self._after(LOOK_SECONDS, run, self._settle_if_unknown)
 
     def _take_over(self, run: LocalRun, pid: int, pidfd: int) -> None:
         """Watch a runner that lives."""
         run.phase, run.pid, run.pidfd, run.lock_checks = Phase.ALIVE, pid, pidfd, 0
         self._watch(pidfd, run, self._runner_exited)
-        self._take_port(run, port_in(self._state.get(*run.key, ORDER)))
+        self._take_port(run, run_files.port_in(self._state.get(*run.key, lease_files.ORDER)))
         self._report_begin(run)
         if not run.must_end:
             return
         # Its end was decided before a crash, which may or may not have come before lease.json was written.
-        lease = self._state.get(*run.key, LEASE) or {}
+        lease = self._state.get(*run.key, lease_files.LEASE) or {}
         reason = (None if run.order is None else run.order.reason) or UNWANTED
         if run.desired is DesiredState.GONE:
             self._end_lease(run, RunNotice("stopped", reason, self._settings.term_seconds), "stop")
-        elif number(lease.get("ends")) is None and run.order is not None:
+        elif run_files.number(lease.get("ends")) is None and run.order is not None:
             request = run.order.request
-            self._end_lease(run, RunNotice("preempted", reason, request.checkpoint.deadline), leaving_mode(request))
+            self._end_lease(run, RunNotice("preempted", reason, request.checkpoint.deadline), orders.leaving_mode(request))
         else:
-            self._guard(run, number(lease.get("seconds")) or 0.0)
+            self._guard(run, run_files.number(lease.get("seconds")) or 0.0)
 
     # From its order to its beginning
 
     def _begin(self, run: LocalRun) -> None:
         """Start a run of which nothing exists, once those that it has to wait for are gone."""
-        if run.must_end or run.order is None or has_finished(self._state, *run.key):
-            self._over(run, unbegun_fields())
+        if run.must_end or run.order is None or run_files.has_finished(self._state, *run.key):
+            self._over(run, run_files.unbegun_fields())
             return
         blockers = self.table.blockers(run)
         if blockers:
@@ -284,26 +235,28 @@ class Runs:
         most = run.order.request.max_duration
         run.attempts += 1
         if most is not None and run.order.ran >= most:
-            self._fail_to_start(run, OVERDUE)
+            self._fail_to_start(run, lease_files.OVERDUE)
         elif run.attempts > MOST_ATTEMPTS:
-            self._fail_to_start(run, LOST)
+            self._fail_to_start(run, lease_files.LOST)
         else:
             try:
                 self._spawn(run, run.order)
             except OSError as error:
                 if run.pidfd >= 0:
                     raise  # the runner runs and cannot be watched: a fault, so it is killed
-                self._fail_to_start(run, cannot_start_cause(error))
+                self._fail_to_start(run, run_files.cannot_start_cause(error))
 
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
         run.is_new, run.died_at, run.runner_code = False, None, None
         self._state.make_run(*run.key)
-        self._take_port(run, free_port(self._ports))
-        fields = order_fields(order, self._state, self._settings, base=self._base, devices=self._devices, port=run.port)
-        self._state.put(*run.key, ORDER, fields)
-        self._state.put(*run.key, LEASE, lease_fields(*run.key, None, None, ""))
-        path, marks = str(self._state.run_path(*run.key)), run_marks(self._state, *run.key)
-        run.pid, run.pidfd, run.ready = spawn(path, marks)
+        self._take_port(run, orders.free_port(self._ports))
+        fields = orders.order_fields(
+            order, self._state, self._settings, base=self._base, devices=self._devices, port=run.port
+        )
+        self._state.put(*run.key, lease_files.ORDER, fields)
+        self._state.put(*run.key, lease_files.LEASE, orders.lease_fields(*run.key, None, None, ""))
+        path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)
+        run.pid, run.pidfd, run.ready = processes.spawn(path, marks)
         run.phase = Phase.ALIVE
         self._watch(run.pidfd, run, self._runner_exited)
         self._watch(run.ready, run, self._runner_ready)
@@ -314,7 +267,7 @@ class Runs:
         self._ports.add(port)
 
     def _fail_to_start(self, run: LocalRun, cause: str) -> None:
-        self._over(run, {**unbegun_fields(), "how": "failed", "cause": cause})
+        self._over(run, {**run_files.unbegun_fields(), "how": "failed", "cause": cause})
 
     def _runner_ready(self, run: LocalRun) -> None:
         """The pipe has ended: replicas have started, or the runner has died."""
@@ -324,7 +277,7 @@ class Runs:
             self._report_begin(run)
 
     def _report_begin(self, run: LocalRun) -> None:
-        began = number((self._state.get(*run.key, RUNNER) or {}).get("began"))
+        began = run_files.number((self._state.get(*run.key, lease_files.RUNNER) or {}).get("began"))
         if began is not None and not run.has_begun and run.order is not None:
             run.has_begun = True
             self._on_event(RunBegan(*run.key, began))
@@ -337,16 +290,16 @@ class Runs:
         self._report_progress(run)
         with suppress(OSError):
             # A runner that was stopped, or waits for a device that never answers, would keep its GPUs for ever.
-            switches = context_switches(run.pid)
+            switches = processes.context_switches(run.pid)
             if run.silent_for(switches, self._settings.progress_every) > self._settings.silent_seconds:
                 self._signal(run, signal.SIGKILL)
 
     def _report_progress(self, run: LocalRun) -> None:
-        stamp = self._state.stamp(*run.key, PROGRESS)
+        stamp = self._state.stamp(*run.key, lease_files.PROGRESS)
         if stamp is None or stamp == run.progress_stamp or run.order is None:
             return
         run.progress_stamp = stamp
-        report = read_progress(*run.key, self._state.get(*run.key, PROGRESS))
+        report = run_files.read_progress(*run.key, self._state.get(*run.key, lease_files.PROGRESS))
         if report is not None:
             self._on_event(report)
 
@@ -354,16 +307,16 @@ class Runs:
 
     def _end_lease(self, run: LocalRun, notice: RunNotice, mode: str) -> None:
         if run.phase is Phase.WAITING:
-            self._over(run, unbegun_fields())
+            self._over(run, run_files.unbegun_fields())
             return
         self._guard(run, notice.deadline)
-        self._write_lease(run, lease_fields(*run.key, now() + notice.deadline, notice, mode))
+        self._write_lease(run, orders.lease_fields(*run.key, now() + notice.deadline, notice, mode))
 
     def _write_lease(self, run: LocalRun, fields: Fields) -> None:
         if run.phase is Phase.OVER:
             return
         try:
-            self._state.put(*run.key, LEASE, fields)
+            self._state.put(*run.key, lease_files.LEASE, fields)
         except OSError:
             self._after(WRITE_SECONDS, run, self._write_lease, fields)
             return
@@ -378,7 +331,7 @@ class Runs:
         """Kill a runner that has processes left. One that has none only waits for room to write exit.json, and may."""
         if run.pidfd >= 0:
             try:
-                is_only_writing = not children(run.pid)
+                is_only_writing = not processes.children(run.pid)
             except OSError:  # cannot be found out now; a runner that hangs is found by `silent_for`
                 is_only_writing = True
             if is_only_writing:
@@ -395,9 +348,9 @@ class Runs:
         if run.pidfd < 0:
             return
         self._unwatch(run)
-        run.died_at, run.runner_code = now(), reap(run.pid)
-        if run.runner_code == NO_STORAGE and not self._state.has(*run.key, RUNNER):
-            self._fail_to_start(run, STORAGE)
+        run.died_at, run.runner_code = now(), processes.reap(run.pid)
+        if run.runner_code == lease_files.NO_STORAGE and not self._state.has(*run.key, lease_files.RUNNER):
+            self._fail_to_start(run, lease_files.STORAGE)
         else:
             self._settle(run)
 
@@ -419,11 +372,11 @@ class Runs:
         if run.phase is not Phase.CLEANUP:
             return
         # The files of a run that caused a fault are not read again.
-        known = None if run.fault is not None else runner_in(self._state.get(*run.key, RUNNER))
+        known = None if run.fault is not None else run_files.runner_in(self._state.get(*run.key, lease_files.RUNNER))
         mark = self._mark(run)
         try:
-            groups = dict(known.replicas) if known is not None and known.boot == boot_id() else {}
-            left = kill_where(lambda pid: belongs_to_run(pid, mark, groups))
+            groups = dict(known.replicas) if known is not None and known.boot == processes.boot_id() else {}
+            left = processes.kill_where(lambda pid: processes.belongs_to_run(pid, mark, groups))
         except OSError:  # not all could be looked at
             left = None
         if left == 0:
@@ -439,42 +392,55 @@ class Runs:
             how, cause = (RunEnding.FAILED, run.fault) if is_wanted else (RunEnding.YIELDED, "KILL")
             self._finish(run, RunEnded(*run.key, now(), how, None, cause, ()))
             return
-        fields = self._state.get(*run.key, EXIT)
-        has_begun = run.has_begun or run.had_leftovers or run.runner_code == UNSAID or self._state.has(*run.key, RUNNER)
+        fields = self._state.get(*run.key, lease_files.EXIT)
+        has_begun = (
+            run.has_begun
+            or run.had_leftovers
+            or run.runner_code == lease_files.UNSAID
+            or self._state.has(*run.key, lease_files.RUNNER)
+        )
         if fields is not None:
             self._over(run, fields)
         elif has_begun:
-            fields = self._lost(run)
+            fields = self._lost_fields(run)
             with suppress(OSError):  # without it, the next service would find the run lost once more
-                self._state.put(*run.key, EXIT, fields)
+                self._state.put(*run.key, lease_files.EXIT, fields)
             self._over(run, fields)
         else:
             # A directory and nothing else. A late runner may still come: exit.json keeps it from beginning what must not.
             if run.must_end:
                 with suppress(OSError):
-                    self._state.put(*run.key, EXIT, unbegun_fields())
+                    self._state.put(*run.key, lease_files.EXIT, run_files.unbegun_fields())
             run.release_lock()
             self._begin(run)
 
-    def _lost(self, run: LocalRun) -> Fields:
+    def _lost_fields(self, run: LocalRun) -> Fields:
         """Return what exit.json would say of a run that began, and whose runner has not said how it ended."""
-        replicas = 0 if run.order is None else replica_count(run.order)
+        replicas = 0 if run.order is None else orders.replica_count(run.order)
+        is_wanted = run.desired is DesiredState.RUN
         died_at = run.died_at if run.died_at is not None else self._state.last_sign(*run.key)
         # A runner that was killed is no fault of the job. One that exited by itself was kept from writing by the job.
-        cause = LOST if run.runner_code is None or run.runner_code < 0 else UNREADABLE
-        began = number((self._state.get(*run.key, RUNNER) or {}).get("began"))
-        return lost_fields(began, died_at, replicas, run.desired, cause)
+        cause = lease_files.LOST if run.runner_code is None or run.runner_code < 0 else run_files.UNREADABLE
+        began = run_files.number((self._state.get(*run.key, lease_files.RUNNER) or {}).get("began"))
+        return {
+            "at": died_at if began is None else max(began, died_at),
+            "began": began,
+            "how": "failed" if is_wanted else "yielded",
+            "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
+            "made_to": None if is_wanted else "KILL",
+            "cause": cause if is_wanted else None,
+        }
 
     def _over(self, run: LocalRun, fields: Fields) -> None:
         """The run has ended as `fields`, the contents of exit.json, say."""
         self._report_begin(run)
         self._report_progress(run)
         # A runner that this back end never watched may be a child of this process, if an earlier back end in it spawned it.
-        runner = None if run.pid else runner_in(self._state.get(*run.key, RUNNER))
+        runner = None if run.pid else run_files.runner_in(self._state.get(*run.key, lease_files.RUNNER))
         with suppress(OSError):
-            if runner is not None and start_of(runner.pid) == runner.start:
-                reap(runner.pid)
-        self._finish(run, read_end(self._state, *run.key, fields, run.desired))
+            if runner is not None and processes.start_of(runner.pid) == runner.start:
+                processes.reap(runner.pid)
+        self._finish(run, run_files.read_end(self._state, *run.key, fields, run.desired))
 
     def _finish(self, run: LocalRun, event: RunEnded) -> None:
         """Report the end of a run, and begin what has waited for it."""

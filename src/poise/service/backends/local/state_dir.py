@@ -13,18 +13,8 @@ from pathlib import Path
 
 from poise.durable import make_folders, sync_folder
 from poise.scheduler.model.errors import RequestError
-from poise.service.backends.local.lease_files import (
-    FOLDER,
-    LOCK,
-    PASSING,
-    Fields,
-    get,
-    is_there,
-    now,
-    open_below,
-    put,
-    take_lock,
-)
+from poise.service.backends.local import lease_files
+from poise.service.backends.local.lease_files import Fields, get, is_there, now, open_below, put, take_lock
 from poise.service.backends.local.processes import SCARCE
 from poise.worker.checkpoints import Checkpoints
 
@@ -131,7 +121,7 @@ class StateDir:
 
     def last_sign(self, job: str, epoch: int) -> float:
         """Return when the run's runner last touched its lock, as it does every few seconds; now, if the lock is gone."""
-        stamp = self.stamp(job, epoch, LOCK)
+        stamp = self.stamp(job, epoch, lease_files.LOCK)
         return now() if stamp is None else min(stamp[0] / 1e9, now())
 
     def epochs(self, job: str) -> list[int]:
@@ -168,7 +158,7 @@ class StateDir:
             with self._opened(job, *names) as folder:
                 return is_there(folder, name)
         except OSError as error:
-            return error.errno in SCARCE | PASSING  # callers that take it to be there look again
+            return error.errno in SCARCE | lease_files.PASSING  # callers that take it to be there look again
 
 
 def _make(folder: int, *names: str) -> None:
@@ -193,7 +183,7 @@ def remove_tree(parent: int, name: str) -> None:
     One directory is open at a time, and `..` leads back up, so that neither the stack nor open files nor paths grow with the
     depth: a job can nest directories without end.
     """
-    here = os.open(name, FOLDER, dir_fd=parent)
+    here = os.open(name, lease_files.FOLDER, dir_fd=parent)
     above: list[tuple[str, list[str]]] = []  # the directories down to here, and what is still to be removed beside each
     try:
         todo = _empty(here)
@@ -213,7 +203,7 @@ def remove_tree(parent: int, name: str) -> None:
 
 
 def _go_to(here: int, name: str) -> int:
-    there = os.open(name, FOLDER, dir_fd=here)
+    there = os.open(name, lease_files.FOLDER, dir_fd=here)
     os.close(here)
     return there
 

@@ -58,15 +58,10 @@ EXCEPTIONS = {
 }
 """Exceptions of Python; any other is a `traceback-from-crash`."""
 
+_CORE_DUMPS = (signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS, signal.SIGQUIT)
 SIGNALS: dict[int, str] = {
-    signal.SIGSEGV: "invalid-memory-access",
-    signal.SIGBUS: "invalid-memory-access",
-    signal.SIGABRT: "core-dump",
-    signal.SIGILL: "core-dump",
-    signal.SIGFPE: "core-dump",
-    signal.SIGTRAP: "core-dump",
-    signal.SIGSYS: "core-dump",
-    signal.SIGQUIT: "core-dump",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGBUS), "invalid-memory-access"),
+    **dict.fromkeys(_CORE_DUMPS, "core-dump"),
     signal.SIGXCPU: "cpu-seconds",
 }
 

@@ -23,13 +23,10 @@ _LIMITS = {
     "processes": resource.RLIMIT_NPROC,
 }
 _CAUSES = {
-    errno.EACCES: "permission-error",
-    errno.EPERM: "permission-error",
-    errno.ENOMEM: "cpu-out-of-memory",
-    errno.EAGAIN: "cpu-out-of-memory",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "permission-error"),
+    **dict.fromkeys((errno.ENOMEM, errno.EAGAIN), "cpu-out-of-memory"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "node-exhausted"),
     errno.ENOSPC: "storage-full",
-    errno.EMFILE: "node-exhausted",
-    errno.ENFILE: "node-exhausted",
 }
 KILL_AFTER = 5
 """Seconds of CPU time between XCPU, which says what happened, and KILL, which does not."""
@@ -77,27 +74,24 @@ class Replica:
 
     def pump(self) -> None:
         """Move pending output into the log; closes the pipe at its end."""
-        try:
-            data = os.read(self.pipe, READ_BYTES)
-        except BlockingIOError:
-            return
-        if data:
-            self.log.write(data)
-        else:
+        if self._move_output() == b"":
             self.hang_up()
 
     def drain(self) -> None:
         """Move all pending output into the log. Bounded: a process that inherited the pipe may write for ever."""
         for _ in range(64):
-            if self.pipe < 0:
+            if self.pipe < 0 or not self._move_output():
                 return
-            try:
-                data = os.read(self.pipe, READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                return
+
+    def _move_output(self) -> bytes | None:
+        """Move what can be read at once into the log, and return it; empty: the pipe has ended; None: nothing is there."""
+        try:
+            data = os.read(self.pipe, READ_BYTES)
+        except BlockingIOError:
+            return None
+        if data:
             self.log.write(data)
+        return data
 
     def hang_up(self) -> None:
         """Close the pipe; calling it twice is harmless."""
@@ -177,7 +171,14 @@ def _become_command(
         stage = "directory"
         os.chdir(order["directory"])
         stage = "limits"
-        _set_limits(order["limits"])
+        for name, kind in _LIMITS.items():
+            soft = order["limits"].get(name)
+            if soft is not None:
+                ceiling = soft + KILL_AFTER if kind == resource.RLIMIT_CPU else soft
+                hard = resource.getrlimit(kind)[1]
+                if hard != resource.RLIM_INFINITY:
+                    soft, ceiling = min(soft, hard), min(ceiling, hard)
+                resource.setrlimit(kind, (soft, ceiling))
         stage = "program"
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
@@ -186,17 +187,6 @@ def _become_command(
         os.write(problem, f"{errno.EINVAL}:{stage}".encode())
     finally:
         os._exit(127)
-
-
-def _set_limits(limits: dict[str, int | None]) -> None:
-    for name, kind in _LIMITS.items():
-        soft = limits.get(name)
-        if soft is not None:
-            ceiling = soft + KILL_AFTER if kind == resource.RLIMIT_CPU else soft
-            hard = resource.getrlimit(kind)[1]
-            if hard != resource.RLIM_INFINITY:
-                soft, ceiling = min(soft, hard), min(ceiling, hard)
-            resource.setrlimit(kind, (soft, ceiling))
 
 
 def _cannot_start(program: str, number: int, stage: str) -> CannotStartError:

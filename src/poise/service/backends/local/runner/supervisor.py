@@ -13,30 +13,8 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
-from poise.service.backends.local.lease_files import (
-    EXIT,
-    FAILURE,
-    FOLDER,
-    LEASE,
-    LOST,
-    NO_STORAGE,
-    ORDER,
-    OVERDUE,
-    PASSING,
-    PROGRESS,
-    RUNNER,
-    SET_UP,
-    UNSAID,
-    YIELDED,
-    Fields,
-    get,
-    is_there,
-    now,
-    one_line,
-    open_run,
-    put,
-    take_lock,
-)
+from poise.service.backends.local import lease_files
+from poise.service.backends.local.lease_files import Fields, get, is_there, now, one_line, open_run, put, take_lock
 from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, oom_kills, start_of, stat_of
 from poise.service.backends.local.runner.isolation import Sandbox, make_sandbox
 from poise.service.backends.local.runner.logfile import LogFile
@@ -73,18 +51,18 @@ def main(path: str, ready: int) -> int:
     while (lock := take_lock(folder)) is None and monotonic() <= until:
         sleep(0.02)
     # With the lock held, no other runner can be between these checks and its first write.
-    if lock is None or is_there(folder, EXIT) or is_there(folder, RUNNER):
+    if lock is None or is_there(folder, lease_files.EXIT) or is_there(folder, lease_files.RUNNER):
         return NOT_MINE
-    order = get(folder, ORDER)
+    order = get(folder, lease_files.ORDER)
     if order is None:
         return NOT_MINE
-    job = os.open("../..", FOLDER, dir_fd=folder)
+    job = os.open("../..", lease_files.FOLDER, dir_fd=folder)
     try:
         supervisor = Supervisor(folder, job, order, ready, lock)
     except OSError as error:
         if error.errno in SCARCE:  # no fault of the job: the service starts another runner
             raise
-        return NO_STORAGE if error.errno in PASSING else UNSAID
+        return lease_files.NO_STORAGE if error.errno in lease_files.PASSING else lease_files.UNSAID
     return supervisor.run()
 
 
@@ -112,11 +90,11 @@ class Supervisor:
         adopt_orphans()
         self._oom_kills = oom_kills()
         self._is_recorded = True
-        logs = os.open("log", FOLDER, dir_fd=job)
+        logs = os.open("log", lease_files.FOLDER, dir_fd=job)
         rotation: Fields = order["log"]
         self._logs = [LogFile(logs, each["rank"], rotation["bytes"], rotation["files"]) for each in order["replicas"]]
         # Last: from here on the run counts as begun, and a run whose runner.json cannot be written must not begin.
-        put(folder, RUNNER, self._state())
+        put(folder, lease_files.RUNNER, self._state())
 
     def run(self) -> int:
         """Run everything. Returns an exit code once nothing of the run is left and exit.json says how it ended."""
@@ -153,7 +131,7 @@ class Supervisor:
     def _set_up(self) -> bool:
         """Run the job's setup command, unless it succeeded in an earlier run. Returns whether it has succeeded."""
         command: list[str] = self._order["setup"]
-        if not command or is_there(self._job, SET_UP):
+        if not command or is_there(self._job, lease_files.SET_UP):
             return True
         self._logs[0].title("setup")
         process = self._start(0, command, self._order["replicas"][0]["environment"], self._logs[0])
@@ -164,7 +142,7 @@ class Supervisor:
             self._logs[0].title(f"setup ended with exit code {process.code}")
             return False
         try:
-            put(self._job, SET_UP, {"at": now()})
+            put(self._job, lease_files.SET_UP, {"at": now()})
         except OSError as error:
             self._logs[0].title(f"setup done, but not noted, so the next run does it again: {error.strerror}")
         else:
@@ -194,7 +172,7 @@ class Supervisor:
         """Write runner.json. If that fails, it is tried again at each look."""
         self._is_recorded = False
         with suppress(OSError):
-            put(self._folder, RUNNER, self._state())
+            put(self._folder, lease_files.RUNNER, self._state())
             self._is_recorded = True
 
     def _watch(self, replicas: list[Replica]) -> None:
@@ -259,7 +237,9 @@ class Supervisor:
     def _judge_exit(self, replica: Replica, code: int) -> None:
         """A replica ended before any signal was sent: it has yielded, finished, or failed."""
         self._lease.look()  # the replica may have read the end of its lease before the runner did
-        if replica in self._replicas and (code == YIELDED or self._worker_left()):  # codes of `setup` have no such meaning
+        if replica in self._replicas and (
+            code == lease_files.YIELDED or self._worker_left()
+        ):  # codes of `setup` have no such meaning
             self._lease.yielded()
         elif code != 0:
             self._fail(code, bytes(replica.log.tail).decode(errors="replace"), None)
@@ -327,14 +307,14 @@ class Supervisor:
         tries = 0
         while tries < MOST_TRIES:
             try:
-                put(self._folder, EXIT, fields)
+                put(self._folder, lease_files.EXIT, fields)
             except OSError as error:
                 # A full disk is waited for without limit: the end of a run must not be lost.
-                tries += error.errno not in PASSING
+                tries += error.errno not in lease_files.PASSING
                 sleep(LOOK_SECONDS)
             else:
                 return 0
-        return UNSAID
+        return lease_files.UNSAID
 
     def _outcome(self) -> tuple[str, str | None]:
         """Return how the run ended, and the cause of a failure."""
@@ -344,21 +324,21 @@ class Supervisor:
         if self._failure is not None:
             return "failed", self._cause(*self._failure)
         if self._is_overdue:
-            return "failed", OVERDUE
+            return "failed", lease_files.OVERDUE
         codes = [each.code for each in self._replicas]
         was_free_to_end = self._sent is None or self._lease.mode == CHECKPOINT
         if was_free_to_end and codes and not any(codes) and not self._worker_left():
             return "finished", None
         if self._lease.mode is None:  # not asked for: the runner itself was sent TERM, as the machine goes down
-            return "failed", LOST
+            return "failed", lease_files.LOST
         return "yielded", None
 
     def _worker_left(self) -> bool:
         """Whether the worker library says that it saved and left, whatever exit code the script made of that."""
-        return (get(self._folder, PROGRESS) or {}).get("left") is True
+        return (get(self._folder, lease_files.PROGRESS) or {}).get("left") is True
 
     def _cause(self, code: int, tail: str, cause: str | None) -> str:
-        said = (get(self._folder, FAILURE) or {}).get("cause")
+        said = (get(self._folder, lease_files.FAILURE) or {}).get("cause")
         if isinstance(said, str) and said.strip():
             return one_line(said)
         if cause is not None:
@@ -390,11 +370,11 @@ class RunnerLease:
     def look(self) -> None:
         """Read lease.json if it was replaced."""
         try:
-            stat = os.stat(LEASE, dir_fd=self._folder)
+            stat = os.stat(lease_files.LEASE, dir_fd=self._folder)
         except OSError:
             return
         seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-        fields = get(self._folder, LEASE) if seen != self._seen else None
+        fields = get(self._folder, lease_files.LEASE) if seen != self._seen else None
         if fields is None:
             return
         self._seen = seen
