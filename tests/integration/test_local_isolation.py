@@ -50,7 +50,8 @@ def test_run_that_cannot_be_enclosed_does_not_begin_and_that_is_no_fault_of_its_
     require(Isolation.FULL, trial)
     stage = LocalStage(tmp_path, isolation=Isolation.FULL)
     elsewhere = {"state": str(trial / "nowhere"), "job": str(trial / "nowhere" / "1"), "processes": True}
-    monkeypatch.setattr(orders, "_isolation", lambda *_: elsewhere)
+    original = orders.order_fields
+    monkeypatch.setattr(orders, "order_fields", lambda *args, **more: {**original(*args, **more), "isolation": elsewhere})
     stage.run("1", "print('begun')")
     ended = stage.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (RunEnding.FAILED, (None,))

@@ -101,7 +101,7 @@ class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are 
         is_validated = before is StopRequest.GO_ON and trainer.fit_loop.epoch_loop._should_check_val_fx(
             trainer.fit_loop._data_fetcher
         )
-        if not (_is_last_of_all(trainer) or trainer.is_last_batch or is_validated):
+        if not (0 <= trainer.max_steps <= step or trainer.is_last_batch or is_validated):
             self._do_deferred(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401  Lightning's
@@ -133,10 +133,3 @@ class LightningLeaseCallback(_CALLBACK):  # type: ignore[misc]  # its types are 
 
 
 LeaseCallback = LightningLeaseCallback  # the name that scripts use
-
-
-def _is_last_of_all(trainer: Any) -> bool:  # noqa: ANN401  Lightning's
-    """Whether this was the last batch of all."""
-    if 0 <= trainer.max_steps <= trainer.global_step:
-        return True
-    return bool(trainer.is_last_batch and trainer.max_epochs == trainer.current_epoch + 1)

@@ -12,10 +12,7 @@ at           when this was written, in seconds since 1970
 
 import math
 from collections import deque
-from time import (
-    monotonic,
-    time,  # noqa: TID251  the report says when it was written
-)
+from time import monotonic, time  # noqa: TID251  the report says when it was written
 
 from poise.worker.protocol import PROGRESS, replace_json, say
 

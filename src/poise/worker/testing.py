@@ -102,11 +102,8 @@ class Preempting:
             "POISE_CHECKPOINT_DIR": self.checkpoint_dir,
             "POISE_LEASE_VERSION": str(VERSION),
             "POISE_LEASE_STEPS": "" if limit is None else str(limit),
-            "RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": "0",
+            **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }

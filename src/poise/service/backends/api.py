@@ -21,10 +21,7 @@ The guarantees, in short:
 Times are seconds since 1970 by the back end's clock. They may be wrong: the engine sees to it that time never goes
 backwards.
 
-`tests/contract/test_backends.py` holds every back end to this: a run begins before it finishes, and both are reported once
-however often it is ordered; a run that is stopped or killed, once or repeatedly, yields; a job runs again after it yielded;
-a run that never began is begun at adoption if it is wanted, and yields without exit codes if it is not; orders for unknown
-runs do nothing; a closed back end reports nothing more and can be closed twice.
+`tests/contract/test_backends.py` holds every back end to this.
 """
 
 from collections.abc import Callable, Mapping, Sequence

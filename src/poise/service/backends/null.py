@@ -9,10 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from time import (
-    monotonic,
-    time,  # noqa: TID251 - events carry the time at which things happened
-)
+from time import monotonic, time  # noqa: TID251 - events carry the time at which things happened
 
 from poise.service.backends import api
 from poise.service.wire.request import MOST_STEPS, JobRequest

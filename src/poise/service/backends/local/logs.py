@@ -5,6 +5,7 @@ shows as another inode, and the log is looked at again.
 """
 
 import os
+from codecs import getincrementaldecoder
 from contextlib import suppress
 from stat import S_ISREG
 from typing import NamedTuple
@@ -73,7 +74,10 @@ def _read(folder: int, replica: int, offset: int, limit: int) -> LogPart:
         skipped = next((place for place, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
         del data[:skipped]
         begin += skipped
-    text = _whole_characters(bytes(data))
+    decoder = getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    incomplete = len(decoder.getstate()[0])  # bytes of a character at the end, which comes with the next read
+    text = bytes(data[:-incomplete] if 0 < incomplete < len(data) else data)
     return LogPart(text, begin, begin + len(text))
 
 
@@ -102,15 +106,3 @@ def _stat(folder: int, name: str) -> os.stat_result | None:
     """Return the status of a regular file; None: it is something else."""
     stat = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return stat if S_ISREG(stat.st_mode) else None
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Leave out an incomplete UTF-8 character at the end; it comes with the next read."""
-    for back in range(1, min(3, len(data)) + 1):
-        byte = data[-back]
-        if byte & 0xC0 == 0xC0:
-            need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-back] if need > back and len(data) > back else data
-        if byte < 0x80:
-            break
-    return data

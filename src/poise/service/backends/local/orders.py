@@ -74,6 +74,8 @@ def order_fields(
     """
     request = order.request
     most = request.max_duration
+    folder = state.job_path(order.job)
+    hidden = {"state": str(state.path.parent), "job": str(folder), "processes": settings.isolation is Isolation.FULL}
     own = inside(request.venv, {**base, "PYTHONUNBUFFERED": "1", **request.env})
     return {
         "job": order.job,
@@ -81,7 +83,7 @@ def order_fields(
         "gpus": [[part.node, part.gpu_type, list(part.slots)] for part in order.gpus],
         "argv": list(request.command),
         "setup": list(request.setup),
-        "directory": request.cwd or str(state.job_path(order.job) / "work"),
+        "directory": request.cwd or str(folder / "work"),
         "venv": request.venv,
         "environment": {**own, **_run_variables(order, state, port)},  # ours last: a job cannot override them
         "replicas": list(_replicas(order, devices)),
@@ -90,16 +92,8 @@ def order_fields(
         "term_seconds": settings.term_seconds,
         "seconds_left": None if most is None else max(0.0, most - order.ran),
         "log": {"bytes": settings.log_bytes, "files": settings.log_files},
-        "isolation": _isolation(order.job, state, settings.isolation),
+        "isolation": None if settings.isolation is Isolation.NONE else hidden,
     }
-
-
-def _isolation(job: str, state: StateDir, level: Isolation) -> Fields | None:
-    """What the runner hides; None: nothing."""
-    if level is Isolation.NONE:
-        return None
-    hidden = {"state": str(state.path.parent), "job": str(state.job_path(job))}
-    return {**hidden, "processes": level is Isolation.FULL}
 
 
 def lease_fields(job: str, epoch: int, ends: float | None, notice: RunNotice | None, mode: str) -> Fields:

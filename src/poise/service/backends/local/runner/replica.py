@@ -143,13 +143,7 @@ def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, 
 
 
 def _become_command(
-    argv: list[str],
-    environment: dict[str, str],
-    order: Fields,
-    out: int,
-    problem: int,
-    runner: int,
-    sandbox: Sandbox | None,
+    argv: list[str], environment: dict[str, str], order: Fields, out: int, problem: int, runner: int, sandbox: Sandbox | None
 ) -> None:
     """Turn the new process into the command. Does not return: a failure is written to `problem` as errno:stage."""
     stage = "start"

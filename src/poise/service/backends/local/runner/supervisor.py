@@ -217,7 +217,7 @@ class Supervisor:
         return self._sent is not None and monotonic() < self._lease.kill_at
 
     def _reap(self, replicas: list[Replica]) -> bool:
-        """Collect exit codes; False once there are no children."""
+        """Collect exit codes, and note which replicas yielded or failed unasked; False once there are no children."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -229,20 +229,16 @@ class Supervisor:
                 if each.pid == pid:
                     each.code = os.waitstatus_to_exitcode(status)
                     each.drain()
-                    if self._sent is None:
-                        self._judge_exit(each, each.code)
+                    if self._sent is not None:
+                        continue
+                    self._lease.look()  # the replica may have read the end of its lease before the runner did
+                    # Of `setup`, an exit code says only whether it failed.
+                    if each in self._replicas and (each.code == lease_files.YIELDED or self._worker_left()):
+                        self._lease.yielded()
+                    elif each.code != 0:
+                        self._fail(each.code, bytes(each.log.tail).decode(errors="replace"), None)
             if self._sandbox is not None:
                 self._sandbox.reaped(pid)
-
-    def _judge_exit(self, replica: Replica, code: int) -> None:
-        """A replica ended before any signal was sent: it has yielded, finished, or failed."""
-        self._lease.look()  # the replica may have read the end of its lease before the runner did
-        if replica in self._replicas and (
-            code == lease_files.YIELDED or self._worker_left()
-        ):  # codes of `setup` have no such meaning
-            self._lease.yielded()
-        elif code != 0:
-            self._fail(code, bytes(replica.log.tail).decode(errors="replace"), None)
 
     def _fail(self, code: int, tail: str, cause: str | None) -> None:
         """Note the first failure, and have the other replicas stopped."""
