@@ -13,7 +13,7 @@ from poise.lab.traces.registry import FORMATS
 from poise.lab.traces.synthetic import KNOBS
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Settings
-from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyProperty
 
 WIDTH = 100
 """Columns of the help that the reference shows."""
@@ -40,14 +40,14 @@ def _code(text: str) -> str:
 
 def _policies(_argument: str) -> str:
     """The comparison: one row a policy, one column a claim."""
-    headings = ["policy", "family", "what it does", "parameters", *map(str, PolicyClaim), "from"]
+    headings = ["policy", "family", "what it does", "parameters", *map(str, PolicyProperty), "from"]
     rows = [
         [
             f"[`{each.name}`]({each.name}.md)",
             each.family,
             each.summary,
             " ".join(_code(parameter.name) for parameter in each.parameters),
-            *("yes" if claim in each.claims else "" for claim in PolicyClaim),
+            *("yes" if claim in each.claims else "" for claim in PolicyProperty),
             each.paper,
         ]
         for each in POLICIES.values()

@@ -5,7 +5,7 @@ import pytest
 from poise.lab.audit.audit import AUDITED, audit, built_in_tasks, check_claims
 from poise.lab.experiment import Experiment
 from poise.scheduler.model.cluster import parse_cluster
-from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 
 LONG = {"gandiva-fair", "strategy-proof"}
 """Policies that take their time over what they claim."""
@@ -19,7 +19,7 @@ CLAIMS = [
 
 
 @pytest.mark.parametrize(("name", "claim"), CLAIMS)
-def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: PolicyClaim) -> None:
+def test_a_claim_of_the_catalogue_is_what_the_audit_measures(name: str, claim: PolicyProperty) -> None:
     experiment = Experiment(parse_cluster("gpu:1"), name)
     about, kind = AUDITED[claim]
     findings = audit(built_in_tasks(experiment), [about], [] if kind is None else [kind])

@@ -9,7 +9,7 @@ from tests.shell import a_row, a_trace, poise
 
 from poise.lab.audit.findings import Property
 from poise.scheduler.policies import catalogue
-from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 from poise.scheduler.policies.listing import Listing
 
 
@@ -100,14 +100,14 @@ def test_more_instances_are_more_cases_and_begin_with_the_same(of_srtf: dict[str
 def test_a_claim_that_is_contradicted_is_an_error_and_the_findings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = POLICIES["fifo"]
     boastful = Listing(
-        "fifo", fifo.family, fifo.summary, fifo.paper, (*fifo.claims, PolicyClaim.NO_ENVY), fifo.make, traits=fifo.traits
+        "fifo", fifo.family, fifo.summary, fifo.paper, (*fifo.claims, PolicyProperty.NO_ENVY), fifo.make, traits=fifo.traits
     )
     monkeypatch.setitem(catalogue.POLICIES, "fifo", boastful)
     said = poise("audit", "--policy", "fifo", "--json")
     assert said.code == 1
     assert said.err.startswith("poise: the catalogue claims that nobody would rather have what another has; measured: ")
     claims = {claim["claim"]: claim["holds"] for claim in json.loads(said.out)["claims"]}
-    assert claims == {str(PolicyClaim.NO_STARVATION): True, str(PolicyClaim.NO_ENVY): False}
+    assert claims == {str(PolicyProperty.NO_STARVATION): True, str(PolicyProperty.NO_ENVY): False}
 
 
 def test_claims_are_not_looked_at_with_turns_that_are_not_those_of_the_policy() -> None:

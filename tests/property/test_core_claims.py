@@ -14,12 +14,12 @@ from poise.scheduler.model.action import Compute, JournalEntry, Launch, Preempt,
 from poise.scheduler.model.event import Event, Submitted
 from poise.scheduler.model.plan import Order
 from poise.scheduler.placement.strategies import placement_named
-from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyClaim, policy_named
+from poise.scheduler.policies.catalogue import COMBINATORS, POLICIES, PolicyProperty, policy_named
 
 EVERYTHING = (*POLICIES, *VARIANTS, *STABLE, *(f"{name}+agnostic" for name in POLICIES))
 
 
-def claiming(claim: PolicyClaim) -> st.SearchStrategy[str]:
+def claiming(claim: PolicyProperty) -> st.SearchStrategy[str]:
     """Specifications of policies that make a claim; combinators change none of them."""
     return st.sampled_from([spec for spec in EVERYTHING if claim in POLICIES[spec.split("+")[0].split(":")[0]].claims])
 
@@ -29,7 +29,7 @@ def test_every_policy_of_the_catalogue_claims_something() -> None:
     assert COMBINATORS
 
 
-@given(worlds(policy=claiming(PolicyClaim.NO_PREEMPTION)))
+@given(worlds(policy=claiming(PolicyProperty.NO_PREEMPTION)))
 def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
     """Jobs are moved where the settings ask for it, and trials end; who can use any mix of GPUs may get better ones."""
     story = world.played()
@@ -43,7 +43,7 @@ def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
     assert PreemptionCause.VALIDATED not in whys or world.settings.validation_gpus
 
 
-@given(worlds(policy=claiming(PolicyClaim.IN_ORDER), plain=True))
+@given(worlds(policy=claiming(PolicyProperty.IN_ORDER), plain=True))
 def test_a_policy_that_claims_order_starts_jobs_in_the_order_of_submission(world: World) -> None:
     """Where a policy deals out shares, those that start in one decision start in any order."""
     story = world.played()
@@ -65,7 +65,7 @@ def assert_no_waiting_gang_fits(scheduler: Scheduler, entry: JournalEntry) -> No
             assert state.free.idle[gpu_type] < shape.gang, f"{entry}: {shape.gang} GPUs of type {gpu_type} are idle"
 
 
-@given(worlds(policy=claiming(PolicyClaim.WORK_CONSERVING), cadence=st.just(Cadence.EVENTS), plain=True))
+@given(worlds(policy=claiming(PolicyProperty.WORK_CONSERVING), cadence=st.just(Cadence.EVENTS), plain=True))
 def test_a_work_conserving_policy_leaves_no_room_for_a_waiting_gang(world: World) -> None:
     world.played(assert_no_waiting_gang_fits)
 
@@ -74,7 +74,7 @@ def without_durations(events: tuple[Event, ...]) -> list[Event]:
     return [replace(event, steps=inf) if isinstance(event, Submitted) else event for event in events]
 
 
-@given(worlds(policy=claiming(PolicyClaim.NO_DURATIONS)))
+@given(worlds(policy=claiming(PolicyProperty.NO_DURATIONS)))
 def test_a_policy_that_needs_no_durations_does_the_same_without_them(world: World) -> None:
     story = world.played()
     blind = Scheduler(

@@ -11,7 +11,7 @@ from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.action import JournalEntry, Preempt
-from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 from poise.scheduler.policies.listing import Family
 
 DEALING = ("hlas:lease=400", "hlas:lease=400,long=0.01", "hlas:lease=400,long=0.2")
@@ -19,7 +19,7 @@ DEALING = ("hlas:lease=400", "hlas:lease=400,long=0.01", "hlas:lease=400,long=0.
 CONSERVING = [
     spec
     for spec in (*ORDERS, *POLICIES)
-    if PolicyClaim.WORK_CONSERVING in (listing := POLICIES[spec.split(":")[0]]).claims
+    if PolicyProperty.WORK_CONSERVING in (listing := POLICIES[spec.split(":")[0]]).claims
     and listing.family is not Family.MARKET
 ]
 """Policies that leave nothing idle which a job could use, be it a part of its gang. Markets think in whole gangs."""

@@ -17,7 +17,7 @@ from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim as Wish
 from poise.scheduler.model.plan import Plan, PreemptionRule, Unfitting
-from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 from poise.scheduler.policies.listing import Family, Listing
 
 ANYWHERE = parse_cluster("gpu:1")
@@ -78,7 +78,7 @@ def test_an_unfair_policy_is_caught_on_every_property(favourite: str) -> None:
 def test_a_claim_that_does_not_hold_is_contradicted(favourite: str) -> None:
     experiment = Experiment(ANYWHERE, favourite)
     answers = check_claims(experiment, found(favourite, Property.ENVY_FREENESS))
-    assert [(answer.claim, answer.holds) for answer in answers] == [(PolicyClaim.NO_ENVY, False)]
+    assert [(answer.claim, answer.holds) for answer in answers] == [(PolicyProperty.NO_ENVY, False)]
     assert "agent-" in answers[0].text
     assert answers[0].document()["measured"] > 1
 
@@ -182,7 +182,7 @@ def test_claims_are_about_a_policy_by_its_name_alone_in_the_usual_settings() -> 
     findings = found("isolated", Property.ENVY_FREENESS)
     usual = Experiment(ANYWHERE, "isolated")
     assert [(answer.claim, answer.holds, answer.text) for answer in check_claims(usual, findings)] == [
-        (PolicyClaim.NO_ENVY, True, "")
+        (PolicyProperty.NO_ENVY, True, "")
     ]
     assert check_claims(replace(usual, settings=Settings(round=60.0)), findings) == []
     assert check_claims(replace(usual, policy="isolated+agnostic"), findings) == []

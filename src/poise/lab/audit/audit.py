@@ -27,7 +27,7 @@ from poise.lab.audit.pareto import ParetoKind
 from poise.lab.experiment import Experiment
 from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Settings
-from poise.scheduler.policies.catalogue import POLICIES, PolicyClaim
+from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 
 LYING = 2
 """In the first so many of the standing instances, agents lie."""
@@ -189,12 +189,12 @@ def audit(
 #
 # A claim is about a policy by its name alone, on built-in instances, with the usual settings.
 
-AUDITED: Mapping[PolicyClaim, tuple[Property, LieKind | None]] = {
-    PolicyClaim.SHARING_INCENTIVE: (Property.SHARING_INCENTIVE, None),
-    PolicyClaim.NO_ENVY: (Property.ENVY_FREENESS, None),
-    PolicyClaim.PARETO: (Property.PARETO_EFFICIENCY, None),
-    PolicyClaim.NO_INFLATION: (Property.STRATEGY_PROOFNESS, LieKind.BUYERS_INFLATION),
-    PolicyClaim.NO_STARVATION: (Property.STARVATION_FREEDOM, None),
+AUDITED: Mapping[PolicyProperty, tuple[Property, LieKind | None]] = {
+    PolicyProperty.SHARING_INCENTIVE: (Property.SHARING_INCENTIVE, None),
+    PolicyProperty.NO_ENVY: (Property.ENVY_FREENESS, None),
+    PolicyProperty.PARETO: (Property.PARETO_EFFICIENCY, None),
+    PolicyProperty.NO_INFLATION: (Property.STRATEGY_PROOFNESS, LieKind.BUYERS_INFLATION),
+    PolicyProperty.NO_STARVATION: (Property.STARVATION_FREEDOM, None),
 }
 """The property that each claim is about, and the kind of its cases, if not all of them."""
 
@@ -203,7 +203,7 @@ AUDITED: Mapping[PolicyClaim, tuple[Property, LieKind | None]] = {
 class CheckedClaim:
     """A claim, and what was found about it."""
 
-    claim: PolicyClaim
+    claim: PolicyProperty
     about: Property
     found: Finding
 

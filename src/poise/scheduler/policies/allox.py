@@ -31,7 +31,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, fraction
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, fraction
 from poise.scheduler.policies.shares import Memoryless
 from poise.scheduler.solve.matching import Matching, match
 
@@ -72,7 +72,7 @@ LISTING = Listing(
     Family.SHARE,
     "least average completion time by matching jobs to machines and positions",
     "Le et al., AlloX, EuroSys'20",
-    (PolicyClaim.NO_PREEMPTION,),
+    (PolicyProperty.NO_PREEMPTION,),
     AlloX,
     (Parameter("alpha", "1", "part of the waiting jobs that is looked at, by arrival", fraction),),
     can=frozenset({Capability.SINGLE_GPUS}),

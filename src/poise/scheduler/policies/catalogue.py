@@ -37,7 +37,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     any_text,
     at_least_one,
 )
@@ -51,7 +51,7 @@ __all__ = [
     "Family",
     "Listing",
     "Parameter",
-    "PolicyClaim",
+    "PolicyProperty",
     "capabilities_of",
     "listing_of",
     "policy_named",

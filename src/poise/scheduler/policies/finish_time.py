@@ -21,7 +21,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.workload import Allocation, Workload
-from poise.scheduler.policies.listing import Family, Listing, PolicyClaim, Traits
+from poise.scheduler.policies.listing import Family, Listing, PolicyProperty, Traits
 from poise.scheduler.policies.promises import among_jobs
 from poise.scheduler.policies.shares import (
     BY_THROUGHPUT,
@@ -112,7 +112,7 @@ LISTING = Listing(
     Family.SHARE,
     "the smallest worst ratio of finish time to finish time on an n-th of the cluster",
     f"Mahajan et al., Themis, NSDI'20; as a program: {GAVEL} §4.2",
-    (PolicyClaim.WORK_CONSERVING, PolicyClaim.SHARING_INCENTIVE, PolicyClaim.PARETO, PolicyClaim.NO_STARVATION),
+    (PolicyProperty.WORK_CONSERVING, PolicyProperty.SHARING_INCENTIVE, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
     FinishTime,
     (SECOND_AIM,),
     promise=among_jobs,

@@ -18,7 +18,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.workload import Allocation, Awareness, Pairs, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, whole_number
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, whole_number
 from poise.scheduler.policies.promises import among_jobs_alike
 from poise.scheduler.policies.shares import in_columns, isolated_shares, packed
 from poise.scheduler.solve import pseudo_random
@@ -74,7 +74,7 @@ LISTING = Listing(
     Family.SHARE,
     "pairs by chance that stay while they gain, and equal time for all: Gandiva as others compare with it",
     "Narayanan et al., Gavel, OSDI'20 §7, after Xiao et al., Gandiva, OSDI'18",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
     GandivaEmulated,
     (Parameter("seed", "0", "of the pairs that are drawn", whole_number),),
     can=frozenset({Capability.PAIRS}),

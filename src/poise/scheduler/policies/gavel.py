@@ -19,7 +19,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, dot
 from poise.scheduler.model.workload import Allocation, Awareness, Workload
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice, positives
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positives
 from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs, among_jobs_alike
 from poise.scheduler.policies.shares import (
     BY_THROUGHPUT,
@@ -50,7 +50,7 @@ from poise.scheduler.solve.max_min_level import highest
 from poise.scheduler.solve.program import ShareProblem, WarmStart
 from poise.scheduler.solve.water_filling import FillGroup, Inside, fill
 
-_FAIR = (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING, PolicyClaim.SHARING_INCENTIVE)
+_FAIR = (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.SHARING_INCENTIVE)
 """Claims that the fair policies have in common."""
 
 
@@ -106,7 +106,7 @@ MAX_MIN = Listing(
     Family.SHARE,
     "the worst-off job as well off as can be, by effective throughput",
     f"{GAVEL} §4.1",
-    (*_FAIR, PolicyClaim.PARETO, PolicyClaim.NO_STARVATION),
+    (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
     MaxMin,
     (
         Parameter("norm", "proportional", "what a job's throughput is measured by", choice(Norm)),
@@ -169,7 +169,7 @@ HIERARCHICAL = Listing(
     Family.SHARE,
     "fair between tenants, and inside each by fairness or arrival: water-filling",
     f"{GAVEL} §4.3",
-    (*_FAIR, PolicyClaim.PARETO, PolicyClaim.NO_STARVATION),
+    (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
     Hierarchical,
     (
         Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(Inside)),
@@ -212,7 +212,7 @@ MAX_THROUGHPUT = Listing(
     Family.SHARE,
     "the most throughput in total; promises nobody anything",
     f"{GAVEL} §4.2",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING, PolicyClaim.PARETO),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.PARETO),
     MaxThroughput,
     (Parameter("count", "normalised", "steps relative to a fair share (normalised), or raw steps", choice(Count)),),
     plain={"count": Count.RAW},  # as the authors count steps
@@ -267,7 +267,7 @@ MAKESPAN = Listing(
     Family.SHARE,
     "the last job ends as early as can be",
     f"{GAVEL} §4.2",
-    (PolicyClaim.WORK_CONSERVING, PolicyClaim.PARETO),
+    (PolicyProperty.WORK_CONSERVING, PolicyProperty.PARETO),
     Makespan,
     (SECOND_AIM,),
     plain={"then": SecondAim.NOTHING},
@@ -301,7 +301,7 @@ PROPORTIONAL = Listing(
     Family.SHARE,
     "time on every type in proportion to how many GPUs there are of it",
     f"{GAVEL}: the normaliser of its code",
-    (*_FAIR, PolicyClaim.NO_ENVY, PolicyClaim.NO_STARVATION),
+    (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
     Proportional,
     promise=among_jobs_alike,
     traits=Traits(
@@ -331,7 +331,7 @@ ISOLATED = Listing(
     Family.SHARE,
     "an n-th of every GPU type for each of n jobs",
     f"{GAVEL}: the baseline of sharing incentive",
-    (*_FAIR, PolicyClaim.NO_ENVY, PolicyClaim.NO_STARVATION),
+    (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
     IsolatedShares,
     promise=among_jobs_alike,
     traits=Traits(

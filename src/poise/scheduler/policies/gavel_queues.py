@@ -11,7 +11,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice
 from poise.scheduler.policies.shares import GAVEL, Memoryless
 
 
@@ -68,7 +68,7 @@ FIFO_FASTEST = Listing(
     Family.SHARE,
     "arrival order, each job on its fastest free type; the head blocks",
     f"{GAVEL} §4.2",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.IN_ORDER, PolicyClaim.NO_STARVATION),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.IN_ORDER, PolicyProperty.NO_STARVATION),
     FifoFastest,
     (
         Parameter(
@@ -127,7 +127,7 @@ SJF = Listing(
     Family.SHARE,
     "shortest job first, each on its fastest free type, preemptive",
     f"{GAVEL} §4.2",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     Sjf,
     traits=Traits(
         optimises="average completion time, with durations known",

@@ -28,7 +28,7 @@ class Family(StrEnum):
     MARKET = "market"
 
 
-class PolicyClaim(StrEnum):
+class PolicyProperty(StrEnum):
     """What holds under a policy on every trace: tests check it in random worlds, `poise audit` what concerns sharing."""
 
     NO_PREEMPTION = "never preempts"
@@ -92,7 +92,7 @@ class Listing:
     family: Family
     summary: str
     paper: str
-    claims: tuple[PolicyClaim, ...]
+    claims: tuple[PolicyProperty, ...]
     make: Callable[..., Order | Planner | Allocator]
     parameters: tuple[Parameter, ...] = ()
     traits: Traits = field(kw_only=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, choice
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, choice
 from poise.scheduler.policies.shares import (
     GAVEL,
     IN_ROUNDS,
@@ -83,7 +83,7 @@ LISTING = Listing(
     Family.SHARE,
     "the most throughput for the money, deadlines kept",
     f"{GAVEL} §4.2",
-    (PolicyClaim.DEADLINES,),
+    (PolicyProperty.DEADLINES,),
     MinCost,
     (
         Parameter("form", "ratio", "ratio: throughput ÷ cost; sum: Σ throughput ÷ price", choice(CostForm)),

@@ -36,7 +36,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     Traits,
     choice,
     fraction,
@@ -270,7 +270,7 @@ LISTING = Listing(
     Family.MARKET,
     "each job its least GPUs, then every further GPU where it saves most time; resizes elastic jobs",
     "Peng et al., Optimus, EuroSys'18",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     Optimus,
     (
         Parameter("interval", "600", "seconds from one distribution of all GPUs to the next", positive),

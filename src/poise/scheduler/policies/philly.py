@@ -36,7 +36,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     Traits,
     equal_or_per_tenant,
     fraction,
@@ -424,7 +424,7 @@ LISTING = Listing(
     Family.MARKET,
     "virtual clusters with quotas that lend idle GPUs; locality that relaxes after failed tries",
     "Jeon et al., Philly, ATC'19 §2.3",
-    (PolicyClaim.NO_DURATIONS,),
+    (PolicyProperty.NO_DURATIONS,),
     Philly,
     (
         Parameter(

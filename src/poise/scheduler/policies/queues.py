@@ -17,7 +17,7 @@ O(log J) per event. Rules about a gang that does not fit, and about preemption, 
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.policies.listing import Family, Listing, PolicyClaim, Traits
+from poise.scheduler.policies.listing import Family, Listing, PolicyProperty, Traits
 
 _TYPES = "on its fastest free type; never moved"
 _TABLE = "the Tiresias simulator's 60-job table, exactly"
@@ -37,7 +37,7 @@ FIFO = Listing(
     Family.QUEUE,
     "arrival order; the head blocks",
     "the baseline of the field",
-    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.IN_ORDER, PolicyClaim.NO_STARVATION),
+    (PolicyProperty.NO_PREEMPTION, PolicyProperty.NO_DURATIONS, PolicyProperty.IN_ORDER, PolicyProperty.NO_STARVATION),
     fifo,
     traits=Traits(
         optimises="nothing: the baseline",
@@ -59,7 +59,7 @@ FIFO_SKIP = Listing(
     Family.QUEUE,
     "arrival order; those behind may pass a gang that does not fit",
     "first job fit of the Tiresias simulator, NSDI'19",
-    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    (PolicyProperty.NO_PREEMPTION, PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
     fifo_skip,
     traits=Traits(
         optimises="use of idle GPUs",
@@ -85,7 +85,7 @@ SMALLEST_FIRST = Listing(
     Family.QUEUE,
     "fewest GPUs first, preemptive",
     "sjf of the Tiresias simulator, NSDI'19",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
     smallest_first,
     traits=Traits(
         optimises="average completion time where small gangs are short jobs",
@@ -115,7 +115,7 @@ SRTF = Listing(
     Family.QUEUE,
     "least remaining time first, preemptive",
     "Schrage 1968; SRTF in Tiresias, NSDI'19",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     srtf,
     traits=Traits(
         optimises="average completion time, with durations known",
@@ -141,7 +141,7 @@ SRSF = Listing(
     Family.QUEUE,
     "least remaining GPU-time first, preemptive",
     "SRSF in Tiresias, NSDI'19 §2.2",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     srsf,
     traits=Traits(
         optimises="average completion time, with durations known and gangs counted",
@@ -167,7 +167,7 @@ LRTF = Listing(
     Family.QUEUE,
     "most remaining time first, preemptive",
     "the opposite of SRTF, as a bound",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     lrtf,
     traits=Traits(
         optimises="nothing: a bound on what order can do",
@@ -197,7 +197,7 @@ LAS = Listing(
     Family.QUEUE,
     "least attained seconds first, preemptive at rounds",
     "Nuyens and Wierman 2008; Tiresias, NSDI'19 §3.2",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
     las,
     traits=Traits(
         optimises="average completion time, without durations",
@@ -238,7 +238,7 @@ FFDL = Listing(
     Family.QUEUE,
     "arrival order, the largest gang first among equals; whole gangs on the fewest nodes; the head blocks",
     "Jayaram et al., FfDL, Middleware'19",
-    (PolicyClaim.NO_PREEMPTION, PolicyClaim.NO_DURATIONS, PolicyClaim.NO_STARVATION),
+    (PolicyProperty.NO_PREEMPTION, PolicyProperty.NO_DURATIONS, PolicyProperty.NO_STARVATION),
     ffdl,
     traits=Traits(
         optimises="nothing: admission without deadlock",

@@ -22,7 +22,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints, dot, log
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Allocation, Pairs, Workload
-from poise.scheduler.policies.listing import Family, Listing, PolicyClaim, Traits
+from poise.scheduler.policies.listing import Family, Listing, PolicyProperty, Traits
 from poise.scheduler.policies.promises import among_jobs
 from poise.scheduler.policies.shares import (
     GAVEL,
@@ -65,7 +65,7 @@ LISTING = Listing(
     Family.SHARE,
     "proportional fairness with discounts that make lying about speeds useless",
     f"Cole et al., EC'13; {GAVEL}'s code",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING, PolicyClaim.NO_ENVY, PolicyClaim.NO_INFLATION),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.NO_ENVY, PolicyProperty.NO_INFLATION),
     StrategyProof,
     promise=among_jobs,
     traits=Traits(

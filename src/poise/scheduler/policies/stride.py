@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Unfitting
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice, positive
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positive
 from poise.scheduler.policies.promises import among_jobs
 
 
@@ -142,7 +142,7 @@ LISTING = Listing(
     Family.STRIDE,
     "gang-aware stride: time slices in proportion to weight",
     "Chaudhary et al., Gandiva_fair, EuroSys'20 §3.2",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.NO_STARVATION),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.NO_STARVATION),
     Stride,
     (
         Parameter("quantum", "60", "length of a time slice in seconds", positive),

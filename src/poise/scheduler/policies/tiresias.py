@@ -38,7 +38,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     Traits,
     choice,
     number,
@@ -181,7 +181,7 @@ TIRESIAS = Listing(
     Family.QUEUE,
     "queues by attained GPU-time (discretised 2D-LAS)",
     _TIRESIAS,
-    (PolicyClaim.NO_DURATIONS,),
+    (PolicyProperty.NO_DURATIONS,),
     tiresias,
     (
         _LIMITS,
@@ -301,7 +301,7 @@ TIRESIAS_GITTINS = Listing(
     Family.QUEUE,
     "queues by attained GPU-time, highest Gittins index first inside each",
     _TIRESIAS,
-    (PolicyClaim.NO_DURATIONS,),
+    (PolicyProperty.NO_DURATIONS,),
     gittins,
     (
         _LIMITS,

@@ -14,7 +14,7 @@ from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import counted, format_seconds
-from poise.scheduler.policies.catalogue import POLICIES, Capability, Family, PolicyClaim, listing_of, promise_of
+from poise.scheduler.policies.catalogue import POLICIES, Capability, Family, PolicyProperty, listing_of, promise_of
 from poise.service.backends.api import RunEnding
 from poise.service.server.batch import deferral, is_hold_deferred, stop_advice
 from poise.service.server.records import Contention, JobRecord
@@ -216,7 +216,7 @@ def _patience(state: ServiceState, record: JobRecord, now: float) -> str:
     """What a job waits for that needs nothing but time: free GPUs, or its turn, as the policy in force works."""
     free = "Nothing to do: it starts when enough GPUs are free"
     listing, settings = listing_of(state.header.policy), state.header.settings
-    if PolicyClaim.NO_PREEMPTION in listing.claims:
+    if PolicyProperty.NO_PREEMPTION in listing.claims:
         return free
     current = ((state.records[job], state.records[job].current) for job in state.running)
     wanted = record.job.gpu_types
@@ -229,7 +229,7 @@ def _patience(state: ServiceState, record: JobRecord, now: float) -> str:
     looks = f"at the end of a round (every {format_seconds(settings.round)})"
     if settings.cadence is Cadence.EVENTS:
         looks = "whenever a job comes or ends"
-    if PolicyClaim.NO_STARVATION in listing.claims:
+    if PolicyProperty.NO_STARVATION in listing.claims:
         return f"Nothing to do: it gets its turn {looks}, or sooner if enough GPUs are free"
     return f"{free}, or when policy {listing.name}, which looks again {looks}, gives it a turn"
 

@@ -38,7 +38,16 @@ from poise.scheduler.policies.gandiva.introspection import (
     part,
 )
 from poise.scheduler.policies.gandiva.reaction import GandivaMemory, GandivaPlan, NodeMark, PlacedUnit, seat
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, fraction, positive
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    fraction,
+    positive,
+)
 
 
 class Turns:
@@ -226,7 +235,7 @@ LISTING = Listing(
     Family.MARKET,
     "nodes serve gangs of one size; turns of a minute under overload; pairs by trial, migration, growth",
     "Xiao et al., Gandiva, OSDI'18",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.WORK_CONSERVING),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
     Gandiva,
     (
         Parameter("quantum", "60", "length of a turn in seconds, where more jobs share a node than fit on it", positive),

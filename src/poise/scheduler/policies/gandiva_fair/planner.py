@@ -52,7 +52,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     Traits,
     choice,
     equal_or_per_tenant,
@@ -174,7 +174,7 @@ LISTING = Listing(
     Family.MARKET,
     "tenants' tickets into GPU time: split stride, load balance, trade of fast GPUs for slow ones",
     "Chaudhary et al., Gandiva_fair, EuroSys'20",
-    (PolicyClaim.NO_DURATIONS, PolicyClaim.NO_INFLATION),
+    (PolicyProperty.NO_DURATIONS, PolicyProperty.NO_INFLATION),
     gandiva_fair,
     (
         Parameter("tickets", "equal", "tickets of tenants, alice:2/bob:1; 1 for those not named", equal_or_per_tenant),

@@ -30,7 +30,7 @@ from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import Claim, Grain, Plan
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, Schedule, middled, schedule
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, DealerMemory, live_gpus
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyClaim, Traits, number, positive
+from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, number, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +391,7 @@ LISTING = Listing(
     Family.MARKET,
     "least sum of weighted completion times: tasks of jobs whose lengths are known, by middle completion time",
     "Chen et al., Hare, HPDC'22",
-    (PolicyClaim.BOUND,),
+    (PolicyProperty.BOUND,),
     hare,
     (
         Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),

@@ -17,7 +17,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, StarvationGuard
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyClaim, Traits, choice, positive
+from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ LISTING = Listing(
     Family.MARKET,
     "least attained service, normalised to each job's fastest type, on any mix of GPUs",
     "Chen et al., Hare, HPDC'22 and TCC'24 (its online scheduler, by name)",
-    (PolicyClaim.NO_DURATIONS,),
+    (PolicyProperty.NO_DURATIONS,),
     hlas,
     (
         Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),

@@ -34,7 +34,7 @@ from poise.scheduler.policies.listing import (
     Family,
     Listing,
     Parameter,
-    PolicyClaim,
+    PolicyProperty,
     Traits,
     choice,
     portion,
@@ -240,7 +240,7 @@ LISTING = Listing(
     Family.MARKET,
     "auctions of GPUs under leases among the worst-off apps, with hidden payments",
     "Mahajan et al., Themis, NSDI'20",
-    (PolicyClaim.WORK_CONSERVING,),
+    (PolicyProperty.WORK_CONSERVING,),
     themis,
     (
         Parameter("f", "0.8", "part of the apps, the best off, that is not shown the GPUs; 0 shows them to all", portion),
