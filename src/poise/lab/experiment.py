@@ -73,11 +73,7 @@ class SimulationResult:
 
 
 def simulate(
-    trace: Trace,
-    experiment: Experiment,
-    *,
-    journal: Path | None = None,
-    watch: Callable[[int], bool] = lambda _ended: True,
+    trace: Trace, experiment: Experiment, *, journal: Path | None = None, watch: Callable[[int], bool] = lambda _ended: True
 ) -> SimulationResult:
     """Run a trace under an experiment.
 

@@ -161,11 +161,7 @@ class RunColumns:
         failed[rows[failing]] = True
         cause[rows[failing]] = self.cause[failing]
         return Attempts(
-            self.job[begins],
-            totals(rows, self.new, len(begins)),
-            totals(rows, self.gpu_seconds, len(begins)),
-            failed,
-            cause,
+            self.job[begins], totals(rows, self.new, len(begins)), totals(rows, self.gpu_seconds, len(begins)), failed, cause
         )
 
 

@@ -179,12 +179,7 @@ class InstanceGenerator:
     def _instance(self, shape: InstanceShape, agents: "_AgentSpeeds", jobs: Sequence[Job], until: float = inf) -> Instance:
         trace = Trace(f"{shape.name}, seed {self.seed}", tuple(map(TraceJob, jobs)))
         experiment = replace(
-            self.experiment,
-            cluster=agents.cluster,
-            throughputs=agents.table(),
-            truths=None,
-            until=until,
-            faults=None,
+            self.experiment, cluster=agents.cluster, throughputs=agents.table(), truths=None, until=until, faults=None
         )
         return Instance(trace, experiment, self.turn)
 

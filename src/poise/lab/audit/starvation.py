@@ -82,9 +82,7 @@ def cut(instance: Instance) -> Instance:
     until = max(submitted + LASTS * taken[job] for job, submitted in watched.items())
     jobs = tuple(each for each in instance.trace.jobs if each.job.submitted <= until)
     return replace(
-        instance,
-        trace=replace(instance.trace, jobs=jobs),
-        experiment=replace(instance.experiment, until=until - first),
+        instance, trace=replace(instance.trace, jobs=jobs), experiment=replace(instance.experiment, until=until - first)
     )
 
 

@@ -47,11 +47,7 @@ KNOBS = (
         "seconds: philly (by size, from published quantiles and means); gavel (60·10^U(1.5,3) for 80 % of jobs, else "
         "60·10^U(3,4)); lognormal:MEDIAN:SIGMA; exponential:MEAN; fixed:SECONDS",
     ),
-    Knob(
-        "tenants",
-        "philly",
-        "philly (15, by their published numbers of jobs); or N, the k-th with a share of 1/k (Zipf)",
-    ),
+    Knob("tenants", "philly", "philly (15, by their published numbers of jobs); or N, the k-th with a share of 1/k (Zipf)"),
     Knob("models", "none", "none; or names a/b/c, each as likely as the next"),
     Knob("weights", "1", "WEIGHT, or WEIGHT:SHARE/WEIGHT:SHARE/..."),
     Knob(
