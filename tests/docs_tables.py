@@ -99,7 +99,7 @@ def _formats(_argument: str) -> str:
 
 def _format(name: str) -> str:
     """What the reader of a format says of it."""
-    reader = next(each for each in FORMATS if each.name == name).read
+    reader = next(each for each in FORMATS if each.name == name).job_of
     text = sys.modules[reader.__module__].__doc__ or ""
     return re.sub(r"^(\w+)   (?=\S)", r"- `\1`: ", text, flags=re.MULTILINE)
 

@@ -88,7 +88,7 @@ def test_every_format_reads_the_same_by_name_as_by_detection(name: str, tmp_path
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_format_is_documented_by_a_table_of_columns(name: str) -> None:
     known = next(each for each in FORMATS if each.name == name)
-    document = import_module(known.read.__module__).__doc__ or ""
+    document = import_module(known.job_of.__module__).__doc__ or ""
     assert "| becomes |" in document
     assert "gpus" in document
 

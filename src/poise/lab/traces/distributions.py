@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.lab.traces import philly_shape
-from poise.lab.traces.parsing import amount, field_refusal, label, number, whole
+from poise.lab.traces.parsing import amount, field_refusal, label, number, positive, whole
 from poise.lab.traces.schema import LossCurve
 from poise.scheduler.model.arithmetic import Floats, Ints, exp
 from poise.scheduler.model.cluster import MOST_GPUS
@@ -51,7 +51,7 @@ def pick(shares: Floats, uniform: Floats) -> NDArray[np.intp]:
 def mixture(text: str, knob: str) -> Mixture:
     """Read `1:0.7/2:0.3`: values above 0 and their shares, which need not add up to 1; `1/2/4` has equal shares."""
     parts = [part.partition(":") for part in text.split("/")]
-    values = np.array([_positive(value, knob) for value, _, _ in parts])
+    values = np.array([positive(value, knob) for value, _, _ in parts])
     shares = np.array([amount(share, knob) if colon else 1.0 for _, colon, share in parts])
     if not 0 < shares.sum() < math.inf:
         raise field_refusal(knob, "shares with a sum above 0", text)
@@ -60,7 +60,7 @@ def mixture(text: str, knob: str) -> Mixture:
 
 def hourly(text: str) -> float:
     """Return jobs per hour."""
-    return philly_shape.JOBS / philly_shape.SPAN * 3600 if text == PHILLY else _positive(text, "rate")
+    return philly_shape.JOBS / philly_shape.SPAN * 3600 if text == PHILLY else positive(text, "rate")
 
 
 def submissions(kind: str, jobs: int, rate: float, uniform: Floats) -> Floats:
@@ -109,11 +109,13 @@ def durations(text: str, gpus: Ints, uniform: Floats) -> Floats:
         case "gavel", []:
             seconds = 60 * 10 ** np.where(first < 0.8, 1.5 + 1.5 * first / 0.8, 3 + (first - 0.8) / 0.2)
         case "lognormal", [median, sigma]:
-            seconds = _positive(median, "durations") * np.exp(amount(sigma, "durations") * _normal(uniform))
+            # Standard normal numbers by Box and Muller's transform.
+            normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * math.pi * uniform[:, 1])
+            seconds = positive(median, "durations") * np.exp(amount(sigma, "durations") * normal)
         case "exponential", [mean]:
-            seconds = -_positive(mean, "durations") * np.log1p(-first)
+            seconds = -positive(mean, "durations") * np.log1p(-first)
         case "fixed", [each]:
-            seconds = np.full(len(first), _positive(each, "durations"))
+            seconds = np.full(len(first), positive(each, "durations"))
         case _:
             raise field_refusal("durations", f"one of {', '.join(DURATIONS)}", text)
     if not np.isfinite(seconds).all():
@@ -181,16 +183,3 @@ def _daily(even: Floats) -> Floats:
     days, rest = np.divmod(even, _DAY)
     moved: Floats = days * _DAY + np.interp(rest, passed, clock)
     return moved
-
-
-def _normal(uniform: Floats) -> Floats:
-    """Return standard normal numbers by Box and Muller's transform."""
-    radius: Floats = np.sqrt(-2 * np.log1p(-uniform[:, 0]))
-    return radius * np.cos(2 * math.pi * uniform[:, 1])
-
-
-def _positive(text: str, knob: str) -> float:
-    value = number(text, knob)
-    if value <= 0:
-        raise field_refusal(knob, "a number above 0", text)
-    return value

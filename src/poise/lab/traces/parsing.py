@@ -11,6 +11,7 @@ import csv
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,25 +123,27 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def number(text: str, field: str) -> float:
-    """Return a finite number, written as text."""
+def number(text: str, field: str, least: float = -sys.float_info.max, expected: str = "a finite number") -> float:
+    """Return a finite number of at least `least`, written as text."""
     try:
         value = float(text)
     except ValueError:
         raise field_refusal(field, "a number", text) from None
-    if not -_INFINITY < value < _INFINITY or "_" in text or not text.isascii():
-        raise field_refusal(field, "a finite number", text)
+    if not least <= value < _INFINITY or "_" in text or not text.isascii():
+        raise field_refusal(field, expected, text)
     return value
 
 
 def amount(text: str, field: str) -> float:
     """Return a finite number of at least 0, written as text: seconds or steps."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise field_refusal(field, "a number", text) from None
-    if not 0.0 <= value < _INFINITY or "_" in text or not text.isascii():
-        raise field_refusal(field, "a finite number of at least 0", text)
+    return number(text, field, 0.0, "a finite number of at least 0")
+
+
+def positive(text: str, field: str) -> float:
+    """Return a finite number above 0, written as text."""
+    value = number(text, field)
+    if value <= 0:
+        raise field_refusal(field, "a number above 0", text)
     return value
 
 
@@ -226,15 +229,17 @@ def split_header(text: str) -> list[str]:
         return []
 
 
-def csv_rows(rows: Iterator[Line], file: str, columns: Sequence[str]) -> Iterator[tuple[int, Cells]]:
-    """Yield just these columns, in this order, of every row below a header that has them in any order."""
+def csv_rows(rows: Iterator[Line], file: str, *choices: Sequence[str]) -> Iterator[tuple[int, Cells]]:
+    """Yield just these columns, in this order, of every row below a header that has them in any order.
+
+    Of several choices of columns the first that the header has counts; the last is the one that a message asks for.
+    """
     number, text = next(rows, (1, ""))
     header = split_header(text)
-    for column in columns:
-        if header.count(column) != 1:
-            raise TraceError(
-                Where(file, number), f"expected a header with the columns {', '.join(columns)}, got {shown(text)}"
-            )
+    columns = next((each for each in choices if all(header.count(name) == 1 for name in each)), None)
+    if columns is None:
+        wanted = ", ".join(choices[-1])
+        raise TraceError(Where(file, number), f"expected a header with the columns {wanted}, got {shown(text)}")
     pick = itemgetter(*map(header.index, columns))
     for number, cells in csv_cells(rows, file, len(header)):
         yield number, pick(cells)

@@ -1,33 +1,40 @@
 """The trace formats that can be read: name, summary, how the first bytes of a file give it away, and its reader."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from poise.lab.traces.formats import alibaba, gavel, helios, itp, philly, philly_csv, poise, shockwave, tiresias
-from poise.lab.traces.parsing import TraceInput, split_header
+from poise.lab.traces.parsing import Cells, TraceInput, csv_rows, split_header, tsv_rows
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.errors import UnknownNameError
 
 AUTO = "auto"
 _KEY = re.compile(r'"(\w+)"\s*:')
 
-Sniff = Callable[[str], bool]
+JobOf = Callable[[Cells, TraceInput], TraceJob | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """One format.
 
-    sniff   whether a text that starts like this has the format; no text has two formats
-    notes   what the reader assumes of every such file
+    sniff     whether a text that starts like this has the format; no text has two formats
+    records   yields what a file holds, each with its line;  job_of: makes a job of each, None for what is left out
+    notes     what the reader assumes of every such file
     """
 
     name: str
     summary: str
-    sniff: Sniff
-    read: Callable[[TraceInput], list[TraceJob]]
+    sniff: Callable[[str], bool]
+    records: Callable[[TraceInput], Iterable[tuple[int, Any]]]
+    job_of: Callable[[Any, TraceInput], TraceJob | None]
     notes: tuple[str, ...] = ()
+
+    def read(self, source: TraceInput) -> list[TraceJob]:
+        """Return the jobs of a file of this format, in its order."""
+        return source.jobs(self.records(source), self.job_of)
 
 
 def format_named(name: str) -> Format:
@@ -53,18 +60,22 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0].rstrip("\r")
 
 
-def _csv_with(*choices: Sequence[str]) -> Sniff:
-    """Accept a CSV header that has all columns of one of these choices."""
-    return lambda text: any(set(columns) <= set(split_header(_first_line(text))) for columns in choices)
+def _csv(name: str, summary: str, job_of: JobOf, *choices: Sequence[str]) -> Format:
+    """A table whose header has all columns of one of these choices; its rows are read by the first that it has."""
+
+    def sniff(text: str) -> bool:
+        return any(set(columns) <= set(split_header(_first_line(text))) for columns in choices)
+
+    return Format(name, summary, sniff, lambda source: csv_rows(source.lines(), source.file, *choices), job_of)
 
 
-def _tsv_of(widths: Sequence[int]) -> Sniff:
-    """Accept a first line with one of these numbers of tab-separated cells."""
-    return lambda text: _first_line(text).count("\t") + 1 in widths
+def _tsv(name: str, summary: str, job_of: JobOf, widths: Sequence[int]) -> Format:
+    """A table without header, whose first line has one of these numbers of tab-separated cells."""
 
+    def sniff(text: str) -> bool:
+        return _first_line(text).count("\t") + 1 in widths
 
-def _is_philly(text: str) -> bool:
-    return text.lstrip()[:1] in ("[", "{") and not set(_KEY.findall(text)).isdisjoint(philly.KEYS)
+    return Format(name, summary, sniff, lambda source: tsv_rows(source.lines()), job_of)
 
 
 def _is_poise(text: str) -> bool:
@@ -76,24 +87,20 @@ def _is_poise(text: str) -> bool:
 
 
 FORMATS = (
-    Format("poise", "Poise's own: JSON lines, or CSV with the same columns", _is_poise, poise.read),
-    Format("gavel", "Gavel: 10 tab-separated columns, or the older 7", _tsv_of(gavel.WIDTHS), gavel.read),
-    Format("shockwave", "Shockwave: 12 tab-separated columns", _tsv_of(shockwave.WIDTHS), shockwave.read),
-    Format("tiresias", "Tiresias and Muri: CSV", _csv_with(tiresias.COLUMNS), tiresias.read),
+    Format("poise", "Poise's own: JSON lines, or CSV with the same columns", _is_poise, poise.records, poise.job_of),
+    _tsv("gavel", "Gavel: 10 tab-separated columns, or the older 7", gavel.job_of, gavel.WIDTHS),
+    _tsv("shockwave", "Shockwave: 12 tab-separated columns", shockwave.job_of, shockwave.WIDTHS),
+    _csv("tiresias", "Tiresias and Muri: CSV", tiresias.job_of, tiresias.COLUMNS),
     Format(
         "philly",
         "Philly's job log, or what is derived from it: JSON",
-        _is_philly,
-        philly.read,
+        lambda text: text.lstrip()[:1] in ("[", "{") and not set(_KEY.findall(text)).isdisjoint(philly.KEYS),
+        TraceInput.objects,
+        philly.job_of,
         ("a job's duration is the sum of the run times of its attempts",),
     ),
-    Format(
-        "philly-csv",
-        "Philly's passed jobs, or durations and sizes alone: CSV",
-        _csv_with(philly_csv.COLUMNS, philly_csv.ALONE),
-        philly_csv.read,
-    ),
-    Format("itp", "Microsoft ITP clusters: CSV", _csv_with(itp.COLUMNS), itp.read),
-    Format("helios", "Helios' log, as published or cut: CSV", _csv_with(helios.COLUMNS), helios.read),
-    Format("alibaba", "Alibaba's GPU cluster v2023, list of pods: CSV", _csv_with(alibaba.COLUMNS), alibaba.read),
+    _csv("philly-csv", "Philly's passed jobs, or durations and sizes alone: CSV", philly_csv.job_of, *philly_csv.CHOICES),
+    _csv("itp", "Microsoft ITP clusters: CSV", itp.job_of, itp.COLUMNS),
+    _csv("helios", "Helios' log, as published or cut: CSV", helios.job_of, *helios.CHOICES),
+    _csv("alibaba", "Alibaba's GPU cluster v2023, list of pods: CSV", alibaba.job_of, alibaba.COLUMNS),
 )

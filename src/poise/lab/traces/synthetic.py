@@ -110,22 +110,12 @@ def _jobs(chosen: dict[str, str]) -> tuple[TraceJob, ...]:
     rows = zip(
         first.tolist(), is_sweep.tolist(), submitted.tolist(), gpus.tolist(), seconds.tolist(), weights.tolist(), strict=True
     )
-    jobs = tuple(
-        TraceJob(
-            Job(
-                str(index),
-                at,
-                gang,
-                length,
-                tenant=tenants[lead],
-                app=f"app-{lead}" if sweep else None,
-                model=models[lead],
-                weight=weight,
-            ),
-            loss=losses[index] if sweep else None,
-        )
-        for index, (lead, sweep, at, gang, length, weight) in enumerate(rows)
-    )
+    found = []
+    for index, (lead, sweep, at, gang, length, weight) in enumerate(rows):
+        app = f"app-{lead}" if sweep else None
+        job = Job(str(index), at, gang, length, tenant=tenants[lead], app=app, model=models[lead], weight=weight)
+        found.append(TraceJob(job, loss=losses[index] if sweep else None))
+    jobs = tuple(found)
     if not model:
         return jobs
     return add_failures(jobs, model, rng["failures"], rng["attempts"], lambda job: job.duration or 0.0)[0]

@@ -17,35 +17,18 @@ observed   from `scheduled_time` to `deletion_time`, of pods that were scheduled
 Pods without a deletion time have no duration: they are left out and counted.
 """
 
-from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, field_refusal, label, whole
+from poise.lab.traces.parsing import Cells, TraceInput, amount, field_refusal, label, whole
 from poise.lab.traces.schema import JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.job import Job
 
 COLUMNS = (
-    "name",
-    "num_gpu",
-    "gpu_milli",
-    "gpu_spec",
-    "qos",
-    "pod_phase",
-    "creation_time",
-    "deletion_time",
-    "scheduled_time",
-)
-OUTCOMES = {
-    "Succeeded": JobOutcome.PASSED,
-    "Running": JobOutcome.PASSED,
-    "Pending": JobOutcome.PASSED,
-    "Failed": JobOutcome.FAILED,
-}
+    "name", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time",
+)  # fmt: skip
+OUTCOMES = {**dict.fromkeys(("Succeeded", "Running", "Pending"), JobOutcome.PASSED), "Failed": JobOutcome.FAILED}
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every pod with a GPU and an end."""
-    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob | None:
+    """Return the job of a pod; None if it has no GPU or no end."""
     name, gpus, milli, spec, tenant, phase, created, deleted, scheduled = cells
     gang = whole(gpus, "num_gpu", 0)
     if gang == 0:
@@ -66,12 +49,7 @@ def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
     end = amount(deleted, "deletion_time")
     if end < start:
         raise field_refusal("deletion_time", f"a time of at least {start:g}, at which the pod starts", f"{end:g}")
-    job = Job(
-        source.prefix + label(name, "name"),
-        submitted,
-        gang,
-        end - start,
-        tenant=label(tenant, "qos"),
-        gpu_types=tuple(label(part, "gpu_spec") for part in spec.lower().split("|")) if spec else (),
-    )
+    job_id, owner = source.prefix + label(name, "name"), label(tenant, "qos")
+    types = tuple(label(part, "gpu_spec") for part in spec.lower().split("|")) if spec else ()
+    job = Job(job_id, submitted, gang, end - start, tenant=owner, gpu_types=types)
     return TraceJob(job, outcome, observed=(RunAttempt(start, end),) if scheduled else ())

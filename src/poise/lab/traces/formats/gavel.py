@@ -18,7 +18,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, number, tsv_rows, whole
+from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, number, positive, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
@@ -31,11 +31,6 @@ class GavelJobKind(NamedTuple):
 
     model: str
     batch_size: int | None
-
-
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row."""
-    return source.jobs(tsv_rows(source.lines()), _job)
 
 
 @lru_cache(maxsize=1024)
@@ -53,14 +48,6 @@ def check_flag(text: str) -> None:
         raise field_refusal("needs_data", "0 or 1", text)
 
 
-def weight_of(text: str) -> float:
-    """Return a priority weight: above 0."""
-    value = number(text, "weight")
-    if value <= 0:
-        raise field_refusal("weight", "a number above 0", text)
-    return value
-
-
 def slo_of(text: str) -> float | None:
     """Return a service-level objective as a multiple of the duration; None if it is below 0."""
     value = number(text, "SLO")
@@ -69,7 +56,8 @@ def slo_of(text: str) -> float | None:
     return value if value > 0 else None
 
 
-def _job(cells: Cells, source: TraceInput) -> TraceJob:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob:
+    """Return the job of a row."""
     if len(cells) == 7:
         kind, _, _, flag, steps, arrival, gpus = cells
         weight, slo = "1", "-1"
@@ -81,14 +69,6 @@ def _job(cells: Cells, source: TraceInput) -> TraceJob:
     if slo_of(slo) is not None:
         source.count("SLOs left out because the format has no duration to multiply")
     model, batch_size = kind_of(kind)
-    return TraceJob(
-        Job(
-            f"{source.prefix}{source.rows}",
-            amount(arrival, "arrival"),
-            whole(gpus, "gang"),
-            steps=amount(steps, "total_steps"),
-            model=model,
-            batch_size=batch_size,
-            weight=weight_of(weight),
-        )
-    )
+    name, at, gang = f"{source.prefix}{source.rows}", amount(arrival, "arrival"), whole(gpus, "gang")
+    work, factor = amount(steps, "total_steps"), positive(weight, "weight")
+    return TraceJob(Job(name, at, gang, steps=work, model=model, batch_size=batch_size, weight=factor))

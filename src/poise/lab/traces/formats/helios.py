@@ -15,49 +15,25 @@ A job in state SUSPENDED did not end in the log: it is left out and counted. The
 for a start and an end that are not known: such a pair says nothing.
 """
 
-from itertools import chain
-
-from poise.lab.traces.parsing import (
-    Cells,
-    FieldError,
-    TraceInput,
-    amount,
-    csv_rows,
-    field_refusal,
-    label,
-    split_header,
-    timestamp,
-    whole,
-)
+from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, timestamp, whole
 from poise.lab.traces.schema import JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.job import Job
 
 COLUMNS = ("job_id", "vc", "gpu_num", "state", "submit_time", "duration")
 RAN = ("start_time", "end_time")
+CHOICES = ((*COLUMNS, *RAN), COLUMNS)
 TOLERANCE = 0.5
 """Seconds by which a start and an end may differ from the duration between them."""
 SUSPENDED = "SUSPENDED"
 OUTCOMES = {
-    "COMPLETED": JobOutcome.PASSED,
-    "PASS": JobOutcome.PASSED,
-    "CANCELLED": JobOutcome.KILLED,
-    "KILLED": JobOutcome.KILLED,
-    "FAILED": JobOutcome.FAILED,
-    "TIMEOUT": JobOutcome.FAILED,
-    "NODE_FAIL": JobOutcome.FAILED,
+    **dict.fromkeys(("COMPLETED", "PASS"), JobOutcome.PASSED),
+    **dict.fromkeys(("CANCELLED", "KILLED"), JobOutcome.KILLED),
+    **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL"), JobOutcome.FAILED),
 }
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row with a GPU and an end."""
-    lines = source.lines()
-    first = next(lines, (1, ""))
-    header = split_header(first[1])
-    columns = (*COLUMNS, *RAN) if all(header.count(name) == 1 for name in RAN) else COLUMNS
-    return source.jobs(csv_rows(chain((first,), lines), source.file, columns), _job)
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob | None:
+    """Return the job of a row, of COLUMNS or of COLUMNS and RAN; None if it has no GPU or no end."""
     job_id, tenant, gpus, state, submitted, duration, *ran = cells
     gang = whole(gpus, "gpu_num", 0)
     if gang == 0:
@@ -71,13 +47,8 @@ def _job(cells: Cells, source: TraceInput) -> TraceJob | None:
     if outcome is None:
         raise field_refusal("state", f"one of {', '.join([*OUTCOMES, SUSPENDED])}", state)
     seconds = amount(duration, "duration")
-    job = Job(
-        source.prefix + label(job_id, "job_id"),
-        timestamp(submitted, "submit_time"),
-        gang,
-        seconds,
-        tenant=label(tenant, "vc"),
-    )
+    name, at = source.prefix + label(job_id, "job_id"), timestamp(submitted, "submit_time")
+    job = Job(name, at, gang, seconds, tenant=label(tenant, "vc"))
     return TraceJob(job, outcome, observed=_observed(ran, seconds))
 
 

@@ -8,19 +8,15 @@
 | `num_gpu` | gpus |
 """
 
-from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, whole
+from poise.lab.traces.parsing import Cells, TraceInput, amount, label, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
 COLUMNS = ("job_id", "submission_time", "duration", "num_gpu")
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row."""
-    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob:
+    """Return the job of a row."""
     job_id, submitted, duration, gpus = cells
     name, at = source.prefix + label(job_id, "job_id"), amount(submitted, "submission_time")
     return TraceJob(Job(name, at, whole(gpus, "num_gpu"), amount(duration, "duration")))

@@ -32,12 +32,8 @@ OUTCOMES = {"Pass": JobOutcome.PASSED, "Killed": JobOutcome.KILLED, "Failed": Jo
 UNKNOWN_CAUSE = "unknown"
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every object with a whole last attempt and a GPU."""
-    return source.jobs(source.objects(), _job)
-
-
-def _job(record: Record, source: TraceInput) -> TraceJob | None:
+def job_of(record: Record, source: TraceInput) -> TraceJob | None:
+    """Return the job of an object; None if it has no whole last attempt or no GPU."""
     if "attempts" in record:
         attempts = _records(record["attempts"], "attempts")
     else:
@@ -60,18 +56,14 @@ def _job(record: Record, source: TraceInput) -> TraceJob | None:
         source.count("jobs left out because no attempt of theirs has a start and an end")
         return None
     key = "jobid" if "jobid" in record else "id"
-    job = Job(
-        source.prefix + label(_text(record, key), key),
-        timestamp(_text(record, "submitted_time"), "submitted_time"),
-        gpus,
-        sum(runs),
-        tenant=label(_text(record, "vc"), "vc") if record.get("vc") is not None else "default",
-    )
+    name = source.prefix + label(_text(record, key), key)
+    submitted = timestamp(_text(record, "submitted_time"), "submitted_time")
+    tenant = label(_text(record, "vc"), "vc") if record.get("vc") is not None else "default"
     status = record.get("status", "Pass")
     if not isinstance(status, str) or status not in OUTCOMES:
         raise field_refusal("status", f"one of {', '.join(OUTCOMES)}", status)
     failures = tuple(FailedAttempt(run, UNKNOWN_CAUSE) for run in runs[:-1])
-    return TraceJob(job, OUTCOMES[status], failures, observed=observed)
+    return TraceJob(Job(name, submitted, gpus, sum(runs), tenant=tenant), OUTCOMES[status], failures, observed=observed)
 
 
 def _nodes(attempt: Record) -> tuple[int, ...]:

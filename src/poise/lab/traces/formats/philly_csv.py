@@ -12,34 +12,24 @@ A row has no id: the job is called by the number of its row, from 0. Or duration
 `num_gpus`, as Gavel's authors drew from Philly: then all jobs count as submitted at 0.
 """
 
-from itertools import chain
-
-from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, split_header, timestamp, whole
+from poise.lab.traces.parsing import Cells, TraceInput, amount, label, timestamp, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 ALONE = ("duration_s", "num_gpus")
 """Of a table that holds nothing else."""
+CHOICES = (ALONE, COLUMNS)
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row."""
-    rows = source.lines()
-    first = next(rows, (1, ""))
-    is_alone = set(ALONE) <= set(split_header(first[1]))
-    columns, parse = (ALONE, _job_alone) if is_alone else (COLUMNS, _job)
-    return source.jobs(csv_rows(chain([first], rows), source.file, columns), parse)
-
-
-def _job_alone(cells: Cells, source: TraceInput) -> TraceJob:
-    duration, gpus = cells
-    source.count("jobs taken to be submitted at 0, as the file holds no times")
-    return TraceJob(Job(f"{source.prefix}{source.rows}", 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob:
+    """Return the job of a row, of COLUMNS or of ALONE."""
+    name = f"{source.prefix}{source.rows}"
+    if len(cells) == len(ALONE):
+        duration, gpus = cells
+        source.count("jobs taken to be submitted at 0, as the file holds no times")
+        return TraceJob(Job(name, 0.0, whole(gpus, "num_gpus"), amount(duration, "duration_s")))
     submitted, duration, gpus, tenant = cells
-    name, at = f"{source.prefix}{source.rows}", timestamp(submitted, "timestamp")
+    at = timestamp(submitted, "timestamp")
     gang, seconds = whole(gpus, "num_gpus"), amount(duration, "duration")
     return TraceJob(Job(name, at, gang, seconds, tenant=label(tenant, "cluster")))

@@ -34,7 +34,6 @@ from typing import Any, NamedTuple, TextIO
 
 from poise.lab.traces.parsing import (
     FieldError,
-    Line,
     Record,
     TraceInput,
     csv_cells,
@@ -59,37 +58,32 @@ class TraceColumn(NamedTuple):
     decode: Callable[[str], object]
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every line."""
+def records(source: TraceInput) -> Iterator[tuple[int, Record]]:
+    """Yield the values of every line by column: of JSON objects, or of the rows below a CSV header."""
     rows = source.lines()
     first = next(rows, None)
     if first is None:
-        return []
-    if first[1].lstrip().startswith("{"):
-        return source.jobs(_json_records(chain([first], rows), source), _job)
-    return source.jobs(_csv_records(first, rows, source), _job)
-
-
-def _json_records(rows: Iterator[Line], source: TraceInput) -> Iterator[tuple[int, Record]]:
-    for number, text in rows:
-        try:
-            yield number, parse_object(text)
-        except ValueError as problem:
-            raise source.error(number, None, f"expected a JSON object, got {problem}") from None
-
-
-def _csv_records(header: Line, rows: Iterator[Line], source: TraceInput) -> Iterator[tuple[int, Record]]:
-    names = split_header(header[1])
+        return
+    line, header = first
+    if header.lstrip().startswith("{"):
+        for number, text in chain([first], rows):
+            try:
+                yield number, parse_object(text)
+            except ValueError as problem:
+                raise source.error(number, None, f"expected a JSON object, got {problem}") from None
+        return
+    names = split_header(header)
     for name in names:
         if name not in COLUMNS:
-            raise source.error(header[0], None, _unknown(name).problem)
+            raise source.error(line, None, _unknown(name).problem)
         if names.count(name) > 1:
-            raise source.error(header[0], name, "expected every column once, got it twice")
+            raise source.error(line, name, "expected every column once, got it twice")
     for number, cells in csv_cells(rows, source.file, len(names)):
         yield number, {name: COLUMNS[name].decode(cell) for name, cell in zip(names, cells, strict=True) if cell}
 
 
-def _job(record: Record, source: TraceInput) -> TraceJob:
+def job_of(record: Record, source: TraceInput) -> TraceJob:
+    """Return the job of a line."""
     values: dict[str, Any] = {}
     for name, value in record.items():
         column = COLUMNS.get(name)

@@ -16,8 +16,8 @@
 A row has no id: the job is called by the number of its row, from 0.
 """
 
-from poise.lab.traces.formats.gavel import check_flag, kind_of, slo_of, weight_of
-from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, tsv_rows, whole
+from poise.lab.traces.formats.gavel import check_flag, kind_of, slo_of
+from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, positive, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
@@ -25,12 +25,8 @@ WIDTHS = (12,)
 MODES = ("static", "accordion", "gns")
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row."""
-    return source.jobs(tsv_rows(source.lines()), _job)
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob:
+    """Return the job of a row."""
     if len(cells) != 12:
         raise FieldError(None, f"expected 12 tab-separated cells, got {len(cells)}")
     kind, _, _, _, flag, steps, gpus, mode, weight, slo, duration, arrival = cells
@@ -41,16 +37,7 @@ def _job(cells: Cells, source: TraceInput) -> TraceJob:
         source.count("jobs whose changes of batch size are not followed")
     model, batch_size = kind_of(kind)
     submitted, seconds, slack = amount(arrival, "arrival"), amount(duration, "duration"), slo_of(slo)
-    return TraceJob(
-        Job(
-            f"{source.prefix}{source.rows}",
-            submitted,
-            whole(gpus, "gang"),
-            seconds,
-            amount(steps, "total_steps"),
-            model=model,
-            batch_size=batch_size,
-            weight=weight_of(weight),
-            deadline=None if slack is None else submitted + slack * seconds,
-        )
-    )
+    name, gang, work = f"{source.prefix}{source.rows}", whole(gpus, "gang"), amount(steps, "total_steps")
+    factor, deadline = positive(weight, "weight"), None if slack is None else submitted + slack * seconds
+    job = Job(name, submitted, gang, seconds, work, model=model, batch_size=batch_size, weight=factor, deadline=deadline)
+    return TraceJob(job)

@@ -11,19 +11,15 @@
 | `interval` | not read: it is the time since the row above |
 """
 
-from poise.lab.traces.parsing import Cells, TraceInput, amount, csv_rows, label, whole
+from poise.lab.traces.parsing import Cells, TraceInput, amount, label, whole
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
 
 
-def read(source: TraceInput) -> list[TraceJob]:
-    """Make a job of every row."""
-    return source.jobs(csv_rows(source.lines(), source.file, COLUMNS), _job)
-
-
-def _job(cells: Cells, source: TraceInput) -> TraceJob:
+def job_of(cells: Cells, source: TraceInput) -> TraceJob:
+    """Return the job of a row."""
     job_id, gpus, submitted, model, duration = cells
     name, at = source.prefix + label(job_id, "job_id"), amount(submitted, "submit_time")
     gang, seconds = whole(gpus, "num_gpu"), amount(duration, "duration")
