@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.fake_engine import an_api
 
-from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Level, Logbook
 from poise.service.wire.views import ProblemView, Role
 

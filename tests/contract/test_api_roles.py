@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.fake_engine import Api, Call, an_api, calls
 
-from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Level, Logbook
 from poise.service.wire.views import NewToken, Role
 

@@ -50,10 +50,11 @@ def _fed() -> list[Metric]:
     metrics, engine = Metrics(), FakeEngine()
     engine.weights["a tenant"] = 1.0
     metrics.watch(engine)
-    metrics.ended("finished")
-    metrics.preempted(PreemptionCause.OUTRANKED)
-    metrics.refused("user-jobs")
-    metrics.requested("/v1/jobs", "GET", 200, 0.1)
+    metrics.ended.labels("finished").inc()
+    metrics.preempted.labels(PreemptionCause.OUTRANKED).inc()
+    metrics.refused.labels("user-jobs").inc()
+    metrics.requests.labels("/v1/jobs", "GET", "200").inc()
+    metrics.request.labels("/v1/jobs").observe(0.1)
     return list(metrics.registry.collect())
 
 

@@ -14,7 +14,7 @@ from tests.fake_engine import Api, Call, Kept, an_api, calls
 from tests.shell import poise
 
 from poise.service.client import Client
-from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Logbook
 from poise.service.wire.request import JobRequest
 from poise.service.wire.views import JobState

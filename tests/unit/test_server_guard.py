@@ -12,10 +12,8 @@ from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.server import logs
-from poise.service.server.http.app import ApiOptions
-from poise.service.server.http.guard import BUSY, AllowedHosts, ConcurrencyLimit, RequestGuard, RequestLimits
+from poise.service.server.http.guard import BUSY, AllowedHosts, ApiOptions, ConcurrencyLimit, RequestGuard, RequestLimits
 from poise.service.server.logs import LINES, SPAN, Logbook, LogFormat
-from poise.service.server.metrics import Metrics
 from poise.service.wire.views import Account, Role
 
 
@@ -275,8 +273,7 @@ def test_request_under_way_when_the_server_stops_is_told_to_retry() -> None:
 
     async def stop() -> None:
         accounts = Mock(known=Mock(return_value=Account(name="a", tenant="a", role=Role.USER)))
-        log, limits = Logbook(io.StringIO()), RequestLimits()
-        guard = RequestGuard(forever, accounts=accounts, hosts=AllowedHosts(), limits=limits, metrics=Metrics(), log=log)
+        guard = RequestGuard(forever, accounts, ApiOptions(log=Logbook(io.StringIO())))
         headers = [(b"host", b"localhost"), (b"authorization", b"Bearer x")]
         scope = {"type": "http", "method": "POST", "path": "/v1/jobs", "query_string": b"", "headers": headers}
         task = asyncio.create_task(guard(scope, receive, send))

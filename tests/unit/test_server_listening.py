@@ -16,8 +16,8 @@ from tests.fake_engine import an_api, awaited
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from poise.service.server.http import connections
-from poise.service.server.http.app import ApiOptions
 from poise.service.server.http.connections import ConnectionLimits
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.http.listener import BindAddress, Certificate, HttpConnection, bind, serve_http
 from poise.service.server.logs import Level, Logbook
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.fake_engine import FakeEngine, Kept, an_api
 
-from poise.service.server.http.app import ApiOptions
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Level, Logbook
 from poise.service.server.metrics import MOST_TENANTS, Metrics
 from poise.service.wire.request import JobRequest
@@ -26,14 +26,19 @@ def read(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
 
 def test_counters_and_histograms_hold_what_they_were_fed() -> None:
     metrics = Metrics()
-    metrics.decision(0.02)
-    metrics.committed(0.001, 3)
-    metrics.committed(0.001, 4)
-    metrics.launched()
-    metrics.ended("finished")
-    metrics.preempted("outranked")
-    metrics.waited(30.0)
-    metrics.requested("/v1/jobs", "GET", 200, 0.004)
+    metrics.decision.observe(0.02)
+    metrics.commit.observe(0.001)
+    metrics.commits.inc()
+    metrics.entries.inc(3)
+    metrics.commit.observe(0.001)
+    metrics.commits.inc()
+    metrics.entries.inc(4)
+    metrics.launched.inc()
+    metrics.ended.labels("finished").inc()
+    metrics.preempted.labels("outranked").inc()
+    metrics.wait.observe(30.0)
+    metrics.requests.labels("/v1/jobs", "GET", "200").inc()
+    metrics.request.labels("/v1/jobs").observe(0.004)
     found = read(metrics)
     assert found["poise_decision_seconds_count", ()] == 1
     assert found["poise_decision_seconds_sum", ()] == 0.02

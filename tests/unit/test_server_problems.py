@@ -13,7 +13,8 @@ from tests.machine import Service
 
 from poise.service.backends.api import RunEnding
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
-from poise.service.server.http.app import ApiOptions, create_app
+from poise.service.server.http.app import create_app
+from poise.service.server.http.guard import ApiOptions
 from poise.service.server.http.problems import body_problem
 from poise.service.server.logs import Level, Logbook
 from poise.service.wire.request import MOST_VARIABLES, JobRequest, RetrySpec, Submission

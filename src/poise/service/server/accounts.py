@@ -26,8 +26,7 @@ from poise.service.wire.views import Account, Actor, MadeToken, NewToken, Role
 FILE = "accounts.json"
 ADMIN_FILE = "admin.token"
 ADMIN = "admin"
-ADMIN_TENANT = "default"
-"""Tenant of jobs that are submitted with the token of the first start."""
+ADMIN_TENANT = "default"  # tenant of jobs that are submitted with the token of the first start
 PREFIX = "poise_"
 LONGEST_TOKEN = 200
 MOST_ACCOUNTS = 10_000
@@ -115,27 +114,22 @@ class TokenStore:
             self._save(rest)
             return stored.account
 
-    def ensure_admin(self) -> bool:
-        """Make an admin's token and write it to `admin_file`, unless there is a valid one; returns whether it was made."""
+    def ensure_admin(self, *, renew: bool = False) -> bool:
+        """Make an admin's token and write it to `admin_file`, unless there is a valid one; returns whether it was made.
+
+        renew   make it in any case; the one before in that file is worthless from then on
+        """
         with self._lock:
-            if self._has_admin(self._by_name):
+            if self._has_admin(self._by_name) and not renew:
                 return False
-            self._renew_admin()
+            # The file first: a crash in between leaves a token that is not valid, and the next start makes another.
+            token = _new_token()
+            self.admin_file.unlink(missing_ok=True)
+            create_file(self.admin_file, token + "\n")
+            sync_folder(self._folder)
+            account = Account(name=ADMIN, tenant=ADMIN_TENANT, role=Role.ADMIN)
+            self._save(self._by_name | {ADMIN: _StoredToken(account=account, hash=_hash(token))})
             return True
-
-    def renew_admin(self) -> None:
-        """Replace the token in `admin_file`; the one before is worthless."""
-        with self._lock:
-            self._renew_admin()
-
-    def _renew_admin(self) -> None:
-        # The file first: a crash in between leaves a token that is not valid, and the next start makes another.
-        token = _new_token()
-        self.admin_file.unlink(missing_ok=True)
-        create_file(self.admin_file, token + "\n")
-        sync_folder(self._folder)
-        account = Account(name=ADMIN, tenant=ADMIN_TENANT, role=Role.ADMIN)
-        self._save(self._by_name | {ADMIN: _StoredToken(account=account, hash=_hash(token))})
 
     def _save(self, tokens: dict[str, _StoredToken]) -> None:
         document = _TokenFile(accounts=tuple(tokens.values()))

@@ -17,10 +17,8 @@ from poise.scheduler.throughput.table import Throughputs, shipped
 from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.wire.request import JobRequest, PreemptionMode
 
-UNKNOWN = "default"
-"""Tenant under which a request that names none is checked."""
-MOST_KINDS = 2_000
-"""Kinds of jobs for which the answer is remembered."""
+UNKNOWN = "default"  # tenant under which a request that names none is checked
+MOST_KINDS = 2_000  # kinds of jobs for which the answer is remembered
 
 _YIELDS = {
     PreemptionMode.CHECKPOINT: Yields.ATTACHED,
@@ -48,10 +46,8 @@ class Admission:
         self._speeds = Speeds(self._table, cluster)
         self._check = check
         self._pairs = Capability.PAIRS in capabilities_of(policy)
-        self._known_kinds: set[str] = set()
-        """Kinds whose speed the core knows."""
-        self._measured: dict[str, Job] = {}
-        """Of those, the kinds whose speed beside others is known: one job of each."""
+        self._known_kinds: set[str] = set()  # kinds whose speed the core knows
+        self._measured: dict[str, Job] = {}  # of those, the kinds whose speed beside others is known: one job of each
         self._possible: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
 
     def admit(self, request: JobRequest) -> None:

@@ -47,20 +47,15 @@ from poise.service.server.storage.store import check_same, holder
 from poise.service.wire import views
 from poise.service.wire.request import JobRequest, notes_on
 
-MOST_QUEUED = 200_000
-"""Jobs that have not ended."""
-CANCELLED_AT_ONCE = 512
-"""Jobs that one batch cancels of a tenant whose jobs are all to be cancelled."""
-MOST_FAILURES = 100
-"""Failed runs after which a job fails, even if none of them was its own fault."""
-LOSS_EVERY = 30.0
-"""Least seconds between two reports of a job's loss to the core."""
+MOST_QUEUED = 200_000  # jobs that have not ended
+CANCELLED_AT_ONCE = 512  # jobs that one batch cancels of a tenant whose jobs are all to be cancelled
+MOST_FAILURES = 100  # failed runs after which a job fails, even if none of them was its own fault
+LOSS_EVERY = 30.0  # least seconds between two reports of a job's loss to the core
 LOSS_PART = 1 / 16
 """Least part of a job's age between two such reports: a month of training takes some 160 of them, not 86,400."""
 KILLED = "killed"
 """Failure cause of a run that was killed from outside: not its own fault, and no reason to wait before the next."""
-OVERDUE = "max-duration"
-"""Failure cause of a job that has run for as long as it may."""
+OVERDUE = "max-duration"  # failure cause of a job that has run for as long as it may
 
 _CHANGES: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
     Verb.CANCEL: Cancelled,
@@ -150,10 +145,8 @@ class BatchBuilder:
         self._keys: dict[tuple[str | None, str], tuple[tuple[str, ...], tuple[JobRequest, ...]]] = {}
         """Ids and requests of submissions of this batch, by key and whose it is: the store does not have them yet."""
         self._last_id = 0
-        self._finished: set[str] = set()
-        """Jobs that end with this batch; their records say so only once it is applied."""
-        self._hold_told: set[str] = set()
-        """Jobs whose hold or release the core is told of in this batch."""
+        self._finished: set[str] = set()  # jobs that end with this batch; their records say so only once it is applied
+        self._hold_told: set[str] = set()  # jobs whose hold or release the core is told of in this batch
 
     def take(self, item: Command | RunEvent) -> None:
         """Take one command, or one piece of news."""
@@ -194,7 +187,7 @@ class BatchBuilder:
                 self._check_quotas(by, texts)
         except RequestRefusedError as error:
             if error.bound is not None:
-                self._deps.metrics.refused(error.bound)
+                self._deps.metrics.refused.labels(error.bound).inc()
             refuse(command, error)
             return
         if ids is None:
@@ -319,7 +312,7 @@ class BatchBuilder:
             return
         record, run = found
         self._loss_reported.pop(news.job, None)
-        self._deps.metrics.ended(news.how.value)
+        self._deps.metrics.ended.labels(news.how.value).inc()
         self._deps.log.info(
             "run-ended", job=news.job, epoch=news.epoch, how=news.how.value, cause=news.cause, codes=news.codes
         )

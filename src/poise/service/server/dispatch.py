@@ -18,15 +18,15 @@ def dispatch(outcome: Outcome, state: ServiceState, deps: Dependencies, backend:
     run whose end is not known (`open_orders`), and carrying out an order twice is the same as once.
     """
     for job, epoch, notice in outcome.stops:
-        deps.metrics.preempted(notice.cause)
+        deps.metrics.preempted.labels(notice.cause).inc()
         deps.log.info("preempt", job=job, epoch=epoch, text=notice.text)
         backend.stop(job, epoch, notice)
     for job, epoch, reason in outcome.kills:
         backend.kill(job, epoch, reason)
     for (record, run), order in zip(outcome.launches, _orders(deps.store, state, outcome.launches), strict=True):
         if record.launches == 1:
-            deps.metrics.waited(record.waited)
-        deps.metrics.launched()
+            deps.metrics.wait.observe(record.waited)
+        deps.metrics.launched.inc()
         deps.log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
         backend.launch(order)
 

@@ -51,22 +51,14 @@ from poise.service.server.recovery import is_started_as_before, recover, renewed
 from poise.service.server.service_state import DEFERRED, Batch, Outcome, ServiceState
 from poise.service.server.storage.store import Changes, StorageError
 
-MOST_AT_ONCE = 512
-"""Commands and pieces of news in one commit; a submission counts as many times as it has jobs."""
-SLOW_CHAPTER = 60.0
-"""Start a new chapter after this many seconds of decision time; bounds the replay at a restart."""
-LONG_CHAPTER = 50_000
-"""Start a new chapter after this many entries, for the same reason."""
-MANY_ENDED = 100_000
-"""Start a new chapter after this many jobs have ended in it: the core remembers each of them."""
-RETRY_SECONDS = 1.0
-"""Between two attempts to write to a disk that is full."""
-GROWTH = 10_000
-"""New jobs after which the objects in memory are frozen: the garbage collector looks at them no more."""
-LONGEST_WAIT = 3_600.0
-"""Seconds without a look at the clock."""
-LATE = 2.0
-"""Seconds after which news is late: the core is told of it as of when it happened."""
+MOST_AT_ONCE = 512  # commands and pieces of news in one commit; a submission counts as many times as it has jobs
+SLOW_CHAPTER = 60.0  # start a new chapter after this many seconds of decision time; bounds the replay at a restart
+LONG_CHAPTER = 50_000  # start a new chapter after this many entries, for the same reason
+MANY_ENDED = 100_000  # start a new chapter after this many jobs have ended in it: the core remembers each of them
+RETRY_SECONDS = 1.0  # between two attempts to write to a disk that is full
+GROWTH = 10_000  # new jobs after which the objects in memory are frozen: the garbage collector looks at them no more
+LONGEST_WAIT = 3_600.0  # seconds without a look at the clock
+LATE = 2.0  # seconds after which news is late: the core is told of it as of when it happened
 STOPPING = "the service is stopping"
 
 Item = Command | RunEvent | BackendFailed
@@ -83,8 +75,7 @@ class ServiceEngine:
         self.store = deps.store
         self.lock = threading.RLock()
         self.trouble: RequestRefusedError | None = RequestRefusedError(RefusalCode.NOT_READY, "the service is starting")
-        self.failed: BaseException | None = None
-        """What the engine died of, if it did."""
+        self.failed: BaseException | None = None  # what the engine died of, if it did
         self.state: ServiceState
         self.backend: LiveBackend
         self.clock = deps.new_clock(self.store.last_time())
@@ -95,13 +86,10 @@ class ServiceEngine:
         """Set while the disk is full but for the reserve: the refusal of commands that need room."""
         self._looked = -inf
         self._loss_reported: dict[str, float] = {}
-        self._deciding = 0.0
-        """Seconds of decision time in this chapter."""
-        self._busy = inf, -inf
-        """When the last turn began to do something, and when it was done."""
+        self._deciding = 0.0  # seconds of decision time in this chapter
+        self._busy = inf, -inf  # when the last turn began to do something, and when it was done
         self._frozen = 0
-        self._last = self.store.last_time()
-        """Time of the last entry of the journal; entries never go back in time."""
+        self._last = self.store.last_time()  # time of the last entry of the journal; entries never go back in time
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -256,7 +244,7 @@ class ServiceEngine:
         outcome = self.state.apply(batch)
         took = perf_counter() - began
         self._deciding += took
-        self.deps.metrics.decision(took)
+        self.deps.metrics.decision.observe(took)
         self._last = batch.now
         return outcome
 
@@ -265,7 +253,9 @@ class ServiceEngine:
             return
         began = perf_counter()
         self.store.commit(changes)
-        self.deps.metrics.committed(perf_counter() - began, sum(each.entry is not None for each in changes))
+        self.deps.metrics.commit.observe(perf_counter() - began)
+        self.deps.metrics.commits.inc()
+        self.deps.metrics.entries.inc(sum(each.entry is not None for each in changes))
         with self.lock:
             for each in changes:
                 self.state.committed(each)

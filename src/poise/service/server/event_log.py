@@ -22,12 +22,9 @@ from poise.service.server.service_state import DEFERRED, STOPS, WHOLE
 from poise.service.server.storage.store import ASIDE, EntryFilter, Reader, StoredEntry
 from poise.service.wire.views import Actor, EventPage, EventRow
 
-PART = 200
-"""Entries of the journal that are read at once."""
-MOST_ENTRIES = 5_000
-"""Entries of the journal that one request looks at."""
-SILENT = frozenset({"carried"})
-"""Facts without a sentence, of which one entry may have very many: they are not even decoded."""
+PART = 200  # entries of the journal that are read at once
+MOST_ENTRIES = 5_000  # entries of the journal that one request looks at
+SILENT = frozenset({"carried"})  # facts without a sentence, of which one entry may have very many: they are not even decoded
 
 
 class EventReader:

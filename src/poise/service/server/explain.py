@@ -22,8 +22,7 @@ from poise.service.server.service_state import ServiceState
 from poise.service.wire.views import JobState, ReasonView, WhyView
 
 _CODES = {WaitCause.ORDER: Code.ORDER, WaitCause.FRAGMENTATION: Code.FRAGMENTATION, WaitCause.CAPACITY: Code.CAPACITY}
-MOST_HOLDERS = 3
-"""Jobs that are named as holding what another one waits for."""
+MOST_HOLDERS = 3  # jobs that are named as holding what another one waits for
 
 
 def why(state: ServiceState, record: JobRecord, now: float) -> WhyView:

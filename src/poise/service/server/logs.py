@@ -16,17 +16,12 @@ from threading import Lock
 from time import monotonic, time  # noqa: TID251 - the server stands at the edge, where the clock is
 from typing import TextIO
 
-TOKEN = re.compile(r"poise_[A-Za-z0-9_-]{20,}")
-"""The form of tokens that `accounts.py` makes."""
+TOKEN = re.compile(r"poise_[A-Za-z0-9_-]{20,}")  # form of the tokens that `accounts.py` makes
 MASK = "poise_***"
-LONGEST = 4_000
-"""Characters of a value that are kept."""
-LINES = 10
-"""Lines that one source may cause per SPAN."""
-SPAN = 60.0
-"""Seconds."""
-MOST_SOURCES = 100
-"""Addresses and tokens that are told apart per SPAN; all further ones share one limit."""
+LONGEST = 4_000  # characters of a value that are kept
+LINES = 10  # lines that one source may cause per SPAN
+SPAN = 60.0  # seconds
+MOST_SOURCES = 100  # addresses and tokens that are told apart per SPAN; all further ones share one limit
 OTHERS = "others"
 
 

@@ -13,8 +13,7 @@ from poise.service.server.engine_api import EngineApi
 from poise.service.wire.views import JobState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_TENANTS = 100
-"""Tenants that have a time series of their own: those that hold most."""
+MOST_TENANTS = 100  # tenants that have a time series of their own: those that hold most
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _LONG = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 4 * 3_600.0, 86_400.0, 7 * 86_400.0)
@@ -23,21 +22,24 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second, unused t
 
 
 class Metrics:
-    """The registry of one service. Methods may be called from any thread and take microseconds."""
+    """The registry of one service; its counters and histograms are attributes, which any thread may feed.
+
+    Labels have few values: `route` is the template of a path, never a path; `reason` and `bound` are stable codes.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._decision = self._histogram("poise_decision_seconds", "What one scheduling decision took", _SHORT)
-        self._commit = self._histogram("poise_journal_commit_seconds", "What one commit of the journal took", _SHORT)
-        self._wait = self._histogram("poise_job_wait_seconds", "Time from submission to the first start", _LONG)
-        self._commits = self._counter("poise_journal_commits_total", "Commits of the journal")
-        self._entries = self._counter("poise_journal_entries_total", "Instants written to the journal")
-        self._launched = self._counter("poise_runs_launched_total", "Runs that were ordered")
-        self._ended = self._counter("poise_runs_ended_total", "Runs that ended", "how")
-        self._preempted = self._counter("poise_preemptions_total", "Runs whose lease was ended", "reason")
-        self._requests = self._counter("poise_http_requests_total", "HTTP requests", "route", "method", "status")
-        self._request = self._histogram("poise_http_request_seconds", "What one HTTP request took", _SHORT, "route")
-        self._refused = self._counter("poise_submissions_refused_total", "Submissions that a bound refused", "bound")
+        self.decision = self._histogram("poise_decision_seconds", "What one scheduling decision took", _SHORT)
+        self.commit = self._histogram("poise_journal_commit_seconds", "What one commit of the journal took", _SHORT)
+        self.wait = self._histogram("poise_job_wait_seconds", "Time from submission to the first start", _LONG)
+        self.commits = self._counter("poise_journal_commits_total", "Commits of the journal")
+        self.entries = self._counter("poise_journal_entries_total", "Instants written to the journal")
+        self.launched = self._counter("poise_runs_launched_total", "Runs that were ordered")
+        self.ended = self._counter("poise_runs_ended_total", "Runs that ended", "how")
+        self.preempted = self._counter("poise_preemptions_total", "Runs whose lease was ended", "reason")
+        self.requests = self._counter("poise_http_requests_total", "HTTP requests", "route", "method", "status")
+        self.request = self._histogram("poise_http_request_seconds", "What one HTTP request took", _SHORT, "route")
+        self.refused = self._counter("poise_submissions_refused_total", "Submissions that a bound refused", "bound")
         build = Gauge("poise_build", "1, with the version", ("version",), registry=self.registry)
         build.labels(__version__).set(1)
 
@@ -46,41 +48,6 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
-
-    def decision(self, seconds: float) -> None:
-        """Count a decision of the core."""
-        self._decision.observe(seconds)
-
-    def committed(self, seconds: float, entries: int) -> None:
-        """Count a commit of the journal."""
-        self._commit.observe(seconds)
-        self._commits.inc()
-        self._entries.inc(entries)
-
-    def launched(self) -> None:
-        """Count a launch."""
-        self._launched.inc()
-
-    def ended(self, how: str) -> None:
-        """Count the end of a run; `how` is one of a few words."""
-        self._ended.labels(how).inc()
-
-    def preempted(self, reason: str) -> None:
-        """Count a preemption; `reason` is a stable code."""
-        self._preempted.labels(reason).inc()
-
-    def waited(self, seconds: float) -> None:
-        """Count a job's first start, this long after its submission."""
-        self._wait.observe(seconds)
-
-    def requested(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an HTTP request; `route` is the template of a path, never a path."""
-        self._requests.labels(route, method, str(status)).inc()
-        self._request.labels(route).observe(seconds)
-
-    def refused(self, bound: str) -> None:
-        """Count a refused submission; `bound` is one of a few words."""
-        self._refused.labels(bound).inc()
 
     def watch(self, engine: EngineApi) -> None:
         """Add gauges of this engine."""

@@ -20,8 +20,7 @@ IN_LINE = 2_000
 
 To find the position of each of 50,000 takes 10 to 20 ms under an order, during which nothing is decided.
 """
-SHARING = "+"
-"""Between the ids of jobs that share a GPU."""
+SHARING = "+"  # between the ids of jobs that share a GPU
 
 
 class QueueSlice(NamedTuple):
@@ -103,8 +102,7 @@ def _by_slot(runs: Iterable[tuple[str, RunRecord]]) -> dict[Slot, list[str]]:
 def shares(state: ServiceState, now: float) -> Shares:
     """All tenants that have, or had, jobs or a weight of their own: what they hold, and what the policy promises them."""
     running: Counter[str] = Counter()
-    uncharged: dict[str, float] = {}
-    """GPU-seconds of runs under way: they are charged when the GPUs are released."""
+    uncharged: dict[str, float] = {}  # GPU-seconds of runs under way: they are charged when the GPUs are released
     for job in state.running:
         record = state.records[job]
         tenant, run = record.job.tenant, record.current

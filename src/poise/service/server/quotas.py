@@ -17,11 +17,9 @@ from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.records import JobRecord
 from poise.service.wire.views import Account, Role
 
-SLOT = 60.0
-"""Seconds of a slot; what was sent in one is forgotten as a whole, once all of it is an hour old."""
+SLOT = 60.0  # seconds of a slot; what was sent in one is forgotten as a whole, once all of it is an hour old
 HOUR = 60 * SLOT
-LATER = 60
-"""Seconds after which a refused client is told to ask again, as it is unknown when jobs will end."""
+LATER = 60  # seconds after which a refused client is told to ask again, as it is unknown when jobs will end
 MIB = 1 << 20
 
 Key = TypeVar("Key", bound=Hashable)

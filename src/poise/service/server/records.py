@@ -18,13 +18,10 @@ from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunPro
 from poise.service.wire.request import JobRequest, PreemptionMode
 from poise.service.wire.views import Flag, JobState, RunView
 
-MOST_RUNS = 50
-"""Runs of a job that are kept one by one; totals count all."""
-LOST = "node-lost"
-"""Failure cause of a run that was lost with its runner, or with the machine."""
+MOST_RUNS = 50  # runs of a job that are kept one by one; totals count all
+LOST = "node-lost"  # failure cause of a run that was lost with its runner, or with the machine
 
-Slot = tuple[str, int]
-"""A GPU: its node, and its number there."""
+Slot = tuple[str, int]  # a GPU: its node, and its number there
 Key = TypeVar("Key")
 
 

@@ -44,8 +44,7 @@ WHOLE      who changed a policy or a weight, or which jobs were set aside
 STOPS      by job: the notice that its stopping run gets
 DEFERRED   by job: who asked for a hold that waits until it loses no work, or lifted one; and which of the two
 """
-JOB_ENDED = "its job has ended"
-"""Why a run is to end if its job states no cause."""
+JOB_ENDED = "its job has ended"  # why a run is to end if its job states no cause
 
 _FLAGS = {
     "gpu-out-of-memory": Flag.OUT_OF_MEMORY,

@@ -30,9 +30,9 @@ from poise.service.server.accounts import TokenStore
 from poise.service.server.admission import Admission
 from poise.service.server.dependencies import Dependencies, core_of, live_cluster, live_settings
 from poise.service.server.engine import ServiceEngine
-from poise.service.server.http.app import ApiOptions, create_app
+from poise.service.server.http.app import create_app
 from poise.service.server.http.connections import raise_open_files_limit
-from poise.service.server.http.guard import AllowedHosts
+from poise.service.server.http.guard import AllowedHosts, ApiOptions
 from poise.service.server.http.listener import BindAddress, Certificate, announced, bind, serve_http, url_of
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
@@ -45,10 +45,8 @@ from poise.service.server.storage.state_dir import FolderLock, open_folder
 from poise.service.server.storage.store import LARGEST_CHECKED, Store
 from poise.service.wire.views import NodeList
 
-DEFAULT_POLICY = "max-min"
-"""Policy of a service that never had another one."""
-SWITCH_SECONDS = 0.001
-"""For how long a thread may go on while others wait: requests are answered while the engine decides."""
+DEFAULT_POLICY = "max-min"  # policy of a service that never had another one
+SWITCH_SECONDS = 0.001  # for how long a thread may go on while others wait: requests are answered while the engine decides
 AS_ROOT = (
     "this service runs as root, and so does every job of every user: whoever may submit can do anything on this machine;"
     " run it as a user of its own, or say --allow-root"
@@ -146,9 +144,7 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
         raise_open_files_limit(setup.cluster.gpus)
         bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
         accounts = TokenStore(state)
-        is_first = options.new_admin_token or accounts.ensure_admin()
-        if options.new_admin_token:
-            accounts.renew_admin()
+        is_first = accounts.ensure_admin(renew=options.new_admin_token)
         engine = open_engine(replace(setup, state=state))
         engine.start()
         stack.callback(engine.close)
@@ -194,20 +190,12 @@ def open_engine(setup: Setup) -> LiveService:
     header = Header("live", cluster, policy, setup.placement, live_settings(setup.settings), 0)
     core_of(header)  # options that make no core are refused here, before anything is changed
     deps = Dependencies(
-        store=store,
-        header=header,
-        new_scheduler=core_of,
+        store=store, header=header, new_scheduler=core_of, new_backend=new_backend,
         new_admission=lambda each: Admission(each.cluster, check, each.policy),
-        new_backend=new_backend,
-        log=setup.log,
-        metrics=setup.metrics,
-        retries=setup.settings.retries,
-        highest_job=highest,
-        keeps_policy=setup.policy is None,
-        allowance=setup.allowance,
-        warnings=warnings,
+        log=setup.log, metrics=setup.metrics, retries=setup.settings.retries, highest_job=highest,
+        keeps_policy=setup.policy is None, allowance=setup.allowance, warnings=warnings,
         latest_epoch=lambda job: latest_epoch(setup.state, job),
-    )
+    )  # fmt: skip
     return LiveService(ServiceEngine(deps))
 
 

@@ -1,91 +1,172 @@
-"""The HTTP API: the application, then its endpoints by subject (jobs, the service as a whole, tokens).
+"""The HTTP API: what an endpoint is, the application, then its endpoints by subject (jobs, the service as a whole, tokens).
 
 All bodies and answers are JSON models of `poise.service.wire`; every answer that is not 2xx is a ProblemView. A request
-comes through the guard (`guard.py`) to one handler below, which checks whose job it is and calls the engine. Reading methods
-answer from the current state; commands are answered once they are in the journal (`when_committed`).
+comes through the guard (`guard.py`) and the check of role and query (`checked`) to one handler below, which checks whose job
+it is and calls the engine. Reading methods answer from the current state; commands are answered once they are in the journal
+(`when_committed`).
 """
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
+from inspect import signature
 from threading import Lock
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
-from pydantic import Field
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 from starlette.concurrency import run_in_threadpool
 
 from poise import __version__
 from poise.service.server.accounts import TokenStore, is_at_least
 from poise.service.server.engine_api import EngineApi, JobFilter, RefusalCode, RequestRefusedError
-from poise.service.server.http.endpoint import (
-    ANY_ENDPOINT,
-    Caller,
-    Endpoint,
-    NamePart,
-    answer,
-    body_of,
-    caller_of,
-    checked,
-    problem_responses,
-)
-from poise.service.server.http.guard import AllowedHosts, RequestGuard, RequestLimits
-from poise.service.server.http.problems import HANDLERS, JSON
+from poise.service.server.http.guard import ApiOptions, RequestGuard
+from poise.service.server.http.problems import HANDLERS, JSON, WrongTypeError, body_problem, encoded, sentence
 from poise.service.server.logs import Logbook
-from poise.service.server.metrics import CONTENT_TYPE, Metrics
-from poise.service.wire.request import Name, Submission, Wire
-from poise.service.wire.views import (
-    Account,
-    CancelledJobs,
-    CommandResult,
-    EventPage,
-    JobDetail,
-    JobState,
-    Log,
-    MadeToken,
-    NewToken,
-    NodeList,
-    PolicyName,
-    QueuePage,
-    Role,
-    ServiceView,
-    Shares,
-    SubmittedView,
-    TokenList,
-    Weight,
-    WhyView,
-)
+from poise.service.server.metrics import CONTENT_TYPE
+from poise.service.wire import views
+from poise.service.wire.request import NAME, Name, Submission, Wire
+from poise.service.wire.views import Account, CommandResult, JobState, NewToken, ProblemView, Role, SubmittedView, Weight
 
 MOST_ROWS = 1_000
-MOST_LOG = 1 << 20
-"""Bytes of a log in one answer."""
-MOST_WEIGHT = 1.0
-"""Largest weight of a job that a user submits."""
-LARGEST_INTEGER = 1 << 53
-"""The largest integer that every JSON parser represents exactly."""
+MOST_LOG = 1 << 20  # bytes of a log in one answer
+MOST_WEIGHT = 1.0  # largest weight of a job that a user submits
+LARGEST_INTEGER = 1 << 53  # the largest integer that every JSON parser represents exactly
+LARGE = 64 << 10  # bytes from which on a body is parsed in a thread, so that the event loop can answer others meanwhile
+ANY_ENDPOINT = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503)
+"""Statuses that any endpoint may answer, mostly by the guard."""
 _ABOUT = """Submit training jobs to Poise and see what becomes of them.
 
 Every request needs a token: `Authorization: Bearer TOKEN`. Every answer that is not 2xx is a Problem. Times are seconds:
 moments since 1970 (UTC), spans as they are."""
 
 W = TypeVar("W", bound=Wire)
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class ApiOptions:
-    """What an API has beside engine and accounts; the defaults are for loopback."""
+class Endpoint:
+    """A method and path with its handler.
 
-    hosts: AllowedHosts = field(default_factory=AllowedHosts)
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    metrics: Metrics = field(default_factory=Metrics)
-    log: Logbook = field(default_factory=Logbook)
+    role       the least that may call it
+    takes      the model of the body, if there is one
+    problems   statuses beside those that any endpoint may answer
+    """
+
+    method: str
+    path: str
+    role: Role
+    handler: Callable[..., Any]
+    answers: type[Wire]
+    takes: type[Wire] | None = None
+    status: HTTPStatus = HTTPStatus.OK
+    problems: tuple[int, ...] = ()
+
+    def add_to(self, app: FastAPI) -> None:
+        """Make the application answer here. The role is checked before anything else of the request."""
+        handler = self.handler
+        check = checked(self.role, get_type_hints(handler).get("query"))
+        # A handler that takes the request and nothing else is called directly, which saves FastAPI's injection.
+        is_direct = list(signature(handler).parameters) == ["request"]
+
+        class CheckedRoute(APIRoute):
+            def get_route_handler(self) -> Handler:
+                inner: Handler = handler if is_direct else super().get_route_handler()
+
+                async def handle(request: Request) -> Response:
+                    await check(request)
+                    return await inner(request)
+
+                return handle
+
+        more = (415,) * (self.takes is not None) + (507,) * (self.method != "GET")
+        extra: dict[str, Any] = {}
+        if self.takes is not None:
+            schema = {"$ref": f"#/components/schemas/{self.takes.__name__}"}
+            extra = {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+        app.router.add_api_route(
+            self.path, handler, methods=[self.method], operation_id=handler.__name__, status_code=self.status,
+            description=f"{handler.__doc__}\n\nNeeds the role {self.role.value} at least.",
+            summary=(handler.__doc__ or "").partition(".")[0], response_model=self.answers, response_description="Done",
+            responses=problem_responses(*more, *self.problems), route_class_override=CheckedRoute, openapi_extra=extra,
+        )  # fmt: skip
+
+
+def problem_responses(*more: int) -> dict[int | str, dict[str, Any]]:
+    """Answers that are not 2xx, for the OpenAPI description: those of any endpoint, and these."""
+    statuses = sorted((*ANY_ENDPOINT, *more))
+    return {status: {"model": ProblemView, "description": HTTPStatus(status).phrase} for status in statuses}
+
+
+def checked(role: Role, query: type[BaseModel] | None = None) -> Callable[[Request], Awaitable[None]]:
+    """A check that the caller has at least this role and that the query has only keys of this model, each once.
+
+    FastAPI would ignore unknown keys, and take the last of several values.
+    """
+    known: Mapping[str, FieldInfo] = {} if query is None else query.model_fields
+
+    async def check(request: Request) -> None:
+        account = caller_of(request)
+        if not is_at_least(account, role):
+            raise RequestRefusedError(
+                RefusalCode.FORBIDDEN, f"needs the role {role.value}; token {account.name!r} is a {account.role.value}'s"
+            )
+        if not request.scope["query_string"]:
+            return
+        for name, times in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if name not in known:
+                text = sentence({"type": "extra_forbidden", "msg": ""}, (name,), known)
+                raise RequestRefusedError(RefusalCode.WRONG, f"query: {text}")
+            if times > 1 and get_origin(known[name].annotation) is not tuple:
+                raise RequestRefusedError(RefusalCode.WRONG, f"query: {name}: expected once, got it {times} times")
+
+    return check
+
+
+def caller_of(request: Request) -> Account:
+    """The account whose token the request brought; the guard has checked it."""
+    account: Account = request.state.account
+    return account
+
+
+async def _caller(request: Request) -> Account:  # a coroutine: FastAPI would call a function in a thread
+    return caller_of(request)
+
+
+Caller = Annotated[Account, Depends(_caller)]
+NamePart = Annotated[str, Path(pattern=f"^{NAME}$", max_length=64)]
+"""A name in a path. It is looked up, and never made part of a file's path."""
+
+
+def answer(model: BaseModel, status: int = HTTPStatus.OK) -> Response:
+    """A model as JSON, not validated again."""
+    return Response(encoded(model), status, media_type=JSON)
+
+
+async def body_of(request: Request, model: type[W]) -> W:
+    """The body of a request, which must be JSON and exactly what the model says: no text for a number."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise WrongTypeError(f"expected a body of type {JSON}, got {kind[:60] or 'none'}")
+    raw = await request.body()
+
+    def parse() -> W:
+        try:
+            return model.model_validate_json(raw, strict=True)
+        except ValidationError as error:
+            raise body_problem(error, model) from None
+
+    return await run_in_threadpool(parse) if len(raw) > LARGE else parse()
 
 
 def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
@@ -98,11 +179,8 @@ def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | No
     app = FastAPI(
         title="Poise", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    endpoints = (
-        *JobRoutes(engine).endpoints(),
-        *ServiceRoutes(engine).endpoints(),
-        *TokenRoutes(accounts, options.log).endpoints(),
-    )
+    routes = JobRoutes(engine), ServiceRoutes(engine), TokenRoutes(accounts, options.log)
+    endpoints = tuple(endpoint for each in routes for endpoint in each.endpoints())
     for endpoint in endpoints:
         endpoint.add_to(app)
 
@@ -123,24 +201,13 @@ def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | No
     readers = [Depends(checked(Role.READER))]
     text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
     app.add_api_route(
-        "/metrics",
-        metrics,
-        operation_id="metrics",
-        response_class=Response,
-        responses={200: text, **problem_responses(*ANY_ENDPOINT)},
-        dependencies=readers,
-    )
+        "/metrics", metrics, operation_id="metrics", response_class=Response, dependencies=readers,
+        responses={200: text, **problem_responses()},
+    )  # fmt: skip
     app.add_api_route("/openapi.json", description, dependencies=readers, include_in_schema=False)
     for kind, handler in HANDLERS:
         app.add_exception_handler(kind, handler)
-    app.add_middleware(
-        RequestGuard,
-        accounts=accounts,
-        hosts=options.hosts,
-        limits=options.limits,
-        metrics=options.metrics,
-        log=options.log,
-    )
+    app.add_middleware(RequestGuard, accounts=accounts, options=options)
     return app
 
 
@@ -247,12 +314,12 @@ class JobRoutes:
         one = "/v1/jobs/{job}"
         return (
             Endpoint("POST", "/v1/jobs", Role.USER, self.submit, SubmittedView, Submission, HTTPStatus.CREATED, (404, 409)),
-            Endpoint("GET", "/v1/jobs", Role.READER, self.queue, QueuePage),
-            Endpoint("GET", one, Role.READER, self.show, JobDetail, problems=(404,)),
-            Endpoint("GET", f"{one}/why", Role.READER, self.why, WhyView, problems=(404,)),
-            Endpoint("GET", f"{one}/logs", Role.READER, self.logs, Log, problems=(404,)),
+            Endpoint("GET", "/v1/jobs", Role.READER, self.queue, views.QueuePage),
+            Endpoint("GET", one, Role.READER, self.show, views.JobDetail, problems=(404,)),
+            Endpoint("GET", f"{one}/why", Role.READER, self.why, views.WhyView, problems=(404,)),
+            Endpoint("GET", f"{one}/logs", Role.READER, self.logs, views.Log, problems=(404,)),
             Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, CommandResult, problems=(404, 409)),
-            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, CancelledJobs),
+            Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, views.CancelledJobs),
             Endpoint("POST", f"{one}/hold", Role.USER, self.hold, CommandResult, problems=(404, 409)),
             Endpoint("POST", f"{one}/release", Role.USER, self.release, CommandResult, problems=(404, 409)),
         )
@@ -347,13 +414,13 @@ class ServiceRoutes:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """All of them."""
         return (
-            Endpoint("GET", "/v1/nodes", Role.READER, self.nodes, NodeList),
-            Endpoint("GET", "/v1/shares", Role.READER, self.shares, Shares),
-            Endpoint("PUT", "/v1/shares/{tenant}", Role.ADMIN, self.set_weight, Shares, Weight, problems=(404, 409)),
-            Endpoint("GET", "/v1/service", Role.READER, self.service, ServiceView),
-            Endpoint("GET", "/v1/policy", Role.READER, self.policy, PolicyName),
-            Endpoint("PUT", "/v1/policy", Role.ADMIN, self.set_policy, ServiceView, PolicyName, problems=(409,)),
-            Endpoint("GET", "/v1/events", Role.READER, self.events, EventPage, problems=(404,)),
+            Endpoint("GET", "/v1/nodes", Role.READER, self.nodes, views.NodeList),
+            Endpoint("GET", "/v1/shares", Role.READER, self.shares, views.Shares),
+            Endpoint("PUT", "/v1/shares/{tenant}", Role.ADMIN, self.set_weight, views.Shares, Weight, problems=(404, 409)),
+            Endpoint("GET", "/v1/service", Role.READER, self.service, views.ServiceView),
+            Endpoint("GET", "/v1/policy", Role.READER, self.policy, views.PolicyName),
+            Endpoint("PUT", "/v1/policy", Role.ADMIN, self.set_policy, views.ServiceView, views.PolicyName, problems=(409,)),
+            Endpoint("GET", "/v1/events", Role.READER, self.events, views.EventPage, problems=(404,)),
         )
 
     def nodes(self) -> Response:
@@ -375,12 +442,12 @@ class ServiceRoutes:
 
     def policy(self) -> Response:
         """Say which policy decides."""
-        return answer(PolicyName(policy=self._engine.service().policy))
+        return answer(views.PolicyName(policy=self._engine.service().policy))
 
     async def set_policy(self, request: Request) -> Response:
         """Go on under another policy."""
         by = caller_of(request)
-        wanted = await body_of(request, PolicyName)
+        wanted = await body_of(request, views.PolicyName)
         return await when_committed(lambda: self._engine.set_policy(by, wanted.policy))
 
     def events(self, query: Annotated[EventsQuery, Query()]) -> Response:
@@ -400,8 +467,10 @@ class TokenRoutes:
         """All of them."""
         return (
             Endpoint("GET", "/v1/me", Role.READER, self.me, Account),
-            Endpoint("GET", "/v1/tokens", Role.ADMIN, self.tokens, TokenList),
-            Endpoint("POST", "/v1/tokens", Role.ADMIN, self.make_token, MadeToken, NewToken, HTTPStatus.CREATED, (409,)),
+            Endpoint("GET", "/v1/tokens", Role.ADMIN, self.tokens, views.TokenList),
+            Endpoint(
+                "POST", "/v1/tokens", Role.ADMIN, self.make_token, views.MadeToken, NewToken, HTTPStatus.CREATED, (409,)
+            ),
             Endpoint("DELETE", "/v1/tokens/{name}", Role.ADMIN, self.revoke_token, Account, problems=(404, 409)),
         )
 
@@ -411,7 +480,7 @@ class TokenRoutes:
 
     def tokens(self) -> Response:
         """List all tokens, without the tokens."""
-        return answer(TokenList(accounts=self._accounts.all()))
+        return answer(views.TokenList(accounts=self._accounts.all()))
 
     async def make_token(self, request: Request) -> Response:
         """Make a token. This answer is the only place where it is shown."""

@@ -32,17 +32,14 @@ from poise.service.server.accounts import is_at_least
 from poise.service.server.logs import Level, Logbook, traceback_of
 from poise.service.wire.views import Account, Role
 
-BACKLOG = 1_024
-"""Connections that wait in the kernel to be accepted."""
+BACKLOG = 1_024  # connections that wait in the kernel to be accepted
 SPARE_FILES = 256
 """File descriptors that connections leave to the rest of the service: the store, logs, runs that are being started."""
 FILES_PER_RUN = 4
 ACCEPTED_AT_ONCE = 64
 """Connections accepted before other work gets a turn. Connections closed for them are gone by the next turn."""
-RETRY_SECONDS = 0.05
-"""Longest wait before the next look whether there is room."""
-HEAD_SECONDS = 5.0
-"""Time to send the complete head of a request and, before that, to complete the TLS handshake."""
+RETRY_SECONDS = 0.05  # longest wait before the next look whether there is room
+HEAD_SECONDS = 5.0  # time to send the complete head of a request and, before that, to complete the TLS handshake
 READ_SECONDS = 30.0
 """Time for a client to read what it was sent. Shorter than the guard's limit on a request, so this one comes first."""
 
@@ -87,8 +84,7 @@ class ClientConnection:
         self.table = table
         self.address = address
         self.accepted = now
-        self.is_short = is_short
-        """It uses a file descriptor that should be spare."""
+        self.is_short = is_short  # it uses a file descriptor that should be spare
         self.owner: _TokenConnections | None = None
         self.transport: asyncio.Transport | None = None
         self.socket = accepted

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from ipaddress import IPv6Address
 from secrets import token_hex
@@ -28,11 +28,9 @@ from poise.service.server.metrics import Metrics
 from poise.service.wire.views import Account, Role
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
-MOST_DRAINED = 16 << 20
-"""Bytes of a too large body that are read and thrown away before it is refused."""
+MOST_DRAINED = 16 << 20  # bytes of a too large body that are read and thrown away before it is refused
 DRAIN_SECONDS = 5.0
-CLIENT_GONE = 499
-"""Status recorded for a request whose client went away before it was answered."""
+CLIENT_GONE = 499  # status recorded for a request whose client went away before it was answered
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9]([a-z0-9._-]{0,251}[a-z0-9])?)(:[0-9]{1,5})?")
 _RESPONSE_HEADERS = (
@@ -79,7 +77,19 @@ class AllowedHosts:
     @classmethod
     def of(cls, names: Iterable[str]) -> "AllowedHosts":
         """The loopback names and these; raises RequestError for what is no name of a host."""
-        return cls(LOOPBACK | {_host_name(each) for each in names})
+        hosts = set(LOOPBACK)
+        for name in names:
+            host = name.lower()
+            if ":" in name:  # an IPv6 address; `beef:8642` is a name with a port, and refused
+                try:
+                    host = f"[{IPv6Address(name.removeprefix('[').removesuffix(']'))}]"
+                except ValueError:
+                    host = ""
+            match = _AUTHORITY.fullmatch(host)
+            if match is None or match["name"] != host:
+                raise RequestError(f"--host-name {name!r}: expected the name or address of a host, without a port")
+            hosts.add(host)
+        return cls(frozenset(hosts))
 
     def allows(self, authority: str) -> bool:
         """Whether a Host header names this server, with any port."""
@@ -92,17 +102,14 @@ class AllowedHosts:
         return separator != "" and scheme in {"http", "https"} and rest == authority.lower() and self.allows(authority)
 
 
-def _host_name(name: str) -> str:
-    host = name.lower()
-    if ":" in name:  # an IPv6 address; `beef:8642` is a name with a port, and refused
-        try:
-            host = f"[{IPv6Address(name.removeprefix('[').removesuffix(']'))}]"
-        except ValueError:
-            host = ""
-    match = _AUTHORITY.fullmatch(host)
-    if match is None or match["name"] != host:
-        raise RequestError(f"--host-name {name!r}: expected the name or address of a host, without a port")
-    return host
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What an API has beside engine and accounts; the defaults are for loopback."""
+
+    hosts: AllowedHosts = field(default_factory=AllowedHosts)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    metrics: Metrics = field(default_factory=Metrics)
+    log: Logbook = field(default_factory=Logbook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +122,8 @@ class Refusal:
 
 
 BUSY = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "too many requests are under way; try again")
-NO_TOKEN = Refusal(
-    HTTPStatus.UNAUTHORIZED,
-    "no-token",
-    "a token is needed: Authorization: Bearer TOKEN, one that is known and has not expired",
-)
+_NO_TOKEN = "a token is needed: Authorization: Bearer TOKEN, one that is known and has not expired"
+NO_TOKEN = Refusal(HTTPStatus.UNAUTHORIZED, "no-token", _NO_TOKEN)
 TOO_SLOW = Refusal(HTTPStatus.REQUEST_TIMEOUT, "too-slow", "the request took too long to arrive")
 NO_ANSWER = Refusal(
     HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", "no answer in time; it may yet be done: look before trying again"
@@ -133,23 +137,10 @@ class TooLargeError(Exception):
 class RequestGuard:
     """The outermost part of the application."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        accounts: TokenStore,
-        hosts: AllowedHosts,
-        limits: RequestLimits,
-        metrics: Metrics,
-        log: Logbook,
-    ) -> None:
-        self._app = app
-        self._accounts = accounts
-        self._hosts = hosts
-        self._limits = limits
-        self._metrics = metrics
-        self._log = log
-        self._concurrency = ConcurrencyLimit(limits)
+    def __init__(self, app: ASGIApp, accounts: TokenStore, options: ApiOptions) -> None:
+        self._app, self._accounts = app, accounts
+        self._hosts, self._limits, self._metrics, self._log = options.hosts, options.limits, options.metrics, options.log
+        self._concurrency = ConcurrencyLimit(options.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one ASGI event: an HTTP request, or the server's own start and stop. WebSockets are closed."""
@@ -260,7 +251,8 @@ class RequestGuard:
         """Count and log a request. What a client causes by mistakes, it can cause at will, so those lines are bounded."""
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = route_of(scope)
-        self._metrics.requested(route, method, status, seconds)
+        self._metrics.requests.labels(route, method, str(status)).inc()
+        self._metrics.request.labels(route).observe(seconds)
         name = None if account is None else account.name
         took = round(seconds * 1e3, 3)
         values = {"method": method, "route": route, "status": status, "account": name, "milliseconds": took}

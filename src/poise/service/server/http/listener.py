@@ -34,14 +34,10 @@ from poise.service.server.logs import Level, Logbook, forward
 from poise.service.server.storage.state_dir import SERVER, replace_file
 
 DEFAULT_PORT = 8642
-IDLE_SECONDS = 15
-"""Time for a connection to send another request."""
-CLOSE_SECONDS = 2.0
-"""Time for a TLS client to acknowledge the end of a connection."""
-STOP_SECONDS = 10
-"""Time for requests under way when the service stops."""
-MOST_HEAD = 48 << 10
-"""Bytes of an incomplete head; the guard has a limit of its own for complete ones."""
+IDLE_SECONDS = 15  # time for a connection to send another request
+CLOSE_SECONDS = 2.0  # time for a TLS client to acknowledge the end of a connection
+STOP_SECONDS = 10  # time for requests under way when the service stops
+MOST_HEAD = 48 << 10  # bytes of an incomplete head; the guard has a limit of its own for complete ones
 POLL_SECONDS = 0.1
 _LISTEN = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(:(?P<port>[0-9]{1,5}))?")
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}

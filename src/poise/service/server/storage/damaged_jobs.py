@@ -17,8 +17,7 @@ from poise.service.server.storage.store import StoredJob
 from poise.service.wire.request import NAME, JobRequest
 from poise.service.wire.views import JobState
 
-UNKNOWN = JobRequest(command=("(damaged)",))
-"""In the place of a request that cannot be read any more."""
+UNKNOWN = JobRequest(command=("(damaged)",))  # in the place of a request that cannot be read any more
 
 
 class DamagedRowError(JournalError):

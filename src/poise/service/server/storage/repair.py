@@ -50,8 +50,7 @@ BACKUPS = "backups"
 _FILES = (FILE, f"{FILE}-wal", MARK)
 NUMBERED = ("chapters", "entries", "jobs", "damaged")
 KEYED = ("mentions", "submissions", "tenants", "floors")
-MOST_PROBES = 20_000
-"""Numbers that are tried one by one between rows that can be read."""
+MOST_PROBES = 20_000  # numbers that are tried one by one between rows that can be read
 
 
 @dataclass

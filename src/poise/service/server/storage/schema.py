@@ -28,8 +28,7 @@ FILE = "journal.db"
 VERSION = 2
 """Increase it whenever a table, a record or a request gets other fields, or the journal another version. Then add a step
 below, and a state of the version before to `tests/data/states`."""
-LATEST_PLAUSIBLE = 99
-"""Versions that a later Poise may have. A larger number is damage."""
+LATEST_PLAUSIBLE = 99  # versions that a later Poise may have. A larger number is damage.
 
 TABLES = """
 CREATE TABLE chapters (
@@ -160,8 +159,7 @@ def _execute(db: sqlite3.Connection, statements: str) -> None:
 # --- from version 1 to 2: checksums; a column for the state; runs count their GPUs by type; jobs have their busy time ---
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_NO_SUM = -1
-"""Checksum of a row that was damaged before it had one: no row has it, so the row stays recognisable as damaged."""
+_NO_SUM = -1  # checksum of a row that was damaged before it had one: no row has it, so the row stays recognisable as damaged
 _HOLDERS_2 = """UPDATE submissions SET account = account || '@' || coalesce(
     (SELECT tenant FROM jobs WHERE id = json_extract(submissions.jobs, '$[0]')), account)
 WHERE account NOT LIKE '%@%' AND json_valid(jobs)"""
@@ -238,5 +236,4 @@ def _busy(run: dict[str, Any]) -> float:
     return 0.0 if began is None or over is None else max(over - began, 0.0)
 
 
-STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}
-"""By the version that they start from."""
+STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}  # by the version that they start from

@@ -16,10 +16,8 @@ from poise.service.server.storage.state_dir import open_private
 MARK = f"{FILE}-mark"
 MARK_BYTES = 64
 RESERVE = f"{FILE}-reserve"
-LARGEST_RESERVE = 16 << 20
-"""Bytes."""
-LARGEST_PART = 16
-"""On a small file system the reserve takes at most this part of it, as a divisor."""
+LARGEST_RESERVE = 16 << 20  # bytes
+LARGEST_PART = 16  # on a small file system the reserve takes at most this part of it, as a divisor
 PIECES = 4
 
 

@@ -59,17 +59,13 @@ LARGEST_CHECKED = 512 << 20
 BUSY_SECONDS = 10.0
 ROWS_PER_STATEMENT = 128
 """Other threads run during each statement and this one then waits for its turn, so few large statements are faster."""
-CACHED_STATEMENTS = 512
-"""Prepared statements that are kept: one per statement and number of rows."""
-LARGEST_LOG = 64 << 20
-"""Bytes that the write-ahead log keeps once it has been carried over into the file."""
-LAST_ENTRY, LAST_JOB = "entry", "job"
-"""Names of floors: numbers that were given out before a repair."""
+CACHED_STATEMENTS = 512  # prepared statements that are kept: one per statement and number of rows
+LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps once it has been carried over into the file
+LAST_ENTRY, LAST_JOB = "entry", "job"  # names of floors: numbers that were given out before a repair
 FROM_RECORDS = "from records"
 """Name of the floor that a repair leaves until a new chapter has begun with what the records say."""
 NO_CHAPTERS = "no chapter is left, and so nothing that leads to where jobs stand"
-ASIDE = "aside"
-"""Key in the note on a batch as a whole: jobs that were set aside, and why."""
+ASIDE = "aside"  # key in the note on a batch as a whole: jobs that were set aside, and why
 _NO_STORAGE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
@@ -164,8 +160,7 @@ class Changes:
     """By job: time of its end or None, its state, its record."""
     aside: list[StoredJob] = field(default_factory=list)
     """Jobs of which something was damaged, as they are stored from now on; `records` has their state."""
-    reweighed: dict[str, str] = field(default_factory=dict)
-    """Jobs that are no longer as they were submitted."""
+    reweighed: dict[str, str] = field(default_factory=dict)  # jobs that are no longer as they were submitted
     mentions: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
     """Of submissions: key, whose it is, ids of the jobs as JSON."""
