@@ -104,7 +104,8 @@ def test_a_combinator_says_what_it_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_only_policies_that_say_so_look_at_deadlines(name: str) -> None:
-    due = [replace(each, job=replace(each.job, deadline=each.job.submitted + 1.0)) for each in TRACE]
+    latest = max(each.job.submitted for each in TRACE) + 1.0  # the later a job comes, the sooner it is due
+    due = [replace(each, job=replace(each.job, deadline=2 * latest - each.job.submitted)) for each in TRACE]
     with_deadlines, without = ([entry.actions for entry in simulate(jobs, name).entries] for jobs in (due, TRACE))
     assert (with_deadlines != without) == (Capability.DEADLINES in POLICIES[name].can)
 
@@ -122,7 +123,7 @@ def test_values_that_a_listing_fixes_are_those_of_its_parameters(name: str) -> N
 
 
 def test_the_rest_of_the_package_knows_policies_only_by_their_listings() -> None:
-    """Other rooms ask for capabilities. The benchmark is the exception: it times single parts of policies."""
+    """Other packages ask for capabilities. The benchmark is the exception: it times single parts of policies."""
     package = ROOT / "src" / "poise"
     others = [path for path in package.rglob("*.py") if "policies" not in path.parts and path.name != "bench.py"]
     found = {name for path in others for name in re.findall(r"poise\.scheduler\.policies\.(\w+)", path.read_text())}
