@@ -52,7 +52,7 @@ def test_nothing_is_read_or_written_through_a_link(folders: StateDir, tmp_path: 
     (jobs / "2").symlink_to("1")
     assert folders.get("1", 1, "a.json") == {"version": 1}
     assert folders.get("2", 1, "a.json") is None
-    assert not folders.has_run("2", 1)
+    assert not folders.has("2", 1)
     assert not folders.has("2", 1, "a.json")
     assert folders.stamp("2", 1, "a.json") is None
     assert folders.epochs("2") == []
@@ -81,5 +81,5 @@ def test_run_that_cannot_be_looked_at_for_want_of_files_is_taken_to_be_there(
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr(os, "open", refuses)
-    assert folders.has_run("1", 1)
+    assert folders.has("1", 1)
     assert folders.has("1", 1, "runner.json")

@@ -78,9 +78,8 @@ class JobHandle:
     def logs(self, *, follow: Literal[True], replica: int = 0) -> Iterator[str]: ...
     def logs(self, *, follow: bool = False, replica: int = 0) -> str | Iterator[str]:
         """What a replica has printed; with `follow`, part by part as it prints more, until the job has ended."""
-        if follow:
-            return self._client.logs(self.id, follow=True, replica=replica)
-        return self._client.logs(self.id, replica=replica)
+        read = self._client.follow_log if follow else self._client.log
+        return read(self.id, replica=replica)
 
     def wait(self, timeout: float | None = None) -> JobState:
         """The final state, once it is reached, FAILED included; WaitTimeoutError after `timeout` seconds."""
@@ -181,7 +180,7 @@ class Client:
 
     def find(self, job: str) -> str:
         """The id of a job, given by its id or its name; RequestError if there is none, or several have the name."""
-        return self._named(job, lambda each: self._link.get(views.JobDetail, _job(each))).job.id
+        return self.show(job).job.id
 
     def wait(self, jobs: Sequence[str], *, timeout: float | None = None) -> dict[str, JobState]:
         """The final state of each job, once all have one; WaitTimeoutError after `timeout` seconds."""
@@ -198,7 +197,11 @@ class Client:
         offset: int = 0,
     ) -> views.QueuePage:
         """Jobs in scheduling order; without states, those that have not ended."""
-        words = [_state(word).value for word in ([states] if isinstance(states, str) else states)] or None
+        given = [states] if isinstance(states, str) else list(map(str, states))
+        for word in given:
+            if word.upper() not in JobState.__members__:
+                raise UnknownNameError("state", word, list(JobState))
+        words = [word.upper() for word in given] or None
         asked = {"tenant": tenant, "app": app, "name": name}
         return self._link.get(views.QueuePage, "/v1/jobs", state=words, **asked, limit=limit, offset=offset)
 
@@ -366,13 +369,6 @@ def _job(job: str) -> str:
 
 def _checked(job: str) -> str:
     return _name("job", str(job))  # programs that are not type-checked pass ids as numbers
-
-
-def _state(word: str) -> JobState:
-    """A state by its name, in capitals or not."""
-    if str(word).upper() not in JobState.__members__:
-        raise UnknownNameError("state", str(word), list(JobState))
-    return JobState[str(word).upper()]
 
 
 def _name(what: str, name: str) -> str:

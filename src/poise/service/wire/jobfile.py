@@ -22,17 +22,8 @@ import yaml
 
 from poise.scheduler.model.errors import RequestError, UnknownNameError, Where
 from poise.scheduler.model.units import parse_seconds
-from poise.service.wire.draft import (
-    DraftSource,
-    JobDraft,
-    Variant,
-    Word,
-    array_of,
-    literal_words,
-    parse_folder,
-    parse_words,
-    sweep_of,
-)
+from poise.service.wire import draft
+from poise.service.wire.draft import DraftSource, JobDraft, Variant, Word
 from poise.service.wire.request import MOST_GPUS, JobRequest
 
 MOST_BYTES = 256 << 10
@@ -178,7 +169,7 @@ class _JobFile:
             elif key == "venv" and isinstance(value, str) and value.lower() in _NONE:
                 fields[key] = None
             elif key in ("cwd", "venv"):
-                fields[key] = self._parsed(key, value, lambda text: parse_folder(text, self._base))
+                fields[key] = self._parsed(key, value, lambda text: draft.parse_folder(text, self._base))
         run, setup = (self._command(key, document[key]) if key in document else () for key in ("run", "setup"))
         env = self._keys("env", document["env"]) if "env" in document else {}
         variables = {name: self._parsed(f"env.{name}", value, str) for name, value in env.items()}
@@ -210,8 +201,8 @@ class _JobFile:
     def _command(self, key: str, value: Plain) -> tuple[Word, ...]:
         """A line that is split into words, or a list of them."""
         if isinstance(value, list):
-            return literal_words(self._items(key, value, str))
-        return self._parsed(key, value, parse_words)
+            return draft.literal_words(self._items(key, value, str))
+        return self._parsed(key, value, draft.parse_words)
 
     def _variants(self, document: Mapping[str, Plain]) -> tuple[Variant, ...]:
         """The jobs of an array or a sweep."""
@@ -219,12 +210,12 @@ class _JobFile:
             problem = "a job is an array or a sweep, not both; give the index as one more variable of the sweep"
             raise self._source.error("array", problem)
         if "array" in document:
-            return self._parsed("array", document["array"], lambda text: array_of(_parse_whole(text)))
+            return self._parsed("array", document["array"], lambda text: draft.array_of(_parse_whole(text)))
         if "sweep" not in document:
             return ()
         found = self._keys("sweep", document["sweep"])
         try:
-            return sweep_of({name: self._items(f"sweep.{name}", each, str) for name, each in found.items()})
+            return draft.sweep_of({name: self._items(f"sweep.{name}", each, str) for name, each in found.items()})
         except ValueError as error:
             raise self._source.error("sweep", str(error)) from None
 

@@ -17,17 +17,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    FailFast,
-    Field,
-    StringConstraints,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints, ValidationError
 from pydantic_core import PydanticKnownError
 
 from poise.scheduler.model.errors import UnknownNameError
@@ -167,12 +158,12 @@ class JobRequest(Wire):
     max_duration: Seconds | None = None
     hold: bool = False
 
-    @field_validator("gpu_types")
+    @pydantic.field_validator("gpu_types")
     @classmethod
     def _lower(cls, types: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(each.lower() for each in types))
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _bounded(self) -> Self:
         if not self.command[0]:
             raise ValueError("command: the program has no name")

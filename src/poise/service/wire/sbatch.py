@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import RequestError, Where
-from poise.service.wire.draft import (
-    ARRAY_COUNT,
-    ARRAY_INDEX,
-    DraftSource,
-    JobDraft,
-    Variant,
-    clean_name,
-    current_folder,
-    literal_words,
-    parse_folder,
-)
+from poise.service.wire import draft
+from poise.service.wire.draft import DraftSource, JobDraft, Variant
 from poise.service.wire.jobfile import parse_gpu_count, read_text
 from poise.service.wire.request import MOST_JOBS
 
@@ -91,12 +82,12 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     if not first.startswith("#!") or not first[2:].strip():
         raise RequestError(f"{Where(str(path), 1)}: a script begins with its interpreter, e.g. #!/bin/bash")
     # As the kernel reads the first line: a program, and all the rest as one argument.
-    command = (*first[2:].strip().split(None, 1), str(current_folder() / path), *arguments)
+    command = (*first[2:].strip().split(None, 1), str(draft.current_folder() / path), *arguments)
     header = _Header(str(path), {each.name: each for each in found})  # of a repeated option, Slurm takes the last
-    name = clean_name(header.value("job-name") or path.name)
+    name = draft.clean_name(header.value("job-name") or path.name)
     return JobDraft(
-        literal_words(command),
-        env={**header.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(current_folder())},
+        draft.literal_words(command),
+        env={**header.exported(environ), JOB_NAME: name, "SLURM_SUBMIT_DIR": str(draft.current_folder())},
         fields={"name": name, **header.gpus(), **header.fields()},
         variants=header.variants(),
         source=DraftSource(str(path)),
@@ -104,19 +95,19 @@ def read_sbatch(path: Path, arguments: tuple[str, ...], environ: Mapping[str, st
     )
 
 
-def completed(draft: JobDraft) -> JobDraft:
+def completed(given: JobDraft) -> JobDraft:
     """The draft of a script after options have overridden it.
 
     An array that they ask for gets Slurm's variables too, and if neither asks for GPUs a note says what the job gets.
     """
-    note = () if "gpus" in draft.fields else (f"{draft.source.file}: it asks for no GPU; it gets 1, the least there is",)
-    return replace(draft, variants=_with_slurm_names(draft.variants), notes=(*draft.notes, *note))
+    note = () if "gpus" in given.fields else (f"{given.source.file}: it asks for no GPU; it gets 1, the least there is",)
+    return replace(given, variants=_with_slurm_names(given.variants), notes=(*given.notes, *note))
 
 
 def _with_slurm_names(variants: Iterable[Variant]) -> tuple[Variant, ...]:
     """The jobs of an array with their variables under Slurm's names as well; the jobs of a sweep are unchanged."""
     known = tuple(variants)
-    indices = [int(each[ARRAY_INDEX]) for each in known if ARRAY_INDEX in each]
+    indices = [int(each[draft.ARRAY_INDEX]) for each in known if draft.ARRAY_INDEX in each]
     if not indices:
         return known
     shared = {
@@ -124,7 +115,7 @@ def _with_slurm_names(variants: Iterable[Variant]) -> tuple[Variant, ...]:
         "SLURM_ARRAY_TASK_MIN": str(min(indices)),
         "SLURM_ARRAY_TASK_MAX": str(max(indices)),
     }
-    return tuple({**each, "SLURM_ARRAY_TASK_ID": each[ARRAY_INDEX], **shared} for each in known)
+    return tuple({**each, "SLURM_ARRAY_TASK_ID": each[draft.ARRAY_INDEX], **shared} for each in known)
 
 
 def options(script: str, file: str) -> Iterator[Option]:
@@ -178,7 +169,7 @@ class _Header:
             fields["max_duration"] = seconds
         if folder := self.value("chdir"):
             try:
-                fields["cwd"] = parse_folder(folder)
+                fields["cwd"] = draft.parse_folder(folder)
             except ValueError as error:
                 raise self.error("chdir", str(error)) from None
         if tenant := self.value("account"):
@@ -236,7 +227,9 @@ class _Header:
             if len(indices) + len(found) > MOST_JOBS:
                 raise self.error("array", f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
             found.update(indices)
-        return _with_slurm_names({ARRAY_INDEX: str(each), ARRAY_COUNT: str(len(found))} for each in sorted(found))
+        return _with_slurm_names(
+            {draft.ARRAY_INDEX: str(each), draft.ARRAY_COUNT: str(len(found))} for each in sorted(found)
+        )
 
     def notes(self, script: str) -> Iterator[str]:
         """What was ignored, and what the script will miss."""

@@ -67,12 +67,8 @@ def pids() -> Iterator[int]:
 
 def children(parent: int) -> list[int]:
     """List direct children that have not ended."""
-    found = []
-    for pid in pids():
-        fields = stat_of(pid)
-        if fields and int(fields[1]) == parent and fields[0] != "Z":
-            found.append(pid)
-    return found
+    looks = ((pid, stat_of(pid)) for pid in pids())
+    return [pid for pid, fields in looks if fields and int(fields[1]) == parent and fields[0] != "Z"]
 
 
 def open_process(pid: int, start: int) -> int | None:
@@ -80,16 +76,14 @@ def open_process(pid: int, start: int) -> int | None:
     handle = _pidfd(pid)
     if handle is None:
         return None
+    is_same = False
     try:
         # Compared after opening: from then on the pid cannot be reused unnoticed.
         is_same = start_of(pid) == start
-    except OSError:
-        os.close(handle)
-        raise
-    if not is_same:
-        os.close(handle)
-        return None
-    return handle
+    finally:
+        if not is_same:
+            os.close(handle)
+    return handle if is_same else None
 
 
 def _pidfd(pid: int) -> int | None:

@@ -84,13 +84,14 @@ class StateDir:
                 with suppress(OSError):
                     remove_tree(runs, str(old))
 
-    def has_run(self, job: str, epoch: int) -> bool:
-        """Whether the run has a directory; True if that cannot be found out now."""
-        return self._is_there(str(epoch), job, "runs")
-
-    def has(self, job: str, epoch: int, name: str) -> bool:
-        """Whether the run has a file of that name; True if that cannot be found out now."""
-        return self._is_there(name, job, "runs", str(epoch))
+    def has(self, job: str, epoch: int, *file: str) -> bool:
+        """Whether the run has a directory, or that file in it; True if that cannot be found out now."""
+        *folders, name = ("runs", str(epoch), *file)
+        try:
+            with self._opened(job, *folders) as folder:
+                return is_there(folder, name)
+        except OSError as error:
+            return error.errno in SCARCE | lease_files.PASSING  # callers that take it to be there look again
 
     def get(self, job: str, epoch: int, name: str) -> Fields | None:
         """Read a file of a run; None: it is missing or unreadable."""
@@ -152,13 +153,6 @@ class StateDir:
 
     def _run(self, job: str, epoch: int) -> AbstractContextManager[int]:
         return self._opened(job, "runs", str(epoch))
-
-    def _is_there(self, name: str, job: str, *names: str) -> bool:
-        try:
-            with self._opened(job, *names) as folder:
-                return is_there(folder, name)
-        except OSError as error:
-            return error.errno in SCARCE | lease_files.PASSING  # callers that take it to be there look again
 
 
 def _make(folder: int, *names: str) -> None:
