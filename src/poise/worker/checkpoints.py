@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from poise.durable import make_folders, replace_durably
 
-KEPT = 2
-"""Complete checkpoints that are kept: the newest, and the one before it in case the newest cannot be loaded."""
+KEPT = 2  # complete checkpoints that are kept: the newest, and the one before it in case the newest cannot be loaded
 
 _COMPLETE = re.compile(r"step-([0-9]{1,18})")
 _RANKS = re.compile(r"ranks-([0-9]{1,18})\.json")

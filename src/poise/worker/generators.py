@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-Generators = Mapping[str, Any]
-"""States by library. Each value survives JSON unchanged."""
+Generators = Mapping[str, Any]  # States by library. Each value survives JSON unchanged.
 
 
 def generators() -> dict[str, Any]:

@@ -24,8 +24,7 @@ from poise.worker.progress import Progress
 from poise.worker.protocol import Notice, WatchedFile, WorkerEnv, WorkerError, say
 from poise.worker.rank_state import RankStates
 
-UsePath = Callable[[str], object]
-"""Takes the path of a checkpoint, and writes or reads it."""
+UsePath = Callable[[str], object]  # takes the path of a checkpoint, and writes or reads it
 
 _loops: dict[tuple[int, str, int], object] = {}
 """Which lease uses a job's checkpoints, by process, run directory and rank (`Lease._require_only_loop`)."""

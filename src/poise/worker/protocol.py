@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 VERSION = 1
-YIELDED = 75
-"""Exit code of a run that left when asked to, with its work saved (EX_TEMPFAIL)."""
+YIELDED = 75  # exit code of a run that left when asked to, with its work saved (EX_TEMPFAIL)
 CHECKPOINT_FAILED = 73
 """Exit code of a run whose checkpoint could not be written at the end of its lease, or not be read at its start."""
 CHECKPOINT_CAUSE = "model-checkpoint-error"

@@ -19,8 +19,7 @@ from poise.worker.protocol import VERSION, WatchedFile, WorkerEnv, replace_json,
 PATIENCE = 30.0
 """Seconds that rank 0 waits for the others. They complete each step together, so they come in far less. Longer than a run
 goes on without one of its ranks, so that rank 0 writes nothing when another was killed."""
-AGAIN = 1.0
-"""Seconds that it waits once a rank has failed to come: such ranks do not train in step."""
+AGAIN = 1.0  # seconds that it waits once a rank has failed to come: such ranks do not train in step
 _POLL_SECONDS = 0.002
 
 

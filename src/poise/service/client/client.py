@@ -25,10 +25,8 @@ from poise.service.wire.views import CommandResult, EventPage, EventRow, JobStat
 
 Found = TypeVar("Found")
 
-MOST_NAMED = 11
-"""Jobs of one name that are looked for: one more than are listed."""
-PATIENCE = 15.0
-"""Seconds for which a request is sent again while the server is away: a restart takes less."""
+MOST_NAMED = 11  # jobs of one name that are looked for: one more than are listed
+PATIENCE = 15.0  # seconds for which a request is sent again while the server is away: a restart takes less
 
 
 class JobHandle:

@@ -24,12 +24,10 @@ from poise.service.backends.local.processes import start_of
 
 NOTHING = "no server is known; start one with `poise serve`, or set POISE_URL and POISE_TOKEN"
 _ANOTHER = "set POISE_TOKEN, or make another token with `poise serve --new-admin-token`"
-_SERVER, _LOCK, _FIRST_TOKEN = "server.json", "lock", "admin.token"
-"""Files of a state directory."""
+_SERVER, _LOCK, _FIRST_TOKEN = "server.json", "lock", "admin.token"  # files of a state directory
 _TOKEN = "POISE_TOKEN"
 _KEYS = ("url", "token", "ca")
-RECENT = 10.0
-"""Seconds after a stop during which another start is expected."""
+RECENT = 10.0  # seconds after a stop during which another start is expected
 FIRST_LOOKS, BETWEEN_LOOKS = 1.0, 0.2
 """Seconds before the user is told that a server is waited for, and between two looks for it."""
 

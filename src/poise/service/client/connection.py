@@ -29,16 +29,13 @@ from poise.service.client.config import ServerAddress, find_server
 from poise.service.wire.request import Wire, plain
 from poise.service.wire.views import ProblemView
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds before a request is sent again: doubled each time."""
-FIRST_CONTACT = 1.0
-"""Seconds for which a server that never answered is asked again: it neither runs nor seems to restart."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds before a request is sent again: doubled each time
+FIRST_CONTACT = 1.0  # seconds for which a server that never answered is asked again: it neither runs nor seems to restart
 
 # Codes of the server's answers.
 NOT_FOUND = "not-found"
 NO_TOKEN = "no-token"
-BUSY = frozenset({"busy", "too-many-requests"})
-"""The server has not even looked at the request, and may do so soon."""
+BUSY = frozenset({"busy", "too-many-requests"})  # the server has not even looked at the request, and may do so soon
 
 Answer = TypeVar("Answer", bound=Wire)
 Parameters = dict[str, str | int | list[str]]

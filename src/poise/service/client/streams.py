@@ -15,13 +15,10 @@ from poise.service.wire.views import EventPage, EventRow, JobRow, JobState, Log
 if TYPE_CHECKING:
     from poise.service.client.client import Client
 
-SHORTEST_POLL, LONGEST_POLL = 0.1, 2.0
-"""Seconds between two polls; longer while nothing happens."""
-PART = 65_536
-"""Bytes of a log that are asked for at once."""
+SHORTEST_POLL, LONGEST_POLL = 0.1, 2.0  # seconds between two polls; longer while nothing happens
+PART = 65_536  # bytes of a log that are asked for at once
 MOST_EVENTS = 1_000
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
-"""A progress bar that is redrawn in one line counts as one line."""
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # a progress bar that is redrawn in one line counts as one line
 
 
 class PollInterval:

@@ -23,8 +23,7 @@ from poise.service.backends.local.venvs import has_python, holds_python, program
 from poise.service.wire.draft import Variant, current_folder, parse_folder, sweep_of
 from poise.service.wire.request import JobRequest, Wire, first_problem
 
-ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
-"""What `activate` of venv and of conda set."""
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what `activate` of venv and of conda set
 _MARKS = ("pyvenv.cfg", "conda-meta")
 
 Sent = TypeVar("Sent", bound=Wire)

@@ -20,13 +20,11 @@ from poise.service.wire.request import MOST_JOBS, JobRequest, first_problem
 
 ARRAY_INDEX, ARRAY_COUNT = "ARRAY_INDEX", "ARRAY_COUNT"
 LONGEST_NAME = 64
-KEY_SHOWN = 4
-"""Characters of a submission's key in the name of an app."""
+KEY_SHOWN = 4  # characters of a submission's key in the name of an app
 KEY_OF = {"command": "run", "min_gpus": "gpus", "max_gpus": "gpus", "gpu_types": "gpus"}
 """Fields of a request that a job file calls otherwise."""
 
-Variant = Mapping[str, str]
-"""The variables that one job of many has in addition to those of the draft."""
+Variant = Mapping[str, str]  # the variables that one job of many has in addition to those of the draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,7 @@ class Slot:
     otherwise: str | None = None
 
 
-Word = tuple[str | Slot, ...]
-"""One argument of a command: text and variables, to be joined."""
+Word = tuple[str | Slot, ...]  # one argument of a command: text and variables, to be joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,20 +24,16 @@ from pydantic_core import PydanticKnownError
 from poise.scheduler.model.errors import UnknownNameError
 
 MOST_ARGUMENTS = 1_000
-MOST_COMMAND = 64 << 10
-"""Characters of a command, all arguments together."""
+MOST_COMMAND = 64 << 10  # characters of a command, all arguments together
 MOST_VARIABLES = 500
-MOST_ENVIRONMENT = 64 << 10
-"""Characters of a job's environment, names and values together."""
+MOST_ENVIRONMENT = 64 << 10  # characters of a job's environment, names and values together
 MOST_PATH = 4_000
 MOST_GPUS = 100_000
 MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_STEPS = 1e15
-MOST_JOBS = 1_000
-"""Jobs of one submission."""
+MOST_JOBS = 1_000  # jobs of one submission
 
-FAST = FailFast()
-"""Stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds."""
+FAST = FailFast()  # stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
@@ -195,8 +191,7 @@ class Submission(Wire):
 _NAMES = {"name", "tenant", "app", "gpu_types"}
 _PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits}
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
-_SHOWN = 60
-"""Characters of a wrong value that a message repeats."""
+_SHOWN = 60  # characters of a wrong value that a message repeats
 _UNPRINTABLE = "a character in it cannot be passed on"
 
 

@@ -18,16 +18,14 @@ from poise.service.wire.draft import DraftSource, JobDraft, Variant
 from poise.service.wire.jobfile import parse_gpu_count, read_text
 from poise.service.wire.request import MOST_JOBS
 
-JOB_NAME = "SLURM_JOB_NAME"
-"""The variable that every job of a script has here, and no other job."""
+JOB_NAME = "SLURM_JOB_NAME"  # the variable that every job of a script has here, and no other job
 _LONG = {
     "J": "job-name", "G": "gpus", "N": "nodes", "t": "time", "a": "array", "o": "output", "e": "error", "D": "chdir",
     "A": "account", "d": "dependency", "n": "ntasks", "c": "cpus-per-task", "p": "partition", "q": "qos", "H": "hold",
     "C": "constraint", "w": "nodelist", "x": "exclude", "b": "begin", "L": "licenses", "M": "clusters", "k": "no-kill",
     "O": "overcommit", "s": "oversubscribe", "Q": "quiet", "v": "verbose", "W": "wait", "i": "input", "B": "extra-node-info",
 }  # fmt: skip
-_SAME = {"tasks-per-node": "ntasks-per-node"}
-"""Long names with a second spelling."""
+_SAME = {"tasks-per-node": "ntasks-per-node"}  # long names with a second spelling
 _ALONE = {
     "requeue", "no-requeue", "hold", "exclusive", "overcommit", "oversubscribe", "contiguous", "quiet", "verbose", "wait",
     "test-only", "spread-job", "use-min-nodes", "no-kill", "parsable", "reboot", "ignore-pbs",

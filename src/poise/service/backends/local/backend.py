@@ -49,22 +49,16 @@ from poise.service.backends.local.state_dir import StateDir, token
 P = ParamSpec("P")
 RunCallback = Callable[Concatenate["LocalRun", P], None]
 LOG = logging.getLogger("poise.local")
-Key = tuple[str, int]
-"""Job and epoch."""
-Gpu = tuple[str, int]
-"""Node and slot."""
+Key = tuple[str, int]  # job and epoch
+Gpu = tuple[str, int]  # node and slot
 
-RUN_DIR = b"POISE_RUN_DIR"
-"""The variable that marks all processes of a run."""
+RUN_DIR = b"POISE_RUN_DIR"  # the variable that marks all processes of a run
 LOOK_SECONDS = 0.02
 """Between two looks at a run whose state is not known yet; doubles up to SLOWEST_LOOK while leftovers are killed."""
 SLOWEST_LOOK = 1.0
-WRITE_SECONDS = 0.5
-"""Between two tries to write lease.json."""
-MOST_ATTEMPTS = 3
-"""Runners that may die before they have begun a run, until the run counts as failed."""
-UNWANTED = "it is not wanted any more"
-"""What a run is told that has to end for a reason that is not known."""
+WRITE_SECONDS = 0.5  # between two tries to write lease.json
+MOST_ATTEMPTS = 3  # runners that may die before they have begun a run, until the run counts as failed
+UNWANTED = "it is not wanted any more"  # what a run is told that has to end for a reason that is not known
 STANDARD = LocalSettings()
 
 

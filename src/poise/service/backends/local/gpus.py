@@ -12,8 +12,7 @@ from poise.service.backends.local.orders import Devices
 
 REMEDY = "declare GPUs instead, e.g. --cluster v100:4,k80:8"
 _SAYS_NOTHING = {"nvidia", "tesla", "quadro", "geforce", "amd", "instinct", "laptop", "gpu"}
-_SERIES = {"rtx", "gtx", "titan", "pro"}
-"""Words that mean something only with the one that follows."""
+_SERIES = {"rtx", "gtx", "titan", "pro"}  # words that mean something only with the one that follows
 _SUFFIXES = {"ti", "super", "ada", "xp"}
 _NAME = re.compile(r"[a-z][a-z0-9._-]*")
 

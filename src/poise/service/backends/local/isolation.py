@@ -12,8 +12,7 @@ from poise.service.backends.local.orders import Isolation
 from poise.service.backends.local.processes import MAIN
 from poise.service.backends.local.state_dir import JOBS
 
-TRY_SECONDS = 60.0
-"""After which a machine that does not answer is taken not to allow it."""
+TRY_SECONDS = 60.0  # after which a machine that does not answer is taken not to allow it
 WORDS = {
     Isolation.NONE: "jobs can read and write all of the state directory, and see and signal all processes of its user",
     Isolation.FILES: "jobs see only their own part of the state directory, but can see and signal all processes of its user",

@@ -28,39 +28,29 @@ VERSION = 1
 
 ORDER, LOCK, RUNNER, LEASE = "order.json", "lock", "runner.json", "lease.json"
 PROGRESS, FAILURE, EXIT = "progress.json", "failure.json", "exit.json"
-SET_UP = "set-up.json"
-"""In the job's directory, once its setup command has succeeded."""
+SET_UP = "set-up.json"  # in the job's directory, once its setup command has succeeded
 LASTING = frozenset({ORDER, EXIT, SET_UP})
 """Files whose new version must survive a power failure; of the others the version before will do, or none."""
 MOST_BYTES = {ORDER: 16 << 20, PROGRESS: 64 << 10, FAILURE: 64 << 10}
 """Largest size of a file that is read; a larger one counts as unreadable."""
-USUAL_BYTES = 1 << 20
-"""The same for all other files."""
+USUAL_BYTES = 1 << 20  # the same for all other files
 
 # Exit codes of replicas
-YIELDED = 75
-"""It saved its work and left (EX_TEMPFAIL)."""
-CHECKPOINT_FAILED = 73
-"""It could not write or read its checkpoint."""
+YIELDED = 75  # it saved its work and left (EX_TEMPFAIL)
+CHECKPOINT_FAILED = 73  # it could not write or read its checkpoint
 
 # Exit codes of runners
-NO_STORAGE = 74
-"""It could not write runner.json, for want of room (EX_IOERR)."""
-UNSAID = 70
-"""It could not write runner.json or exit.json, and never will (EX_SOFTWARE)."""
+NO_STORAGE = 74  # it could not write runner.json, for want of room (EX_IOERR)
+UNSAID = 70  # it could not write runner.json or exit.json, and never will (EX_SOFTWARE)
 
 # Causes
-LOST = "node-lost"
-"""The runner was killed: the machine went down, or something on it killed it. No fault of the job."""
-STORAGE, OVERDUE = "storage-full", "max-duration"
-"""The run could not be written down; the job has run for as long as it may."""
-LONGEST_CAUSE = 100
-"""Characters of a cause."""
+LOST = "node-lost"  # The runner was killed: the machine went down, or something on it killed it. No fault of the job.
+STORAGE, OVERDUE = "storage-full", "max-duration"  # the run could not be written down; the job has run for as long as it may
+LONGEST_CAUSE = 100  # characters of a cause
 
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS})
 """Errors of a full or broken disk: worth waiting for."""
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""How to open a directory that a job could have replaced."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # how to open a directory that a job could have replaced
 
 
 def one_line(text: str) -> str:

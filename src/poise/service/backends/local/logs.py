@@ -14,8 +14,7 @@ from poise.service.backends.api import LogPart
 from poise.service.backends.local.lease_files import open_below
 from poise.service.backends.local.runner.logfile import parts
 
-TRIES = 5
-"""Looks at a log that is being rotated."""
+TRIES = 5  # looks at a log that is being rotated
 
 
 class _Piece(NamedTuple):

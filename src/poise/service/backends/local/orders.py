@@ -21,8 +21,7 @@ from poise.service.wire.request import JobRequest, PreemptionMode, Replicas
 INHERITED = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME", "PYTHONPATH")
 """Variables of the service's environment that jobs see, besides LC_*. None of them could hold a secret."""
 
-Devices = Mapping[tuple[str, int], str]
-"""Device by node and slot, as CUDA_VISIBLE_DEVICES names it."""
+Devices = Mapping[tuple[str, int], str]  # device by node and slot, as CUDA_VISIBLE_DEVICES names it
 
 
 class Isolation(StrEnum):
@@ -194,8 +193,7 @@ def _replicas(order: RunOrder, devices: Devices) -> Iterator[Fields]:
 # Checks at submission
 
 LONGEST_SHOWN = 200
-MOST_BYTES = (128 << 10) - 1
-"""Of one argument, or of one variable with its name: execve(2) refuses more (MAX_ARG_STRLEN)."""
+MOST_BYTES = (128 << 10) - 1  # of one argument, or of one variable with its name: execve(2) refuses more (MAX_ARG_STRLEN)
 
 
 def check_request(request: JobRequest, environ: Mapping[str, str] | None = None, hidden: str | None = None) -> None:

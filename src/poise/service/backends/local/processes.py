@@ -150,8 +150,7 @@ def oom_kills() -> int:
 
 MAIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "runner", "__main__.py")
 LOG = "runner.log"
-READY = 3
-"""File descriptor that the runner closes once all replicas have started."""
+READY = 3  # file descriptor that the runner closes once all replicas have started
 
 
 def spawn(path: str, environment: dict[str, str]) -> tuple[int, int, int]:

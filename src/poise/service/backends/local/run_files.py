@@ -15,10 +15,8 @@ from poise.service.wire.request import MOST_STEPS
 UNREADABLE = "no-signature"
 EXHAUSTED = "node-exhausted"
 """Cause of a run that could not start on a machine without free processes or files; that may pass."""
-MOST_PID = 1 << 22
-"""The largest pid there is (proc(5))."""
-_NONSENSE = (KeyError, TypeError, ValueError, OverflowError)
-"""What reading a value of the wrong shape raises."""
+MOST_PID = 1 << 22  # the largest pid there is (proc(5))
+_NONSENSE = (KeyError, TypeError, ValueError, OverflowError)  # what reading a value of the wrong shape raises
 _CANNOT_START = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), STORAGE),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "permission-error"),

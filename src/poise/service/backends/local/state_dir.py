@@ -19,8 +19,7 @@ from poise.service.backends.local.processes import SCARCE
 from poise.worker.checkpoints import Checkpoints
 
 JOBS = "jobs"
-KEPT_RUNS = 3
-"""Run directories that are kept per job, the latest ones."""
+KEPT_RUNS = 3  # run directories that are kept per job, the latest ones
 TOKEN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 

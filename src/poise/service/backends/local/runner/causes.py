@@ -17,11 +17,9 @@ import signal
 
 from poise.service.backends.local.lease_files import CHECKPOINT_FAILED, STORAGE
 
-LAST_LINES = 40
-"""Of the log: what a program says long before its end is not what it died of."""
+LAST_LINES = 40  # of the log: what a program says long before its end is not what it died of
 
-KILLED = "killed"
-"""A signal came from outside the run. Whether that will happen again is unknown."""
+KILLED = "killed"  # A signal came from outside the run. Whether that will happen again is unknown.
 HOST_MEMORY = "cpu-out-of-memory"
 UNEXPLAINED = "no-signature"
 

@@ -9,10 +9,8 @@ import os
 import re
 from stat import S_ISREG
 
-READ_BYTES = 1 << 16
-"""Bytes that are read from a replica at once."""
-TAIL = 16 << 10
-"""Bytes of the end of the log that are kept in memory, for finding what a replica died of."""
+READ_BYTES = 1 << 16  # bytes that are read from a replica at once
+TAIL = 16 << 10  # bytes of the end of the log that are kept in memory, for finding what a replica died of
 
 
 def parts(folder: int, rank: int) -> list[tuple[int, str]]:

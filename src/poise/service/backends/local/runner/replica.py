@@ -28,8 +28,7 @@ _CAUSES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "node-exhausted"),
     errno.ENOSPC: "storage-full",
 }
-KILL_AFTER = 5
-"""Seconds of CPU time between XCPU, which says what happened, and KILL, which does not."""
+KILL_AFTER = 5  # seconds of CPU time between XCPU, which says what happened, and KILL, which does not
 
 
 def adopt_orphans() -> None:

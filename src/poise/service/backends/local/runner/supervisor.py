@@ -21,20 +21,15 @@ from poise.service.backends.local.runner.logfile import LogFile
 from poise.service.backends.local.runner.replica import CannotStartError, Replica, adopt_orphans
 from poise.service.backends.local.venvs import VENV_GONE, has_python
 
-LOOK_SECONDS = 0.5
-"""Longest time between two looks at the lease."""
-SWEEP_SECONDS = 0.002
-"""Wait before looking again for processes that were killed; doubles each time."""
-SIGN_SECONDS = 5.0
-"""Between two touches of the lock: after a power failure its time says until when the run lived."""
+LOOK_SECONDS = 0.5  # longest time between two looks at the lease
+SWEEP_SECONDS = 0.002  # wait before looking again for processes that were killed; doubles each time
+SIGN_SECONDS = 5.0  # between two touches of the lock: after a power failure its time says until when the run lived
 LOCK_SECONDS = 1.0
 """How long to try for the lock: the service holds it for an instant whenever it checks whether a runner lives."""
 MOST_TRIES = 6
 """To write exit.json against errors that do not pass: the job has removed the directory, or put something in the way."""
-NO_SANDBOX = "node-exhausted"
-"""Cause of a run that could not be isolated: no fault of the job, and it may be possible later."""
-NOT_MINE = 3
-"""Exit code of a runner that was not needed."""
+NO_SANDBOX = "node-exhausted"  # cause of a run that could not be isolated: no fault of the job, and it may be possible later
+NOT_MINE = 3  # exit code of a runner that was not needed
 NEVER = float("inf")
 
 CHECKPOINT, STOP = "checkpoint", "stop"
