@@ -85,10 +85,10 @@ class StateDir:
 
     def has(self, job: str, epoch: int, *file: str) -> bool:
         """Whether the run has a directory, or that file in it; True if that cannot be found out now."""
-        *folders, name = ("runs", str(epoch), *file)
+        path = ["runs", str(epoch), *file]
         try:
-            with self._opened(job, *folders) as folder:
-                return is_there(folder, name)
+            with self._opened(job, *path[:-1]) as folder:
+                return is_there(folder, path[-1])
         except OSError as error:
             return error.errno in SCARCE | lease_files.PASSING  # callers that take it to be there look again
 
