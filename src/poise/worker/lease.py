@@ -299,7 +299,10 @@ class Lease:
 
     def _fail(self, text: str) -> NoReturn:
         say(text)
-        protocol.tell_failure(self._env.run_dir, text)
+        if self._env.run_dir is not None:
+            with suppress(OSError):  # a full disk may be what is wrong
+                fields = {"cause": protocol.CHECKPOINT_CAUSE, "text": text}
+                protocol.replace_json(self._env.run_dir, protocol.FAILURE, fields)
         _exit(protocol.CHECKPOINT_FAILED)
 
     def _is_over(self, step: int) -> bool:
@@ -350,8 +353,8 @@ class StepBarrier:
     def is_due(self, step: int, is_wanted: Callable[[int], bool]) -> bool:
         """Whether the boundary has come. `is_wanted` is asked on rank 0 only, until it says yes."""
         if self._env.rank:
-            at = protocol.step_in(self._file.fields())
-            self._at = None if at == self._past else at
+            at = self._file.fields().get("step")
+            self._at = at if isinstance(at, int) and at != self._past else None
         elif self._at is None and is_wanted(step):
             if self._env.world_size == 1 or self._env.run_dir is None:
                 self._at = step

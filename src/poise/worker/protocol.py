@@ -144,12 +144,6 @@ def notice_in(fields: Mapping[str, Any]) -> Notice | None:
     return Notice(float(ends), str(fields.get("cause") or "lease-end"), str(fields.get("text") or "the lease ends"))
 
 
-def step_in(fields: Mapping[str, Any]) -> int | None:
-    """Return the step that stop.json or save.json names."""
-    step = fields.get("step")
-    return step if isinstance(step, int) else None
-
-
 def replace_json(run_dir: str, name: str, fields: Mapping[str, object], flush: Callable[[int], None] = os.fsync) -> None:
     """Replace a file of the run's directory atomically. `flush` is called with the open file before the rename."""
     path = os.path.join(run_dir, name)
@@ -159,13 +153,6 @@ def replace_json(run_dir: str, name: str, fields: Mapping[str, object], flush: C
         file.flush()
         flush(file.fileno())
     os.replace(part, path)
-
-
-def tell_failure(run_dir: str | None, text: str) -> None:
-    """Write failure.json, if possible: why the run is about to fail."""
-    if run_dir is not None:
-        with suppress(OSError):
-            replace_json(run_dir, FAILURE, {"cause": CHECKPOINT_CAUSE, "text": text})
 
 
 def say(text: str) -> None:

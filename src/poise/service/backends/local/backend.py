@@ -212,9 +212,6 @@ class RunTable:
         self._on: defaultdict[Gpu, set[Key]] = defaultdict(set)
         self._sequence = count()
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._runs
-
     def __iter__(self) -> Iterator[LocalRun]:
         """Iterate over a copy: callbacks remove runs."""
         return iter([*self._runs.values()])
@@ -295,7 +292,7 @@ class Runs:
 
     def launch(self, order: RunOrder) -> None:
         """Take up a new run."""
-        if (order.job, order.epoch) not in self.table:
+        if self.table.get((order.job, order.epoch)) is None:
             run = LocalRun.of(order, DesiredState.RUN)
             self.table.enter(run)
             self._guarded(run, self._settle)
@@ -445,7 +442,7 @@ class Runs:
             except OSError as error:
                 if run.pidfd >= 0:
                     raise  # the runner runs and cannot be watched: a fault, so it is killed
-                self._fail_to_start(run, run_files.cannot_start_cause(error))
+                self._fail_to_start(run, run_files.CANNOT_START.get(error.errno or 0, run_files.UNREADABLE))
 
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
         run.is_new, run.died_at, run.runner_code = False, None, None

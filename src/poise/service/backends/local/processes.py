@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from stat import S_ISREG
 
 from poise.service.backends.local.lease_files import open_run
@@ -159,35 +159,30 @@ def spawn(path: str, environment: dict[str, str]) -> tuple[int, int, int]:
     Returns its pid, a pidfd, and a pipe that ends once its replicas have started or it has died. The runner has a session
     of its own, so that it outlives the service, and inherits none of its files and next to nothing of its environment.
     """
-    log = _open_log(path)
-    try:
-        ready, write_end = os.pipe()
-    except OSError:
-        os.close(log)
-        raise
-    files = (
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_DUP2, log, 2),
-        (os.POSIX_SPAWN_DUP2, write_end, READY),
-    )
     argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, path, str(READY)]
-    try:
+    with ExitStack() as ours, ExitStack() as on_error:
+        log = _open_log(path)
+        ours.callback(os.close, log)
+        ready, write_end = os.pipe()
+        ours.callback(os.close, write_end)
+        on_error.callback(os.close, ready)
+        files = (
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+            (os.POSIX_SPAWN_DUP2, write_end, READY),
+        )
         # USR1 would kill a runner that has no handler for it yet: it stays blocked until the runner has one.
         pid = os.posix_spawn(sys.executable, argv, environment, file_actions=files, setsid=True, setsigmask=[signal.SIGUSR1])
         try:
-            return pid, os.pidfd_open(pid), ready
+            pidfd = os.pidfd_open(pid)
         except OSError:
             # A runner that cannot be watched would run on unknown to the service.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-    except BaseException:
-        os.close(ready)
-        raise
-    finally:
-        os.close(write_end)
-        os.close(log)
+        on_error.pop_all()
+    return pid, pidfd, ready
 
 
 def _open_log(path: str) -> int:

@@ -17,17 +17,13 @@ EXHAUSTED = "node-exhausted"
 """Cause of a run that could not start on a machine without free processes or files; that may pass."""
 MOST_PID = 1 << 22  # the largest pid there is (proc(5))
 _NONSENSE = (KeyError, TypeError, ValueError, OverflowError)  # what reading a value of the wrong shape raises
-_CANNOT_START = {
+CANNOT_START = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS), STORAGE),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "permission-error"),
     **dict.fromkeys((errno.EAGAIN, errno.EMFILE, errno.ENFILE), EXHAUSTED),
     errno.ENOMEM: "cpu-out-of-memory",
 }
-
-
-def cannot_start_cause(error: OSError) -> str:
-    """Return the cause of a run that could not be started."""
-    return _CANNOT_START.get(error.errno or 0, UNREADABLE)
+"""Causes of a run that could not be started, by the error; `UNREADABLE` for any other."""
 
 
 class Runner(NamedTuple):

@@ -15,7 +15,6 @@ from poise.service.backends.local.processes import start_of
 from poise.service.backends.local.runner.isolation import PR_SET_PDEATHSIG, Sandbox, libc
 from poise.service.backends.local.runner.logfile import READ_BYTES, LogFile
 
-PR_SET_CHILD_SUBREAPER = 36
 _LIMITS = {
     "memory": resource.RLIMIT_AS,
     "cpu_seconds": resource.RLIMIT_CPU,
@@ -31,17 +30,16 @@ _CAUSES = {
 KILL_AFTER = 5  # seconds of CPU time between XCPU, which says what happened, and KILL, which does not
 
 
-def adopt_orphans() -> None:
-    """Become the parent of all orphans below this process, so that none can slip away."""
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 class CannotStartError(Exception):
     """A replica could not be started: the exit code that a shell would have given, a cause, and a line for the log."""
 
-    def __init__(self, code: int, cause: str, text: str) -> None:
-        super().__init__(text)
-        self.code, self.cause = code, cause
+    def __init__(self, program: str, number: int, stage: str) -> None:
+        names = {"directory": "the working directory", "limits": "the limits", "program": program}
+        super().__init__(f"cannot start: {names.get(stage, f'{program} ({stage})')}: {os.strerror(number)}")
+        self.code = 126 if number == errno.EACCES else 127
+        # The job's own limit on processes shows as EAGAIN too, but only at exec: at fork it is the machine that is full.
+        is_machine_full = stage == "fork" and number == errno.EAGAIN
+        self.cause = "node-exhausted" if is_machine_full else _CAUSES.get(number, "incorrect-inputs")
 
 
 class Replica:
@@ -116,7 +114,7 @@ def _pipe(program: str) -> tuple[int, int]:
     try:
         return os.pipe()
     except OSError as error:
-        raise _cannot_start(program, error.errno or 0, "pipe") from None
+        raise CannotStartError(program, error.errno or 0, "pipe") from None
 
 
 def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, out: int, sandbox: Sandbox | None) -> int:
@@ -128,7 +126,7 @@ def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, 
     except OSError as error:
         os.close(problem)
         os.close(write_end)
-        raise _cannot_start(argv[0], error.errno or 0, "fork") from None
+        raise CannotStartError(argv[0], error.errno or 0, "fork") from None
     if pid == 0:
         _become_command(argv, environment, order, out, write_end, runner, sandbox)
     os.close(write_end)
@@ -137,7 +135,7 @@ def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, 
     if said:
         os.waitpid(pid, 0)
         number, _, stage = said.decode(errors="replace").partition(":")
-        raise _cannot_start(argv[0], int(number), stage)
+        raise CannotStartError(argv[0], int(number), stage)
     return pid
 
 
@@ -180,12 +178,3 @@ def _become_command(
         os.write(problem, f"{errno.EINVAL}:{stage}".encode())
     finally:
         os._exit(127)
-
-
-def _cannot_start(program: str, number: int, stage: str) -> CannotStartError:
-    names = {"directory": "the working directory", "limits": "the limits", "program": program}
-    what = names.get(stage, f"{program} ({stage})")
-    # The job's own limit on processes shows as EAGAIN too, but only at exec: at fork it is the machine that is full.
-    is_machine_full = stage == "fork" and number == errno.EAGAIN
-    cause = "node-exhausted" if is_machine_full else _CAUSES.get(number, "incorrect-inputs")
-    return CannotStartError(126 if number == errno.EACCES else 127, cause, f"cannot start: {what}: {os.strerror(number)}")

@@ -16,9 +16,9 @@ from time import monotonic, sleep
 from poise.service.backends.local import lease_files
 from poise.service.backends.local.lease_files import Fields, get, is_there, now, one_line, open_run, put, take_lock
 from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, oom_kills, start_of, stat_of
-from poise.service.backends.local.runner.isolation import Sandbox, make_sandbox
+from poise.service.backends.local.runner.isolation import PR_SET_CHILD_SUBREAPER, Sandbox, libc, make_sandbox
 from poise.service.backends.local.runner.logfile import LogFile
-from poise.service.backends.local.runner.replica import CannotStartError, Replica, adopt_orphans
+from poise.service.backends.local.runner.replica import CannotStartError, Replica
 from poise.service.backends.local.venvs import VENV_GONE, has_python
 
 LOOK_SECONDS = 0.5  # longest time between two looks at the lease
@@ -82,7 +82,7 @@ class Supervisor:
         self._sandbox: Sandbox | None = None
         self._lease = RunnerLease(folder, order)
         self._wake = _signal_pipe()
-        adopt_orphans()
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # be the parent of all orphans below: none can slip away
         self._oom_kills = oom_kills()
         self._is_recorded = True
         logs = os.open("log", lease_files.FOLDER, dir_fd=job)
