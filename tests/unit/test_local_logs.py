@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.service.backends.local.logs import read_log
-from poise.service.backends.local.runner.logfile import TAIL, LogFile
+from poise.service.backends.api import LogPart
+from poise.service.backends.local.logs import TAIL, LogFile, read_log
 
 
 class Logs:
@@ -26,7 +26,7 @@ class Logs:
         return LogFile(self.handle, 0, most, kept)
 
     def read(self, offset: int, limit: int = 1 << 20) -> tuple[str, int, int]:
-        part = read_log(self.jobs, "1", 0, offset, limit)
+        part = LogPart(*read_log(self.jobs, "1", 0, offset, limit))
         return part.text.decode(), part.offset, part.next
 
     def close(self) -> None:
@@ -165,4 +165,4 @@ def test_unreadable_log_is_an_error_not_an_empty_log(logs: Logs) -> None:
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
         read_log(closed, "1", 0, 0, 10)
-    assert read_log(logs.jobs, "2", 0, 0, 10).text == b""
+    assert read_log(logs.jobs, "2", 0, 0, 10)[0] == b""

@@ -13,6 +13,7 @@ from tests.backends import python, until
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.service.backends.local import processes
 from poise.service.backends.local.lease_files import ORDER, PROGRESS, get, put
+from poise.service.backends.local.logs import LogFile
 from poise.service.backends.local.processes import (
     belongs_to_run,
     context_switches,
@@ -21,7 +22,6 @@ from poise.service.backends.local.processes import (
     start_of,
     stat_of,
 )
-from poise.service.backends.local.runner.logfile import LogFile
 from poise.service.backends.local.runner.replica import CannotStartError, Replica
 
 

@@ -329,10 +329,18 @@ class Client:
         except ServerRefusedError as error:
             if error.code != NOT_FOUND:
                 raise
-            found = self._id_of(given)
-            if found is None or found == given:
+            # The one job of this name, unless there is none, or the server is too old to look for it.
+            try:
+                rows = self.queue(states=list(JobState), name=given, limit=MOST_NAMED).jobs
+            except ServerRefusedError:
+                rows = ()
+            if len(rows) > 1:
+                ids = ", ".join(f"{row.id} ({row.state})" for row in rows[: MOST_NAMED - 1])
+                more = ", …" if len(rows) == MOST_NAMED else ""
+                raise RequestError(f"several jobs are called {given!r}: {ids}{more}; give the id of one") from None
+            if not rows or rows[0].id == given:
                 raise
-        return ask(found)
+        return ask(rows[0].id)
 
     def _stream(self, job: str, ask: Callable[[str], Iterator[Found]]) -> Iterator[Found]:
         """A stream about a job that is given by its id or its name."""
@@ -342,18 +350,6 @@ class Client:
             return chain(list(islice(parts, 1)), parts)  # an unknown job is refused with the first item
 
         yield from self._named(job, begin)
-
-    def _id_of(self, name: str) -> str | None:
-        """The id of the one job of this name; None: there is none, or the server is too old to look for it."""
-        try:
-            rows = self.queue(states=list(JobState), name=name, limit=MOST_NAMED).jobs
-        except ServerRefusedError:
-            return None
-        if len(rows) > 1:
-            ids = ", ".join(f"{row.id} ({row.state})" for row in rows[: MOST_NAMED - 1])
-            more = ", …" if len(rows) == MOST_NAMED else ""
-            raise RequestError(f"several jobs are called {name!r}: {ids}{more}; give the id of one")
-        return rows[0].id if rows else None
 
 
 def new_key() -> str:

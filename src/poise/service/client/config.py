@@ -149,7 +149,11 @@ def is_restarting(state: Path) -> bool:
     """
     announced = _announced_process(state)
     if announced is not None:
-        return not announced.is_alive and _modified(state / _SERVER) > _boot_time()
+        try:
+            booted = now() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+        except (OSError, ValueError, IndexError):
+            booted = 0.0
+        return not announced.is_alive and _modified(state / _SERVER) > booted
     return _is_locked(state / _LOCK) or ((state / _FIRST_TOKEN).exists() and now() - _modified(state) < RECENT)
 
 
@@ -157,14 +161,6 @@ def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
-        return 0.0
-
-
-def _boot_time() -> float:
-    """The timestamp at which this machine was started; 0: not known."""
-    try:
-        return now() - float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
         return 0.0
 
 

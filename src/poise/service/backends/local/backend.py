@@ -118,7 +118,7 @@ class LocalBackend:
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
         """Read at most `limit` bytes of a replica's log over all its runs; from any thread."""
-        return read_log(self._state.handle, token(job), replica, offset, limit)
+        return LogPart(*read_log(self._state.handle, token(job), replica, offset, limit))
 
     def checkpoints(self, job: str) -> list[int]:
         """List the steps of a job's complete checkpoints, the latest first; from any thread."""

@@ -11,9 +11,9 @@ import signal
 from contextlib import suppress
 
 from poise.service.backends.local.lease_files import Fields
+from poise.service.backends.local.logs import READ_BYTES, LogFile
 from poise.service.backends.local.processes import start_of
 from poise.service.backends.local.runner.isolation import PR_SET_PDEATHSIG, Sandbox, libc
-from poise.service.backends.local.runner.logfile import READ_BYTES, LogFile
 
 _LIMITS = {
     "memory": resource.RLIMIT_AS,

@@ -15,9 +15,9 @@ from time import monotonic, sleep
 
 from poise.service.backends.local import lease_files
 from poise.service.backends.local.lease_files import Fields, get, is_there, now, one_line, open_run, put, take_lock
+from poise.service.backends.local.logs import LogFile
 from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, oom_kills, start_of, stat_of
 from poise.service.backends.local.runner.isolation import PR_SET_CHILD_SUBREAPER, Sandbox, libc, make_sandbox
-from poise.service.backends.local.runner.logfile import LogFile
 from poise.service.backends.local.runner.replica import CannotStartError, Replica
 from poise.service.backends.local.venvs import VENV_GONE, has_python
 
@@ -81,7 +81,16 @@ class Supervisor:
         self._is_overdue = False
         self._sandbox: Sandbox | None = None
         self._lease = RunnerLease(folder, order)
-        self._wake = _signal_pipe()
+        # A pipe that gets one byte, the signal's number, for each signal that the runner handles.
+        self._wake, write_end = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # USR1 was blocked since `spawn`
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # be the parent of all orphans below: none can slip away
         self._oom_kills = oom_kills()
         self._is_recorded = True
@@ -397,17 +406,3 @@ class RunnerLease:
 
     def _sooner(self, term_at: float, kill_at: float) -> None:
         self.term_at, self.kill_at = min(self.term_at, term_at), min(self.kill_at, kill_at)
-
-
-def _signal_pipe() -> int:
-    """Return a pipe that gets one byte, the signal's number, for each signal that the runner handles."""
-    wake, write_end = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(write_end, False)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # USR1 was blocked since `spawn`
-    return wake
