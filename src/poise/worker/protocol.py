@@ -41,23 +41,16 @@ class Notice(NamedTuple):
 
 
 class WorkerEnv(NamedTuple):
-    """What the environment says of this process and its job.
+    """What the environment says of this process and its job."""
 
-    run_dir           of the lease protocol; None: outside Poise
-    checkpoint_every  seconds between periodic checkpoints; None: none
-    micro_batches     per step of the job; None: not said
-    rank_speeds       relative speed by rank; empty: all alike
-    lease_steps       steps after which the lease ends, for tests; None: when Poise says so
-    """
-
-    run_dir: str | None
+    run_dir: str | None  # of the lease protocol; None: outside Poise
     checkpoint_dir: str | None
-    checkpoint_every: float | None
+    checkpoint_every: float | None  # seconds between periodic checkpoints; None: none
     rank: int
     world_size: int
-    micro_batches: int | None
-    rank_speeds: tuple[float, ...]
-    lease_steps: int | None
+    micro_batches: int | None  # per step of the job; None: not said
+    rank_speeds: tuple[float, ...]  # relative speed by rank; empty: all alike
+    lease_steps: int | None  # steps after which the lease ends, for tests; None: when Poise says so
 
 
 def worker_env(variables: Mapping[str, str]) -> WorkerEnv:

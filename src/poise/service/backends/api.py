@@ -86,35 +86,27 @@ class RunPart(NamedTuple):
 class RunOrder:
     """Start the job's processes on exactly these GPUs. Rebuilt from the journal after a restart (`LiveBackend.adopt`).
 
-    tenant   owner of the job
-    ran      seconds that earlier runs of the job have taken, to be counted against `request.max_duration`
-    beside   job that shares these GPUs: the run need not wait for it to leave them
     speeds   believed speed of one GPU by type, for a job whose steps divide into micro-batches; empty: all alike
-    reason   of an adopted run that is to end: why, as users were told; None: not known
     """
 
     job: str
     epoch: int
     gpus: tuple[RunPart, ...]
     request: JobRequest
-    tenant: str = "default"
-    ran: float = 0.0
-    beside: str | None = None
+    tenant: str = "default"  # owner of the job
+    ran: float = 0.0  # seconds that earlier runs of the job have taken, to be counted against `request.max_duration`
+    beside: str | None = None  # job that shares these GPUs: the run need not wait for it to leave them
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
-    reason: str | None = None
+    reason: str | None = None  # of an adopted run that is to end: why, as users were told; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class RunNotice:
-    """Why a run has to end, in the same words for the worker, the owner and the log.
+    """Why a run has to end, in the same words for the worker, the owner and the log."""
 
-    cause      code, such as `preempted`
-    deadline   seconds from now in which to write a checkpoint and leave
-    """
-
-    cause: str
+    cause: str  # code, such as `preempted`
     text: str
-    deadline: float
+    deadline: float  # seconds from now in which to write a checkpoint and leave
 
 
 class DesiredState(StrEnum):
@@ -142,34 +134,24 @@ class RunProgressed:
     """What a run reports of itself. Only the latest counts, so a back end may skip some.
 
     A run that has reported both a checkpoint and a throughput is taken to leave when asked to.
-
-    steps        done in all runs of the job
-    total        steps of the job; None: not known
-    checkpoint   steps that would survive now; None: it saves nothing
-    throughput   steps per second; None: it has not completed a step yet
     """
 
     job: str
     epoch: int
     at: float
-    steps: float
-    total: float | None
-    checkpoint: float | None
-    throughput: float | None
+    steps: float  # done in all runs of the job
+    total: float | None  # steps of the job; None: not known
+    checkpoint: float | None  # steps that would survive now; None: it saves nothing
+    throughput: float | None  # steps per second; None: it has not completed a step yet
     loss: float | None
 
 
 class RunEnding(StrEnum):
-    """How a run ended.
+    """How a run ended."""
 
-    FINISHED   the job has done all its work (exit code 0)
-    YIELDED    it left when asked to, was made to leave, or never began because it was not wanted any more
-    FAILED     it died by itself, or could not be started
-    """
-
-    FINISHED = "finished"
-    YIELDED = "yielded"
-    FAILED = "failed"
+    FINISHED = "finished"  # the job has done all its work (exit code 0)
+    YIELDED = "yielded"  # it left when asked to, was made to leave, or never began because it was not wanted any more
+    FAILED = "failed"  # it died by itself, or could not be started
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +186,8 @@ OnEvent = Callable[[RunEvent | BackendFailed], None]
 
 
 class LogPart(NamedTuple):
-    """Bytes of a log. Offsets count from the first byte ever written, whatever has been deleted since.
-
-    offset   of the first byte of `text`, which is later than what was asked for where that was deleted
-    next     offset at which to read on
-    """
+    """Bytes of a log. Offsets count from the first byte ever written, whatever has been deleted since."""
 
     text: bytes
-    offset: int
-    next: int
+    offset: int  # of the first byte of `text`, which is later than what was asked for where that was deleted
+    next: int  # offset at which to read on

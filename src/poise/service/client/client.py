@@ -288,13 +288,11 @@ class Client:
         """The service: its policy, cluster and state."""
         return self._link.get(views.ServiceView, "/v1/service")
 
-    def set_policy(self, policy: str) -> views.ServiceView:
-        """The same as `use`."""
-        return self.use(policy)
-
     def use(self, policy: str) -> views.ServiceView:
         """Switch to another policy of the catalogue."""
         return self._link.send(views.ServiceView, "PUT", "/v1/policy", validated(views.PolicyName, policy=policy))
+
+    set_policy = use  # as `set_weight`
 
     def me(self) -> views.Account:
         """The account of the token."""

@@ -56,7 +56,6 @@ class ServerAddress:
     """A server: its URL, a token that is never shown, and the file of certificates that it is checked against.
 
     process   of a server of this machine. Once that has ended, anyone may listen in its place: no token goes there
-    token_in  the variable or the file that the token comes from
     home      of a server of this machine: its state directory, to which it returns, perhaps under another URL
     """
 
@@ -64,7 +63,7 @@ class ServerAddress:
     token: str = field(repr=False)
     ca: Path | None = None
     process: Process | None = None
-    token_in: str | None = field(default=None, compare=False)
+    token_in: str | None = field(default=None, compare=False)  # the variable or the file that the token comes from
     home: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

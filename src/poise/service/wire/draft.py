@@ -54,20 +54,15 @@ class DraftSource:
 
 @dataclass(frozen=True, slots=True)
 class JobDraft:
-    """A job, or a family of jobs that differ in their environments.
-
-    fields     the given fields of a JobRequest, except `command`, `setup` and `env`
-    variants   one for each job of an array or a sweep; empty: a single job
-    notes      what its author should know, such as options that mean nothing here
-    """
+    """A job, or a family of jobs that differ in their environments."""
 
     command: tuple[Word, ...] = ()
     setup: tuple[Word, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    variants: tuple[Variant, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)  # those given of a JobRequest, besides the three above
+    variants: tuple[Variant, ...] = ()  # one for each job of an array or a sweep; empty: a single job
     source: DraftSource = DraftSource()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what its author should know, such as options that mean nothing here
 
     @classmethod
     def of(cls, request: JobRequest) -> Self:

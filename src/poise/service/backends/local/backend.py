@@ -30,6 +30,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 from pathlib import Path
@@ -126,55 +127,43 @@ class LocalBackend:
 
 
 class Phase(Enum):
-    """How far a run has come.
+    """How far a run has come."""
 
-    WAITING   for other runs to be gone
-    UNKNOWN   has to be looked at: it was just taken up, or its runner has gone
-    ALIVE     its runner is watched
-    CLEANUP   its runner has gone or cannot be found, and what it left is being killed
-    OVER      nothing of it is left
-    """
-
-    WAITING = auto()
-    UNKNOWN = auto()
-    ALIVE = auto()
-    CLEANUP = auto()
-    OVER = auto()
+    WAITING = auto()  # for other runs to be gone
+    UNKNOWN = auto()  # has to be looked at: it was just taken up, or its runner has gone
+    ALIVE = auto()  # its runner is watched
+    CLEANUP = auto()  # its runner has gone or cannot be found, and what it left is being killed
+    OVER = auto()  # nothing of it is left
 
 
+@dataclass(eq=False, slots=True)
 class LocalRun:
-    """One run. `order` is None for a run that the journal does not know: it is ended, and not reported.
+    """One run. `order` is None for a run that the journal does not know: it is ended, and not reported."""
 
-    sequence         order in which runs were taken up
-    waiters          runs that wait for this one;  awaited: runs that this one waits for
-    is_new           just ordered: no runner was started, so nothing can be left of it
-    attempts         runners that were started
-    lock_checks      looks in a row at which an unknown process had the lock
-    port             MASTER_PORT; 0: none
-    pid, pidfd       its runner; pidfd -1: none is watched
-    ready            pipe that ends once all replicas have started; -1: closed
-    lock             the run's lock, held by this process; -1: not held
-    died_at          when its runner was seen to have gone
-    runner_code      exit code of its runner; None: not known, or it has not ended
-    had_leftovers    processes of it lived on after its runner had gone
-    fault            exception of this service; the run is ended because of it
-    progress_stamp   version of progress.json that was read last
-    """
-
-    def __init__(self, key: Key, gpus: frozenset[Gpu], order: RunOrder | None, desired: DesiredState) -> None:
-        self.key, self.gpus, self.order, self.desired = key, gpus, order, desired
-        self.phase = Phase.UNKNOWN
-        self.waiters: list[LocalRun] = []
-        self.awaited: set[Key] = set()
-        self.is_new, self.has_begun, self.had_leftovers = True, False, False
-        self.sequence = self.attempts = self.lock_checks = self.port = self.pid = 0
-        self.pidfd = self.ready = self.lock = -1
-        self.died_at: float | None = None
-        self.runner_code: int | None = None
-        self.fault: str | None = None
-        self.progress_stamp: tuple[int, int, int] | None = None
-        self._switches: int | None = None
-        self._silence = 0.0
+    key: Key
+    gpus: frozenset[Gpu]
+    order: RunOrder | None
+    desired: DesiredState
+    phase: Phase = Phase.UNKNOWN
+    sequence: int = 0  # order in which runs were taken up
+    waiters: list["LocalRun"] = field(default_factory=list)  # runs that wait for this one
+    awaited: set[Key] = field(default_factory=set)  # runs that this one waits for
+    is_new: bool = True  # just ordered: no runner was started, so nothing can be left of it
+    attempts: int = 0  # runners that were started
+    lock_checks: int = 0  # looks in a row at which an unknown process had the lock
+    port: int = 0  # MASTER_PORT; 0: none
+    pid: int = 0  # its runner
+    pidfd: int = -1  # the same; -1: none is watched
+    ready: int = -1  # pipe that ends once all replicas have started; -1: closed
+    lock: int = -1  # the run's lock, held by this process; -1: not held
+    died_at: float | None = None  # when its runner was seen to have gone
+    runner_code: int | None = None  # exit code of its runner; None: not known, or it has not ended
+    has_begun: bool = False
+    had_leftovers: bool = False  # processes of it lived on after its runner had gone
+    fault: str | None = None  # exception of this service; the run is ended because of it
+    progress_stamp: tuple[int, int, int] | None = None  # version of progress.json that was read last
+    _switches: int | None = None
+    _silence: float = 0.0
 
     @classmethod
     def of(cls, order: RunOrder, desired: DesiredState) -> "LocalRun":

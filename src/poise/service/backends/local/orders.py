@@ -25,37 +25,26 @@ Devices = Mapping[tuple[str, int], str]  # device by node and slot, as CUDA_VISI
 
 
 class Isolation(StrEnum):
-    """What jobs are kept from.
+    """What jobs are kept from."""
 
-    NONE    nothing: they see what the user of the service sees
-    FILES   they see nothing of the state directory except their own part
-    FULL    nor processes other than their own; nothing that they start outlives their run
-    """
-
-    NONE = "none"
-    FILES = "files"
-    FULL = "full"
+    NONE = "none"  # nothing: they see what the user of the service sees
+    FILES = "files"  # they see nothing of the state directory except their own part
+    FULL = "full"  # nor processes other than their own; nothing that they start outlives their run
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How runs are kept. Times in seconds.
+    """How runs are kept. Times in seconds."""
 
-    term_seconds     between TERM and KILL
-    guard_seconds    after which a runner that should be gone, and still has children, is killed
-    progress_every   between two looks at what runs report
-    silent_seconds   after which a runner that does nothing at all is killed; a healthy one wakes twice a second
-    log_bytes        per part of a replica's log;  log_files: parts that are kept
-    isolation        what jobs are kept from; a run that cannot be isolated like this does not start
-    """
-
-    term_seconds: float = 10.0
-    guard_seconds: float = 10.0
-    progress_every: float = 1.0
-    silent_seconds: float = 60.0
-    log_bytes: int = 10 << 20
-    log_files: int = 5
-    isolation: Isolation = Isolation.NONE
+    term_seconds: float = 10.0  # between TERM and KILL
+    guard_seconds: float = 10.0  # after which a runner that should be gone, and still has children, is killed
+    progress_every: float = 1.0  # between two looks at what runs report
+    silent_seconds: float = (
+        60.0  # after which a runner that does nothing is killed; a healthy one wakes twice a second
+    )
+    log_bytes: int = 10 << 20  # per part of a replica's log
+    log_files: int = 5  # parts of it that are kept
+    isolation: Isolation = Isolation.NONE  # a run that cannot be isolated like this does not start
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
