@@ -21,10 +21,7 @@ _WINDOW = 120
 
 
 class Progress:
-    """The reports of one run; without a directory it writes none.
-
-    loss, checkpoint   set by the lease; part of the next report
-    """
+    """The reports of one run; without a directory it writes none."""
 
     def __init__(self, run_dir: str | None) -> None:
         self._run_dir = run_dir
@@ -35,7 +32,7 @@ class Progress:
         self._next = 0.0
         self._complained = False
         self._left = False
-        self.loss: float | None = None
+        self.loss: float | None = None  # set by the lease, as is `checkpoint`; part of the next report
         self.checkpoint: int | None = None
 
     def begin(self, step: int, total: int | None) -> None:

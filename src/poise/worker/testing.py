@@ -88,8 +88,8 @@ class Preempting:
     def _start(self) -> dict[str, str]:
         """Return the variables of the next run."""
         self.starts += 1
-        run_dir = self._run_dir()
-        os.makedirs(run_dir)
+        self._run_dir = os.path.join(self._folder, "runs", str(self.starts))
+        os.makedirs(self._run_dir)
         limit = next(self._limits)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -98,7 +98,7 @@ class Preempting:
             "POISE_RUN": f"test/{self.starts}",
             "POISE_JOB": "test",
             "POISE_EPOCH": str(self.starts),
-            "POISE_RUN_DIR": run_dir,
+            "POISE_RUN_DIR": self._run_dir,
             "POISE_CHECKPOINT_DIR": self.checkpoint_dir,
             "POISE_LEASE_VERSION": str(VERSION),
             "POISE_LEASE_STEPS": "" if limit is None else str(limit),
@@ -108,12 +108,9 @@ class Preempting:
             "MASTER_PORT": port,
         }
 
-    def _run_dir(self) -> str:
-        return os.path.join(self._folder, "runs", str(self.starts))
-
     def _has_left(self) -> bool:
         """Whether the last run was preempted although its script exited with another code than 75."""
-        return WatchedFile(self._run_dir(), PROGRESS).fields().get("left") is True
+        return WatchedFile(self._run_dir, PROGRESS).fields().get("left") is True
 
     def _saved(self) -> int:
         return max(Checkpoints(self.checkpoint_dir).complete(), default=0)

@@ -90,12 +90,9 @@ class Connection:
         """Called once with the reason if a request takes long: a person may be watching."""
         self._patience = patience
         self._reached = False
+        identity = {"Authorization": f"Bearer {server.token}", "User-Agent": f"poise/{__version__}"}
         self._http = httpx.Client(
-            headers={
-                "Authorization": f"Bearer {server.token}",
-                "User-Agent": f"poise/{__version__}",
-                "Accept": "application/json",
-            },
+            headers={**identity, "Accept": "application/json"},
             verify=_tls_context(verify) if server.url.startswith("https:") else False,
             timeout=timeout,
             trust_env=False,

@@ -580,15 +580,10 @@ class Runs:
             self._finish(run, RunEnded(*run.key, now(), how, None, cause, ()))
             return
         fields = self._state.get(*run.key, lease_files.EXIT)
-        has_begun = (
-            run.has_begun
-            or run.had_leftovers
-            or run.runner_code == lease_files.UNSAID
-            or self._state.has(*run.key, lease_files.RUNNER)
-        )
+        had_runner = run.runner_code == lease_files.UNSAID or self._state.has(*run.key, lease_files.RUNNER)
         if fields is not None:
             self._over(run, fields)
-        elif has_begun:
+        elif run.has_begun or run.had_leftovers or had_runner:
             fields = self._lost_fields(run)
             with suppress(OSError):  # without it, the next service would find the run lost once more
                 self._state.put(*run.key, lease_files.EXIT, fields)

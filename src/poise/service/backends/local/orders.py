@@ -39,9 +39,7 @@ class LocalSettings:
     term_seconds: float = 10.0  # between TERM and KILL
     guard_seconds: float = 10.0  # after which a runner that should be gone, and still has children, is killed
     progress_every: float = 1.0  # between two looks at what runs report
-    silent_seconds: float = (
-        60.0  # after which a runner that does nothing is killed; a healthy one wakes twice a second
-    )
+    silent_seconds: float = 60.0  # after which a runner that does nothing is killed; a healthy one wakes twice a second
     log_bytes: int = 10 << 20  # per part of a replica's log
     log_files: int = 5  # parts of it that are kept
     isolation: Isolation = Isolation.NONE  # a run that cannot be isolated like this does not start

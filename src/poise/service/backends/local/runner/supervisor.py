@@ -349,12 +349,7 @@ class Supervisor:
 
 
 class RunnerLease:
-    """When the run has to leave, and how it is made to. Times are of the monotonic clock, which cannot be set back.
-
-    term_at, kill_at   when to send TERM and KILL; later requests can only make them come sooner
-    mode               the mode of leaving that was asked for; None: none was
-    overdue_at         when the job has run for its `max_duration`
-    """
+    """When the run has to leave, and how it is made to. Times are of the monotonic clock, which cannot be set back."""
 
     def __init__(self, folder: int, order: Fields) -> None:
         self._folder = folder
@@ -362,9 +357,9 @@ class RunnerLease:
         self._grace: float = order["deadline"]
         self._seen: tuple[int, int, int] | None = None
         left = order["seconds_left"]
-        self.overdue_at = NEVER if left is None else monotonic() + left
-        self.term_at = self.kill_at = NEVER
-        self.mode: str | None = None
+        self.overdue_at = NEVER if left is None else monotonic() + left  # when the job has run for its `max_duration`
+        self.term_at = self.kill_at = NEVER  # when to send TERM and KILL; later requests can only make them come sooner
+        self.mode: str | None = None  # the mode of leaving that was asked for; None: none was
         self.soon(self.overdue_at)
 
     def look(self) -> None:
