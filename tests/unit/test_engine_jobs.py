@@ -10,7 +10,7 @@ from poise.engine.journal import read_entry, read_header
 from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
-from poise.service.server.dispatch import open_orders
+from poise.service.server.engine import open_orders
 from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.wire.views import Flag, JobState
 

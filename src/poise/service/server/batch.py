@@ -25,21 +25,10 @@ from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import format_seconds
 from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunEvent, RunProgressed
+from poise.service.server import engine_api as api
 from poise.service.server.admission import job_of
 from poise.service.server.dependencies import Dependencies
-from poise.service.server.engine_api import (
-    CancelTenant,
-    ChangeJob,
-    Command,
-    RefusalCode,
-    RequestRefusedError,
-    SetPolicy,
-    SetWeight,
-    SubmitJobs,
-    Verb,
-    grant,
-    refuse,
-)
+from poise.service.server.engine_api import Command, RefusalCode, RequestRefusedError, Verb, grant, refuse
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_state import DEFERRED, Batch, ServiceState
@@ -151,20 +140,16 @@ class BatchBuilder:
     def take(self, item: Command | RunEvent) -> None:
         """Take one command, or one piece of news."""
         match item:
-            case SubmitJobs():
+            case api.SubmitJobs():
                 self._submit(item)
-            case ChangeJob():
+            case api.ChangeJob():
                 self._change(item)
-            case CancelTenant():
+            case api.CancelTenant():
                 self._cancel_tenant(item)
-            case SetWeight() | SetPolicy():
+            case api.SetWeight() | api.SetPolicy():
                 self.followups.append(item)
-            case RunBegan():
-                self._began(item)
-            case RunProgressed():
-                self._progressed(item)
-            case RunEnded():
-                self._ended(item)
+            case RunBegan() | RunProgressed() | RunEnded():
+                self._hear(item)
 
     def _reply(self, command: Command, answer: object) -> None:
         """Answer once the batch is committed."""
@@ -172,7 +157,7 @@ class BatchBuilder:
 
     # Commands.
 
-    def _submit(self, command: SubmitJobs) -> None:
+    def _submit(self, command: api.SubmitJobs) -> None:
         submission, by, whose = command.submission, command.by, holder(command.by)
         try:
             # A submission sent twice under one key is accepted once; the client may not have seen the first answer.
@@ -184,7 +169,12 @@ class BatchBuilder:
                 ids = before[0]
             if ids is None:
                 texts = [request.model_dump_json(exclude_defaults=True) for request in submission.jobs]
-                self._check_quotas(by, texts)
+                queued = len(self._state.records) + len(self.batch.arrivals)
+                if queued + len(texts) > MOST_QUEUED:
+                    text = f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
+                    raise RequestRefusedError(RefusalCode.FULL, text, bound="all-jobs")  # noqa: TRY301
+                size = sum(map(size_of, texts))
+                self._state.usage.check_submit(by, len(texts), size, self._now, self._deps.allowance)
         except RequestRefusedError as error:
             if error.bound is not None:
                 self._deps.metrics.refused.labels(error.bound).inc()
@@ -196,13 +186,6 @@ class BatchBuilder:
                 self._keys[submission.key, whose] = ids, submission.jobs
                 self.batch.keys.append((submission.key, whose, json.dumps(ids)))
         self._reply(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
-
-    def _check_quotas(self, by: views.Account, texts: Sequence[str]) -> None:
-        queued = len(self._state.records) + len(self.batch.arrivals)
-        if queued + len(texts) > MOST_QUEUED:
-            text = f"{queued:,} jobs are queued, of at most {MOST_QUEUED:,}; try again later"
-            raise RequestRefusedError(RefusalCode.FULL, text, bound="all-jobs")
-        self._state.usage.check_submit(by, len(texts), sum(map(size_of, texts)), self._now, self._deps.allowance)
 
     def _new_job(self, request: JobRequest, text: str, by: views.Account) -> str:
         """Add a new job and return its id. It counts at once: the next submission of this batch comes on top of it."""
@@ -221,7 +204,7 @@ class BatchBuilder:
         self.batch.arrivals.append((record, text))
         return job.id
 
-    def _change(self, command: ChangeJob) -> None:
+    def _change(self, command: api.ChangeJob) -> None:
         job, verb, by = command.job, command.verb, command.by
         record = self._state.records.get(job)
         if record is None or record.finished is not None or job in self._finished:
@@ -251,7 +234,7 @@ class BatchBuilder:
         # The state is that after the commit, hence read late.
         self.batch.replies.append(lambda: grant(command, views.CommandResult(job=job, state=record.state, text=text)))
 
-    def _cancel_tenant(self, command: CancelTenant) -> None:
+    def _cancel_tenant(self, command: api.CancelTenant) -> None:
         records, left, done = self._state.records, command.left, command.done
         if left is None:
             # Those that wait first: otherwise some of them would be started in the place of one that runs. Jobs that are
@@ -270,24 +253,21 @@ class BatchBuilder:
 
     # News. Its epoch says which run it is about; news of a run that is unknown, or known to have ended, is dropped.
 
-    def _open_run(self, news: RunEvent) -> tuple[JobRecord, RunRecord] | None:
+    def _hear(self, news: RunEvent) -> None:
         record = self._state.records.get(news.job)
         run = None if record is None else record.run(news.epoch)
-        return None if record is None or run is None or run.ended is not None else (record, run)
-
-    def _began(self, news: RunBegan) -> None:
-        found = self._open_run(news)
-        if found is not None and found[1].began is None:
-            record, run = found
+        if record is None or run is None or run.ended is not None:
+            return
+        if isinstance(news, RunProgressed):
+            self._progressed(record, run, news)
+        elif isinstance(news, RunEnded):
+            self._ended(record, run, news)
+        elif run.began is None:
             run.began = max(run.started, min(news.at, self._now))
             record.update_state()
             self.batch.touched.add(news.job)
 
-    def _progressed(self, news: RunProgressed) -> None:
-        found = self._open_run(news)
-        if found is None:
-            return
-        record, run = found
+    def _progressed(self, record: JobRecord, run: RunRecord, news: RunProgressed) -> None:
         record.steps, record.throughput, record.loss = news.steps, news.throughput, news.loss
         if news.total is not None or news.steps > (record.total or inf):  # further than what was taken for the end
             record.total = news.total
@@ -306,16 +286,11 @@ class BatchBuilder:
             self._loss_reported[news.job] = self._now
             self.batch.add(Progressed(news.job, news.epoch, self._work(record, news.steps), news.loss))
 
-    def _ended(self, news: RunEnded) -> None:
-        found = self._open_run(news)
-        if found is None:
-            return
-        record, run = found
+    def _ended(self, record: JobRecord, run: RunRecord, news: RunEnded) -> None:
         self._loss_reported.pop(news.job, None)
         self._deps.metrics.ended.labels(news.how.value).inc()
-        self._deps.log.info(
-            "run-ended", job=news.job, epoch=news.epoch, how=news.how.value, cause=news.cause, codes=news.codes
-        )
+        values = {"how": news.how.value, "cause": news.cause, "codes": news.codes}
+        self._deps.log.info("run-ended", job=news.job, epoch=news.epoch, **values)
         steps, is_current = self._work(record, news.steps), record.current is run
         record.end_run(run, news, self._now)
         self._state.note_stopping(record)

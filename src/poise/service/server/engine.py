@@ -6,7 +6,7 @@ Read `turn` and `_process` first. Together they are the whole pipeline:
     2. turn it into a batch of facts                                               batch.py
     3. ask the core, and apply facts and actions to the records                    service_state.py
     4. commit all of it in one transaction                                         storage/store.py
-    5. dispatch: tell the back end what to stop and what to start                  dispatch.py
+    5. dispatch: tell the back end what to stop and what to start
     6. answer the commands
 
 Threads. HTTP handlers call `put`, the back end calls `_hear`; both only append to the inbox. Everything that changes the
@@ -29,27 +29,18 @@ from time import monotonic, perf_counter
 
 from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
-from poise.scheduler.model.errors import InvariantError, RequestError
+from poise.scheduler.model.errors import InvariantError, JournalError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
-from poise.service.backends.api import BackendFailed, LiveBackend, RunBegan, RunEnded, RunEvent
+from poise.service.backends.api import BackendFailed, DesiredState, LiveBackend, RunBegan, RunEnded, RunEvent, RunOrder
+from poise.service.server import engine_api as api
 from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, late_runs
 from poise.service.server.dependencies import Dependencies
-from poise.service.server.dispatch import dispatch, open_orders
-from poise.service.server.engine_api import (
-    CancelTenant,
-    Command,
-    RefusalCode,
-    RequestRefusedError,
-    SetPolicy,
-    SetWeight,
-    SubmitJobs,
-    frees_room,
-    grant,
-    refuse,
-)
+from poise.service.server.engine_api import Command, RefusalCode, RequestRefusedError, frees_room, grant, refuse
+from poise.service.server.records import JobRecord, RunRecord
 from poise.service.server.recovery import is_started_as_before, recover, renewed, set_aside, set_weight
-from poise.service.server.service_state import DEFERRED, Batch, Outcome, ServiceState
-from poise.service.server.storage.store import Changes, StorageError
+from poise.service.server.service_state import DEFERRED, JOB_ENDED, Batch, Outcome, ServiceState
+from poise.service.server.storage.store import Changes, StorageError, Store
+from poise.service.wire.request import JobRequest
 
 MOST_AT_ONCE = 512  # commands and pieces of news in one commit; a submission counts as many times as it has jobs
 SLOW_CHAPTER = 60.0  # start a new chapter after this many seconds of decision time; bounds the replay at a restart
@@ -170,7 +161,9 @@ class ServiceEngine:
             if news or commands:
                 followups = self._process((self.clock.now(), [], [*news, *commands]))  # ends free GPUs for new jobs
                 self._follow_up(followups)
-            if self._is_chapter_long():
+            # A restart has to decide the whole chapter again, and the core remembers every job of it.
+            ended = len(self.state.scheduler.state.rows) - len(self.state.records)
+            if self._deciding > SLOW_CHAPTER or self.store.chapter_length > LONG_CHAPTER or ended > MANY_ENDED:
                 self._begin_chapter(None)
         except StorageError as error:
             self._survive_full_disk(error, commands)
@@ -190,9 +183,9 @@ class ServiceEngine:
             while item is not None:
                 yield item
                 match item:
-                    case SubmitJobs():
+                    case api.SubmitJobs():
                         left -= len(item.submission.jobs)
-                    case CancelTenant():
+                    case api.CancelTenant():
                         left -= CANCELLED_AT_ONCE
                     case _:
                         left -= 1
@@ -261,7 +254,24 @@ class ServiceEngine:
                 self.state.committed(each)
 
     def _dispatch(self, outcome: Outcome) -> None:
-        dispatch(outcome, self.state, self.deps, self.backend)
+        """Tell the back end what was decided: first which runs have to leave, then which begin in their place.
+
+        Only after the commit. A crash before it or in the middle loses nothing: at the next start the back end is handed
+        every run whose end is not known (`open_orders`), and carrying out an order twice is the same as once.
+        """
+        metrics, log = self.deps.metrics, self.deps.log
+        for job, epoch, notice in outcome.stops:
+            metrics.preempted.labels(notice.cause).inc()
+            log.info("preempt", job=job, epoch=epoch, text=notice.text)
+            self.backend.stop(job, epoch, notice)
+        for job, epoch, reason in outcome.kills:
+            self.backend.kill(job, epoch, reason)
+        for (record, run), order in zip(outcome.launches, _orders(self.store, self.state, outcome.launches), strict=True):
+            if record.launches == 1:
+                metrics.wait.observe(record.waited)
+            metrics.launched.inc()
+            log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
+            self.backend.launch(order)
 
     def _process_late(self, news: list[RunEvent], since: float) -> list[RunEvent]:
         """Tell the core of runs that ended before `since`, as of when they ended; return the rest of the news.
@@ -291,7 +301,7 @@ class ServiceEngine:
 
     def _follow_up(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            if isinstance(command, SetWeight | SetPolicy):
+            if isinstance(command, api.SetWeight | api.SetPolicy):
                 self._begin_chapter(command)
             else:
                 self.put(command)
@@ -365,15 +375,10 @@ class ServiceEngine:
         finally:
             self.lock.acquire()
 
-    def _is_chapter_long(self) -> bool:
-        """A restart has to decide the whole chapter again, and the core remembers every job of it."""
-        ended = len(self.state.scheduler.state.rows) - len(self.state.records)
-        return self._deciding > SLOW_CHAPTER or self.store.chapter_length > LONG_CHAPTER or ended > MANY_ENDED
-
-    def _begin_chapter(self, command: SetWeight | SetPolicy | None, header: Header | None = None) -> None:
+    def _begin_chapter(self, command: api.SetWeight | api.SetPolicy | None, header: Header | None = None) -> None:
         """Replace the core: with what a command sets, with another header, or because the chapter has become long."""
         now, before = self.clock.now(), self.state
-        if isinstance(command, SetWeight) and command.tenant not in before.counts.jobs:
+        if isinstance(command, api.SetWeight) and command.tenant not in before.counts.jobs:
             # A tenant without jobs: there is nothing to decide, so an entry with a note will do.
             with self.lock:
                 batch = Batch(now)
@@ -485,3 +490,36 @@ def _news(items: Iterable[Item]) -> list[RunEvent]:
         if isinstance(each, BackendFailed):
             raise InvariantError(f"the back end has stopped: {each.problem}")
     return [each for each in items if isinstance(each, RunEvent)]
+
+
+# Orders, which describe a run to the back end.
+
+
+def open_orders(store: Store, state: ServiceState) -> list[tuple[RunOrder, DesiredState]]:
+    """Every run whose end the journal does not know, and what is wanted of it."""
+    runs = [(record, run) for record in state.records.values() for run in record.open_runs()]
+    return list(zip(_orders(store, state, runs), (run.grip for _, run in runs), strict=True))
+
+
+def _orders(store: Store, state: ServiceState, runs: Sequence[tuple[JobRecord, RunRecord]]) -> Iterator[RunOrder]:
+    """What to start, where, and beside which other job."""
+    requests, core = store.submissions.requests([record.job.id for record, _ in runs]), state.scheduler.state
+    for record, run in runs:
+        job = record.job.id
+        try:
+            request = JobRequest.model_validate_json(requests[job])
+        except (KeyError, ValueError) as error:
+            raise JournalError(f"job {job}: what was submitted makes no sense any more: {error!r:.100}") from error
+        row = core.rows.get(job, -1)
+        partner = core.ledger.partner.get(row)
+        beside = None if partner is None else core.columns.ids[partner]
+        # Only a job whose steps divide into micro-batches has speeds: those that the decision to start it was based on.
+        tasks = core.estimate(row).tasks if row >= 0 and run is record.current else None
+        types = () if tasks is None else zip(core.topology.types, tasks.seconds, strict=True)
+        speeds = {name: 1.0 / seconds for name, seconds in types if seconds > 0}
+        # Why a run has to end, in the words that its worker gets.
+        reasons = {DesiredState.LEAVE: run.cause, DesiredState.GONE: record.cause or JOB_ENDED}
+        yield RunOrder(
+            job, run.epoch, state.run_parts(run), request, record.job.tenant, record.busy, beside, speeds,
+            reasons.get(run.grip),
+        )  # fmt: skip

@@ -44,7 +44,7 @@ class EventReader:
         last = self._reader.last()  # before reading: what is committed meanwhile must not be skipped
         found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
-            entries = self._reader.entries(self._named, after=number, limit=PART)
+            entries = self._reader.entries(self._named, number, PART)
             for each in entries:
                 number = each.number
                 found += self._sentences(each)
@@ -59,7 +59,7 @@ class EventReader:
         last = before = self._reader.last()
         found: list[EventRow] = []
         for _ in range(MOST_ENTRIES // PART):
-            entries = self._reader.entries_back(self._named, until=before, limit=PART)
+            entries = self._reader.entries(self._named, before, PART, back=True)
             for each in entries:
                 found = [*self._sentences(each), *found]
                 if len(found) >= most:

@@ -51,7 +51,7 @@ def _replayed(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome | N
     last = deps.store.chapter()
     if last is None:
         state = ServiceState(deps.header, deps.new_scheduler(deps.header), deps.new_admission(deps.header))
-        return state, state.apply(Batch(now, chapter=_headers(deps, deps.header)))
+        return state, state.apply(Batch(now, chapter=(header_line(deps.header), header_line(deps.header))))
     state = _from_records(deps, read_header(last[0]), now)
     replay(state.scheduler, _observed(state, map(read_entry, deps.store.entries(last[2]))))
     for name, record in state.records.items():
@@ -70,8 +70,7 @@ def _restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     last = deps.store.chapter()
     state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
     header = state.header if is_started_as_before(deps) else deps.header
-    epochs = deps.latest_epoch if deps.store.is_repaired else _no_trace
-    return _carry_over(deps, state, header, Batch(now), epochs=epochs)
+    return _carry_over(deps, state, header, Batch(now), epochs=deps.latest_epoch if deps.store.is_repaired else None)
 
 
 def is_started_as_before(deps: Dependencies) -> bool:
@@ -101,7 +100,7 @@ def renewed(
     batch = Batch(now)
     if isinstance(command, SetPolicy):
         header = replace(header, policy=command.policy)
-        batch.notes[WHOLE] = _policy_note(command.by.name, before, header)
+        batch.notes[WHOLE] = {"by": command.by.name, "policy": header.policy, "before": before.header.policy}
     elif isinstance(command, SetWeight):
         with lock:
             set_weight(before, command, batch)
@@ -188,25 +187,13 @@ def _observed(state: ServiceState, entries: Iterable[JournalEntry]) -> Iterator[
         yield entry
 
 
-def _headers(deps: Dependencies, header: Header) -> tuple[str, str]:
-    return header_line(header), header_line(deps.header)
-
-
-def _policy_note(by: str, before: ServiceState, header: Header) -> dict[str, str]:
-    return {"by": by, "policy": header.policy, "before": before.header.policy}
-
-
-def _no_trace(_job: str) -> int:
-    return 0
-
-
 def _carry_over(
     deps: Dependencies,
     before: ServiceState,
     header: Header,
     batch: Batch,
     lock: AbstractContextManager[object] = _NO_LOCK,
-    epochs: Callable[[str], int] = _no_trace,
+    epochs: Callable[[str], int] | None = None,
 ) -> tuple[ServiceState, Outcome]:
     """Begin a chapter in which every job stands where it stood. A run on GPUs that are gone has to leave.
 
@@ -216,14 +203,14 @@ def _carry_over(
     """
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
     state.continue_from(before)
-    batch.chapter = _headers(deps, header)
+    batch.chapter = header_line(header), header_line(deps.header)
     stops = []
     carried: list[Carried] = []
     for record in state.records.values():
         if record.finished is not None:
             continue
         job, run = record.job.id, record.current
-        stranded, latest = state.admission.why_stranded(record.job), epochs(job)
+        stranded, latest = state.admission.why_stranded(record.job), epochs(job) if epochs else 0
         is_outlived = run is not None and latest > run.epoch
         if run is not None and (stranded or is_outlived or not state.holding(run)):
             text = LOST_END if is_outlived else GONE_GPUS
@@ -240,7 +227,8 @@ def _carry_over(
         carried.append(replace(fact, epoch=max(fact.epoch, latest)))
     batch.events += carried
     if header.policy != before.header.policy:
-        batch.notes.setdefault(WHOLE, _policy_note(Actor.SERVICE, before, header))
+        note = {"by": Actor.SERVICE, "policy": header.policy, "before": before.header.policy}
+        batch.notes.setdefault(WHOLE, note)
     outcome = state.apply(batch, lock)
     outcome.stops += stops
     return state, outcome

@@ -13,19 +13,9 @@ from typing import TypeVar
 
 from poise import __version__
 from poise.scheduler.model.units import counted
+from poise.service.server import engine_api as api
 from poise.service.server.engine import ServiceEngine
-from poise.service.server.engine_api import (
-    CancelTenant,
-    ChangeJob,
-    JobFilter,
-    RefusalCode,
-    RequestRefusedError,
-    SetPolicy,
-    SetWeight,
-    SubmitJobs,
-    Verb,
-    grant,
-)
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb, grant
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
 from poise.service.server.queue_view import nodes, page_of, positions, shares
@@ -63,7 +53,7 @@ class LiveService:
 
     def submit(self, by: Account, submission: Submission) -> "Future[views.SubmittedView]":
         """Accept all jobs or none. A repeated submission gets its answer again, even if its jobs could not run by now."""
-        command = SubmitJobs(by, submission)
+        command = api.SubmitJobs(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
             grant(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
@@ -80,7 +70,7 @@ class LiveService:
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant."""
-        command = CancelTenant(by, tenant)
+        command = api.CancelTenant(by, tenant)
         self._engine.put(command)
         return command.reply
 
@@ -98,19 +88,19 @@ class LiveService:
 
     def _change(self, by: Account, job: str, verb: Verb) -> "Future[views.CommandResult]":
         self.owner(job)
-        command = ChangeJob(by, job, verb)
+        command = api.ChangeJob(by, job, verb)
         self._engine.put(command)
         return command.reply
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[views.Shares]":
         """Change a tenant's share."""
-        command = SetWeight(by, tenant, weight)
+        command = api.SetWeight(by, tenant, weight)
         self._engine.put(command)
         return _then(command.reply, self.shares)
 
     def set_policy(self, by: Account, policy: str) -> "Future[views.ServiceView]":
         """Switch to another policy."""
-        command = SetPolicy(by, policy)
+        command = api.SetPolicy(by, policy)
         self._engine.put(command)
         return _then(command.reply, self.service)
 

@@ -21,30 +21,11 @@ from poise.durable import sync_folder
 from poise.engine.journal import read_entry, read_header
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.service.backends.local.state_dir import highest_number
+from poise.service.server.storage import schema, store
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, set_aside
-from poise.service.server.storage.schema import (
-    FILE,
-    INDEXES,
-    TABLES,
-    UNREADABLE,
-    check_writable,
-    checksum,
-    decode_leniently,
-    error_text,
-    migrate,
-    version_by_tables,
-    version_of,
-)
+from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, decode_leniently, error_text
 from poise.service.server.storage.sidecar import MARK, JournalEnd, read_mark
-from poise.service.server.storage.store import (
-    FROM_RECORDS,
-    JOB_ROWS,
-    LAST_ENTRY,
-    LAST_JOB,
-    NO_CHAPTERS,
-    StoredJob,
-    has_lost_chapters,
-)
+from poise.service.server.storage.store import JOB_ROWS, StoredJob
 
 BACKUPS = "backups"
 _FILES = (FILE, f"{FILE}-wal", MARK)
@@ -77,7 +58,7 @@ def examined(state: Path) -> Iterator[tuple[RepairFindings, Callable[[], Path]]]
         for name in (each for each in _FILES if (state / each).exists()):
             shutil.copy(state / name, work / name)
         with suppress(*UNREADABLE), closing(sqlite3.connect(work / FILE)) as db:
-            version_of(db, state / FILE)  # refuses a later version; one that cannot be read is damage
+            schema.version_of(db, state / FILE)  # refuses a later version; one that cannot be read is damage
         found, repaired = RepairFindings(), work / f"mended-{FILE}"
         try:
             problem = salvage(work / FILE, repaired)
@@ -134,17 +115,20 @@ def salvage(source: Path, target: Path) -> str | None:
                 for statement in statements:
                     new.execute(statement)
                 for table in (*NUMBERED, *KEYED):
-                    _copy(old, new, table)
-                new.execute(f"PRAGMA user_version = {version_by_tables(new)}")
+                    columns = new.execute(f"SELECT count(*) FROM pragma_table_info('{table}')").fetchone()[0]
+                    for row in _readable_rows(old, table) if columns else ():
+                        with suppress(*UNREADABLE):
+                            new.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})", row)
+                new.execute(f"PRAGMA user_version = {schema.version_by_tables(new)}")
                 new.execute("COMMIT")
         except UNREADABLE as error:
             if new.in_transaction:
                 new.execute("ROLLBACK")
             problem = error_text(error)
-        migrate(new, source)
+        schema.migrate(new, source)
         there = {name for (name,) in new.execute("SELECT name FROM sqlite_master")}
         gone = [name for name in (*NUMBERED, *KEYED) if name not in there]
-        for statement in _statements(TABLES):
+        for statement in _statements(schema.TABLES):
             new.execute(statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
         return problem or (f"no table {', '.join(gone)}" if gone else None)
 
@@ -153,8 +137,8 @@ def _page_problem(db: sqlite3.Connection, path: Path) -> str | None:
     try:
         found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found == "ok":
-            version_of(db, path)
-            check_writable(path)
+            schema.version_of(db, path)
+            schema.check_writable(path)
     except UNREADABLE as error:
         return error_text(error)
     return None if found == "ok" else " ".join(found.split())
@@ -170,21 +154,11 @@ def _schema(db: sqlite3.Connection) -> list[str]:
                 trial.execute(statement)
         if found:
             return found
-    return _statements(TABLES + INDEXES)
+    return _statements(schema.TABLES + schema.INDEXES)
 
 
 def _statements(text: str) -> list[str]:
     return [each for each in text.split(";") if each.strip()]
-
-
-def _copy(old: sqlite3.Connection, new: sqlite3.Connection, table: str) -> None:
-    columns = new.execute(f"SELECT count(*) FROM pragma_table_info('{table}')").fetchone()[0]
-    if not columns:
-        return
-    statement = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})"
-    for row in _readable_rows(old, table):
-        with suppress(*UNREADABLE):
-            new.execute(statement, row)
 
 
 def _readable_rows(db: sqlite3.Connection, table: str) -> Iterator[Sequence[Any]]:
@@ -238,8 +212,8 @@ class _Repair:
                 self._problems.append(f"chapter of entry {first}: {problem}")
                 self._remember("chapter", first, [*texts, stored])
                 self._db.execute("DELETE FROM chapters WHERE first IS ?", (first,))
-        if has_lost_chapters(self._db):
-            self._problems.append(NO_CHAPTERS)
+        if store.has_lost_chapters(self._db):
+            self._problems.append(store.NO_CHAPTERS)
         for number, *texts, stored in self._rows("SELECT number, document, notes, sum FROM entries ORDER BY number"):
             is_whole = checksum(number, *texts) == stored
             problem = _parse_problem(read_entry, texts[0]) if is_whole else "not as it was written"
@@ -251,7 +225,7 @@ class _Repair:
         self._tenants()
         self._numbers(mark or JournalEnd(0, 0), highest)
         if self._problems:
-            self._set_floor(FROM_RECORDS, 1)
+            self._set_floor(store.FROM_RECORDS, 1)
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._db.execute(query, values).fetchall()
@@ -307,8 +281,8 @@ class _Repair:
         there = {int(job) for (job,) in self._rows("SELECT id FROM jobs")}
         [(entries, last)] = self._rows("SELECT count(*), coalesce(max(number), 0) FROM entries")
         floors = dict(self._rows("SELECT name, value FROM floors"))
-        known = int(floors.get(LAST_JOB, 0))
-        found = JournalEnd(max(last, floors.get(LAST_ENTRY, 0)), max(*there, known, 0))
+        known = int(floors.get(store.LAST_JOB, 0))
+        found = JournalEnd(max(last, floors.get(store.LAST_ENTRY, 0)), max(*there, known, 0))
         if not mark.is_in(found):
             self._problems.insert(0, mark.missing(found))
         named = {int(job) for (job,) in self._rows("SELECT DISTINCT job FROM mentions") if str(job).isdecimal()}
@@ -319,8 +293,8 @@ class _Repair:
         end = JournalEnd(max(found.entry, mark.entry), max(found.job, mark.job, highest))
         self._found.entries, self._found.next_job = entries, end.job + 1
         if self._problems:
-            self._set_floor(LAST_ENTRY, end.entry)
-            self._set_floor(LAST_JOB, end.job)
+            self._set_floor(store.LAST_ENTRY, end.entry)
+            self._set_floor(store.LAST_JOB, end.job)
 
 
 def _parse_problem(parse: Callable[[str], object], *texts: str) -> str | None:

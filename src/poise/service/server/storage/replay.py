@@ -13,17 +13,11 @@ from poise.engine.loop import Replayed, replay
 from poise.scheduler.model.action import JournalEntry
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.service.server.dependencies import core_of
+from poise.service.server.storage import store
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
 from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, error_text, migrated_copy, version_of
 from poise.service.server.storage.sidecar import MARK, JournalEnd, read_mark
-from poise.service.server.storage.store import (
-    check_end,
-    refuse_shorter,
-    remedy,
-    stored_entries,
-    tenant_totals,
-    unended_jobs,
-)
+from poise.service.server.storage.store import remedy
 
 
 class StoreReplay(NamedTuple):
@@ -49,12 +43,12 @@ def replay_store(file: Path) -> StoreReplay:
     Raises ReplayError where an action differs, JournalError for what is damaged.
     """
     with _opened(file) as (db, chapters):
-        for row in unended_jobs(db):
+        for row in store.unended_jobs(db):
             try:
                 read_record(row)
             except DamagedRowError as error:
                 raise JournalError(f"{file}: job {row.id}: {error}; the service would set it aside") from None
-        tenant_totals(db, file)
+        store.tenant_totals(db, file)
         missing: list[str] = []
         done: list[tuple[int, int, int]] = []
         ends = [later for _, (_, later) in pairwise(chapters)] + [1 << 62]
@@ -67,7 +61,7 @@ def replay_store(file: Path) -> StoreReplay:
 def _entries(db: sqlite3.Connection, file: Path, first: int, end: int, missing: list[str]) -> Iterator[JournalEntry]:
     """Entries of one chapter, up to the first one that is missing, which is noted."""
     expected = first
-    for entry in stored_entries(db, first, end):
+    for entry in store.stored_entries(db, first, end):
         if entry.is_damaged:
             raise JournalError(f"{file}: damaged: entry {entry.number:,}; {remedy(file.parent)}")
         if entry.number != expected:
@@ -93,11 +87,11 @@ def _opened(file: Path) -> Iterator[tuple[sqlite3.Connection, list[tuple[str, in
     mark = read_mark(file.parent)  # before the journal: a service that runs may commit in between
     nothing = RequestError(f"{file}: nothing has happened yet")
     if not file.exists():
-        refuse_shorter(JournalEnd(0, 0), mark, file)
+        store.refuse_shorter(JournalEnd(0, 0), mark, file)
         raise nothing
     try:
         with closing(migrated_copy(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True), file)) as db:
-            check_end(db, mark, file)
+            store.check_end(db, mark, file)
             if version_of(db, file) == 0:
                 raise nothing
             chapters = []

@@ -15,7 +15,7 @@ earlier version or the current one, nothing in between.
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -173,26 +173,23 @@ def _to_2(db: sqlite3.Connection) -> None:
     for each in old:
         db.execute(f"ALTER TABLE {each} RENAME TO old_{each}")
     _execute(db, TABLES)
-    for row in _rows(db, "SELECT number, first, header, asked FROM old_chapters"):
-        db.execute("INSERT INTO chapters VALUES (?, ?, ?, ?, ?)", _converted(_chapter_2, row, 1))
-    for row in _rows(db, "SELECT number, now, document, notes FROM old_entries"):
-        db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", _converted(_entry_2, row, 1))
-    for row in _rows(db, "SELECT number, id, tenant, app, ended, 'FAILED', job, request, record FROM old_jobs"):
-        db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _converted(_job_2, row, 3))
-    for row in _rows(db, "SELECT name, weight, gpu_seconds, preemptions FROM old_tenants"):
-        db.execute("INSERT INTO tenants VALUES (?, ?, ?, ?, ?)", (*row, checksum(*row)))
+    for table, columns, convert, sums in (
+        ("chapters", "number, first, header, asked", _chapter_2, 1),
+        ("entries", "number, now, document, notes", _entry_2, 1),
+        ("jobs", "number, id, tenant, app, ended, 'FAILED', job, request, record", _job_2, 3),
+        ("tenants", "name, weight, gpu_seconds, preemptions", lambda *row: (*row, checksum(*row)), 1),
+    ):
+        found = db.execute(f"SELECT {columns} FROM old_{table}")
+        while some := found.fetchmany(1_000):  # not all in memory
+            for row in some:
+                new = _converted(convert, row, sums)
+                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(new))})", new)
     db.execute("INSERT INTO mentions SELECT job, entry FROM old_mentions")
     db.execute("INSERT INTO submissions SELECT key, account, jobs FROM old_submissions")
     db.execute(_HOLDERS_2)
     for each in old:
         db.execute(f"DROP TABLE old_{each}")
     _execute(db, INDEXES)
-
-
-def _rows(db: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    found = db.execute(query)
-    while some := found.fetchmany(1_000):  # not all in memory
-        yield from some
 
 
 def _converted(convert: Callable[..., tuple[object, ...]], row: tuple[Any, ...], sums: int) -> tuple[object, ...]:
@@ -218,22 +215,17 @@ def _job_2(*row: Any) -> tuple[object, ...]:  # noqa: ANN401
     number, name, tenant, app, ended, _, job, request, record = row
     job = _encode(migrate_job(1, json.loads(job)))
     found = json.loads(record)
-    found["runs"] = [_run_2(run) for run in found["runs"]]
-    found = {"unsaved": False, "busy": sum(map(_busy, found["runs"]))} | found
+    runs, busy = [], []
+    for run in found["runs"]:
+        new = {"attached": None, "by_type": {run.get("gpu_type"): run["count"]}} | run  # all its GPUs were of one type
+        new.pop("gpu_type", None)
+        runs.append(new)
+        began, over = run["began"], run["released"]
+        busy.append(0.0 if began is None or over is None else max(over - began, 0.0))
+    found = {"unsaved": False, "busy": sum(busy)} | found | {"runs": runs}
     record, state = _encode(found), found["state"]
     sums = checksum(name, job), checksum(name, tenant, app, request), checksum(name, ended, state, record)
     return number, name, tenant, app, ended, state, job, request, record, *sums
-
-
-def _run_2(run: dict[str, Any]) -> dict[str, Any]:
-    new = {"attached": None, "by_type": {run.get("gpu_type"): run["count"]}} | run  # all GPUs of a run were of one type
-    new.pop("gpu_type", None)
-    return new
-
-
-def _busy(run: dict[str, Any]) -> float:
-    began, over = run["began"], run["released"]
-    return 0.0 if began is None or over is None else max(over - began, 0.0)
 
 
 STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}  # by the version that they start from

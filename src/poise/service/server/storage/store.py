@@ -38,17 +38,8 @@ from typing import Any, NamedTuple
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
 from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.quotas import SLOT, Sent
-from poise.service.server.storage.schema import (
-    FILE,
-    UNREADABLE,
-    VERSION,
-    check_writable,
-    checksum,
-    decode_leniently,
-    error_text,
-    migrate,
-    version_of,
-)
+from poise.service.server.storage import schema
+from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, decode_leniently, error_text
 from poise.service.server.storage.sidecar import JournalEnd, JournalMark, Reserve
 from poise.service.server.storage.state_dir import open_private
 from poise.service.wire.request import JobRequest, Submission
@@ -188,8 +179,8 @@ class Store:
                     os.close(open_private(self.path.with_name(FILE + other), os.O_RDONLY))
             self.is_checked = self._check()
             with closing(self._connect()) as db:
-                self.migrated_from = migrate(db, self.path)
-            self.lacks_mark = self.migrated_from == VERSION and self._mark.read() is None
+                self.migrated_from = schema.migrate(db, self.path)
+            self.lacks_mark = self.migrated_from == schema.VERSION and self._mark.read() is None
             self._db = self._connect()
             self.refresh()
         self._mark.write(JournalEnd(self.last, self.highest))
@@ -209,10 +200,10 @@ class Store:
         Read-only, so that a journal which is refused stays as it was found. Returns whether its pages were checked too:
         those of a very large one are not.
         """
-        check_writable(self.path)
+        schema.check_writable(self.path)
         with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             decode_leniently(db)
-            version = version_of(db, self.path)
+            version = schema.version_of(db, self.path)
             is_small = self.path.stat().st_size <= LARGEST_CHECKED
             problem = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0]) if is_small else "ok"
             if problem != "ok":
@@ -226,11 +217,7 @@ class Store:
     def _connect(self) -> sqlite3.Connection:
         # Transactions are begun by hand; `check_same_thread` is off because a connection may be closed by another thread.
         db = sqlite3.connect(
-            self.path,
-            timeout=BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=CACHED_STATEMENTS,
+            self.path, BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")  # sync the log at each commit: what was answered survives a power failure
@@ -409,7 +396,7 @@ def _floor(db: sqlite3.Connection, name: str) -> int:
 
 def check_end(db: sqlite3.Connection, mark: JournalEnd | None, path: Path) -> None:
     """Raise JournalError for a journal that ends before its mark."""
-    refuse_shorter(end_of(db, path) if version_of(db, path) else JournalEnd(0, 0), mark, path)
+    refuse_shorter(end_of(db, path) if schema.version_of(db, path) else JournalEnd(0, 0), mark, path)
 
 
 def refuse_shorter(found: JournalEnd, mark: JournalEnd | None, path: Path) -> None:
@@ -475,16 +462,11 @@ class Reader:
         where, values = _ended_condition(wanted)
         return Counter(dict(self._db.execute(f"SELECT state, count(*) FROM jobs WHERE {where} GROUP BY 1", values)))
 
-    def entries(self, wanted: "EntryFilter", *, after: int, limit: int) -> list[StoredEntry]:
-        """Entries after a number, in order."""
-        where, values = wanted.condition("> ?", after)
-        rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number LIMIT ?", (*values, limit))
-        return [StoredEntry.of(*row) for row in rows]
-
-    def entries_back(self, wanted: "EntryFilter", *, until: int, limit: int) -> list[StoredEntry]:
-        """Entries up to a number, the last one first."""
-        where, values = wanted.condition("<= ?", until)
-        rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number DESC LIMIT ?", (*values, limit))
+    def entries(self, wanted: "EntryFilter", number: int, limit: int, *, back: bool = False) -> list[StoredEntry]:
+        """Entries after a number, in order; or, going back, entries up to a number, the last one first."""
+        where, values = wanted.condition("<= ?" if back else "> ?", number)
+        order = "DESC" if back else "ASC"
+        rows = self._db.execute(f"{_ENTRIES} WHERE {where} ORDER BY number {order} LIMIT ?", (*values, limit))
         return [StoredEntry.of(*row) for row in rows]
 
     def chapters(self) -> list[int]:
