@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from poise.scheduler.policies.catalogue import policy_named
 from poise.service.server.accounts import TokenStore
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.http.app import create_app
 from poise.service.server.http.guard import ApiOptions
 from poise.service.wire.request import JobRequest, Submission, notes_on
@@ -45,6 +45,12 @@ from poise.service.wire.views import (
 
 LOG = "epoch 1\nepoch 2\n"
 NOW = 1_700_000_000.0
+AFTER = {
+    Verb.CANCEL: JobState.CANCELLED,
+    Verb.HOLD: JobState.PAUSED,
+    Verb.STOP: JobState.CHECKPOINTING,
+    Verb.RELEASE: JobState.PENDING,
+}
 T = TypeVar("T")
 
 Result = TypeVar("Result")
@@ -84,8 +90,8 @@ class FakeEngine:
                 self._happens("submitted", job, by)
         return _done(SubmittedView(jobs=tuple(ids), notes=notes_on(submission.jobs)))
 
-    def cancel(self, by: Account, job: str) -> "Future[CommandResult]":
-        return self._put(by, job, JobState.CANCELLED)
+    def change(self, by: Account, job: str, verb: Verb) -> "Future[CommandResult]":
+        return self._put(by, job, AFTER[verb])
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[CancelledJobs]":
         self._may_fail()
@@ -93,15 +99,6 @@ class FakeEngine:
         for job in live:
             self._put(by, job, JobState.CANCELLED)
         return _done(CancelledJobs(tenant=tenant, jobs=len(live)))
-
-    def hold(self, by: Account, job: str) -> "Future[CommandResult]":
-        return self._put(by, job, JobState.PAUSED)
-
-    def stop(self, by: Account, job: str) -> "Future[CommandResult]":
-        return self._put(by, job, JobState.CHECKPOINTING)
-
-    def release(self, by: Account, job: str) -> "Future[CommandResult]":
-        return self._put(by, job, JobState.PENDING)
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
         self._may_fail()

@@ -14,7 +14,7 @@ from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
 
 from poise.scheduler.model.errors import JournalError
-from poise.service.server.engine_api import JobFilter
+from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.server.storage.schema import FILE
 from poise.service.server.storage.sidecar import MARK, JournalEnd, JournalMark
 from poise.service.wire.views import JobState
@@ -25,7 +25,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "state")
     yield made
     for job in list(made.engine._engine.state.records):
-        made.engine.cancel(ANN, job).result(PATIENCE)
+        made.engine.change(ANN, job, Verb.CANCEL).result(PATIENCE)
     until(lambda: not made.engine._engine.state.records)
     made.engine.close()
 
@@ -116,7 +116,7 @@ def test_a_journal_that_lost_its_end_is_refused_until_it_is_repaired_and_no_numb
 def test_a_run_that_the_journal_has_lost_is_ended_and_its_number_not_used_again(served: Served, tmp_path: Path) -> None:
     job = served.submit(command=("sleep", "1000"), gpus=2, hold=True)
     shutil.copytree(served.state, tmp_path / "before", ignore=shutil.ignore_patterns("jobs", MARK))
-    served.engine.release(ANN, job).result(PATIENCE)
+    served.engine.change(ANN, job, Verb.RELEASE).result(PATIENCE)
     until(lambda: served.engine.show(job).job.state is JobState.RUNNING)
     assert processes(served, job)
     served.engine.close()
@@ -124,7 +124,7 @@ def test_a_run_that_the_journal_has_lost_is_ended_and_its_number_not_used_again(
     assert poise("repair", "-y", served.state).code == 0
     served.start()
     until(lambda: not processes(served, job))
-    served.engine.release(ANN, job).result(PATIENCE)
+    served.engine.change(ANN, job, Verb.RELEASE).result(PATIENCE)
     until(lambda: served.engine.show(job).job.state is JobState.RUNNING)
     assert [run.epoch for run in served.engine.show(job).runs] == [2]
 

@@ -13,7 +13,7 @@ from tests.backends import PATIENCE, until
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import JournalError
-from poise.service.server.engine_api import JobFilter
+from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
@@ -116,7 +116,7 @@ def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served
     """It has ended once the queue does not list it any more. All but its log stays known, and nobody gets its id."""
     gone, cancelled = served.run(), served.submit(command=("sleep", "1000"))
     until(lambda: served.engine.show(cancelled).job.state is JobState.RUNNING)
-    served.engine.cancel(ANN, cancelled).result(PATIENCE)
+    served.engine.change(ANN, cancelled, Verb.CANCEL).result(PATIENCE)
     until(lambda: not served.is_listed(cancelled))
     before = [served.engine.show(job) for job in (gone, cancelled)]
     for job in (gone, cancelled):
@@ -125,7 +125,7 @@ def test_the_directory_of_a_job_that_has_ended_may_be_deleted_at_any_time(served
         assert [served.engine.show(job) for job in (gone, cancelled)] == before
         assert served.said(gone) == ""
         assert served.engine.why(gone).state is JobState.SUCCEEDED
-        assert served.engine.cancel(ANN, cancelled).result(PATIENCE).state is JobState.CANCELLED
+        assert served.engine.change(ANN, cancelled, Verb.CANCEL).result(PATIENCE).state is JobState.CANCELLED
         served.restart()
     assert served.run() == "3"
     assert served.said("3").endswith("---\n[]\n")

@@ -21,7 +21,7 @@ from tests.states import STATES, load
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import PoiseError
-from poise.service.server.engine_api import JobFilter
+from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
 from poise.service.server.startup import BackendKind, Setup, open_engine
@@ -73,7 +73,7 @@ def kept(*, closed: bool) -> Kept:
         for number in range(JOBS):
             submitted(engine, name=f"job-{number}", tenant=f"tenant-{number % 3}", hold=number % 5 == 0)
         for job in ("2", "3", "12", "30"):
-            engine.cancel(ANN, job).result(LONG)
+            engine.change(ANN, job, Verb.CANCEL).result(LONG)
         engine.set_weight(ANN, "tenant-1", 2.0).result(LONG)
         engine.set_policy(ANN, "las").result(LONG)
         answered = answers(engine)

@@ -13,7 +13,7 @@ from poise.lab.analysis.history import History
 from poise.scheduler.model.action import JournalEntry
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import RequestRefusedError, Verb
 from poise.service.server.storage.store import StorageError
 from poise.service.wire.request import Submission
 from poise.service.wire.views import JobState
@@ -52,7 +52,7 @@ def _command(service: Service, verb: str, job: str) -> None:
     """As a person would: once more if there was no answer."""
     for _ in range(3):
         with suppress(RequestRefusedError):
-            reply = getattr(service.engine, verb)(ALICE, job)
+            reply = service.engine.change(ALICE, job, Verb(verb))
             service.settle()
             if reply.done():
                 return

@@ -13,7 +13,7 @@ from tests.machine_laws import check_books, check_standing
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.policies.catalogue import POLICIES
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest
 
 STEPS = 40
@@ -122,7 +122,7 @@ class Life:
         for _ in range(400):
             for job, record in service.loop.state.records.items():
                 if record.held and record.finished is None:
-                    service.engine.release(ALICE, job)
+                    service.engine.change(ALICE, job, Verb.RELEASE)
             for job, epoch in sorted(service.machine.alive):
                 if (job, epoch) in service.machine.leaving:
                     service.machine.end(job, RunEnding.YIELDED, steps=1.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import RequestRefusedError, Verb
 from poise.service.server.quotas import HOUR, SLOT, Allowance, Load, size_of
 from poise.service.wire.views import Account, Role
 
@@ -62,7 +62,7 @@ class QuotaModel:
     def cancel(self, which: int) -> None:
         if self.live:
             job = list(self.live)[which % len(self.live)]
-            self.service.call(lambda engine: engine.cancel(ALICE, job))
+            self.service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
             del self.live[job]
 
     def cancel_all(self, who: int) -> None:

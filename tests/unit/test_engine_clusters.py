@@ -11,7 +11,7 @@ from tests.shell import poise
 from poise.engine.journal import read_header
 from poise.scheduler.core.settings import Settings
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import JobFilter, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RequestRefusedError, Verb
 from poise.service.server.storage.replay import replay_store
 from poise.service.wire.views import JobState
 
@@ -58,9 +58,9 @@ def test_a_job_that_the_cluster_cannot_run_any_more_waits_until_it_can(service: 
 def test_a_stranded_job_can_be_held_and_cancelled(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2, gpu_types=("k80",)))
     with_cluster(service, "v100:1")
-    service.call(lambda engine: engine.hold(ALICE, job))
-    service.call(lambda engine: engine.release(ALICE, job))
-    service.call(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.HOLD))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
     assert service.engine.show(job).job.state is JobState.CANCELLED
     assert service.engine.reasons()["rejected"] == 0
     service.restart()

@@ -13,7 +13,7 @@ from poise.service.backends.api import RunEnding, RunProgressed
 from poise.service.server import batch as batch_module
 from poise.service.server import engine as engine_module
 from poise.service.server.admission import MOST_KINDS
-from poise.service.server.engine_api import RequestRefusedError
+from poise.service.server.engine_api import RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import JobState
 
@@ -75,7 +75,7 @@ def test_ends_of_runs_are_processed_before_commands_that_arrive_with_them(
 ) -> None:
     [job] = service.submit(a_request(gpus=2))
     service.machine.now += 5
-    reply = getattr(service.engine, verb)(ALICE, job)
+    reply = service.engine.change(ALICE, job, Verb(verb))
     service.machine.end(job, how, cause="traceback-from-crash", code=1)
     service.settle()
     check_standing(service)
@@ -88,7 +88,7 @@ def test_ends_of_runs_are_processed_before_commands_that_arrive_with_them(
         assert detail.failures == 1
         assert reply.result(0).state is (JobState.PAUSED if verb == "hold" else JobState.CANCELLED)
         if verb == "hold":
-            service.engine.release(ALICE, job)
+            service.engine.change(ALICE, job, Verb.RELEASE)
     finish_all(service)
     check_books(service, [job])
 
@@ -176,7 +176,7 @@ def test_a_job_past_its_maximum_duration_fails_whatever_its_exit_code(service: S
 def test_a_starting_job_waits_only_for_runs_on_its_own_gpus(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="v100:2", policy="fifo", backend=LingeringBackend)
     first, second, third = service.submit(a_request(), a_request(), a_request())
-    service.call(lambda engine: engine.hold(ALICE, first))
+    service.call(lambda engine: engine.change(ALICE, first, Verb.HOLD))
     assert service.engine.why(third).reason.text == "waits until those who had its GPUs have left"
     service.machine.end(second, RunEnding.FINISHED)
     service.settle()

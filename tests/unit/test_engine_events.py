@@ -8,7 +8,7 @@ from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_
 from poise.scheduler.policies.catalogue import POLICIES, Capability
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
 from poise.service.server.engine import open_orders
-from poise.service.server.engine_api import JobFilter
+from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.wire.views import Account, EventRow, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)
@@ -202,7 +202,7 @@ def test_the_reason_for_a_preemption_has_the_same_words_everywhere(tmp_path: Pat
     assert service.engine.show(long).runs[0].cause == text
     service.restart()  # the worker may not have been told yet
     assert reasons(service) == {long: text, short: None}
-    service.call(lambda engine: engine.cancel(ALICE, long))
+    service.call(lambda engine: engine.change(ALICE, long, Verb.CANCEL))
     service.restart()
     assert reasons(service)[long] == service.engine.show(long).job.reason.text == "cancelled by its owner"
 
@@ -220,7 +220,7 @@ def test_a_leaving_run_is_said_to_save_only_if_it_can(tmp_path: Path, unaware: s
     service = Service(tmp_path, cluster="v100:1", backend=LingeringBackend)
     service.machine.unaware = unaware
     [job] = service.submit(a_request())
-    service.engine.stop(ALICE, job)
+    service.engine.change(ALICE, job, Verb.STOP)
     service.settle()
     why = service.engine.why(job)
     assert (why.state, why.reason.code) == (JobState.CHECKPOINTING, "checkpointing")
@@ -275,7 +275,7 @@ def test_a_gpu_that_two_jobs_share_is_one_gpu_with_two_holders(tmp_path: Path) -
     evidence = service.engine.why(waits).evidence
     assert evidence[0] == "it can use v100; held of those: 1 GPU"
     assert evidence[-1] == "tenant alice holds 1 of 1 GPU"
-    service.engine.cancel(ALICE, pair[0])
+    service.engine.change(ALICE, pair[0], Verb.CANCEL)
     assert {each.tenant: each.gpus for each in service.engine.shares().tenants}["bob"] == 1
 
 

@@ -7,6 +7,7 @@ from tests.machine import ALICE, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.service.backends.api import RunEnding
+from poise.service.server.engine_api import Verb
 from poise.service.wire.views import CommandResult, Flag, JobState, NodeRow
 
 
@@ -25,7 +26,7 @@ def unaware(service: Service, **given: str) -> str:
 
 
 def held(service: Service, job: str) -> CommandResult:
-    answer: CommandResult = service.call(lambda engine: engine.hold(ALICE, job))
+    answer: CommandResult = service.call(lambda engine: engine.change(ALICE, job, Verb.HOLD))
     check_standing(service)
     return answer
 
@@ -79,7 +80,7 @@ def test_a_deferred_hold_frees_no_gpus(slow: Service) -> None:
 def test_release_lifts_a_deferred_hold(slow: Service) -> None:
     job = unaware(slow)
     held(slow, job)
-    answer = slow.call(lambda engine: engine.release(ALICE, job))
+    answer = slow.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
     assert (answer.state, answer.text) == (JobState.RUNNING, "it goes on, and is no longer to be held")
     slow.pass_time(100)
     check_standing(slow)
@@ -148,7 +149,7 @@ def test_stop_says_what_is_lost_and_gpus_are_shown_as_held_until_the_run_is_gone
 ) -> None:
     job = unaware(slow, **given)
     held(slow, job)
-    answer = slow.call(lambda engine: engine.stop(ALICE, job))
+    answer = slow.call(lambda engine: engine.change(ALICE, job, Verb.STOP))
     check_standing(slow)
     assert answer.text == said
     assert (node(slow).free, node(slow).jobs, node(slow).leaving) == (0, (None, None), (job, job))
@@ -190,7 +191,7 @@ def test_a_deferred_hold_survives_a_crash_and_another_policy(slow: Service, wait
     slow.pass_time(100)
     check_standing(slow)
     assert slow.engine.show(job).job.state is JobState.PAUSED
-    slow.engine.release(ALICE, job)
+    slow.engine.change(ALICE, job, Verb.RELEASE)
     slow.settle()
     finish_all(slow)
     check_books(slow, [job])
@@ -205,7 +206,7 @@ def test_commands_of_one_batch_take_effect_in_their_order(slow: Service) -> None
         (("hold", "stop", "release", "hold"), True, True),
     ):
         for verb in verbs:
-            getattr(slow.engine, verb)(ALICE, job)
+            slow.engine.change(ALICE, job, Verb(verb))
         slow.settle()
         check_standing(slow)
         assert (Flag.HELD in slow.engine.show(job).job.flags, bool(slow.machine.leaving)) == (is_held, leaves), verbs
@@ -213,7 +214,7 @@ def test_commands_of_one_batch_take_effect_in_their_order(slow: Service) -> None
 
 def test_gpus_of_a_cancelled_job_are_shown_as_held_until_its_run_is_gone(slow: Service) -> None:
     [job] = slow.submit(a_request(gpus=2))
-    slow.call(lambda engine: engine.cancel(ALICE, job))
+    slow.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
     [other] = slow.submit(a_request(gpus=1, gpu_types=("v100",)))
     check_standing(slow)
     assert (node(slow).free, node(slow).leaving) == (0, (job, job))

@@ -11,7 +11,7 @@ from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
 from poise.service.server.engine import open_orders
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.views import Flag, JobState
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_finished_before_it_could_be_stopped_is_not_run_again(service
 
 def test_cancelling_ends_the_processes_and_gives_the_gpus_to_the_next(service: Service) -> None:
     first, second = service.submit(a_request(gpus=2, preemption="never"), a_request(gpus=2))
-    service.call(lambda engine: engine.cancel(ALICE, first))
+    service.call(lambda engine: engine.change(ALICE, first, Verb.CANCEL))
     assert [job for job, _ in service.machine.alive] == [second]
     assert states(service) == {first: "CANCELLED", second: "RUNNING"}
 
@@ -92,16 +92,16 @@ def test_a_command_sent_twice_is_answered_twice_and_done_once(tmp_path: Path, ba
     service = Service(tmp_path, backend=backend)
     [job] = service.submit(a_request(preemption="never"))
     for verb in ("hold", "release", "cancel"):
-        replies = [getattr(service.engine, verb)(ALICE, job) for _ in range(2)]
+        replies = [service.engine.change(ALICE, job, Verb(verb)) for _ in range(2)]
         service.settle()
-        answers = [*(each.result(0) for each in replies), service.call(methodcaller(verb, ALICE, job))]
+        answers = [*(each.result(0) for each in replies), service.call(methodcaller("change", ALICE, job, Verb(verb)))]
         assert [answer.job for answer in answers] == [job] * 3
         assert (Flag.HELD in service.engine.show(job).job.flags) == (verb == "hold")
     assert {answer.state for answer in answers} == {JobState.CANCELLED}
     assert [each.kind for each in service.engine.events(after=0, job=job, tenant=None, limit=100).events][-1] == "cancelled"
     last = service.loop.store.last
     service.restart()
-    assert service.call(lambda engine: engine.cancel(ALICE, job)).state is JobState.CANCELLED
+    assert service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL)).state is JobState.CANCELLED
     assert service.loop.store.last == last
 
 
@@ -111,16 +111,16 @@ def test_commands_for_a_job_that_has_ended_are_a_conflict(service: Service, verb
     service.machine.end(done, RunEnding.FINISHED)
     service.machine.end(broken, RunEnding.FAILED, cause="traceback-from-crash", code=1)
     service.settle()
-    service.call(lambda engine: engine.cancel(ALICE, withdrawn))
+    service.call(lambda engine: engine.change(ALICE, withdrawn, Verb.CANCEL))
     for job, state in [(done, "SUCCEEDED"), (broken, "FAILED"), *([(withdrawn, "CANCELLED")] if verb != "cancel" else [])]:
         with pytest.raises(RequestRefusedError, match=f"^job {job} is {state} already$") as refused:
-            service.call(methodcaller(verb, ALICE, job))
+            service.call(methodcaller("change", ALICE, job, Verb(verb)))
         assert refused.value.fault is RefusalCode.CONFLICT
 
 
 def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) -> None:
     first, second = service.submit(a_request(gpus=2), a_request(gpus=2))
-    service.call(lambda engine: engine.hold(ALICE, first))
+    service.call(lambda engine: engine.change(ALICE, first, Verb.HOLD))
     assert states(service) == {first: "PAUSED", second: "RUNNING"}
     why = service.engine.why(first)
     assert (why.reason.code, why.advice) == ("held-back", f"poise release {first}")
@@ -128,7 +128,7 @@ def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) 
     for _ in range(5):
         service.pass_time(10)
     assert states(service)[first] == "PAUSED"
-    service.call(lambda engine: engine.release(ALICE, first))
+    service.call(lambda engine: engine.change(ALICE, first, Verb.RELEASE))
     for _ in range(3):
         service.pass_time(10)
     assert service.engine.show(first).job.restarts >= 1
@@ -137,7 +137,7 @@ def test_a_held_job_leaves_its_gpus_and_returns_when_released(service: Service) 
 def test_a_job_submitted_on_hold_waits_for_its_release(service: Service) -> None:
     [job] = service.submit(a_request(hold=True))
     assert states(service) == {job: "PENDING"}
-    service.call(lambda engine: engine.release(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
     assert states(service) == {job: "RUNNING"}
 
 

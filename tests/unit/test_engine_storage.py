@@ -101,7 +101,7 @@ def test_room_that_is_gone_again_at_once_is_waited_for(service: Service, monkeyp
         begin()
 
     monkeypatch.setattr(service.loop, "open", begin_again)
-    reply = service.engine.hold(ALICE, job)
+    reply = service.engine.change(ALICE, job, Verb.HOLD)
     service.settle()
     assert len(tries) == 3
     assert isinstance(reply.exception(0), RequestRefusedError)
@@ -146,7 +146,7 @@ def test_commands_are_refused_when_the_engine_dies(service: Service, monkeypatch
     monkeypatch.setattr(loop.state.scheduler, "handle", broken)
     for _ in range(2):  # as it dies, and later
         with pytest.raises(RequestRefusedError, match="the engine has stopped: a bug"):
-            engine.hold(ALICE, job).result(LONG)
+            engine.change(ALICE, job, Verb.HOLD).result(LONG)
     loop._thread.join(LONG)
     assert isinstance(engine.failed, InvariantError)
     assert engine.show(job).job.state is JobState.RUNNING
@@ -160,10 +160,10 @@ def test_commands_are_refused_when_the_engine_stops(service: Service) -> None:
     [job] = engine.submit(ALICE, Submission(jobs=(a_request(),))).result(LONG).jobs
     engine.close()
     with pytest.raises(RequestRefusedError, match="the service is stopping"):
-        engine.hold(ALICE, job).result(LONG)
+        engine.change(ALICE, job, Verb.HOLD).result(LONG)
     loop._closing.clear()  # a client that had looked just before
     with pytest.raises(RequestRefusedError, match="the service is stopping"):
-        engine.hold(ALICE, job).result(LONG)
+        engine.change(ALICE, job, Verb.HOLD).result(LONG)
     assert engine.failed is None
 
 
@@ -305,7 +305,7 @@ def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypat
     reserve = service.loop.store.reserve
     monkeypatch.setattr(reserve, "make", lambda: False)
     left = failing(service, 1, reserve=True)
-    replies = [service.engine.cancel(ALICE, job) for job in (runs, other)]
+    replies = [service.engine.change(ALICE, job, Verb.CANCEL) for job in (runs, other)]
     service.settle()
     assert left() == 0
     assert [reply.result(0).state for reply in replies] == [JobState.CANCELLED, JobState.CANCELLED]
@@ -313,7 +313,7 @@ def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypat
     assert not service.engine.service().ready
     for reply in (
         service.engine.submit(ALICE, Submission(jobs=(a_request(),))),
-        service.engine.release(ALICE, waits),
+        service.engine.change(ALICE, waits, Verb.RELEASE),
         service.engine.set_policy(ALICE, "fifo"),
         service.engine.set_weight(ALICE, "alice", 2.0),
     ):
@@ -322,12 +322,12 @@ def test_commands_that_free_room_work_on_a_full_disk(service: Service, monkeypat
         ) as info:
             reply.result(0)
         assert info.value.fault is RefusalCode.STORAGE
-    service.engine.hold(ALICE, waits)
+    service.engine.change(ALICE, waits, Verb.HOLD)
     service.settle()
     assert service.engine.show(waits).job.state is JobState.PENDING
     service.restart()  # with a full disk: what was kept is there
     assert [service.engine.show(job).job.state for job in (runs, other)] == [JobState.CANCELLED, JobState.CANCELLED]
-    service.call(lambda engine: engine.release(ALICE, waits))
+    service.call(lambda engine: engine.change(ALICE, waits, Verb.RELEASE))
     assert service.engine.show(waits).job.state is JobState.RUNNING
     check_standing(service)
     finish_all(service)
@@ -341,7 +341,7 @@ def test_the_reserve_is_restored_before_jobs_are_accepted(service: Service, monk
     full = store.reserve.size
     monkeypatch.setattr(store.reserve, "free", lambda: 0)
     failing(service, 1, reserve=True)
-    service.call(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
     path = service.directory / RESERVE
     assert path.stat().st_size < full
     monkeypatch.undo()

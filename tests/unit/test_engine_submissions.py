@@ -10,7 +10,7 @@ from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunProgressed
 from poise.service.server import batch
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import RefusalCode, RequestRefusedError, Verb
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
 from poise.service.server.storage.schema import checksum
 from poise.service.wire.request import JobRequest, Submission
@@ -114,7 +114,7 @@ def refusal(service: Service, *requests: JobRequest, by: Account = ALICE) -> Req
 
 
 def cancel(service: Service, job: str) -> None:
-    service.call(lambda engine: engine.cancel(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
 
 
 def counted(service: Service, bound: str) -> float | None:
@@ -241,11 +241,11 @@ def test_holds_and_releases_are_limited_per_hour_and_cancels_are_not(tmp_path: P
     service = Service(tmp_path, allowance=replace(NONE, user_rate=5))
     (job,) = service.submit(HELD)
     for _ in range(2):
-        service.call(lambda engine: engine.release(ALICE, job))
-        service.call(lambda engine: engine.hold(ALICE, job))
+        service.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
+        service.call(lambda engine: engine.change(ALICE, job, Verb.HOLD))
     entries = service.loop.store.last
-    for verb in (service.engine.release, service.engine.hold):
-        reply = verb(ALICE, job)
+    for verb in (Verb.RELEASE, Verb.HOLD):
+        reply = service.engine.change(ALICE, job, verb)
         service.settle()
         with pytest.raises(
             RequestRefusedError, match="submitted, held or released 5 jobs within an hour, of at most 5"
@@ -253,7 +253,7 @@ def test_holds_and_releases_are_limited_per_hour_and_cancels_are_not(tmp_path: P
             reply.result(0)
         assert refused.value.fault is RefusalCode.RATE
     assert service.loop.store.last == entries
-    service.call(lambda engine: engine.hold(OPERATOR, job))
+    service.call(lambda engine: engine.change(OPERATOR, job, Verb.HOLD))
     cancel(service, job)
 
 

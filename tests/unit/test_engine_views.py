@@ -11,7 +11,7 @@ from tests.machine_laws import paged
 from poise.service.backends.api import LogPart, RunEnding
 from poise.service.server import event_log as telling_module
 from poise.service.server import queue_view as lining_module
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.views import EventPage, EventRow, JobState, QueuePage
 
 EVERY = frozenset(JobState)
@@ -159,9 +159,9 @@ def test_a_job_that_backs_off_says_until_when_and_why(
         assert why.reason.text == f"is tried again in {left} at the earliest, as its last run {says}"
         assert why.advice == f"poise logs {job}"
         assert service.engine.show(job).job.reason == why.reason
-    service.call(lambda engine: engine.hold(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.HOLD))
     assert service.engine.why(job).reason.text == "is held back by its owner"
-    service.call(lambda engine: engine.release(ALICE, job))
+    service.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
     assert service.engine.show(job).job.state is JobState.RUNNING
 
 
@@ -186,10 +186,10 @@ def follow(service: Service, start: int, **which: object) -> list[EventRow]:
 def test_the_latest_events_are_found_behind_silent_entries(tmp_path: Path) -> None:
     service = Service(tmp_path, policy="las")
     jobs = service.submit(*[a_request() for _ in range(3)])
-    service.call(lambda engine: engine.cancel(ALICE, jobs[2]))
+    service.call(lambda engine: engine.change(ALICE, jobs[2], Verb.CANCEL))
     for _ in range(30):
         service.submit(a_request(), key="the-same-key")
-        service.call(lambda engine: engine.release(ALICE, jobs[0]))
+        service.call(lambda engine: engine.change(ALICE, jobs[0], Verb.RELEASE))
     assert told(events(service, -2, job=jobs[2])) == [(jobs[2], "submitted"), (jobs[2], "cancelled")]
     last = events(service, -1, tenant="alice")
     assert (len(last.events), last.next) == (1, service.loop.store.last)

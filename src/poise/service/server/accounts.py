@@ -62,7 +62,14 @@ class TokenStore:
         self._path = folder / FILE
         self._clock = clock
         self._lock = Lock()
-        self._use(_read(self._path))
+        try:
+            with os.fdopen(open_private(self._path, os.O_RDONLY), "rb") as stream:
+                self._use(_TokenFile.model_validate_json(stream.read()))
+        except FileNotFoundError:
+            self._use(_TokenFile())
+        except ValidationError:
+            text = "damaged; put a copy back, or remove it: then a new admin token is made"
+            raise PoiseError(f"{self._path}: {text}") from None
 
     @property
     def admin_file(self) -> Path:
@@ -97,7 +104,7 @@ class TokenStore:
                 raise RequestRefusedError(RefusalCode.FULL, f"there are {MOST_ACCOUNTS:,} tokens; revoke some")
             expires = None if wanted.days is None else self._clock() + wanted.days * DAY
             account = Account(name=wanted.name, tenant=wanted.tenant or wanted.name, role=wanted.role, expires=expires)
-            token = _new_token()
+            token = PREFIX + token_urlsafe(32)
             self._save(self._by_name | {wanted.name: _StoredToken(account=account, hash=_hash(token))})
             return MadeToken(token=token, account=account)
 
@@ -123,7 +130,7 @@ class TokenStore:
             if self._has_admin(self._by_name) and not renew:
                 return False
             # The file first: a crash in between leaves a token that is not valid, and the next start makes another.
-            token = _new_token()
+            token = PREFIX + token_urlsafe(32)
             self.admin_file.unlink(missing_ok=True)
             create_file(self.admin_file, token + "\n")
             sync_folder(self._folder)
@@ -151,21 +158,5 @@ class TokenStore:
         return any(each.account.role is Role.ADMIN and self._is_valid(each) for each in tokens.values())
 
 
-def _new_token() -> str:
-    return PREFIX + token_urlsafe(32)
-
-
 def _hash(token: str) -> str:
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _read(path: Path) -> _TokenFile:
-    try:
-        with os.fdopen(open_private(path, os.O_RDONLY), "rb") as stream:
-            text = stream.read()
-    except FileNotFoundError:
-        return _TokenFile()
-    try:
-        return _TokenFile.model_validate_json(text)
-    except ValidationError:
-        raise PoiseError(f"{path}: damaged; put a copy back, or remove it: then a new admin token is made") from None

@@ -6,7 +6,7 @@ says what a hold means for a job that runs.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
@@ -46,12 +46,9 @@ KILLED = "killed"
 """Failure cause of a run that was killed from outside: not its own fault, and no reason to wait before the next."""
 OVERDUE = "max-duration"  # failure cause of a job that has run for as long as it may
 
-_CHANGES: dict[Verb, Callable[[str], Cancelled | Held | Released]] = {
-    Verb.CANCEL: Cancelled,
-    Verb.HOLD: Held,
-    Verb.STOP: Held,
-    Verb.RELEASE: Released,
-}
+_CHANGES: dict[Verb, type[Cancelled | Held | Released]] = {
+    Verb.CANCEL: Cancelled, Verb.HOLD: Held, Verb.STOP: Held, Verb.RELEASE: Released
+}  # fmt: skip
 
 
 # Holding a job that runs. It is preempted if that loses nothing that its owner has not agreed to lose. Otherwise the hold is

@@ -319,7 +319,14 @@ class ServiceEngine:
             state.committed(changes)
         self._replace_state(state)
         self._last = self.store.last_time()
-        self._set_aside_damaged()
+        if state.damaged:  # go on without the jobs that cannot be read
+            with self.lock:
+                aside = set_aside(state, self.clock.now())
+            self._last = aside.batch.now
+            causes = {row.id: state.records[row.id].cause for row in aside.batch.aside}
+            self._commit([state.changes(aside)])
+            for row in aside.batch.aside:
+                self.deps.log.error("job-damaged", job=row.id, tenant=row.tenant, problem=causes[row.id])
         self.backend = self.deps.new_backend(self._hear)
         with self.store.reporting_damage():
             orders = open_orders(self.store, state)
@@ -341,18 +348,6 @@ class ServiceEngine:
         self.trouble = self._full
         header = self.state.header
         self.deps.log.info("ready", jobs=len(self.state.records), policy=header.policy, entries=self.store.last)
-
-    def _set_aside_damaged(self) -> None:
-        """Go on without the jobs that cannot be read."""
-        if not self.state.damaged:
-            return
-        with self.lock:
-            outcome = set_aside(self.state, self.clock.now())
-        self._last = outcome.batch.now
-        causes = {row.id: self.state.records[row.id].cause for row in outcome.batch.aside}
-        self._commit([self.state.changes(outcome)])
-        for row in outcome.batch.aside:
-            self.deps.log.error("job-damaged", job=row.id, tenant=row.tenant, problem=causes[row.id])
 
     def _go_on(self) -> None:
         """There is room on the disk: reserve some for when there is not, and go on as the service was started."""

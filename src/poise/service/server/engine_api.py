@@ -38,20 +38,11 @@ class EngineApi(Protocol):
     def submit(self, by: Account, submission: Submission) -> "Future[views.SubmittedView]":
         """Accept all jobs or none. Their tenant is the account's, unless an operator names another."""
 
-    def cancel(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Cancel a job."""
+    def change(self, by: Account, job: str, verb: "Verb") -> "Future[views.CommandResult]":
+        """Cancel, hold, stop or release a job."""
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant that have not ended."""
-
-    def hold(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Keep a job from running until it is released. A running job is preempted as soon as that loses no work."""
-
-    def stop(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Hold a job and end its run even if that loses work: it is asked to save, and gets TERM at its deadline."""
-
-    def release(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """End a hold."""
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[views.Shares]":
         """Change a tenant's share."""
@@ -125,7 +116,11 @@ class RequestRefusedError(PoiseError):
 
 
 class Verb(StrEnum):
-    """What can be done to one job. STOP: hold it, and end its run even if that loses work."""
+    """What can be done to one job.
+
+    HOLD   keep it from running until it is released; a running job is preempted as soon as that loses no work
+    STOP   hold it, and end its run even if that loses work: it is asked to save, and gets TERM at its deadline
+    """
 
     CANCEL = "cancel"
     HOLD = "hold"

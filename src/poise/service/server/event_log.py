@@ -85,20 +85,14 @@ class EventReader:
         first = self._chapters[bisect_right(self._chapters, written.number) - 1]
         if first not in self._clusters:
             self._clusters[first] = read_header(self._reader.header_at(first)).cluster
-        tenants = self._reader.tenants_of(_jobs_named(entry, notes))
+        jobs = [*notes.get(DEFERRED, {})]  # that the entry is about
+        for each in (*entry.events, *entry.actions):
+            about = None if isinstance(each, Carried) else getattr(each, "job", None)
+            if about is not None:
+                jobs.append(about.id if isinstance(about, Job) else about)
+        tenants = self._reader.tenants_of(jobs)
         rows = _EntryText(written.number, entry.now, tenants).rows(entry, notes, self._clusters[first])
         return [each for each in rows if job in (None, each.job) and tenant in (None, each.tenant)]
-
-
-def _jobs_named(entry: JournalEntry, notes: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
-    """Jobs that an entry is about."""
-    yield from notes.get(DEFERRED, {})
-    for each in (*entry.events, *entry.actions):
-        job = getattr(each, "job", None)
-        if isinstance(job, str):
-            yield job
-        elif isinstance(job, Job) and not isinstance(each, Carried):
-            yield job.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,19 +196,15 @@ def _smaller(state: ServiceState, record: JobRecord) -> str | None:
         return f"allow {' or '.join(other)} as well: enough GPUs are free there now"
     most = max((idle for name, idle in free.items() if not job.gpu_types or name in job.gpu_types), default=0)
     if job.min_gpus is not None and job.min_gpus <= most < job.gpus:
-        return _elastic(state.header.policy, job.gpus, most)
+        # It is elastic and could run on what is free, but is not given it.
+        listing = listing_of(state.header.policy)
+        if Capability.ELASTIC in listing.can:
+            return f"Nothing to do: policy {listing.name} looks for a number of GPUs for it when it plans again"
+        others = " or ".join(each.name for each in POLICIES.values() if Capability.ELASTIC in each.can)
+        given = f"policy {listing.name} gives it {counted(job.gpus, 'GPU')} or none"
+        return f"{given}: submit it with -g {most}, or ask an admin for {others}"
     # No more than that: under some policies those ahead of it, which do not fit, hold up a job that does.
     return f"with {counted(most, 'GPU')} it would fit into what is free now" if 0 < most < job.gpus else None
-
-
-def _elastic(policy: str, gpus: int, most: int) -> str:
-    """What to do about an elastic job that could run on what is free, and is not given it."""
-    listing = listing_of(policy)
-    if Capability.ELASTIC in listing.can:
-        return f"Nothing to do: policy {listing.name} looks for a number of GPUs for it when it plans again"
-    others = " or ".join(each.name for each in POLICIES.values() if Capability.ELASTIC in each.can)
-    given = f"policy {listing.name} gives it {counted(gpus, 'GPU')} or none"
-    return f"{given}: submit it with -g {most}, or ask an admin for {others}"
 
 
 def _patience(state: ServiceState, record: JobRecord, now: float) -> str:

@@ -5,7 +5,7 @@ Functions of a `ServiceState`, called under the engine's lock: none may take mor
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import filterfalse, islice
+from itertools import chain, filterfalse, islice
 from typing import NamedTuple
 
 from poise.scheduler.policies.catalogue import promise_of
@@ -35,7 +35,8 @@ def page_of(state: ServiceState, wanted: JobFilter, *, limit: int, offset: int) 
     """One page of the jobs in memory: those that hold GPUs, then those that wait, as they stand in line, then the rest."""
     is_everything = wanted == JobFilter()
     in_line = positions(state, min(limit + offset, IN_LINE) if is_everything else IN_LINE)
-    jobs = _in_order(state, in_line)
+    rest = (job for job in state.records if job not in in_line and job not in state.running)
+    jobs: Iterator[str] = chain(state.running, in_line, rest)
     if is_everything:
         counts = state.counts.states.copy()
     else:
@@ -61,12 +62,6 @@ def _matches(record: JobRecord, wanted: JobFilter) -> bool:
     """Whether a job of the tenant is wanted."""
     is_named = wanted.name in (None, record.name)
     return is_named and (not wanted.states or record.state in wanted.states) and wanted.app in (None, record.job.app)
-
-
-def _in_order(state: ServiceState, in_line: dict[str, int]) -> Iterator[str]:
-    yield from state.running
-    yield from in_line
-    yield from (job for job in state.records if job not in in_line and job not in state.running)
 
 
 def nodes(state: ServiceState) -> NodeList:

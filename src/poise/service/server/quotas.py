@@ -151,12 +151,14 @@ class Usage:
             if most and there.jobs + jobs > most:
                 has = f"{who} has {counted(there.jobs, 'job')} that have not ended"
                 text = f"{has}, and {jobs:,} more would be over {most:,} (--{what}-jobs)"
-                _over_quota(f"{text}; cancel some, or wait for them to end", f"{what}-jobs")
+                advice, bound = "cancel some, or wait for them to end", f"{what}-jobs"
+                raise RequestRefusedError(RefusalCode.QUOTA, f"{text}; {advice}", retry=LATER, bound=bound)
         for (who, there, what), most in ((mine, allowance.user_bytes), (ours, allowance.tenant_bytes)):
             if most and there.size + size > most:
                 has = f"{who} has {_mib(there.size)} of jobs that have not ended"
                 text = f"{has}, and {_mib(size)} more would be over {_mib(most)} (--{what}-mib)"
-                _over_quota(f"{text}; cancel some, or make commands and environments smaller", f"{what}-mib")
+                advice, bound = "cancel some, or make commands and environments smaller", f"{what}-mib"
+                raise RequestRefusedError(RefusalCode.QUOTA, f"{text}; {advice}", retry=LATER, bound=bound)
         self._check_hour(user, Load(jobs, size), now, allowance)
 
     def check_change(self, by: Account, now: float, allowance: Allowance) -> None:
@@ -191,10 +193,6 @@ def _change(loads: dict[Key, Load], key: Key, jobs: int, size: int) -> None:
     load.add(jobs, size)
     if not load.jobs:
         del loads[key]
-
-
-def _over_quota(text: str, bound: str) -> None:
-    raise RequestRefusedError(RefusalCode.QUOTA, text, retry=LATER, bound=bound)
 
 
 def _mib(size: int) -> str:

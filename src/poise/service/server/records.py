@@ -333,8 +333,7 @@ class StateCounts:
 
     def among(self, jobs: Iterable[str]) -> Counter[str]:
         """Number of these jobs by state."""
-        counted = self._counted
-        return Counter([counted[job].state for job in jobs])
+        return Counter([self._counted[job].state for job in jobs])
 
     def contention(self, types: tuple[str, ...], compute: Callable[[], Contention]) -> Contention:
         """Who holds GPUs of these types; computed once and kept until any job gets or loses GPUs."""
@@ -360,14 +359,11 @@ class StateCounts:
 
     def forget(self, job: str) -> None:
         """Count a job no more."""
-        before = self._counted.pop(job, None)
-        if before is None:
-            return
-        self._add(before, -1)
-        jobs = self.jobs[before.tenant]
-        del jobs[job]
-        if not jobs:
-            del self.jobs[before.tenant]
+        if (before := self._counted.pop(job, None)) is not None:
+            self._add(before, -1)
+            del self.jobs[before.tenant][job]
+            if not self.jobs[before.tenant]:
+                del self.jobs[before.tenant]
 
     def _add(self, counted: _Counted, sign: int) -> None:
         _change(self.states, counted.state, sign)

@@ -10,7 +10,7 @@ them return the new state with the outcome of its first batch, which the engine 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -32,6 +32,7 @@ from poise.service.wire.views import Actor
 
 GONE_GPUS = "its GPUs are not part of the cluster any more"
 LOST_END = "the journal has lost what came after it"
+_Lock = AbstractContextManager[object]
 _NO_LOCK = nullcontext()
 
 
@@ -70,7 +71,7 @@ def _restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     last = deps.store.chapter()
     state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
     header = state.header if is_started_as_before(deps) else deps.header
-    return _carry_over(deps, state, header, Batch(now), epochs=deps.latest_epoch if deps.store.is_repaired else None)
+    return _carry_over(deps, state, header, Batch(now))
 
 
 def is_started_as_before(deps: Dependencies) -> bool:
@@ -84,12 +85,7 @@ def is_started_as_before(deps: Dependencies) -> bool:
 
 
 def renewed(
-    deps: Dependencies,
-    before: ServiceState,
-    header: Header,
-    now: float,
-    command: SetWeight | SetPolicy | None,
-    lock: AbstractContextManager[object],
+    deps: Dependencies, before: ServiceState, header: Header, now: float, command: SetWeight | SetPolicy | None, lock: _Lock
 ) -> tuple[ServiceState, Outcome]:
     """A new chapter with this header, and with the policy or the tenant's weight that a command sets.
 
@@ -110,9 +106,7 @@ def renewed(
 def set_weight(state: ServiceState, command: SetWeight, batch: Batch) -> None:
     """Change the weight of a tenant and of all its jobs. The core learns of it in the next chapter."""
     tenant, weight = command.tenant, command.weight
-    batch.notes[WHOLE] = {
-        "by": command.by.name, "tenant": tenant, "weight": weight, "before": state.weight_of(tenant),
-    }  # fmt: skip
+    batch.notes[WHOLE] = {"by": command.by.name, "tenant": tenant, "weight": weight, "before": state.weight_of(tenant)}
     batch.charged.add(tenant)
     state.totals_of(tenant).weight = weight
     for record in state.records.values():
@@ -188,19 +182,14 @@ def _observed(state: ServiceState, entries: Iterable[JournalEntry]) -> Iterator[
 
 
 def _carry_over(
-    deps: Dependencies,
-    before: ServiceState,
-    header: Header,
-    batch: Batch,
-    lock: AbstractContextManager[object] = _NO_LOCK,
-    epochs: Callable[[str], int] | None = None,
+    deps: Dependencies, before: ServiceState, header: Header, batch: Batch, lock: _Lock = _NO_LOCK
 ) -> tuple[ServiceState, Outcome]:
     """Begin a chapter in which every job stands where it stood. A run on GPUs that are gone has to leave.
 
-    A job that cannot run on the cluster at all is kept from the core: it waits for another cluster, or for its owner.
-
-    epochs   by job, the latest run of which there is any trace, whatever its record says
+    A job that cannot run on the cluster at all is kept from the core: it waits for another cluster, or for its owner. After
+    a repair, the latest run of a job is the one of which there is any trace, whatever its record says.
     """
+    is_repaired = deps.store.is_repaired
     state = ServiceState(header, deps.new_scheduler(header), deps.new_admission(header))
     state.continue_from(before)
     batch.chapter = header_line(header), header_line(deps.header)
@@ -210,7 +199,7 @@ def _carry_over(
         if record.finished is not None:
             continue
         job, run = record.job.id, record.current
-        stranded, latest = state.admission.why_stranded(record.job), epochs(job) if epochs else 0
+        stranded, latest = state.admission.why_stranded(record.job), deps.latest_epoch(job) if is_repaired else 0
         is_outlived = run is not None and latest > run.epoch
         if run is not None and (stranded or is_outlived or not state.holding(run)):
             text = LOST_END if is_outlived else GONE_GPUS

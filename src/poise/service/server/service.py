@@ -64,30 +64,15 @@ class LiveService:
         self._engine.put(command)
         return command.reply
 
-    def cancel(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Cancel a job."""
-        return self._change(by, job, Verb.CANCEL)
-
     def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant."""
         command = api.CancelTenant(by, tenant)
         self._engine.put(command)
         return command.reply
 
-    def hold(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Hold a job."""
-        return self._change(by, job, Verb.HOLD)
-
-    def stop(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """Hold a job and end its run."""
-        return self._change(by, job, Verb.STOP)
-
-    def release(self, by: Account, job: str) -> "Future[views.CommandResult]":
-        """End a hold."""
-        return self._change(by, job, Verb.RELEASE)
-
-    def _change(self, by: Account, job: str, verb: Verb) -> "Future[views.CommandResult]":
-        self.owner(job)
+    def change(self, by: Account, job: str, verb: Verb) -> "Future[views.CommandResult]":
+        """Cancel, hold, stop or release a job."""
+        self.owner(job)  # raises for a job that was never submitted
         command = api.ChangeJob(by, job, verb)
         self._engine.put(command)
         return command.reply

@@ -178,9 +178,7 @@ class ServiceState:
     def changes(self, outcome: Outcome) -> Changes:
         """What to commit of an outcome. Changes nothing, and is called without the lock: it takes long for many jobs."""
         batch, arrived = outcome.batch, {record.job.id for record, _ in outcome.batch.arrivals}
-        changes = Changes(
-            batch.now, chapter=batch.chapter, keys=batch.keys, aside=batch.aside, reweighed=batch.reweighed
-        )  # fmt: skip
+        changes = Changes(batch.now, chapter=batch.chapter, keys=batch.keys, aside=batch.aside, reweighed=batch.reweighed)
         if outcome.actions is not None:
             changes.entry = entry_line(JournalEntry(batch.now, tuple(batch.events), outcome.actions))
             stops = {job: notice.text for job, _, notice in outcome.stops}
@@ -221,8 +219,7 @@ class ServiceState:
 
     def weight_of(self, tenant: str) -> float:
         """Weight of a tenant among tenants; the weights of its jobs are multiplied by it too."""
-        totals = self.totals.get(tenant)
-        return 1.0 if totals is None else totals.weight
+        return self.totals.get(tenant, TenantTotals()).weight
 
     def holding(self, run: RunRecord) -> Holding:
         """A run's GPUs as the core names them; empty if the cluster lacks any of them."""
@@ -258,8 +255,6 @@ class ServiceState:
                 record.held = isinstance(event, Held)
             case Submitted():
                 outcome.tenants.add(record.job.tenant)
-            case _:
-                pass
 
     def _apply_action(self, action: Action, outcome: Outcome) -> None:
         match action:
@@ -280,8 +275,6 @@ class ServiceState:
                 self.wake = action.time
             case Compute():
                 raise InvariantError("the policy gives out single tasks, which real processes cannot be started for")
-            case _:
-                pass
 
     def _preempt(self, action: Preempt, outcome: Outcome) -> None:
         record = self.records[action.job]

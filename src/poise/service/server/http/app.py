@@ -29,14 +29,24 @@ from starlette.concurrency import run_in_threadpool
 
 from poise import __version__
 from poise.service.server.accounts import TokenStore, is_at_least
-from poise.service.server.engine_api import EngineApi, JobFilter, RefusalCode, RequestRefusedError
+from poise.service.server.engine_api import EngineApi, JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.http.guard import ApiOptions, RequestGuard
 from poise.service.server.http.problems import HANDLERS, JSON, WrongTypeError, body_problem, encoded, sentence
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import CONTENT_TYPE
 from poise.service.wire import views
 from poise.service.wire.request import NAME, Name, Submission, Wire
-from poise.service.wire.views import Account, CommandResult, JobState, NewToken, ProblemView, Role, SubmittedView, Weight
+from poise.service.wire.views import (
+    Account,
+    CommandResult,
+    JobState,
+    MadeToken,
+    NewToken,
+    ProblemView,
+    Role,
+    SubmittedView,
+    Weight,
+)
 
 MOST_ROWS = 1_000
 MOST_LOG = 1 << 20  # bytes of a log in one answer
@@ -353,7 +363,7 @@ class JobRoutes:
 
     async def cancel(self, by: Caller, job: NamePart) -> Response:
         """Withdraw a job."""
-        return await self._change(self._engine.cancel, by, job)
+        return await self._change(by, job, Verb.CANCEL)
 
     async def cancel_all(self, by: Caller, tenant: NamePart) -> Response:
         """Withdraw all jobs of a tenant that have not ended; of other tenants only operators may."""
@@ -364,18 +374,18 @@ class JobRoutes:
 
     async def hold(self, by: Caller, job: NamePart, query: Annotated[HoldQuery, Query()]) -> Response:
         """Keep a job from running until it is released. One that runs goes on as long as to end it would lose work."""
-        return await self._change(self._engine.stop if query.stop else self._engine.hold, by, job)
+        return await self._change(by, job, Verb.STOP if query.stop else Verb.HOLD)
 
     async def release(self, by: Caller, job: NamePart) -> Response:
         """End a hold."""
-        return await self._change(self._engine.release, by, job)
+        return await self._change(by, job, Verb.RELEASE)
 
-    async def _change(self, command: "Callable[[Account, str], Future[CommandResult]]", by: Account, job: str) -> Response:
+    async def _change(self, by: Account, job: str, verb: Verb) -> Response:
         """Issue a command that only the job's owner and operators may."""
 
         def issue() -> "Future[CommandResult]":
             self._require_owner(by, job)
-            return command(by, job)
+            return self._engine.change(by, job, verb)
 
         return await when_committed(issue)
 
@@ -468,9 +478,7 @@ class TokenRoutes:
         return (
             Endpoint("GET", "/v1/me", Role.READER, self.me, Account),
             Endpoint("GET", "/v1/tokens", Role.ADMIN, self.tokens, views.TokenList),
-            Endpoint(
-                "POST", "/v1/tokens", Role.ADMIN, self.make_token, views.MadeToken, NewToken, HTTPStatus.CREATED, (409,)
-            ),
+            Endpoint("POST", "/v1/tokens", Role.ADMIN, self.make_token, MadeToken, NewToken, HTTPStatus.CREATED, (409,)),
             Endpoint("DELETE", "/v1/tokens/{name}", Role.ADMIN, self.revoke_token, Account, problems=(404, 409)),
         )
 

@@ -59,9 +59,8 @@ def set_aside(row: StoredJob, problem: str, now: float) -> DamagedJob:
     record = JobRecord.of(job, request)
     record.state, record.finished, record.cause, record.held = JobState.FAILED, now, f"set aside: {problem}", False
     text = request.model_dump_json(exclude_defaults=True)
-    return DamagedJob(
-        record, StoredJob(row.id, job.tenant, job.app, now, JobState.FAILED, job_line(job), text, record.text())
-    )
+    kept = StoredJob(row.id, job.tenant, job.app, now, JobState.FAILED, job_line(job), text, record.text())
+    return DamagedJob(record, kept)
 
 
 def request_of(text: str) -> JobRequest:

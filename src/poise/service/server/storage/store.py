@@ -118,9 +118,8 @@ class StoredJob(NamedTuple):
 
     def sums(self) -> tuple[int, int, int]:
         """Checksums of the job, of what was submitted, and of its record."""
-        name = self.id
-        mine = checksum(name, self.tenant, self.app, self.request)
-        return checksum(name, self.job), mine, checksum(name, self.ended, self.state, self.record)
+        request = checksum(self.id, self.tenant, self.app, self.request)
+        return checksum(self.id, self.job), request, checksum(self.id, self.ended, self.state, self.record)
 
 
 class StoredEntry(NamedTuple):
@@ -425,9 +424,8 @@ def stored_entries(db: sqlite3.Connection, first: int, end: int) -> Iterator[Sto
 def tenant_totals(db: sqlite3.Connection, path: Path) -> dict[str, tuple[float, float, int]]:
     """Weight, GPU-seconds received and preemptions suffered, by tenant; raises JournalError for a damaged row."""
     found = {}
-    for name, weight, seconds, preempted, stored in db.execute(
-        "SELECT name, weight, gpu_seconds, preemptions, sum FROM tenants"
-    ):
+    rows = db.execute("SELECT name, weight, gpu_seconds, preemptions, sum FROM tenants")
+    for name, weight, seconds, preempted, stored in rows:
         if checksum(name, weight, seconds, preempted) != stored:
             raise JournalError(f"{path}: damaged: the books of tenant {name!r:.60}; {remedy(path.parent)}")
         found[name] = weight, seconds, preempted
