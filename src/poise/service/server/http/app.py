@@ -36,17 +36,7 @@ from poise.service.server.logs import Logbook
 from poise.service.server.metrics import CONTENT_TYPE
 from poise.service.wire import views
 from poise.service.wire.request import NAME, Name, Submission, Wire
-from poise.service.wire.views import (
-    Account,
-    CommandResult,
-    JobState,
-    MadeToken,
-    NewToken,
-    ProblemView,
-    Role,
-    SubmittedView,
-    Weight,
-)
+from poise.service.wire.views import Account, JobState, MadeToken, NewToken, ProblemView, Role, SubmittedView, Weight
 
 MOST_ROWS = 1_000
 MOST_LOG = 1 << 20  # bytes of a log in one answer
@@ -328,10 +318,10 @@ class JobRoutes:
             Endpoint("GET", one, Role.READER, self.show, views.JobDetail, problems=(404,)),
             Endpoint("GET", f"{one}/why", Role.READER, self.why, views.WhyView, problems=(404,)),
             Endpoint("GET", f"{one}/logs", Role.READER, self.logs, views.Log, problems=(404,)),
-            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, CommandResult, problems=(404, 409)),
+            Endpoint("POST", f"{one}/cancel", Role.USER, self.cancel, views.CommandResult, problems=(404, 409)),
             Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, views.CancelledJobs),
-            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, CommandResult, problems=(404, 409)),
-            Endpoint("POST", f"{one}/release", Role.USER, self.release, CommandResult, problems=(404, 409)),
+            Endpoint("POST", f"{one}/hold", Role.USER, self.hold, views.CommandResult, problems=(404, 409)),
+            Endpoint("POST", f"{one}/release", Role.USER, self.release, views.CommandResult, problems=(404, 409)),
         )
 
     async def submit(self, request: Request) -> Response:
@@ -383,7 +373,7 @@ class JobRoutes:
     async def _change(self, by: Account, job: str, verb: Verb) -> Response:
         """Issue a command that only the job's owner and operators may."""
 
-        def issue() -> "Future[CommandResult]":
+        def issue() -> "Future[views.CommandResult]":
             self._require_owner(by, job)
             return self._engine.change(by, job, verb)
 
