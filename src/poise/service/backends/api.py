@@ -158,7 +158,6 @@ class RunEnding(StrEnum):
 class RunEnded:
     """All processes of a run are gone, and its GPUs are free. The last event of a run.
 
-    steps   steps from which the job would continue; None: it never reported any
     cause   of a failure, a signature of scheduler/model/failures.py where one fits; of a run that was made to leave, the
             signal (`TERM`, `KILL`)
     codes   exit codes by rank, signals negative; None: not known; empty: no replica was started, or none is known
@@ -168,7 +167,7 @@ class RunEnded:
     epoch: int
     at: float
     how: RunEnding
-    steps: float | None
+    steps: float | None  # from which the job would continue; None: it never reported any
     cause: str | None
     codes: tuple[int | None, ...]
 

@@ -225,9 +225,8 @@ class _Header:
             if len(indices) + len(found) > MOST_JOBS:
                 raise self.error("array", f"more than the {MOST_JOBS:,} jobs that one submission may have; divide it")
             found.update(indices)
-        return _with_slurm_names(
-            {draft.ARRAY_INDEX: str(each), draft.ARRAY_COUNT: str(len(found))} for each in sorted(found)
-        )
+        size = str(len(found))
+        return _with_slurm_names({draft.ARRAY_INDEX: str(each), draft.ARRAY_COUNT: size} for each in sorted(found))
 
     def notes(self, script: str) -> Iterator[str]:
         """What was ignored, and what the script will miss."""

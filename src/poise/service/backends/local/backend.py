@@ -437,9 +437,8 @@ class Runs:
         run.is_new, run.died_at, run.runner_code = False, None, None
         self._state.make_run(*run.key)
         self._take_port(run, orders.free_port(self._ports))
-        fields = orders.order_fields(
-            order, self._state, self._settings, base=self._base, devices=self._devices, port=run.port
-        )
+        base, devices = self._base, self._devices
+        fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=run.port)
         self._state.put(*run.key, lease_files.ORDER, fields)
         self._state.put(*run.key, lease_files.LEASE, orders.lease_fields(*run.key, None, None, ""))
         path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)

@@ -27,20 +27,16 @@ class LogFile:
 
     most    bytes per part, give or take one read
     kept    parts that are kept, including the one that is being written
-    tail    the last bytes of the current run's output
     """
 
     def __init__(self, folder: int, rank: int, most: int, kept: int) -> None:
         self._folder, self._rank, self._most, self._kept = folder, rank, most, kept
         self._name = f"{rank}.log"
-        self._size = 0
-        self._lost = 0
+        self._size = self._lost = 0
         self._handle = -1
-        self.tail = bytearray()
-        try:
+        self.tail = bytearray()  # the last bytes of the current run's output
+        with suppress(OSError):  # tried again with each write
             self._open()
-        except OSError:
-            self._handle = -1
 
     def title(self, text: str) -> None:
         """Write a line of Poise's own, and forget the tail."""

@@ -37,14 +37,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Sandbox:
-    """Namespaces that the replicas of one run share.
-
-    first     pid of their first process, as the machine knows it; 0: the run has no pid namespace, or that process is gone
-    parent    the pid of the runner as its children see it
-    """
+    """Namespaces that the replicas of one run share."""
 
     def __init__(self, first: int, mounts: int, parent: int) -> None:
-        self.first, self.parent = first, parent
+        self.first = first  # pid of their first process, as the machine knows it; 0: no pid namespace, or it is gone
+        self.parent = parent  # pid of the runner as its children see it
         self._mounts = mounts
         self._was_asked_to_leave = False
 
