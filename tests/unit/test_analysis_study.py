@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from tests.builders import Story, a_job, nodes, simulate
 
-from poise.lab.analysis.delays import inferred
 from poise.lab.analysis.overtaking import out_of_order
 from poise.lab.analysis.records import Covers, Records
 from poise.lab.analysis.sources import RecordReader, trace_subject
-from poise.lab.analysis.study import KEYS, study
+from poise.lab.analysis.study import KEYS, inferred, study
 from poise.lab.analysis.tables import StudyPart, Value, by_size, lower, nearest
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, RunAttempt, Trace, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.lab.report.axes import FloatArray
-from poise.lab.report.characterisation import groups
-from poise.lab.report.figures import Series, bars, best_places, cdf, frontier, lines, scatter, standalone
+from poise.lab.report.figures import Series, bars, best_places, cdf, frontier, groups, lines, scatter, standalone
 from poise.lab.report.frame import BOLD, WIDTH, escape, legend_for, shorten, text_width, wrap
 from poise.lab.report.point_labels import NEAR, Area, Point, label_spots
 from poise.scheduler.model.errors import InvariantError

@@ -244,9 +244,8 @@ def with_pairs(workload: Workload, draw: WorkloadDraw) -> Workload:
     """
     kinds = int(workload.kind.max()) + 1
     if kinds > MOST_KINDS_OF_PAIRS:
-        raise RequestError(
-            f"{kinds:,} kinds of jobs (classes by gangs) are too many for pairs; at most {MOST_KINDS_OF_PAIRS:,}"
-        )
+        most = f"at most {MOST_KINDS_OF_PAIRS:,}"
+        raise RequestError(f"{kinds:,} kinds of jobs (classes by gangs) are too many for pairs; {most}")
     rng = _generators(draw)["pairs"]
     appetite = 0.3 + 0.7 * rng.random((kinds, 1, draw.types))
     wanted = appetite + appetite.transpose(1, 0, 2)

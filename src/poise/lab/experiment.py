@@ -82,7 +82,19 @@ def simulate(
     """
     header = header_of(trace, experiment)
     scheduler = build_scheduler(header)
-    world = _world(trace, experiment)
+    beliefs, truths = speeds_of(experiment)
+    first = trace.jobs[0].job.submitted if trace.jobs else 0.0
+    reported = ReportedSpeeds.PAIRS if Capability.PAIRS in capabilities_of(experiment.policy) else ReportedSpeeds.ALONE
+    world = Simulator(
+        trace.jobs,
+        experiment.cluster,
+        beliefs=beliefs,
+        truths=truths,
+        truth=replace(experiment.truth, reported_speeds=reported),
+        outages=_outages(trace, experiment),
+        until=first + experiment.until,
+        sizes=lambda job: None if job.model is None else experiment.throughputs.size(job.model),
+    )
     began = process_time()
     entries: list[JournalEntry] = []
     target = journal.open("w", encoding="utf-8", newline="\n") if journal else nullcontext()
@@ -134,22 +146,6 @@ def check(trace: Trace, experiment: Experiment) -> None:
             amounts = f"{work:.3g} GPU-seconds of work, submitted until {last:.3g} s"
             raise RequestError(f"{trace.name}: expected at most {MOST_SECONDS:.0e} seconds, got {amounts}")
     _outages(trace, experiment)
-
-
-def _world(trace: Trace, experiment: Experiment) -> Simulator:
-    beliefs, truths = speeds_of(experiment)
-    first = trace.jobs[0].job.submitted if trace.jobs else 0.0
-    reported = ReportedSpeeds.PAIRS if Capability.PAIRS in capabilities_of(experiment.policy) else ReportedSpeeds.ALONE
-    return Simulator(
-        trace.jobs,
-        experiment.cluster,
-        beliefs=beliefs,
-        truths=truths,
-        truth=replace(experiment.truth, reported_speeds=reported),
-        outages=_outages(trace, experiment),
-        until=first + experiment.until,
-        sizes=lambda job: None if job.model is None else experiment.throughputs.size(job.model),
-    )
 
 
 def _outages(trace: Trace, experiment: Experiment) -> list[Outage]:

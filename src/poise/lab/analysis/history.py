@@ -12,36 +12,11 @@ from math import inf, nan
 
 import numpy as np
 
-from poise.scheduler.model.action import (
-    Abandon,
-    Action,
-    Cancel,
-    Compute,
-    JournalEntry,
-    Launch,
-    Preempt,
-    PreemptionCause,
-    Reject,
-    Remark,
-    Waited,
-)
+from poise.scheduler.model import action as actions
+from poise.scheduler.model import event as events
+from poise.scheduler.model.action import JournalEntry, Waited
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.cluster import Cluster, Holding, Slots, bits, gpu_count
-from poise.scheduler.model.event import (
-    Cancelled,
-    Carried,
-    Computed,
-    Estimated,
-    Event,
-    Failed,
-    Finished,
-    NodeLost,
-    NodeReturned,
-    Revealed,
-    Stopped,
-    Submitted,
-    Synchronised,
-)
 from poise.scheduler.model.job import Status
 
 
@@ -95,36 +70,28 @@ class JobHistory:
         "tenant", "using", "waited", "weight",
     )  # fmt: skip
 
-    def __init__(self, event: Submitted) -> None:
+    def __init__(self, event: events.Submitted) -> None:
         job = event.job
-        self.id = job.id
-        self.tenant = job.tenant
-        self.app = job.app
-        self.weight = job.weight
-        self.gpus = job.gpus
+        self.id, self.tenant, self.app, self.weight = job.id, job.tenant, job.app, job.weight
+        self.gpus, self.submitted = job.gpus, job.submitted
         self.min_gpus = 1 if job.micro_batches else min(job.min_gpus or job.gpus, job.gpus)
-        self.kind = event.kind
-        self.steps = event.steps
+        self.kind, self.steps = event.kind, event.steps
         self.rates: tuple[float, ...] | None = None
-        self.submitted = job.submitted
         self.started = self.ended = self.since = nan
         self.status = Status.WAITING
-        self.preemptions = self.migrations = self.restarts = 0
-        self.gpu_seconds = 0.0
-        self.using = 0
+        self.preemptions = self.migrations = self.restarts = self.using = self.epoch = 0
+        self.gpu_seconds = self.done = 0.0
         self.waited = (0.0, 0.0, 0.0)
         self.holding: Holding | None = None
         self.tasks: dict[tuple[int, int], float] = {}
-        self.epoch = 0
-        self.done = 0.0
         self.last_run: RunInterval | None = None
 
-    def start(self, action: Launch | Compute, now: float) -> None:
+    def start(self, action: actions.Launch | actions.Compute, now: float) -> None:
         """Give it GPUs: for a run, or for one task each of a round that is new or under way."""
         is_first = self.started != self.started  # NaN: it has not run before
         if is_first:
             self.started = now
-        if isinstance(action, Launch):
+        if isinstance(action, actions.Launch):
             if not is_first and self.holding not in (None, action.gpus) and self.using >= self.min_gpus:  # not a trial
                 self.migrations += 1
             self.holding, self.using = action.gpus, gpu_count(action.gpus)
@@ -199,12 +166,11 @@ class History:
 
     def take(self, entry: JournalEntry) -> None:
         """Read one more entry."""
-        now, events, actions = entry
-        for event in events:
-            self._event(event, now)
-        for action in actions:
-            self._action(action, now)
-        self.end = now
+        for event in entry.events:
+            self._event(event, entry.now)
+        for action in entry.actions:
+            self._action(action, entry.now)
+        self.end = entry.now
 
     def close(self) -> None:
         """End the journal here, perhaps in the middle of runs: they become open runs, and their jobs go on running."""
@@ -230,37 +196,37 @@ class History:
         """Return the number of jobs with this status."""
         return sum(job.status is status for job in self.jobs.values())
 
-    def _event(self, event: Event, now: float) -> None:
+    def _event(self, event: events.Event, now: float) -> None:
         match event:
-            case Submitted():
+            case events.Submitted():
                 self.jobs[event.job.id] = JobHistory(event)
                 self.waiting.append((now, 1))
-            case Carried():
+            case events.Carried():
                 self._carried(event, now)
-            case Failed() | Stopped() | Synchronised():
+            case events.Failed() | events.Stopped() | events.Synchronised():
                 self._run_ended(event, now)
-            case Computed():
+            case events.Computed():
                 job = self.jobs[event.job]
                 if job.status is Status.RUNNING and job.epoch == event.epoch:
                     self.runs += job.end_tasks(_each(event.gpus), now, RunEnd.COMPUTED)
                     self.held.append((now, -gpu_count(event.gpus)))
-            case Finished() | Cancelled():
+            case events.Finished() | events.Cancelled():
                 self._job_ended(event, now)
-            case Estimated():
+            case events.Estimated():
                 self.rates[event.kind] = event.estimate.packed
-            case Revealed():
+            case events.Revealed():
                 self.jobs[event.job].steps, self.jobs[event.job].rates = event.steps, event.rates
-            case NodeLost() | NodeReturned():
+            case events.NodeLost() | events.NodeReturned():
                 gpus = self.cluster.nodes[event.node].gpus
-                self.live.append((now, gpus if isinstance(event, NodeReturned) else -gpus))
+                self.live.append((now, gpus if isinstance(event, events.NodeReturned) else -gpus))
             case _:
                 pass
 
-    def _job_ended(self, event: Finished | Cancelled, now: float) -> None:
+    def _job_ended(self, event: events.Finished | events.Cancelled, now: float) -> None:
         job = self.jobs[event.job]
         if job.status.is_final:
             return  # whichever end came first counts
-        if isinstance(event, Cancelled):
+        if isinstance(event, events.Cancelled):
             self._release(job, now, Status.CANCELLED, RunEnd.CANCELLED)
             return
         job.done = job.steps
@@ -268,20 +234,20 @@ class History:
             job.last_run.steps_after = job.steps
         self._release(job, now, Status.FINISHED, RunEnd.FINISHED)
 
-    def _carried(self, event: Carried, now: float) -> None:
+    def _carried(self, event: events.Carried, now: float) -> None:
         """Take over a job of an earlier journal. One that is known already stays as it is, unless its run is gone."""
         job = self.jobs.get(event.job.id)
         if job is not None:
             if not event.gpus and job.status is Status.RUNNING:
                 self._release(job, now, Status.WAITING, RunEnd.LOST)
             return
-        job = self.jobs[event.job.id] = JobHistory(Submitted(event.job, event.kind, event.steps))
+        job = self.jobs[event.job.id] = JobHistory(events.Submitted(event.job, event.kind, event.steps))
         self.waiting.append((now, 1))
         job.done, job.epoch = event.done, event.epoch - bool(event.gpus)
         if event.gpus:
-            self._action(Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
+            self._action(actions.Launch(job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)), event.since)
 
-    def _run_ended(self, event: Failed | Stopped | Synchronised, now: float) -> None:
+    def _run_ended(self, event: events.Failed | events.Stopped | events.Synchronised, now: float) -> None:
         """Let the job wait again. A complete round is no restart; an event about an older run changes nothing.
 
         A run that was preempted was closed with that action. The event that follows says how far the run had come: also
@@ -293,42 +259,42 @@ class History:
             return
         job.done = event.steps
         if job.status is Status.RUNNING and not is_moving:
-            job.restarts += not isinstance(event, Synchronised)
-            ended, cause = (RunEnd.FAILED, event.cause) if isinstance(event, Failed) else (RunEnd.LOST, "")
+            job.restarts += not isinstance(event, events.Synchronised)
+            ended, cause = (RunEnd.FAILED, event.cause) if isinstance(event, events.Failed) else (RunEnd.LOST, "")
             self._release(job, now, Status.WAITING, ended, cause)
         elif job.last_run is not None:
             job.last_run.steps_after = event.steps
 
-    def _action(self, action: Action, now: float) -> None:
+    def _action(self, action: actions.Action, now: float) -> None:
         match action:
-            case Launch() | Compute():
+            case actions.Launch() | actions.Compute():
                 self._start(action, now)
-            case Preempt():
+            case actions.Preempt():
                 job = self.jobs[action.job]
-                tried = action.why is PreemptionCause.VALIDATED
+                tried = action.why is actions.PreemptionCause.VALIDATED
                 self._release(job, now, Status.WAITING, RunEnd.TRIED if tried else RunEnd.PREEMPTED)
                 if tried:  # a trial does not count as a run
                     job.holding = None
                 else:
                     job.preemptions += 1
-            case Reject():
+            case actions.Reject():
                 self._release(self.jobs[action.job], now, Status.REJECTED, RunEnd.CANCELLED)
                 self.rejections.append((action.job, action.reason))
-            case Abandon():
+            case actions.Abandon():
                 self._release(self.jobs[action.job], now, Status.FAILED, RunEnd.FAILED)
-            case Cancel():
+            case actions.Cancel():
                 self._release(self.jobs[action.job], now, Status.CANCELLED, RunEnd.CANCELLED)
-            case Remark():
+            case actions.Remark():
                 self.remarks.append((now, action.text))
             case _:
                 pass
 
-    def _start(self, action: Launch | Compute, now: float) -> None:
+    def _start(self, action: actions.Launch | actions.Compute, now: float) -> None:
         job = self.jobs[action.job]
-        if job.status is Status.WAITING or isinstance(action, Launch):  # not with further tasks of the same round
+        if job.status is Status.WAITING or isinstance(action, actions.Launch):  # not with further tasks of the same round
             self.waiting.append((now, -1))
         job.start(action, now)
-        if isinstance(action, Launch):
+        if isinstance(action, actions.Launch):
             self._holders[action.gpus] = self._holders.get(action.gpus, 0) + 1
             if self._holders[action.gpus] > 1:  # GPUs that two jobs share are held once
                 return

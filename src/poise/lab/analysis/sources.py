@@ -322,16 +322,12 @@ def _ideal_seconds(history: History, run: RunInterval, job: JobHistory, type_of:
 
 # A trace as records.
 
-_FINAL_CODES = {
-    JobOutcome.PASSED: FINALS.index(Final.PASSED),
-    JobOutcome.FAILED: FINALS.index(Final.FAILED),
-    JobOutcome.KILLED: FINALS.index(Final.KILLED),
+_CODES = {
+    JobOutcome.PASSED: (FINALS.index(Final.PASSED), _END_CODE[RunEnd.FINISHED]),
+    JobOutcome.FAILED: (FINALS.index(Final.FAILED), _END_CODE[RunEnd.FAILED]),
+    JobOutcome.KILLED: (FINALS.index(Final.KILLED), _END_CODE[RunEnd.CANCELLED]),
 }
-_LAST_ENDS = {
-    JobOutcome.PASSED: _END_CODE[RunEnd.FINISHED],
-    JobOutcome.FAILED: _END_CODE[RunEnd.FAILED],
-    JobOutcome.KILLED: _END_CODE[RunEnd.CANCELLED],
-}
+"""By outcome: the codes of what became of the job, and of how its last run ended."""
 
 
 def trace_subject(trace: Trace, table: Throughputs) -> Subject:
@@ -361,7 +357,7 @@ def trace_subject(trace: Trace, table: Throughputs) -> Subject:
         left=started,
         run_seconds=seconds,
         gpu_seconds=seconds * gpus,
-        final=ints(_FINAL_CODES[each.outcome] for each in jobs),
+        final=ints(_CODES[each.outcome][0] for each in jobs),
         runs=RunColumns.of([run for index, each in enumerate(jobs) for run in _attempts(index, each, lengths[index])]),
         waited=np.empty((len(jobs), 0)),
     )
@@ -396,7 +392,7 @@ def _run_seconds(jobs: Sequence[TraceJob], table: Throughputs) -> tuple[Floats, 
 
 def _attempts(index: int, each: TraceJob, seconds: float) -> Iterator[RunRow]:
     """Yield the attempts of one job, observed or stated: all but the last one failed."""
-    gpus, failed, last = each.job.gpus, _END_CODE[RunEnd.FAILED], _LAST_ENDS[each.outcome]
+    gpus, failed, last = each.job.gpus, _END_CODE[RunEnd.FAILED], _CODES[each.outcome][1]
     for number, (start, end, nodes) in enumerate(each.observed, 1):
         until = nan if end is None else end
         ended = last if number == len(each.observed) else failed

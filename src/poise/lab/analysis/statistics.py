@@ -202,9 +202,13 @@ class Average:
 
     def document(self) -> dict[str, object]:
         """Return a JSON document: the keys of a summary hold means."""
+        means = {key: each.value for key, each in self.means.items()}
+        for key, each in self.means.items():
+            if each.value is not None and each.interval is None and isinstance(getattr(self.labels, key), int):
+                means[key] = int(each.value)  # counts that all agree stay counts
         return {
             **self.labels.document(),
-            **{key: _whole(each, getattr(self.labels, key)) for key, each in self.means.items()},
+            **means,
             "partial": self.partial,
             "load": self.load,
             "seeds": list(self.runs),
@@ -240,8 +244,3 @@ def averaged(runs: Mapping[Cell, Summary], grid: Grid) -> list[Average]:
 def _paired(ours: Mapping[int, Summary], theirs: Mapping[int, Summary], key: str) -> Contrast:
     shared = [seed for seed in ours if seed in theirs]
     return contrast([getattr(ours[seed], key) for seed in shared], [getattr(theirs[seed], key) for seed in shared])
-
-
-def _whole(mean: Mean, sample: object) -> float | None:
-    """Return the mean; for counts that all agree, the count."""
-    return int(mean.value) if mean.value is not None and mean.interval is None and isinstance(sample, int) else mean.value

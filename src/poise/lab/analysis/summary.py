@@ -116,18 +116,13 @@ def summarise(
     rhos = measured.rhos[np.isfinite(measured.rhos)]
     first = min((job.submitted for job in jobs), default=0.0)
     last = max((job.ended for job in measured.jobs), default=first)
-    unfinished = labels.jobs - len(measured.jobs) - history.count(Status.REJECTED)
     return Summary(
-        policy=labels.policy,
-        trace=labels.trace,
-        cluster=labels.cluster,
-        seed=labels.seed,
-        jobs=labels.jobs,
+        **asdict(labels),
         finished=history.count(Status.FINISHED),
         failed=history.count(Status.FAILED),
         cancelled=history.count(Status.CANCELLED),
         rejected=history.count(Status.REJECTED),
-        unfinished=unfinished,
+        unfinished=labels.jobs - len(measured.jobs) - history.count(Status.REJECTED),
         avg_jct=_mean(measured.jcts),
         median_jct=_quantile(measured.jcts, 0.5),
         p99_jct=_quantile(measured.jcts, 0.99),
@@ -143,9 +138,7 @@ def summarise(
         jain=jain(1 / rhos[rhos > 0]) if len(rhos) else None,
         gpu_hours=sum(job.gpu_seconds for job in jobs) / 3600,
         rounds=max(1, ceil((last - first) / round_seconds)) if round_seconds and measured.jobs else 0,
-        decisions=effort.decisions,
-        cpu_seconds=effort.cpu_seconds,
-        policy_seconds=effort.policy_seconds,
+        **asdict(effort),
         partial=partial,
     )
 

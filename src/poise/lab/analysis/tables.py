@@ -123,15 +123,11 @@ def bars(title: str, head: Sequence[TableColumn], rows: Sequence[Row], *keys: st
     """Return a chart of some columns of shares. The first column has the labels; the row about all jobs is left out."""
     places = [place for place, column in enumerate(head) if column.key in keys]
     kept = [row for row in rows if row[0] != ALL]
-    curves = tuple(
-        ChartCurve(head[place].heading, np.array([_number(row[place]) for row in kept], dtype=np.float64))
-        for place in places
-    )
-    return Chart(ChartShape.BARS, title, curves=curves, labels=tuple(str(row[0]) for row in kept))
-
-
-def _number(value: Value) -> float:
-    return value if isinstance(value, float) else np.nan
+    curves = []
+    for place in places:
+        shares = [value if isinstance(value := row[place], float) else np.nan for row in kept]
+        curves.append(ChartCurve(head[place].heading, np.array(shares, dtype=np.float64)))
+    return Chart(ChartShape.BARS, title, curves=tuple(curves), labels=tuple(str(row[0]) for row in kept))
 
 
 class JobGroup(NamedTuple):

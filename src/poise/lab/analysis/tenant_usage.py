@@ -7,31 +7,10 @@ tenant held in the same time stands beside it.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from poise.scheduler.model.action import (
-    Abandon,
-    Action,
-    Cancel,
-    Compute,
-    Entitled,
-    JournalEntry,
-    Launch,
-    Preempt,
-    Reject,
-    Traded,
-    Waited,
-)
+from poise.scheduler.model import action as actions
+from poise.scheduler.model import event as events
+from poise.scheduler.model.action import JournalEntry, Waited
 from poise.scheduler.model.cluster import Cluster, Holding, Slots
-from poise.scheduler.model.event import (
-    Cancelled,
-    Carried,
-    Computed,
-    Event,
-    Failed,
-    Finished,
-    Stopped,
-    Submitted,
-    Synchronised,
-)
 from poise.scheduler.model.job import Job
 
 HOUR = 3600.0
@@ -98,7 +77,7 @@ class TenantUsage:
         self._owner: dict[str, Tenant] = {}  # of all jobs
         self._waiting: set[str] = set()
         self._runs: dict[str, tuple[int, Holding]] = {}  # of running jobs: epoch and GPUs
-        self._open: dict[Traded, float] = {}
+        self._open: dict[actions.Traded, float] = {}
         self._last: float | None = None
 
     @staticmethod
@@ -112,23 +91,23 @@ class TenantUsage:
 
     def take(self, entry: JournalEntry) -> None:
         """Read one more entry."""
-        now, events, actions = entry
+        now = entry.now
         if self._last is not None:
             for tenant in self.tenants.values():
                 tenant.pass_time(now - self._last, is_contended=bool(self._waiting))
         self._last = now
-        for event in events:
+        for event in entry.events:
             self._event(event)
-        for action in actions:
+        for action in entry.actions:
             self._action(action)
-        if any(isinstance(each, Traded | Entitled) for each in actions):
-            self._renew_trades({each for each in actions if isinstance(each, Traded)}, now)
+        if any(isinstance(each, actions.Traded | actions.Entitled) for each in entry.actions):
+            self._renew_trades({each for each in entry.actions if isinstance(each, actions.Traded)}, now)
 
     def close(self) -> None:
         """End the journal here, and with it all trades."""
         self._renew_trades(set(), self._last or 0.0)
 
-    def _renew_trades(self, traded: set[Traded], now: float) -> None:
+    def _renew_trades(self, traded: set[actions.Traded], now: float) -> None:
         """End trades that are not among these. When entitlements change, the journal names all trades in force."""
         for each, since in list(self._open.items()):
             if each not in traded:
@@ -139,36 +118,36 @@ class TenantUsage:
         for each in sorted(traded - self._open.keys(), key=lambda each: (each.buyer, each.seller, each.fast, each.slow)):
             self._open[each] = now
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: events.Event) -> None:
         match event:
-            case Submitted():
+            case events.Submitted():
                 self._enter(event.job)
-            case Carried():
+            case events.Carried():
                 if event.job.id not in self._owner:
                     self._enter(event.job)
                     if event.gpus:
-                        self._start(Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
+                        self._start(actions.Launch(event.job.id, event.epoch, event.gpus, Waited(0.0, 0.0, 0.0)))
                 elif not event.gpus:
                     self._stop(event.job.id)
-            case Computed():
+            case events.Computed():
                 self._computed(event)
-            case Failed() | Stopped() | Synchronised():
+            case events.Failed() | events.Stopped() | events.Synchronised():
                 if event.job in self._runs and self._runs[event.job][0] == event.epoch:
                     self._stop(event.job)
-            case Finished() | Cancelled():
+            case events.Finished() | events.Cancelled():
                 self._stop(event.job, is_over=True)
             case _:
                 pass
 
-    def _action(self, action: Action) -> None:
+    def _action(self, action: actions.Action) -> None:
         match action:
-            case Launch() | Compute():
+            case actions.Launch() | actions.Compute():
                 self._start(action)
-            case Preempt():
+            case actions.Preempt():
                 self._stop(action.job)
-            case Reject() | Abandon() | Cancel():
+            case actions.Reject() | actions.Abandon() | actions.Cancel():
                 self._stop(action.job, is_over=True)
-            case Entitled():
+            case actions.Entitled():
                 if action.tenant in self.tenants:
                     self.tenants[action.tenant].now = action.gpus
             case _:
@@ -179,7 +158,7 @@ class TenantUsage:
         owner.jobs += not self._is_active(job.id)
         self._waiting.add(job.id)
 
-    def _start(self, action: Launch | Compute) -> None:
+    def _start(self, action: actions.Launch | actions.Compute) -> None:
         """Begin a run, or give it GPUs for further tasks of its round."""
         job = action.job
         self._owner[job].jobs += not self._is_active(job)
@@ -203,7 +182,7 @@ class TenantUsage:
     def _is_active(self, job: str) -> bool:
         return job in self._runs or job in self._waiting
 
-    def _computed(self, event: Computed) -> None:
+    def _computed(self, event: events.Computed) -> None:
         """Give back the GPUs of tasks that are done."""
         epoch, held = self._runs.get(event.job, (0, ()))
         if epoch == event.epoch:

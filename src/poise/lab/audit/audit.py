@@ -5,23 +5,13 @@ sums up what they measured, one finding per property; `check_claims` holds that 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from poise.lab.audit import envy, misreporting, pareto, sharing_incentive, starvation
+from poise.lab.audit import envy, instances, misreporting, pareto, sharing_incentive, starvation
 from poise.lab.audit.findings import Case, Finding, Property
 from poise.lab.audit.instance_run import InstanceRun, Lie, run_instance
-from poise.lab.audit.instances import (
-    CROWDED,
-    GANG_STREAM,
-    STANDING,
-    STREAMS,
-    AgentKind,
-    Instance,
-    InstanceGenerator,
-    turn_of,
-)
 from poise.lab.audit.misreporting import Liar, LieKind, LieOutcome
 from poise.lab.audit.pareto import ParetoKind
 from poise.lab.experiment import Experiment
@@ -41,7 +31,7 @@ PARTS: Mapping[Property, tuple[str, ...]] = {
 }
 """Kinds of cases for which findings are reported on their own."""
 
-Draw = Callable[[], Instance]
+Draw = Callable[[], instances.Instance]
 Lies = Callable[[Liar], Iterable[tuple[LieKind, Lie]]]
 Judge = Callable[[InstanceRun, Liar, Iterable[tuple[LieKind, Lie]]], Iterable[LieOutcome]]
 
@@ -90,17 +80,17 @@ def built_in_tasks(experiment: Experiment, *, seed: int = 0, draws: int = 1, tur
     Policy and settings are those of the experiment. `turn`: the longest time, in seconds, for which GPUs are given out;
     None: what these settings imply.
     """
-    seconds = turn_of(experiment.settings) if turn is None else turn
+    seconds = instances.turn_of(experiment.settings) if turn is None else turn
     tasks: list[Task] = []
     for number in range(draws):
-        draw = InstanceGenerator(experiment, seconds, seed + number)
-        tasks += [_honest_task(partial(draw.stream, shape), SHARING) for shape in STREAMS]
-        tasks.append(_honest_task(partial(draw.stream, GANG_STREAM), SHARING_OF_GANGS))
-        for shape in STANDING:
+        draw = instances.InstanceGenerator(experiment, seconds, seed + number)
+        tasks += [_honest_task(partial(draw.stream, shape), SHARING) for shape in instances.STREAMS]
+        tasks.append(_honest_task(partial(draw.stream, instances.GANG_STREAM), SHARING_OF_GANGS))
+        for shape in instances.STANDING:
             tasks.append(_honest_task(partial(draw.standing, shape), ENVY, PARETO_SHARES))
             tasks.append(_honest_task(partial(draw.batch, shape), PARETO_MOMENTS))
-        tasks.append(_honest_task(partial(starvation.short_stream, draw, CROWDED), STARVATION))
-        for shape in STANDING[:LYING]:
+        tasks.append(_honest_task(partial(starvation.short_stream, draw, instances.CROWDED), STARVATION))
+        for shape in instances.STANDING[:LYING]:
             standing, batch = partial(draw.standing, shape), partial(draw.batch, shape)
             deflated = partial(Liar.about_speeds, factors=misreporting.DEFLATING)
             inflated = partial(Liar.about_speeds, factors=misreporting.INFLATING)
@@ -116,22 +106,19 @@ def built_in_tasks(experiment: Experiment, *, seed: int = 0, draws: int = 1, tur
 
 def clusters() -> list[str]:
     """The clusters of the built-in instances."""
-    return list(dict.fromkeys(shape.cluster for shape in (*STREAMS, GANG_STREAM, *STANDING, CROWDED)))
+    shapes = (*instances.STREAMS, instances.GANG_STREAM, *instances.STANDING, instances.CROWDED)
+    return list(dict.fromkeys(shape.cluster for shape in shapes))
 
 
 def trace_tasks(trace: Trace, experiment: Experiment, *, turn: float | None = None) -> list[Task]:
     """The tasks of an audit on a trace: agents are its tenants, or its jobs if it has one tenant only."""
     has_tenants = len({each.job.tenant for each in trace.jobs}) > 1
-    kind = AgentKind.TENANTS if has_tenants else AgentKind.JOBS
-    instance = Instance(trace, experiment, turn_of(experiment.settings) if turn is None else turn, kind)
-    draw = partial(_itself, instance)
+    kind = instances.AgentKind.TENANTS if has_tenants else instances.AgentKind.JOBS
+    instance = instances.Instance(trace, experiment, instances.turn_of(experiment.settings) if turn is None else turn, kind)
+    draw = partial(replace, instance)  # the instance itself: a copy that changes nothing
     sharing = SHARING_OF_TENANTS if has_tenants else SHARING
     lying = (_lying_task(draw, place, Liar.in_every_way, misreporting.by_completion) for place in range(LIARS))
     return [_honest_task(draw, sharing, ENVY, PARETO_MOMENTS, STARVATION), *lying]
-
-
-def _itself(instance: Instance) -> Instance:
-    return instance
 
 
 # Tasks carry partial functions of what is at module level, since closures cannot be pickled. They draw their instance when

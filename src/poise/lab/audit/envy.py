@@ -10,6 +10,7 @@ agent that got nothing at all.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -27,47 +28,34 @@ def cases(run: InstanceRun) -> Iterator[Case]:
     """One case for each agent and each other that it met for long enough."""
     if not run.jobs:
         return
-    work = {agent: sum(_gpu_seconds(run, job) for job in jobs) for agent, jobs in run.agents.items()}
+    work = {  # in GPU-seconds, each job on its fastest type
+        agent: sum(run.truths.steps(job) * job.gpus / max(run.rates(job)) for job in jobs)
+        for agent, jobs in run.agents.items()
+    }
     most = set(sorted(work, key=lambda agent: -work[agent])[:MOST_AGENTS])
     bundles = Bundles.of(run, [agent for agent in work if agent in most])
     for mine in range(len(bundles.agents)):
         for other in range(len(bundles.agents)):
-            case = None if mine == other else _case(run, bundles, mine, other)
-            if case is not None:
-                yield case
+            if mine != other:
+                yield from _case(run, bundles, mine, other)
 
 
-def _gpu_seconds(run: InstanceRun, job: Job) -> float:
-    """Work of a job in GPU-seconds on its fastest type."""
-    return run.truths.steps(job) * job.gpus / max(run.rates(job))
-
-
-def _case(run: InstanceRun, bundles: "Bundles", mine: int, other: int) -> Case | None:
+def _case(run: InstanceRun, bundles: "Bundles", mine: int, other: int) -> Iterator[Case]:
     """None where the two did not meet for long enough."""
     both = (bundles.demand[mine] > 0) & (bundles.demand[other] > 0)
     seconds = np.where(both, bundles.seconds, 0.0)
     met, fair = float(seconds.sum()), dot(bundles.fair(mine), seconds)
-    if not fair > 0:
-        return None
-    slack = 2.0 * run.instance.turn * dot(bundles.demand[mine], seconds) / met / fair
-    if slack > TOO_SHORT:
-        return None
-    own, others = (dot(bundles.value(mine, of), seconds) for of in (mine, other))
-    me, them = bundles.agents[mine], bundles.agents[other]
-    hours = [amount(each / 3600, "plain") for each in (own, others, fair)]
-    text = (
-        f"{me} held what is worth {hours[0]} hours of its fastest GPU to it, {them} what would be worth {hours[1]};"
-        f" an equal slice is worth {hours[2]}"
-    )
-    data = {
-        "instance": run.instance.name,
-        "agent": me,
-        "envies": them,
-        "own_value": own,
-        "other_value": others,
-        "fair_value": fair,
-    }
-    return Case((others - own) / fair, slack, f"{run.instance.name}: {text}", data)
+    slack = 2.0 * run.instance.turn * dot(bundles.demand[mine], seconds) / met / fair if fair > 0 else inf
+    if slack <= TOO_SHORT:
+        own, others = (dot(bundles.value(mine, of), seconds) for of in (mine, other))
+        me, them = bundles.agents[mine], bundles.agents[other]
+        hours = [amount(each / 3600, "plain") for each in (own, others, fair)]
+        text = (
+            f"{me} held what is worth {hours[0]} hours of its fastest GPU to it, {them} what would be worth {hours[1]};"
+            f" an equal slice is worth {hours[2]}"
+        )
+        data = {"agent": me, "envies": them, "own_value": own, "other_value": others, "fair_value": fair}
+        yield run.case((others - own) / fair, slack, text, **data)
 
 
 @dataclass(frozen=True)

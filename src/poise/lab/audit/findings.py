@@ -8,7 +8,6 @@ from typing import Any
 
 ROUNDING = 1e-9
 """How much a measurement may exceed its bound: the last bits of a sum."""
-
 TOO_SHORT = 0.5
 """Largest bound on a gain, as a fraction of a slice, a life or a speed. Where more would be allowed, times are so short that
 turns decide, and there is nothing to measure."""

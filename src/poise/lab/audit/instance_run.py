@@ -12,6 +12,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from poise.lab.analysis.history import History, RunEnd
+from poise.lab.audit.findings import Case
 from poise.lab.audit.instances import Instance
 from poise.lab.experiment import simulate, speeds_of
 from poise.scheduler.model.cluster import Cluster, Holding
@@ -110,6 +111,10 @@ class InstanceRun:
         """True steps per second on the cluster's mix of types."""
         return mean_rate(self.rates(job), self.counts)
 
+    def case(self, measured: float, bound: float, text: str, **data: object) -> Case:
+        """A measurement of this run, which its text and its data name first."""
+        return Case(measured, bound, f"{self.instance.name}: {text}", {"instance": self.instance.name, **data})
+
     def rejected_any(self, jobs: Iterable[Job]) -> bool:
         """Whether one of these was submitted and rejected."""
         lives = self.history.jobs
@@ -201,8 +206,7 @@ class MisreportedSpeeds(Speeds):
 
     def __init__(self, table: Throughputs, cluster: Cluster, lies: Mapping[str, Lie]) -> None:
         super().__init__(table, cluster)
-        self._gpu_types = cluster.gpu_types
-        self._lies = lies
+        self._gpu_types, self._lies = cluster.gpu_types, lies
 
     def resolve(self, job: Job) -> tuple[str, Estimate, float]:
         """Kind, estimate and work of a job as its owner states them: a kind of its own where that is a lie."""

@@ -22,16 +22,12 @@ from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs
 
 LEASE = 600.0
 """Seconds of the longest lease, interval or time slice that a policy of the catalogue has by default."""
-
 WINDOW = 60
 """Turns that a standing instance is watched for: one turn more or less is a small part of any share."""
-
 SPEEDUPS = (1.2, 6.5)
 """How much faster the fastest type is than the slowest, from model to model (Gandiva_fair, EuroSys'20, Table 1)."""
-
 LOAD = 1.05
 """GPUs that a crowded stream asks for ÷ GPUs of the cluster."""
-
 CROWDED_TURNS = 300
 """Turns that such a stream lasts, before `starvation` cuts it to what it needs."""
 
@@ -89,7 +85,6 @@ STANDING = (
     InstanceShape("six gangs of two", "v100:4@2,k80:4@2", 6, gang=2),
 )
 """Overloaded from the start. The first two are those in which agents lie."""
-
 STREAMS = (
     InstanceShape("long jobs in a stream", "v100:2@2,k80:2@2", 4),
     InstanceShape("long jobs, three types", "v100:2@2,p100:1@1,k80:2@2", 5),

@@ -138,5 +138,5 @@ def _kinds(kind: LieKind, lie: Lie, *, is_buyer: bool) -> tuple[LieKind, ...]:
 
 
 def _case(honest: InstanceRun, liar: Liar, lie: Lie, gain: float, bound: float, text: str, data: dict[str, float]) -> Case:
-    whole = {"instance": honest.instance.name, "agent": liar.agent, "lie": f"says that it {lie}", **data}
-    return Case(gain, bound, f"{honest.instance.name}: {liar.agent} says that it {lie}, and {text}", whole)
+    says = f"says that it {lie}"
+    return honest.case(gain, bound, f"{liar.agent} {says}, and {text}", agent=liar.agent, lie=says, **data)

@@ -89,8 +89,7 @@ def cases_at_moments(run: InstanceRun) -> Iterator[Case]:
         f"after {when} {how or 'nobody could have been faster'}; on average over their lives,"
         f" jobs could have had {amount(mean, 'percent')} more of their fastest speed"
     )
-    data = {"instance": run.instance.name, "moment": moment, "gain": gain, "mean_gain": mean, "how": how}
-    yield Case(mean, bound, f"{run.instance.name}: {text}", data)
+    yield run.case(mean, bound, text, moment=moment, gain=gain, mean_gain=mean, how=how)
 
 
 def _intervals(run: InstanceRun) -> Iterator[UnchangedInterval]:
@@ -243,14 +242,8 @@ def cases_of_shares(run: InstanceRun) -> Iterator[Case]:
         for place in most
     )
     text = f"other shares of time would have given {', '.join(more) or 'nobody more'}, with nobody slower"
-    data = {
-        "instance": run.instance.name,
-        "agents": agents,
-        "had": had.tolist(),
-        "could_have": np.maximum(better, had).tolist(),
-        "mean_gain": mean,
-    }
-    yield Case(mean, 2.0 * run.instance.turn / window, f"{run.instance.name}: {text}", data)
+    data = {"agents": agents, "had": had.tolist(), "could_have": np.maximum(better, had).tolist(), "mean_gain": mean}
+    yield run.case(mean, 2.0 * run.instance.turn / window, text, **data)
 
 
 @dataclass(frozen=True)

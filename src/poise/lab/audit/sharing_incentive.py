@@ -49,8 +49,7 @@ def cases_on_slices(run: InstanceRun) -> Iterator[Case]:
             f"{agent} ({job.gpus} GPU{'s' * (job.gpus > 1)}) took {amount(took, 'seconds')};"
             f" alone on an equal slice it would have taken {amount(alone, 'seconds')}"
         )
-        data = {"instance": run.instance.name, "agent": agent, "gpus": job.gpus, "seconds": took, "alone_seconds": alone}
-        yield Case(took / alone, late / alone, f"{run.instance.name}: {text}", data)
+        yield run.case(took / alone, late / alone, text, agent=agent, gpus=job.gpus, seconds=took, alone_seconds=alone)
 
 
 @dataclass(frozen=True)
@@ -95,16 +94,9 @@ def tenant_cases(run: InstanceRun) -> Iterator[Case]:
         together, apart = run.mean_completion(jobs), alone.mean_completion(jobs)
         whose = f"the {len(jobs):,} jobs of {tenant} took, on average," if len(jobs) > 1 else f"the job of {tenant} took"
         text = f"{whose} {amount(together, 'seconds')}; alone on {where} {amount(apart, 'seconds')}"
-        data = {
-            "instance": instance.name,
-            "agent": tenant,
-            "jobs": len(jobs),
-            "seconds": together,
-            "alone_seconds": apart,
-            "slice": where,
-        }
+        data = {"agent": tenant, "jobs": len(jobs), "seconds": together, "alone_seconds": apart, "slice": where}
         ratio, slack = (together / apart, 2.0 * instance.turn / apart) if apart > 0 else (1.0, 0.0)
-        yield Case(ratio, 1.0 + slack, f"{instance.name}: {text}", data)
+        yield run.case(ratio, 1.0 + slack, text, **data)
 
 
 def _run_alone(run: InstanceRun, tenant: str, cluster: Cluster, slower: int) -> InstanceRun:

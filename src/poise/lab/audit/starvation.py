@@ -43,30 +43,17 @@ def cases(run: InstanceRun) -> Iterator[Case]:
         if is_watched and alone.get(job.id, 0.0) > 0:
             usable = [place for place, rate in enumerate(run.rates(job)) if rate > 0]
             passed = holders.passed_over(job, run.ended(job.id), run.held_by(job.id), usable)
-            yield _case(run, job, passed, alone[job.id])
-
-
-def _case(run: InstanceRun, job: Job, passed: float, fair: float) -> Case:
-    is_done = isfinite(run.history.jobs[job.id].ended)
-    so_far = "it took" if is_done else "after which it had not ended"
-    took = run.ended(job.id) - job.submitted
-    limits = f", {' or '.join(job.gpu_types)} only" * bool(job.gpu_types)
-    text = (
-        f"{run.instance.agent(job)} ({job.gpus} GPU{'s' * (job.gpus > 1)}{limits}) was passed over for"
-        f" {amount(passed, 'seconds')} of the {amount(took, 'seconds')} {so_far};"
-        f" with equal shares it would have taken {amount(fair, 'seconds')}"
-    )
-    data = {
-        "instance": run.instance.name,
-        "agent": run.instance.agent(job),
-        "job": job.id,
-        "gpus": job.gpus,
-        "passed_over_seconds": passed,
-        "seconds": took,
-        "finished": is_done,
-        "equal_share_seconds": fair,
-    }
-    return Case(passed / fair, BOUND + 2.0 * run.instance.turn / fair, f"{run.instance.name}: {text}", data)
+            fair, took = alone[job.id], run.ended(job.id) - job.submitted
+            is_done = isfinite(run.history.jobs[job.id].ended)
+            agent, limits = run.instance.agent(job), f", {' or '.join(job.gpu_types)} only" * bool(job.gpu_types)
+            text = (
+                f"{agent} ({job.gpus} GPU{'s' * (job.gpus > 1)}{limits}) was passed over for {amount(passed, 'seconds')} of "
+                f"the {amount(took, 'seconds')} {'it took' if is_done else 'after which it had not ended'}; with equal "
+                f"shares it would have taken {amount(fair, 'seconds')}"
+            )
+            who = {"agent": agent, "job": job.id, "gpus": job.gpus, "passed_over_seconds": passed}
+            data = {**who, "seconds": took, "finished": is_done, "equal_share_seconds": fair}
+            yield run.case(passed / fair, BOUND + 2.0 * run.instance.turn / fair, text, **data)
 
 
 def short_stream(draw: InstanceGenerator, shape: InstanceShape) -> Instance:
@@ -129,8 +116,20 @@ class LatestHolders:
     def of(holds: Sequence[GpuHold], submitted: Mapping[str, float], types: int) -> "LatestHolders":
         """Read it off what jobs held; -inf where no job holds any."""
         times = sorted({time for hold in holds for time in (hold.start, hold.end)})
-        by_type = [[hold for hold in holds if hold.gpu_type == gpu_type] for gpu_type in range(types)]
-        return LatestHolders(np.array(times), np.array([_latest(times, held, submitted) for held in by_type]))
+        latest = np.full((types, len(times)), -inf)
+        for gpu_type in range(types):
+            starting = sorted((each.start, submitted[each.job], each.end) for each in holds if each.gpu_type == gpu_type)
+            place = 0
+            holding: list[tuple[float, float]] = []  # (-submitted, until): the last comer is on top
+            for index, time in enumerate(times):
+                while place < len(starting) and starting[place][0] <= time:
+                    heappush(holding, (-starting[place][1], starting[place][2]))
+                    place += 1
+                while holding and holding[0][1] <= time:
+                    heappop(holding)
+                if holding:
+                    latest[gpu_type, index] = -holding[0][0]
+        return LatestHolders(np.array(times), latest)
 
     def passed_over(self, job: Job, ended: float, held: Sequence[GpuHold], usable: Sequence[int]) -> float:
         """Seconds of a job's life in which one submitted later had GPUs of a type it can use, and it had none."""
@@ -141,17 +140,3 @@ class LatestHolders:
         for hold in held:
             is_passed[np.searchsorted(self.times, hold.start) : np.searchsorted(self.times, hold.end)] = False
         return float(np.diff(edges)[is_passed].sum())
-
-
-def _latest(times: Sequence[float], holds: Sequence[GpuHold], submitted: Mapping[str, float]) -> list[float]:
-    starting = sorted((hold.start, submitted[hold.job], hold.end) for hold in holds)
-    latest, place = [], 0
-    holding: list[tuple[float, float]] = []  # (-submitted, until): the last comer is on top
-    for time in times:
-        while place < len(starting) and starting[place][0] <= time:
-            heappush(holding, (-starting[place][1], starting[place][2]))
-            place += 1
-        while holding and holding[0][1] <= time:
-            heappop(holding)
-        latest.append(-holding[0][0] if holding else -inf)
-    return latest

@@ -7,6 +7,7 @@ reader would have chosen; and `amount`, which writes a number, a share or a dura
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -180,27 +181,22 @@ def spaced_ticks(low: float, high: float, unit: Unit, step: float) -> tuple[Tick
     return tuple(Tick(value, label) for value, label in zip(values, tick_labels(values, step, unit), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _TickCandidate:
-    """A tick that may be drawn. Lower tiers are placed first, and the finer ones fill what room is left."""
-
-    tier: int
-    tick: Tick
+_TickCandidate = tuple[int, float, str]
+"""(tier, value, label) of a tick that may be drawn. Lower tiers are placed first; finer ones fill what room is left."""
 
 
 def log_ticks(low: float, high: float, unit: Unit, room: float) -> tuple[Tick, ...]:
     """Round numbers inside [low, high], ascending, no two nearer than `room`, a fraction of the logarithmic axis."""
     found: list[_TickCandidate] = []
     candidates = _clock_candidates(low, high) if unit == "seconds" else _decimal_candidates(low, high, unit)
-    inside = [each for each in candidates if low <= each.tick.value <= high]
     apart = room * math.log(high / low)
-    for each in sorted(inside, key=lambda each: (each.tier, each.tick.value)):
-        refines = each.tier >= 2 and sum(other.tier < each.tier for other in found) >= _FEW
-        if not refines and all(abs(math.log(each.tick.value / other.tick.value)) >= apart for other in found):
-            found.append(each)
+    for tier, value, label in sorted((each for each in candidates if low <= each[1] <= high), key=itemgetter(0, 1)):
+        refines = tier >= 2 and sum(other < tier for other, _, _ in found) >= _FEW
+        if not refines and all(abs(math.log(value / other)) >= apart for _, other, _ in found):
+            found.append((tier, value, label))
     if len(found) < 2:
         return linear_ticks(low, high, unit, 5)
-    return tuple(sorted((each.tick for each in found), key=lambda tick: tick.value))
+    return tuple(Tick(value, label) for _, value, label in sorted(found, key=itemgetter(1)))
 
 
 def _decimal_candidates(low: float, high: float, unit: Unit) -> Iterator[_TickCandidate]:
@@ -208,7 +204,7 @@ def _decimal_candidates(low: float, high: float, unit: Unit) -> Iterator[_TickCa
     for exponent in range(math.floor(math.log10(low * factor)), math.ceil(math.log10(high * factor)) + 1):
         for digit, tier in ((1, 0), (2, 2), (5, 2), (3, 3)):
             value = float(f"{digit}e{exponent}")
-            yield _TickCandidate(tier, Tick(value / factor, plain(value) + suffix))
+            yield tier, value / factor, plain(value) + suffix
 
 
 def _clock_candidates(low: float, high: float) -> Iterator[_TickCandidate]:
@@ -216,15 +212,15 @@ def _clock_candidates(low: float, high: float) -> Iterator[_TickCandidate]:
         units = (("ms", -3), ("µs", -6), ("ns", -9))
         label = next((f"{10 ** (exponent - power)} {name}" for name, power in units if exponent >= power), "")
         label = label or f"{plain(float(f'1e{exponent}'))} s"
-        yield _TickCandidate(0 if exponent % 3 == 0 else 1, Tick(float(f"1e{exponent}"), label))
+        yield 0 if exponent % 3 == 0 else 1, float(f"1e{exponent}"), label
     for size, name, longest in ((1.0, "s", 59), (MINUTE, "min", 59), (HOUR, "h", 23), (DAY, "d", 6)):
         for count, tier in ((1, 0), (10, 1), (2, 2), (5, 2), (30, 2), (3, 3), (20, 3)):
             if count <= longest:
-                yield _TickCandidate(tier, Tick(size * count, f"{count} {name}"))
+                yield tier, size * count, f"{count} {name}"
     for exponent in range(max(1, math.ceil(math.log10(high / WEEK) + 1))):
         for digit, tier in ((1, 0), (2, 2), (5, 2)):
             weeks = float(f"{digit}e{exponent}")
-            yield _TickCandidate(tier, Tick(WEEK * weeks, f"{plain(weeks)} w"))
+            yield tier, WEEK * weeks, f"{plain(weeks)} w"
 
 
 # Numbers for people

@@ -1,29 +1,13 @@
 """The report of `poise analyze`: the parts of a workload study as tables, as bars of text, and as one page with figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import isfinite
 
-import numpy as np
-
 from poise.lab.analysis.tables import Chart, ChartShape, Layout, StudyPart, Value, ValueUnit
-from poise.lab.report.axes import amount, bare_axis, nice_step
-from poise.lab.report.figures import Series, averaged, cdf, lines
-from poise.lab.report.frame import (
-    MARGIN,
-    SWATCH,
-    TEXT,
-    WIDTH,
-    element,
-    figure,
-    heading,
-    legend_for,
-    shorten,
-    text,
-    text_width,
-    tooltip,
-)
+from poise.lab.report.axes import Unit, amount, nice_step
+from poise.lab.report.figures import Series, averaged, cdf, groups, lines
 from poise.lab.report.page import HtmlTable, Section, page
-from poise.lab.report.style import series_class
 
 MOST_GROUPS = 12
 """Rows of a part that its bars show: the first ones."""
@@ -31,13 +15,6 @@ MOST_CHANGES = 200
 """A level that changes more often is drawn as means over stretches of time."""
 NOTHING = "–"
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-_BAR = 13.0
-_BETWEEN = 9.0
-_MOST_LABEL = 170.0
-_VALUE = 52.0
-"""Room to the right of the longest bar, for its value."""
-_DESCRIBED = 12
-"""Rows that a screen reader is told of."""
 
 
 def characterisation_page(title: str, intro: str, parts: Sequence[StudyPart], *, footer: str = "") -> str:
@@ -103,47 +80,10 @@ def _figure(chart: Chart) -> str:
         case ChartShape.STEPS:
             series = [Series(curve.label, curve.x, curve.y) for curve in chart.curves]
             spans = [float(each.x[-1]) if each.x.size > MOST_CHANGES else 0.0 for each in series]
-            return lines(
-                [
-                    averaged(each, nice_step(span, "seconds", MOST_CHANGES)) if span > 0 else each
-                    for each, span in zip(series, spans, strict=True)
-                ],
-                title=chart.title,
-                x_label=chart.x_label,
-                y_label=chart.y_label,
-                shape="steps",
-                x_unit="seconds",
-                y_unit="percent" if chart.unit is ValueUnit.SHARE else "plain",
-            )
-
-
-def groups(rows: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str) -> str:
-    """Horizontal bars in groups: rows of shares from 0 to 1, one bar per series; a value that is NaN has none."""
-    drawn_title, top = heading(title)
-    legend = legend_for(names, top)
-    axis = bare_axis(np.array([each for row in rows.values() for each in row if isfinite(each)]), "percent")
-    left = MARGIN + min(_MOST_LABEL, max((text_width(name, TEXT) for name in rows), default=0.0)) + 8
-    longest = WIDTH - MARGIN - left - _VALUE
-    first, height = legend.bottom + 8, len(names) * _BAR + _BETWEEN
-    series = []
-    for place, name in enumerate(names):
-        across, middle = legend.spots[place]
-        swatch = element("rect", class_="dot", x=across, y=middle - 4, width=SWATCH, height=8.0, rx="1.5")
-        drawn = [legend.entry(place, swatch)]
-        for row, (label, values) in enumerate(rows.items()):
-            value, upper = values[place], first + height * row + _BAR * place
-            written, length = amount(value, "percent"), axis.place(value) * longest if isfinite(value) else 0.0
-            rect = element("rect", class_="dot", x=left, y=upper, width=max(0.5, length), height=_BAR - 2, rx="1.5")
-            said = text(written, left + length + 5, upper + _BAR - 3, "soft")
-            drawn.append(element("g", tooltip(f"{label}, {name}: {written}"), rect if isfinite(value) else "", said))
-        series.append(element("g", *drawn, class_=series_class(place)))
-    labels = [
-        text(shorten(name, left - MARGIN - 8, TEXT), left - 8, first + height * row + (len(names) * _BAR / 2 + 4), "end")
-        for row, name in enumerate(rows)
-    ]
-    spoken = (
-        f"{row}: " + ", ".join(f"{name} {amount(value, 'percent')}" for name, value in zip(names, values, strict=True))
-        for row, values in list(rows.items())[:_DESCRIBED]
-    )
-    description = f"Bar chart: {title}. {'; '.join(spoken) or 'No data'}."
-    return figure(description, first + height * len(rows), drawn_title, *labels, element("g", *series, class_="marks"))
+            drawn = [
+                averaged(each, nice_step(span, "seconds", MOST_CHANGES)) if span > 0 else each
+                for each, span in zip(series, spans, strict=True)
+            ]
+            unit: Unit = "percent" if chart.unit is ValueUnit.SHARE else "plain"
+            draw = partial(lines, drawn, shape="steps", x_unit="seconds", y_unit=unit)
+            return draw(title=chart.title, x_label=chart.x_label, y_label=chart.y_label)

@@ -126,22 +126,17 @@ def comparison_page(title: str, intro: str, runs: Sequence[ComparedRun], *, foot
         cdf({run.summary.policy: run.rhos for run in runs}, title="Finish-time fairness", x_label="ρ", unit="plain"),
         scatter(points, title="Speed against fairness", x_label="average JCT", y_label="worst ρ", x_unit="seconds"),
     )
+    exhibit = timeline([(run.summary.policy, run.track) for run in runs], runs[0].cluster) if runs else None
+    held = "A row is a GPU, a block a job on it. All policies share one view: zoom in under one, then look at the others."
+    who = Section("Who held which GPU", held, exhibits=(exhibit,)) if exhibit else None
     sections = [
         Section("Summary", TERMS, table=table([run.summary for run in runs])),
-        _gpu_timeline(runs),
+        who or Section("Who held which GPU", "No job ever held a GPU."),
         Section("Completion times", figures=completion),
         Section("Fairness", figures=fairness),
         _cluster_over_time(runs),
     ]
     return page(title, intro, sections, footer=footer)
-
-
-def _gpu_timeline(runs: Sequence[ComparedRun]) -> Section:
-    exhibit = timeline([(run.summary.policy, run.track) for run in runs], runs[0].cluster) if runs else None
-    if exhibit is None:
-        return Section("Who held which GPU", "No job ever held a GPU.")
-    text = "A row is a GPU, a block a job on it. All policies share one view: zoom in under one, then look at the others."
-    return Section("Who held which GPU", text, exhibits=(exhibit,))
 
 
 def _cluster_over_time(runs: Sequence[ComparedRun]) -> Section:

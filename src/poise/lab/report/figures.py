@@ -5,14 +5,15 @@ The same input gives the same bytes. Shares are numbers from 0 to 1 and are writ
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from poise.lab.report import frame as svg
 from poise.lab.report import style
 from poise.lab.report.axes import (
     Axis,
@@ -26,28 +27,6 @@ from poise.lab.report.axes import (
     log_axis,
     points_axis,
     span_axis,
-)
-from poise.lab.report.frame import (
-    BOLD,
-    MARGIN,
-    TEXT,
-    WIDTH,
-    FigureLabels,
-    Frame,
-    described,
-    element,
-    figure,
-    framed,
-    heading,
-    legend_for,
-    no_data,
-    number,
-    room_for,
-    shorten,
-    surroundings,
-    text,
-    text_width,
-    tooltip,
 )
 from poise.lab.report.point_labels import Area, Point, label_spots
 from poise.scheduler.model.errors import InvariantError
@@ -67,6 +46,12 @@ _FEW_POINTS = 24
 _BAR_ROW = 25.0
 _BAR = 15.0
 _MOST_BAR_LABEL = 170.0
+_GROUP_BAR, _GROUP_GAP = 13.0, 9.0
+"""Height of each bar of a group, and the space between groups."""
+_VALUE_ROOM = 52.0
+"""Room to the right of the longest bar of a group, for its value."""
+_DESCRIBED = 12
+"""Groups that a screen reader is told of."""
 _BORDER = 12
 _ROW_ROOM = 0.1
 """How near two ticks of a logarithmic y may be, as a fraction of the axis."""
@@ -75,11 +60,15 @@ _OPENING = re.compile(r'<svg class="fig" viewBox="0 0 (?P<width>\d+) (?P<height>
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one line: `x` and `y` have equal length; the order of the points does not matter."""
+    """Points of one line: `x` and `y` have equal length; the order of the points does not matter.
+
+    note   what the tooltip of a line says, once it is drawn
+    """
 
     label: str
     x: FloatArray
     y: FloatArray
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.x.ndim != 1 or self.x.shape != self.y.shape:
@@ -91,16 +80,6 @@ class Series:
         x, y = clipped(self.x[kept]), clipped(self.y[kept])
         order = np.argsort(x, kind="stable")
         return Series(self.label, x[order], y[order])
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnCurve:
-    """A series as drawn: finite points by ascending x, and what its tooltip says."""
-
-    label: str
-    x: FloatArray
-    y: FloatArray
-    note: str
 
 
 def lines(  # noqa: PLR0913 - the words, scales and units of two axes
@@ -119,22 +98,22 @@ def lines(  # noqa: PLR0913 - the words, scales and units of two axes
     if x_scale == "log":
         finite = [Series(each.label, each.x[each.x >= 0], each.y[each.x >= 0]) for each in finite]
     x, y = (np.concatenate([np.empty(0), *columns]) for columns in ([s.x for s in finite], [s.y for s in finite]))
-    x_axis = log_axis(x, x_unit, room_for(x_unit)) if x_scale == "log" else span_axis(x, x_unit, 6)
+    x_axis = log_axis(x, x_unit, svg.room_for(x_unit)) if x_scale == "log" else span_axis(x, x_unit, 6)
     curves = []
     for each in finite:
         ends = [amount(float(end), y_unit) for end in (each.y.min(), each.y.max())] if each.y.size else ["no data"]
-        curves.append(DrawnCurve(each.label, each.x, each.y, " to ".join(ends)))
-    return _chart(curves, x_axis, level_axis(y, y_unit, 5), FigureLabels(title, x_label, y_label), shape)
+        curves.append(replace(each, note=" to ".join(ends)))
+    return _chart(curves, x_axis, level_axis(y, y_unit, 5), svg.FigureLabels(title, x_label, y_label), shape)
 
 
 def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str, unit: Unit = "seconds") -> str:
     """The share of samples at or below each value, on a log axis; zeros count from its left end."""
     found = {label: distribution(each) for label, each in samples.items()}
-    axis = log_axis(np.concatenate([np.empty(0), *(values for values, _ in found.values())]), unit, room_for(unit))
+    axis = log_axis(np.concatenate([np.empty(0), *(values for values, _ in found.values())]), unit, svg.room_for(unit))
     curves = []
     for label, (values, shares) in found.items():
         if not values.size:
-            curves.append(DrawnCurve(label, values, shares, "no data"))
+            curves.append(Series(label, values, shares, "no data"))
             continue
         # From one end of the axis to the other; what the axis does not reach is in the share it starts with.
         inside = values > axis.low
@@ -142,19 +121,19 @@ def cdf(samples: Mapping[str, FloatArray], *, title: str, x_label: str, unit: Un
         median, late = (amount(float(values[np.searchsorted(shares, share)]), unit) for share in (0.5, 0.99))
         x = np.concatenate(([axis.low], values[inside], [axis.high]))
         y = np.concatenate(([below], shares[inside], [1.0]))
-        curves.append(DrawnCurve(label, x, y, f"median {median}, 99th percentile {late}"))
-    labels = FigureLabels(title, x_label, "share at or below")
+        curves.append(Series(label, x, y, f"median {median}, 99th percentile {late}"))
+    labels = svg.FigureLabels(title, x_label, "share at or below")
     return _chart(curves, axis, level_axis(np.ones(1), "percent", 5), labels, "steps")
 
 
 def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Goal) -> str:
     """Horizontal bars from zero with their values; the best are marked if bars differ, all that are written the same."""
-    drawn_title, top = heading(title)
+    drawn_title, top = svg.heading(title)
     axis = bare_axis(np.array([value for value in values.values() if np.isfinite(value)]), unit)
     words = [amount(value, unit) for value in values.values()]
     marked = set(best_places(list(values.values()), words, best))
-    left = MARGIN + min(_MOST_BAR_LABEL, max((text_width(name, TEXT * BOLD) for name in values), default=0.0)) + 8
-    room = WIDTH - MARGIN - left - 108  # the value and the mark stand to the right of the longest bar
+    left = _room_for_labels(values, svg.TEXT * svg.BOLD)
+    room = svg.WIDTH - svg.MARGIN - left - 108  # the value and the mark stand to the right of the longest bar
     rows = []
     for place, (name, value) in enumerate(values.items()):
         written, mark = words[place], "◂ best" if place in marked else ""
@@ -162,17 +141,57 @@ def bars(values: Mapping[str, float], *, title: str, unit: Unit, best: Goal) -> 
         zero, end = (left + axis.place(each) * room for each in (0.0, value if np.isfinite(value) else 0.0))
         start, stop, line = min(zero, end), max(zero, end), row + _BAR / 2 + 4.5
         width = max(1.0, stop - start) if np.isfinite(value) else 0.0
+        label = svg.shorten(name, left - svg.MARGIN - 8, svg.TEXT * svg.BOLD)
         parts = [
-            tooltip(f"{name}: {written}{', best' if mark else ''}"),
-            text(shorten(name, left - MARGIN - 8, TEXT * BOLD), left - 8, line, "end strong" if mark else "end"),
-            element("rect", class_="bar", x=start, y=row, width=width, height=_BAR, rx="2"),
-            text(written, stop + 6, line, "strong" if mark else "soft", mark),
+            svg.tooltip(f"{name}: {written}{', best' if mark else ''}"),
+            svg.text(label, left - 8, line, "end strong" if mark else "end"),
+            svg.element("rect", class_="bar", x=start, y=row, width=width, height=_BAR, rx="2"),
+            svg.text(written, stop + 6, line, "strong" if mark else "soft", mark),
         ]
-        rows.append(element("g", *parts, class_="best" if mark else "other"))
+        rows.append(svg.element("g", *parts, class_="best" if mark else "other"))
     height = top + 12 + _BAR_ROW * max(1, len(rows))
     spoken = ", ".join(f"{name} {written}" for name, written in list(zip(values, words, strict=True))[:20])
-    shown = rows or [text("no data", WIDTH / 2, top + 18, "soft middle")]
-    return figure(f"Bar chart: {title}; {best} is best. {spoken or 'No data'}.", height, drawn_title, *shown)
+    shown = rows or [svg.text("no data", svg.WIDTH / 2, top + 18, "soft middle")]
+    return svg.figure(f"Bar chart: {title}; {best} is best. {spoken or 'No data'}.", height, drawn_title, *shown)
+
+
+def _room_for_labels(names: Iterable[str], size: float) -> float:
+    """Where bars begin, to the right of their labels."""
+    return svg.MARGIN + min(_MOST_BAR_LABEL, max((svg.text_width(name, size) for name in names), default=0.0)) + 8
+
+
+def groups(rows: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str) -> str:
+    """Horizontal bars in groups: rows of shares from 0 to 1, one bar per series; a value that is NaN has none."""
+    drawn_title, top = svg.heading(title)
+    legend = svg.legend_for(names, top)
+    axis = bare_axis(np.array([each for row in rows.values() for each in row if isfinite(each)]), "percent")
+    left = _room_for_labels(rows, svg.TEXT)
+    longest = svg.WIDTH - svg.MARGIN - left - _VALUE_ROOM
+    first, height = legend.bottom + 8, len(names) * _GROUP_BAR + _GROUP_GAP
+    series = []
+    for place, name in enumerate(names):
+        across, middle = legend.spots[place]
+        swatch = svg.element("rect", class_="dot", x=across, y=middle - 4, width=svg.SWATCH, height=8.0, rx="1.5")
+        drawn = [legend.entry(place, swatch)]
+        for row, (label, values) in enumerate(rows.items()):
+            value, upper = values[place], first + height * row + _GROUP_BAR * place
+            written, length = amount(value, "percent"), axis.place(value) * longest if isfinite(value) else 0.0
+            box = {"x": left, "y": upper, "width": max(0.5, length), "height": _GROUP_BAR - 2}
+            rect = svg.element("rect", class_="dot", **box, rx="1.5")
+            said = svg.text(written, left + length + 5, upper + _GROUP_BAR - 3, "soft")
+            drawn.append(svg.element("g", svg.tooltip(f"{label}, {name}: {written}"), rect if isfinite(value) else "", said))
+        series.append(svg.element("g", *drawn, class_=style.series_class(place)))
+    labels = []
+    for row, name in enumerate(rows):
+        middle = first + height * row + (len(names) * _GROUP_BAR / 2 + 4)
+        labels.append(svg.text(svg.shorten(name, left - svg.MARGIN - 8, svg.TEXT), left - 8, middle, "end"))
+    spoken = (
+        f"{row}: " + ", ".join(f"{name} {amount(value, 'percent')}" for name, value in zip(names, values, strict=True))
+        for row, values in list(rows.items())[:_DESCRIBED]
+    )
+    description = f"Bar chart: {title}. {'; '.join(spoken) or 'No data'}."
+    marks = svg.element("g", *series, class_="marks")
+    return svg.figure(description, first + height * len(rows), drawn_title, *labels, marks)
 
 
 def scatter(
@@ -190,34 +209,34 @@ def scatter(
     """
     finite = {name: xy for name, xy in points.items() if np.isfinite(xy).all()}
     x, y = (clipped(np.array([xy[side] for xy in finite.values()], dtype=np.float64)) for side in (0, 1))
-    drawn_title, top = heading(title)
-    x_axis, y_axis = points_axis(x, x_unit, 7, room_for(x_unit)), points_axis(y, y_unit, 8, _ROW_ROOM)
-    frame = framed(x_axis, y_axis, top + 14)
+    drawn_title, top = svg.heading(title)
+    x_axis, y_axis = points_axis(x, x_unit, 7, svg.room_for(x_unit)), points_axis(y, y_unit, 8, _ROW_ROOM)
+    frame = svg.framed(x_axis, y_axis, top + 14)
     notes = [f"{amount(float(a), x_unit)}, {amount(float(b), y_unit)}" for a, b in zip(x, y, strict=True)]
     spots = [*zip(finite, notes, frame.across(x).tolist(), frame.down(y).tolist(), strict=True)]
     best = frontier(x, y)
     first = {notes[index] for index in best}  # what reads the same and stands at the same place is as good
     best = sorted((index for index, note in enumerate(notes) if note in first), key=lambda index: (x[index], -y[index]))
     others = [index for index in range(len(spots)) if index not in set(best)]
-    labels = FigureLabels(title, x_axis.titled(x_label), y_axis.titled(y_label))
-    body = [no_data(frame)]
+    labels = svg.FigureLabels(title, x_axis.titled(x_label), y_axis.titled(y_label))
+    body = [svg.no_data(frame)]
     if spots:
-        key = text("filled: on the frontier, none better both ways", WIDTH - MARGIN, frame.top - 12, "soft end")
+        key = svg.text("filled: on the frontier, none better both ways", svg.WIDTH - svg.MARGIN, frame.top - 12, "soft end")
         marks = ([Point(*spots[index], "best") for index in best], [Point(*spots[index], "other") for index in others])
         body = [key, _draw_points(*marks, frame)]
-    spoken = described("Scatter plot", labels, [f"{name} {note}" for name, note, *_ in spots])
-    return figure(spoken, frame.figure_height, drawn_title, surroundings(frame, labels), *body)
+    spoken = svg.described("Scatter plot", labels, [f"{name} {note}" for name, note, *_ in spots])
+    return svg.figure(spoken, frame.figure_height, drawn_title, svg.surroundings(frame, labels), *body)
 
 
-def standalone(svg: str) -> str:
+def standalone(figure: str) -> str:
     """A figure as a file of its own: with the SVG namespace, its colours, a background and a size in pixels."""
-    found = _OPENING.match(svg)
+    found = _OPENING.match(figure)
     if found is None:
-        raise InvariantError(f"not a figure of ours: {svg[:40]!r}")
+        raise InvariantError(f"not a figure of ours: {figure[:40]!r}")
     width, height = int(found["width"]) + 2 * _BORDER, int(found["height"]) + 2 * _BORDER
     box = f'viewBox="{-_BORDER} {-_BORDER} {width} {height}" width="{width * 3 // 2}" height="{height * 3 // 2}"'
-    paper = element("rect", class_="paper", x=-_BORDER, y=-_BORDER, width=width, height=height)
-    inside = element("style", style.COLOURS, style.FIGURE) + paper + svg[found.end() :]
+    paper = svg.element("rect", class_="paper", x=-_BORDER, y=-_BORDER, width=width, height=height)
+    inside = svg.element("style", style.COLOURS, style.FIGURE) + paper + figure[found.end() :]
     return f'<svg xmlns="http://www.w3.org/2000/svg" class="fig" {box}{found["rest"]}>{inside}\n'
 
 
@@ -236,7 +255,7 @@ def frontier(x: FloatArray, y: FloatArray) -> list[int]:
     return found
 
 
-def _draw_points(best: Sequence[Point], others: Sequence[Point], frame: Frame) -> str:
+def _draw_points(best: Sequence[Point], others: Sequence[Point], frame: svg.Frame) -> str:
     """The frontier's edge, then the points, the best on top, then the labels, of which the best choose first.
 
     The best points come in the order of the frontier, by ascending x.
@@ -249,43 +268,43 @@ def _draw_points(best: Sequence[Point], others: Sequence[Point], frame: Frame) -
     path = "".join(f"M{each.left:.1f} {each.top:.1f}L{each.right:.1f} {each.bottom:.1f}" for each in edge)
 
     points = [*best, *others]
-    bounds = Area(frame.left, frame.top, WIDTH - 2.0, frame.bottom)
+    bounds = Area(frame.left, frame.top, svg.WIDTH - 2.0, frame.bottom)
     spots = label_spots(points[:MOST_LABELS], bounds, [piece.grown(2) for piece in edge])
     leaders, labels = [], []
     for point, spot in zip(points, spots, strict=False):
         if spot.far:
             x, y = spot.area.nearest(point.x, point.y)
-            leaders.append(element("path", class_="leader", d=f"M{point.x:.1f} {point.y:.1f}L{x:.1f} {y:.1f}"))
+            leaders.append(svg.element("path", class_="leader", d=f"M{point.x:.1f} {point.y:.1f}L{x:.1f} {y:.1f}"))
         weight = "strong" if point.kind == "best" else "soft"
-        labels.append(text(spot.text, spot.x, spot.y + 4, f"halo {weight} {spot.anchor}".rstrip()))
+        labels.append(svg.text(spot.text, spot.x, spot.y + 4, f"halo {weight} {spot.anchor}".rstrip()))
     dots = [
-        element(
+        svg.element(
             "g",
-            tooltip(f"{point.name}: {point.note}"),
-            element("circle", class_="point", cx=point.x, cy=point.y, r="5"),
+            svg.tooltip(f"{point.name}: {point.note}"),
+            svg.element("circle", class_="point", cx=point.x, cy=point.y, r="5"),
             class_=point.kind,
         )
         for point in reversed(points)
     ]
-    return "".join([element("path", class_="frontier", d=path), *leaders, *dots, *labels])
+    return "".join([svg.element("path", class_="frontier", d=path), *leaders, *dots, *labels])
 
 
 # Lines and steps
 
 
-def _chart(curves: Sequence[DrawnCurve], x: Axis, y: Axis, labels: FigureLabels, shape: Shape) -> str:
-    """Curves in a frame; one without points keeps its place in the legend and in the order of colours.
+def _chart(curves: Sequence[Series], x: Axis, y: Axis, labels: svg.FigureLabels, shape: Shape) -> str:
+    """Curves of finite points by ascending x; one without points keeps its place in the legend and in the order of colours.
 
     A curve and its legend entry are one group, so that a pointer on either makes the others fade, without a script.
     """
-    drawn_title, top = heading(labels.title)
+    drawn_title, top = svg.heading(labels.title)
     names = [curve.label for curve in curves]
-    legend = legend_for(names, top)
-    frame = framed(x, y, legend.bottom + 14)
+    legend = svg.legend_for(names, top)
+    frame = svg.framed(x, y, legend.bottom + 14)
     drawn = [
-        element(
+        svg.element(
             "g",
-            tooltip(f"{curve.label}: {curve.note}"),
+            svg.tooltip(f"{curve.label}: {curve.note}"),
             _curve(curve, frame, shape),
             legend.line(place, "" if curve.x.size else "soft"),
             class_=style.series_class(place),
@@ -293,16 +312,16 @@ def _chart(curves: Sequence[DrawnCurve], x: Axis, y: Axis, labels: FigureLabels,
         for place, curve in enumerate(curves)
     ]
     empty = not any(curve.x.size for curve in curves)
-    body = [surroundings(frame, labels), no_data(frame) if empty else "", element("g", *drawn, class_="marks")]
-    return figure(described("Line chart", labels, names), frame.figure_height, drawn_title, *body)
+    body = [svg.surroundings(frame, labels), svg.no_data(frame) if empty else "", svg.element("g", *drawn, class_="marks")]
+    return svg.figure(svg.described("Line chart", labels, names), frame.figure_height, drawn_title, *body)
 
 
-def _curve(curve: DrawnCurve, frame: Frame, shape: Shape) -> str:
+def _curve(curve: Series, frame: svg.Frame, shape: Shape) -> str:
     x, y = frame.across(curve.x), frame.down(curve.y)
     kept = thinned(x, y)
-    places = [(number(a), number(b)) for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)]
+    places = [(svg.number(a), svg.number(b)) for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)]
     dotted = len(places) == 1 or (shape == "line" and len(places) <= _FEW_POINTS)
-    dots = [element("circle", class_="dot", cx=a, cy=b, r="2.6") for a, b in places] if dotted else []
+    dots = [svg.element("circle", class_="dot", cx=a, cy=b, r="2.6") for a, b in places] if dotted else []
     if len(places) < 2:
         return "".join(dots)
     if shape == "steps":
@@ -310,7 +329,7 @@ def _curve(curve: DrawnCurve, frame: Frame, shape: Shape) -> str:
     else:
         different = [place for place, before in zip(places, [None, *places], strict=False) if place != before]
         path = "M" + "L".join(f"{a} {b}" for a, b in different)
-    return element("path", class_="line", d=path) + "".join(dots)
+    return svg.element("path", class_="line", d=path) + "".join(dots)
 
 
 def _stepped(places: list[tuple[str, str]]) -> str:

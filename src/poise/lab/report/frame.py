@@ -79,9 +79,8 @@ class Legend:
     def line(self, place: int, style: str = "", *, length: float = SWATCH) -> str:
         """The entry of a series that is drawn as a line."""
         left, middle = self.spots[place]
-        return self.entry(
-            place, element("path", class_="line", d=f"M{number(left)} {number(middle)}h{number(length)}"), style
-        )
+        path = f"M{number(left)} {number(middle)}h{number(length)}"
+        return self.entry(place, element("path", class_="line", d=path), style)
 
 
 def legend_for(labels: Sequence[str], top: float) -> Legend:

@@ -7,28 +7,18 @@ that print in grey still works. Five patterns and eleven colours have no common 
 pair repeats.
 """
 
-LIGHT = {
-    "paper": "#ffffff",
-    "ink": "#1b2129",
-    "muted": "#5a6572",
-    "grid": "#e6e9ed",
-    "rule": "#c9d0d8",
-    "quiet": "#a9b3be",
-    "accent": "#0072b2",
-    "tint": "#eaf3f9",
-    "wash": "#f6f7f9",
+_PALETTE = {  # on light paper, on a dark screen
+    "paper": ("#ffffff", "#14181d"),
+    "ink": ("#1b2129", "#e4e8ec"),
+    "muted": ("#5a6572", "#9ba7b4"),
+    "grid": ("#e6e9ed", "#272e36"),
+    "rule": ("#c9d0d8", "#3b444f"),
+    "quiet": ("#a9b3be", "#596573"),
+    "accent": ("#0072b2", "#4ba6e0"),
+    "tint": ("#eaf3f9", "#17303f"),
+    "wash": ("#f6f7f9", "#1b2027"),
 }
-DARK = {
-    "paper": "#14181d",
-    "ink": "#e4e8ec",
-    "muted": "#9ba7b4",
-    "grid": "#272e36",
-    "rule": "#3b444f",
-    "quiet": "#596573",
-    "accent": "#4ba6e0",
-    "tint": "#17303f",
-    "wash": "#1b2027",
-}
+LIGHT, DARK = ({name: pair[side] for name, pair in _PALETTE.items()} for side in (0, 1))
 LIGHT_SERIES = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b2129", "#783c00", "#2d1ea5", "#b41e78", "#9678ff",
 )  # fmt: skip

@@ -9,24 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from poise.lab.analysis.statistics import Average, Contrast, Mean
+from poise.lab.report import frame as svg
 from poise.lab.report.axes import Tick, amount, level_axis, points_axis
 from poise.lab.report.comparison import TERMS, UNITS
 from poise.lab.report.figures import Goal, best_places
-from poise.lab.report.frame import (
-    FigureLabels,
-    Frame,
-    described,
-    element,
-    figure,
-    framed,
-    heading,
-    legend_for,
-    no_data,
-    number,
-    room_for,
-    surroundings,
-    tooltip,
-)
 from poise.lab.report.page import HtmlTable, Section, page
 from poise.lab.report.style import series_class
 
@@ -147,9 +133,9 @@ def _ratio(each: Contrast | None) -> str:
 
 def over_load(rows: Sequence[Average], key: str, *, title: str, y_label: str) -> str:
     """A figure: the mean of a number of the summary over load, one line per policy, with intervals as whiskers."""
-    drawn_title, top = heading(title)
+    drawn_title, top = svg.heading(title)
     policies = list(dict.fromkeys(row.policy for row in rows))
-    legend = legend_for(policies, top)
+    legend = svg.legend_for(policies, top)
     known = [row for row in rows if row.means[key].value is not None]
     loads = np.unique([row.load for row in known])
     unit = UNITS.get(key, "plain")
@@ -158,33 +144,33 @@ def over_load(rows: Sequence[Average], key: str, *, title: str, y_label: str) ->
     for mean in (row.means[key] for row in known):
         low, high = mean.interval or (mean.value or 0.0, mean.value or 0.0)
         reach += [max(low, 0.0), min(high, 1.0) if unit == "percent" else high]
-    axis = points_axis(loads, "plain", 6, room_for("plain"))
+    axis = points_axis(loads, "plain", 6, svg.room_for("plain"))
     if len(loads) == 1:  # policies stand side by side: nothing but that load is written below them
         axis = replace(axis, ticks=(Tick(float(loads[0]), f"{loads[0]:g}"),))
-    frame = framed(axis, level_axis(np.array(reach, dtype=np.float64), unit, 5), legend.bottom + 14)
-    labels = FigureLabels(title, frame.x.titled("load"), y_label)
+    frame = svg.framed(axis, level_axis(np.array(reach, dtype=np.float64), unit, 5), legend.bottom + 14)
+    labels = svg.FigureLabels(title, frame.x.titled("load"), y_label)
     apart, room = (_APART, _ROOM) if len(loads) > 1 else (_APART_ALONE, _ROOM_ALONE)
     step = min(apart, room * (frame.right - frame.left) / max(1, len(policies)))
     groups = []
     for place, name in enumerate(policies):
         marks = _marks([row for row in known if row.policy == name], key, frame, step * (place - (len(policies) - 1) / 2))
-        groups.append(element("g", marks, legend.line(place, length=_SWATCH), class_=series_class(place)))
-    body = [surroundings(frame, labels), "" if known else no_data(frame), element("g", *groups, class_="marks")]
-    return figure(described("Line chart", labels, policies), frame.figure_height, drawn_title, *body)
+        groups.append(svg.element("g", marks, legend.line(place, length=_SWATCH), class_=series_class(place)))
+    body = [svg.surroundings(frame, labels), "" if known else svg.no_data(frame), svg.element("g", *groups, class_="marks")]
+    return svg.figure(svg.described("Line chart", labels, policies), frame.figure_height, drawn_title, *body)
 
 
-def _marks(rows: Sequence[Average], key: str, frame: Frame, aside: float) -> str:
+def _marks(rows: Sequence[Average], key: str, frame: svg.Frame, aside: float) -> str:
     """Means joined by load, each with its whisker; all of it shifted to one side, so that policies do not overlap."""
     ordered = sorted(rows, key=lambda row: row.load)
     across = (frame.across(np.array([row.load for row in ordered])) + aside).tolist()
     down = frame.down(np.array([row.means[key].value for row in ordered], dtype=np.float64)).tolist()
-    spots = [f"{number(a)} {number(b)}" for a, b in zip(across, down, strict=True)]
-    line = element("path", class_="line", d="M" + "L".join(spots)) if len(spots) > 1 else ""
+    spots = [f"{svg.number(a)} {svg.number(b)}" for a, b in zip(across, down, strict=True)]
+    line = svg.element("path", class_="line", d="M" + "L".join(spots)) if len(spots) > 1 else ""
     dots = [
-        element(
+        svg.element(
             "g",
-            tooltip(f"{row.policy}, load {row.load:g}: {_mean(row.means[key], key)}"),
-            element("circle", class_="dot", cx=a, cy=b, r=_DOT),
+            svg.tooltip(f"{row.policy}, load {row.load:g}: {_mean(row.means[key], key)}"),
+            svg.element("circle", class_="dot", cx=a, cy=b, r=_DOT),
             _whisker(row.means[key], frame, a),
         )
         for row, a, b in zip(ordered, across, down, strict=True)
@@ -192,14 +178,14 @@ def _marks(rows: Sequence[Average], key: str, frame: Frame, aside: float) -> str
     return line + "".join(dots)
 
 
-def _whisker(mean: Mean, frame: Frame, at: float) -> str:
+def _whisker(mean: Mean, frame: svg.Frame, at: float) -> str:
     """Filled shapes: strokes of a series may be dashed."""
     if mean.interval is None:
         return ""
     bottom, top = frame.down(np.array(mean.interval)).tolist()  # what is beyond the figure stands at its end
     caps = [
-        element("rect", class_="dot", x=at - _CAP / 2, y=level - _THIN / 2, width=_CAP, height=_THIN)
+        svg.element("rect", class_="dot", x=at - _CAP / 2, y=level - _THIN / 2, width=_CAP, height=_THIN)
         for level in (bottom, top)
     ]
-    stem = element("rect", class_="dot", x=at - _THIN / 2, y=top, width=_THIN, height=max(0.0, bottom - top))
+    stem = svg.element("rect", class_="dot", x=at - _THIN / 2, y=top, width=_THIN, height=max(0.0, bottom - top))
     return stem + "".join(caps)

@@ -28,23 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.lab.analysis.history import History, RunEnd, RunInterval
+from poise.lab.report import frame as svg
 from poise.lab.report.axes import Axis, Tick, amount, span_axis
-from poise.lab.report.frame import (
-    SWATCH,
-    TEXT,
-    FigureLabels,
-    Frame,
-    element,
-    escape,
-    figure,
-    fit,
-    framed,
-    heading,
-    legend_for,
-    number,
-    shorten,
-    surroundings,
-)
 from poise.lab.report.page import Exhibit
 from poise.lab.report.style import LIGHT_SERIES
 from poise.scheduler.model.arithmetic import Floats
@@ -174,15 +159,15 @@ def timeline(tracks: Sequence[tuple[str, Track]], cluster: Cluster) -> Exhibit |
                 "longest; the time that GPUs were held is kept."
             )
     names = [name for name, _ in tracks]
-    packed = _packed(drawn)
-    runs = list(zip(names, packed.tracks, strict=True))
-    stills = [element("figure", still(name, track, packed.tenants, cluster, span)) for name, track in runs]
-    markup = element(
+    tenants, runs, common = _packed(drawn, cluster, span)
+    stills = [still(name, track, tenants, cluster, span) for name, track in zip(names, runs, strict=True)]
+    pictures = svg.element("div", *(svg.element("figure", each) for each in stills), class_="figures")
+    markup = svg.element(
         "div",
         _controls(names, remarks),
-        _held_data("common", _common_json(packed, cluster, span)),
-        *(_held_data("run", _block_columns(track, span)) for track in packed.tracks),
-        element("noscript", element("p", escape(_WITHOUT)), element("div", *stills, class_="figures")),
+        _held_data("common", json.dumps(common, separators=(",", ":")).encode()),
+        *(_held_data("run", _block_columns(track, span)) for track in runs),
+        svg.element("noscript", svg.element("p", svg.escape(_WITHOUT)), pictures),
         class_="timeline",
         role="group",
         aria_label="GPU timeline",
@@ -193,44 +178,31 @@ def timeline(tracks: Sequence[tuple[str, Track]], cluster: Cluster) -> Exhibit |
 
 def _controls(names: Sequence[str], remarks: Sequence[str]) -> str:
     """What the script brings to life; hidden until it has."""
-    choices = [
-        element(
-            "label",
-            element("input", type="radio", name="run", value=str(place), **({} if place else {"checked": "checked"})),
-            element("span", escape(name)),
-        )
-        for place, name in enumerate(names)
-    ]
+    choices = []
+    for place, name in enumerate(names):
+        checked = {} if place else {"checked": "checked"}
+        button = svg.element("input", type="radio", name="run", value=str(place), **checked)
+        choices.append(svg.element("label", button, svg.element("span", svg.escape(name))))
     tools = [
-        element("button", escape(text), type="button", data_do=do, aria_label=name, title=name)
+        svg.element("button", svg.escape(text), type="button", data_do=do, aria_label=name, title=name)
         for do, text, name in _BUTTONS
     ]
-    return element(
-        "div",
-        element("div", *choices, class_="runs", role="radiogroup", aria_label="Policy"),
-        element("div", *tools, element("label", "Colour by ", element("select", aria_label="Colour by")), class_="tools"),
-        element(
-            "div",
-            element("canvas"),
-            element("div", class_="part", hidden="hidden"),
-            element("div", class_="tip", hidden="hidden"),
-            class_="stage",
-            tabindex="0",
-            role="application",
-            aria_label="GPU timeline: rows are GPUs, time runs to the right. Plus and minus zoom, arrows move, 0 resets.",
-        ),
-        element("p", class_="shown", role="status"),
-        element("div", class_="key", role="group", aria_label="Key"),
-        *(element("p", escape(remark), class_="fine") for remark in remarks),
-        element("p", escape(_KEYS), class_="fine help"),
-        class_="live",
-        hidden="hidden",
+    fine = [svg.element("p", svg.escape(remark), class_="fine") for remark in remarks]
+    return (
+        '<div class="live" hidden="hidden">'
+        f'<div class="runs" role="radiogroup" aria-label="Policy">{"".join(choices)}</div>'
+        f'<div class="tools">{"".join(tools)}<label>Colour by <select aria-label="Colour by"></select></label></div>'
+        '<div class="stage" tabindex="0" role="application" aria-label="GPU timeline: rows are GPUs, time runs to the '
+        'right. Plus and minus zoom, arrows move, 0 resets.">'
+        '<canvas></canvas><div class="part" hidden="hidden"></div><div class="tip" hidden="hidden"></div></div>'
+        '<p class="shown" role="status"></p><div class="key" role="group" aria-label="Key"></div>'
+        f'{"".join(fine)}<p class="fine help">{svg.escape(_KEYS)}</p></div>'
     )
 
 
 def _held_data(kind: str, data: bytes) -> str:
     """Data that no browser runs: a script of no language."""
-    return element("script", b64encode(zlib.compress(data, 6)).decode("ascii"), type="text/plain", data_holds=kind)
+    return svg.element("script", b64encode(zlib.compress(data, 6)).decode("ascii"), type="text/plain", data_holds=kind)
 
 
 def _asset(name: str) -> str:
@@ -240,19 +212,11 @@ def _asset(name: str) -> str:
 # Packing for the script
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """Jobs and tenants of all runs, and the runs in terms of them."""
+def _packed(tracks: Sequence[Track], cluster: Cluster, span: float) -> tuple[list[str], list[Track], dict[str, object]]:
+    """Number jobs and tenants alike in all runs; tenants by the GPU time of all runs, the largest first.
 
-    tenants: tuple[str, ...]
-    jobs: tuple[str, ...]
-    tenant: Int32s
-    gpus: Int32s
-    tracks: tuple[Track, ...]
-
-
-def _packed(tracks: Sequence[Track]) -> _Packed:
-    """Number jobs and tenants alike in all runs; tenants by the GPU time of all runs, the largest first."""
+    Returns the tenants, the runs in terms of those numbers, and what is common to all runs, for the script.
+    """
     held: dict[str, float] = {}
     jobs: dict[str, tuple[str, int]] = {}
     for track in tracks:
@@ -268,28 +232,18 @@ def _packed(tracks: Sequence[Track]) -> _Packed:
     for track in tracks:
         new = [job_index[name] for name in track.jobs] + [len(jobs) + tenant_index[name] for name in track.tenants]
         renumbered.append(replace(track, job=np.array(new, dtype=np.int32)[track.job]))
-    return _Packed(
-        tuple(tenants),
-        tuple(jobs),
-        _int32s(tenant_index[tenant] for tenant, _ in jobs.values()),
-        _int32s(gpus for _, gpus in jobs.values()),
-        tuple(renumbered),
-    )
-
-
-def _common_json(packed: _Packed, cluster: Cluster, span: float) -> bytes:
-    document = {
+    common = {
         "span": span,
         "units": UNITS,
         "ends": [str(end) for end in ENDS],
         "colours": COLOURS,
-        "nodes": [[fit(node.name), node.gpus, fit(node.gpu_type)] for node in cluster.nodes],
-        "tenants": [fit(name) for name in packed.tenants],
-        "jobs": [fit(name) for name in packed.jobs],
-        "tenant": packed.tenant.tolist(),
-        "gpus": packed.gpus.tolist(),
+        "nodes": [[svg.fit(node.name), node.gpus, svg.fit(node.gpu_type)] for node in cluster.nodes],
+        "tenants": [svg.fit(name) for name in tenants],
+        "jobs": [svg.fit(name) for name in jobs],
+        "tenant": [tenant_index[tenant] for tenant, _ in jobs.values()],
+        "gpus": [gpus for _, gpus in jobs.values()],
     }
-    return json.dumps(document, separators=(",", ":")).encode()
+    return tenants, renumbered, common
 
 
 def _block_columns(track: Track, span: float) -> bytes:
@@ -446,30 +400,30 @@ _ACROSS, _DOWN = 220, 48
 _OTHERS = "others"
 
 
-def still(name: str, track: Track, tenants: tuple[str, ...], cluster: Cluster, span: float) -> str:
+def still(name: str, track: Track, tenants: Sequence[str], cluster: Cluster, span: float) -> str:
     """The whole span, time across, GPUs down; a cell has the colour of the tenant that held its middle.
 
     `tenants` come with the most GPU time first; those without a colour of their own are grey. With one tenant only, colours
     are by job.
     """
-    drawn_title, top = heading(name)
+    drawn_title, top = svg.heading(name)
     words = [*tenants[:COLOURS], _OTHERS][: len(tenants)] if len(tenants) > 1 else []
-    legend = legend_for(words, top)
+    legend = svg.legend_for(words, top)
     keys = []
     for group, (left, middle) in enumerate(legend.spots):
-        outline = f"M{number(left)} {number(middle - 5)}h{number(SWATCH - 6)}v10h-18z"
-        keys.append(legend.entry(group, element("path", class_=f"cell c{group}", d=outline)))
+        outline = f"M{svg.number(left)} {svg.number(middle - 5)}h{svg.number(svg.SWATCH - 6)}v10h-18z"
+        keys.append(legend.entry(group, svg.element("path", class_=f"cell c{group}", d=outline)))
     if len(tenants) == 1:
         groups = track.job.astype(np.int64) % COLOURS
     else:
         colour = {name: min(index, COLOURS) for index, name in enumerate(tenants)}
         groups = np.array([colour[name] for name in track.tenants], dtype=np.int64)[track.owner]
-    frame = framed(span_axis(np.array([0.0, span]), "seconds", 6), _rows_axis(cluster), legend.bottom)
+    frame = svg.framed(span_axis(np.array([0.0, span]), "seconds", 6), _rows_axis(cluster), legend.bottom)
     picture = _picture(track, groups, cluster.gpus, span)
     shown = [_cells(frame, picture == group, group) for group in range(COLOURS + 1)]
-    around = surroundings(frame, FigureLabels(name, "time since the first submission", ""))
+    around = svg.surroundings(frame, svg.FigureLabels(name, "time since the first submission", ""))
     described = f"GPU timeline of {name}: who held which of {cluster.gpus:,} GPUs when, coarsely."
-    return figure(described, frame.figure_height, drawn_title, around, *keys, *shown)
+    return svg.figure(described, frame.figure_height, drawn_title, around, *keys, *shown)
 
 
 def _rows_axis(cluster: Cluster) -> Axis:
@@ -479,7 +433,7 @@ def _rows_axis(cluster: Cluster) -> Axis:
     for node, row in zip(cluster.nodes, first, strict=False):
         if node.gpu_type not in seen:
             seen.add(node.gpu_type)
-            ticks.append(Tick(float(first[-1] - row), shorten(node.gpu_type, 70.0, TEXT)))
+            ticks.append(Tick(float(first[-1] - row), svg.shorten(node.gpu_type, 70.0, svg.TEXT)))
     return Axis(0.0, float(first[-1]), "linear", tuple(ticks[:12]))
 
 
@@ -497,14 +451,14 @@ def _picture(track: Track, groups: NDArray[np.int64], gpus: int, span: float) ->
     return picture
 
 
-def _cells(frame: Frame, cells: NDArray[np.bool_], group: int) -> str:
+def _cells(frame: svg.Frame, cells: NDArray[np.bool_], group: int) -> str:
     """Cells as rectangles, neighbours in a row as one."""
     wide, high = (frame.right - frame.left) / cells.shape[1], (frame.bottom - frame.top) / cells.shape[0]
     edges = np.diff(np.pad(cells, ((0, 0), (1, 1))).astype(np.int8), axis=1)
     starts, ends = np.argwhere(edges == 1).tolist(), np.argwhere(edges == -1).tolist()
     pieces = [
-        f"M{number(frame.left + left * wide)} {number(frame.top + row * high)}"
-        f"h{number((right - left) * wide)}v{number(high * 0.92)}h{number((left - right) * wide)}z"
+        f"M{svg.number(frame.left + left * wide)} {svg.number(frame.top + row * high)}"
+        f"h{svg.number((right - left) * wide)}v{svg.number(high * 0.92)}h{svg.number((left - right) * wide)}z"
         for (row, left), (_, right) in zip(starts, ends, strict=True)
     ]
-    return element("path", class_=f"cell c{group}", d="".join(pieces)) if pieces else ""
+    return svg.element("path", class_=f"cell c{group}", d="".join(pieces)) if pieces else ""

@@ -27,13 +27,9 @@ class SimulatedRun:
     __slots__ = ("began", "dies", "epoch", "forecast", "gpus", "kept", "rate", "since", "steps")
 
     def __init__(self, epoch: int, gpus: Holding, rate: float, since: float, steps: float) -> None:
-        self.epoch = epoch
-        self.dies = False
-        self.forecast = 0
-        self.began = since
-        self.gpus = gpus
-        self.rate = rate
-        self.since = since
+        self.epoch, self.gpus, self.rate = epoch, gpus, rate
+        self.dies, self.forecast = False, 0
+        self.began = self.since = since
         self.steps = self.kept = steps
 
     def is_on(self, node: int) -> bool:
@@ -92,15 +88,10 @@ class SimulatedJob:
     __slots__ = ("attempt_seconds", "attempts", "cold", "id", "run", "speed", "steps", "total", "trace", "unreported")
 
     def __init__(self, trace: TraceJob, speed: Estimate, total: float, cold: float = 0.0) -> None:
-        self.id = trace.job.id
-        self.trace = trace
-        self.speed = speed
-        self.total = total
-        self.cold = cold
-        self.steps = 0.0
+        self.id, self.trace = trace.job.id, trace
+        self.speed, self.total, self.cold = speed, total, cold
         self.attempts = 0
-        self.attempt_seconds = 0.0
-        self.unreported = 0.0
+        self.steps = self.attempt_seconds = self.unreported = 0.0
         self.run: SimulatedRun | TaskRound | None = None
 
     def seconds_to_failure(self) -> float:

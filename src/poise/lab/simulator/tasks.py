@@ -10,7 +10,7 @@ another job, and `ResidentModels`, which models each GPU still holds.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from heapq import heappop, heappush
 from math import inf, nan
@@ -25,7 +25,6 @@ from poise.scheduler.model.topology import Topology
 
 LATER = 1 << 62
 """Added to the sequence number of a failure: work that is done at the same time counts first."""
-
 ROUNDING = 1e-9
 """A smaller share of a job's work is a rounding error of sums and divisions, not worth another round."""
 
@@ -38,31 +37,23 @@ class TaskEvent(Enum):
     FAILURE = auto()
 
 
+@dataclass(slots=True, eq=False)
 class TaskRuns:
     """All rounds under way.
 
-    pending   a heap of what is to come, by time and then by sequence number; entries of rounds that ended are void
     running   the simulator's running jobs, kept up to date here
     numbers   sequence numbers, shared with the simulator: they order what happens at the same time
     outcome   (job, epoch) -> how the job ends now that its work is done
+    pending   a heap of what is to come, by time and then by sequence number; entries of rounds that ended are void
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        gpus: "ResidentModels",
-        running: dict[str, SimulatedJob],
-        numbers: Iterator[int],
-        report_every: float,
-        outcome: Callable[[SimulatedJob, int], Event],
-    ) -> None:
-        self.pending: list[tuple[float, int, SimulatedJob, TaskRound, TaskEvent]] = []
-        self._topology = topology
-        self._gpus = gpus
-        self._running = running
-        self._numbers = numbers
-        self._report_every = report_every
-        self._outcome = outcome
+    topology: Topology
+    gpus: "ResidentModels"
+    running: dict[str, SimulatedJob]
+    numbers: Iterator[int]
+    report_every: float
+    outcome: Callable[[SimulatedJob, int], Event]
+    pending: list[tuple[float, int, SimulatedJob, TaskRound, TaskEvent]] = field(default_factory=list)
 
     def compute(self, action: Compute, job: SimulatedJob, now: float) -> None:
         """Start a task of the current round on each of these GPUs; the first tasks of a round begin it.
@@ -74,26 +65,26 @@ class TaskRuns:
             raise InvariantError(f"{action.job} is to compute tasks, but its rounds do not divide")
         if run is None:
             run = job.run = TaskRound(action.epoch, now, tasks, tasks.count)
-            self._running[action.job] = job
+            self.running[action.job] = job
             failure = job.seconds_to_failure()
             if failure < inf:
-                heappush(self.pending, (now + failure, next(self._numbers) + LATER, job, run, TaskEvent.FAILURE))
+                heappush(self.pending, (now + failure, next(self.numbers) + LATER, job, run, TaskEvent.FAILURE))
         elif isinstance(run, SimulatedRun) or run.epoch != action.epoch:
             raise InvariantError(f"{action.job} is to compute for run {action.epoch}, but run {run.epoch} has not ended")
         run.left -= gpu_count(action.gpus)
         if run.left < 0:
             raise InvariantError(f"{action.job} is to compute {-run.left} tasks more than its round has left")
-        self._gpus.take(action.job, action.gpus)
+        self.gpus.take(action.job, action.gpus)
         for node, mask in action.gpus:
-            seconds = tasks.seconds[self._topology.type_of[node]]
+            seconds = tasks.seconds[self.topology.type_of[node]]
             if seconds <= 0:
                 raise InvariantError(f"{action.job} is to compute on node {node}, whose GPUs are of no use to it")
             run.used[node] = run.used.get(node, 0) | mask
             for bit in bits(mask):
-                end = now + (self._gpus.turn(action.job, node, bit, job.cold) + seconds)
+                end = now + (self.gpus.turn(action.job, node, bit, job.cold) + seconds)
                 if end not in run.ends:  # tasks of a round that end together are one event
                     run.ends[end] = {}
-                    heappush(self.pending, (end, next(self._numbers), job, run, TaskEvent.COMPUTED))
+                    heappush(self.pending, (end, next(self.numbers), job, run, TaskEvent.COMPUTED))
                 run.ends[end][node] = run.ends[end].get(node, 0) | bit
 
     def next_time(self) -> float:
@@ -121,15 +112,15 @@ class TaskRuns:
     def _computed(self, job: SimulatedJob, run: TaskRound, time: float, now: float, events: list[Event]) -> None:
         """Free the GPUs of tasks that are done. After the last task of the round comes its synchronisation."""
         gpus = merged(run.ends.pop(time).items())
-        self._gpus.free(gpus)
+        self.gpus.free(gpus)
         events.append(Computed(job.id, run.epoch, gpus))
         if run.left or run.ends:
             return
         # The longest of the types that took part, at the distance of all GPUs that took part.
-        locality = self._topology.locality(merged(run.used.items()))
-        sync = max(run.tasks.sync[self._topology.type_of[node]][locality] for node in run.used)
+        locality = self.topology.locality(merged(run.used.items()))
+        sync = max(run.tasks.sync[self.topology.type_of[node]][locality] for node in run.used)
         if sync > 0:
-            heappush(self.pending, (now + sync, next(self._numbers), job, run, TaskEvent.SYNCHRONISED))
+            heappush(self.pending, (now + sync, next(self.numbers), job, run, TaskEvent.SYNCHRONISED))
         else:
             self._synchronised(job, run, now, events)
 
@@ -139,11 +130,11 @@ class TaskRuns:
         job.attempt_seconds += now - run.began
         job.steps = min(job.steps + 1.0, job.total)
         if job.total - job.steps <= ROUNDING * job.total:
-            events.append(self._outcome(job, run.epoch))
+            events.append(self.outcome(job, run.epoch))
             return
         curve = job.trace.loss
         job.unreported += now - run.began
-        if curve is not None and job.unreported >= self._report_every:
+        if curve is not None and job.unreported >= self.report_every:
             job.unreported = 0.0
             events.append(Progressed(job.id, run.epoch, job.steps, curve.loss(job.steps)))
         events.append(Synchronised(job.id, run.epoch, job.steps))
@@ -157,9 +148,9 @@ class TaskRuns:
     def leave(self, job: SimulatedJob, run: TaskRound) -> None:
         """End the round; whatever computes for it stops."""
         job.run = None
-        del self._running[job.id]
+        del self.running[job.id]
         for gpus in run.ends.values():
-            self._gpus.free(merged(gpus.items()))
+            self.gpus.free(merged(gpus.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +177,6 @@ class Switching:
 
 FREE = Switching(resident=0.0, bandwidth=inf)
 """Turning to another job costs nothing."""
-
 _LEAST = {"resident": 0.0, "bandwidth": 1.0, "size": 0.0, "keep": 1.0}
 """The least value of each cost."""
 
@@ -230,8 +220,7 @@ class ResidentModels:
     """
 
     def __init__(self, nodes: int, keep: int, resident: float) -> None:
-        self._keep = keep
-        self._resident = resident
+        self._keep, self._resident = keep, resident
         self._busy = [0] * nodes
         self._kept: list[dict[int, dict[str, None]]] = [{} for _ in range(nodes)]
 

@@ -111,12 +111,9 @@ class Simulator:
         until: float = inf,
     ) -> None:
         self.ended = 0
-        self._trace = jobs
-        self._beliefs = beliefs
-        self._truths = truths
+        self._trace, self._until, self._sizes = jobs, until, sizes
+        self._beliefs, self._truths = beliefs, truths
         self._truth = truth or Truth()
-        self._sizes = sizes
-        self._until = until
         self._topology = Topology(cluster)
         self._now = -inf
         # Jobs that have arrived, those that run, and those that run on the same GPUs.

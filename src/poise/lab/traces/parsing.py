@@ -104,8 +104,7 @@ class FieldError(Exception):
 
     def __init__(self, field: str | None, problem: str) -> None:
         super().__init__(problem)
-        self.field = field
-        self.problem = problem
+        self.field, self.problem = field, problem
 
 
 def field_refusal(field: str | None, expected: str, got: object) -> FieldError:
@@ -309,12 +308,9 @@ class _Window:
     """
 
     def __init__(self, stream: BinaryIO, file: str) -> None:
-        self._stream = stream
-        self._file = file
+        self._stream, self._file = stream, file
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._text = ""
-        self._at = 0
-        self._line = 1
+        self._text, self._at, self._line = "", 0, 1
 
     def peek(self) -> str:
         """Return the next character that is not blank without taking it; empty at the end."""

@@ -17,13 +17,10 @@ from poise.scheduler.model.arithmetic import Floats
 JOBS = 82_247
 SPAN = 9_408_690.0
 """Seconds from the first submission to the last."""
-
 GPUS = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 12: 7, 16: 199, 24: 7, 32: 67, 64: 6, 128: 3}
 """Jobs by size of the gang."""
-
 TENANTS = (41_226, 16_091, 9_953, 7_423, 1_934, 1_511, 1_435, 1_137, 723, 422, 374, 8, 4, 3, 3)
 """Jobs by virtual cluster."""
-
 STATUSES = {"passed": 66_696, "killed": 12_996, "failed": 16_568}
 """Jobs by how they ended; `failed` is the paper's `unsuccessful`."""
 
@@ -72,7 +69,6 @@ FAILED_MINUTES = 13.75e6
 
 The quantiles of MPI runtime failures already take their 14.63 % of it.
 """
-
 MOST_ATTEMPTS = 5
 """Of a job, in the public job log."""
 

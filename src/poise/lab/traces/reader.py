@@ -89,8 +89,7 @@ class _TraceLoader:
     """What has been read so far of one source."""
 
     def __init__(self, source: str, wanted: Format | None) -> None:
-        self._source = source
-        self._wanted = wanted
+        self._source, self._wanted = source, wanted
         self._format: Format | None = None
         self._parts: list[_TracePart] = []
         self._skipped: list[str] = []
@@ -105,12 +104,9 @@ class _TraceLoader:
             self._skipped.append(found.path)
             return
         if self._format not in (None, chosen):
-            first = self._format.name if self._format else ""
-            raise TraceError(
-                Where(self._source),
-                f"expected files of one format, got {first} ({self._parts[0].path}) and {chosen.name} ({found.path}); "
-                "choose with --format",
-            )
+            first = f"{self._format.name if self._format else ''} ({self._parts[0].path})"
+            got = f"{first} and {chosen.name} ({found.path}); choose with --format"
+            raise TraceError(Where(self._source), f"expected files of one format, got {got}")
         self._format = chosen
         # Whether ids need a prefix is known only when a second file is there: the first goes without until then.
         prefix = f"{stem(found.path)}/" if self._parts else ""
@@ -147,10 +143,8 @@ def _unrecognised(found: FoundFile) -> TraceError:
     if not text:
         got = "nothing but blanks at its beginning" if found.head else "an empty file"
         return TraceError(Where(found.file), f"expected at least one job, got {got}")
-    known = ", ".join(format_names()[1:])
-    return TraceError(
-        Where(found.file, 1), f"expected a trace in a known format ({known}), got {shown(text.splitlines()[0])}"
-    )
+    known, got = ", ".join(format_names()[1:]), shown(text.splitlines()[0])
+    return TraceError(Where(found.file, 1), f"expected a trace in a known format ({known}), got {got}")
 
 
 def _with_final_ids(parts: list[_TracePart]) -> list[_TracePart]:
@@ -238,15 +232,10 @@ def _unpacked(raw: BinaryIO, path: str, file: str, *, alone: bool = True) -> Ite
     """Yield the file itself, decompressed; or those in it, if it is an archive."""
     with reading(file):
         head, stream = _decompressed(raw, path, file)
-    if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
-        yield from _in_archive(stream, path, file, alone=alone)
-    else:
+    if head[_TAR_AT : _TAR_AT + len(_TAR)] != _TAR:
         yield FoundFile(_printable(path), file, alone, head, stream)
-
-
-def _in_archive(stream: BinaryIO, path: str, file: str, *, alone: bool) -> Iterator[FoundFile]:
-    """Yield the files of an archive. An archive in it is left packed: its head is no trace's."""
-    inside = members(stream, MOST_FILES)
+        return
+    inside = members(stream, MOST_FILES)  # an archive among them is left packed: its head is no trace's
     while True:
         with reading(file):
             member = next(inside, None)
@@ -281,8 +270,7 @@ class _Replayed(io.RawIOBase):
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         super().__init__()
-        self._head = head
-        self._rest = rest
+        self._head, self._rest = head, rest
 
     def readable(self) -> bool:
         return True
@@ -338,9 +326,7 @@ class _Tape:
     """As much of a file as the library needs: it reads, and seeks forward only."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._position = 0
-        self._last = b""
+        self._stream, self._position, self._last = stream, 0, b""
 
     def tell(self) -> int:
         return self._position

@@ -16,7 +16,6 @@ A row has no id: the job is called by the number of its row, from 0, as Gavel do
 
 import re
 from functools import lru_cache
-from typing import NamedTuple
 
 from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, number, positive, whole
 from poise.lab.traces.schema import TraceJob
@@ -26,20 +25,13 @@ WIDTHS = (10, 7)
 _KIND = re.compile(r"(?P<model>.+?) \(batch size (?P<size>[0-9]{1,9})\)")
 
 
-class GavelJobKind(NamedTuple):
-    """What a job type says."""
-
-    model: str
-    batch_size: int | None
-
-
 @lru_cache(maxsize=1024)
-def kind_of(job_type: str) -> GavelJobKind:
-    """Take `ResNet-18 (batch size 128)` apart. A trace has few types and many jobs, hence the cache."""
+def kind_of(job_type: str) -> tuple[str, int | None]:
+    """Return model and batch size of `ResNet-18 (batch size 128)`; None if it states none. A trace has few types and many jobs, hence the cache."""
     match = _KIND.fullmatch(job_type)
     if match is None:
-        return GavelJobKind(label(job_type, "job_type"), None)
-    return GavelJobKind(label(match["model"], "job_type"), whole(match["size"], "job_type", 1, 10**9))
+        return label(job_type, "job_type"), None
+    return label(match["model"], "job_type"), whole(match["size"], "job_type", 1, 10**9)
 
 
 def check_flag(text: str) -> None:

@@ -130,11 +130,9 @@ def _unknown(name: str) -> FieldError:
     return FieldError(None, f"expected a column of a Poise trace, got {shown(name)}; {hint}")
 
 
-def _identity(value: object, field: str) -> str:
-    return str(value) if type(value) is int and abs(value) < _MOST else _name(value, field)
-
-
 def _name(value: object, field: str) -> str:
+    if field == "job" and type(value) is int and abs(value) < _MOST:
+        return str(value)
     if not isinstance(value, str):
         raise field_refusal(field, "a name", value)
     return label(value, field)
@@ -238,7 +236,7 @@ _GPUS = TraceColumn(_whole_between(1, MOST_GPUS), _decode_number)
 _COUNT = TraceColumn(_whole_between(1, _MOST), _decode_number)
 
 COLUMNS = {
-    "job": TraceColumn(_identity, str),
+    "job": _NAME,
     "submitted": _AMOUNT,
     "gpus": _GPUS,
     "duration": _AMOUNT,
