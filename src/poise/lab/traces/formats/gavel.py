@@ -27,7 +27,7 @@ _KIND = re.compile(r"(?P<model>.+?) \(batch size (?P<size>[0-9]{1,9})\)")
 
 @lru_cache(maxsize=1024)
 def kind_of(job_type: str) -> tuple[str, int | None]:
-    """Return model and batch size, if there is one, of `ResNet-18 (batch size 128)`. Cached: few types recur in many jobs."""
+    """Return model and batch size, if any, of `ResNet-18 (batch size 128)`. Cached: few types recur in many jobs."""
     match = _KIND.fullmatch(job_type)
     if match is None:
         return label(job_type, "job_type"), None
