@@ -275,17 +275,9 @@ LISTING = Listing(
     (
         Parameter("interval", "600", "seconds from one distribution of all GPUs to the next", positive),
         Parameter(
-            "delta",
-            "0.01",
-            "a job is done when an epoch lowers its loss by less than this part of the greatest",
-            fraction,
+            "delta", "0.01", "a job is done when an epoch lowers its loss by less than this part of the greatest", fraction
         ),
-        Parameter(
-            "nodes",
-            "emptiest",
-            "gangs go evenly to the emptiest nodes, or to the tightest ones",
-            choice(FreeNodes),
-        ),
+        Parameter("nodes", "emptiest", "gangs go evenly to the emptiest nodes, or to the tightest ones", choice(FreeNodes)),
         Parameter(
             "keep", "0", "how much more a GPU counts that a job holds than one it is restarted for, as a part", number
         ),

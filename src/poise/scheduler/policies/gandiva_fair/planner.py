@@ -25,14 +25,7 @@ from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
 from poise.scheduler.model.units import next_round_end
-from poise.scheduler.policies.gandiva_fair.accounts import (
-    Place,
-    TenantAccounts,
-    credited,
-    opened,
-    seconds_run,
-    settled,
-)
+from poise.scheduler.policies.gandiva_fair.accounts import Place, TenantAccounts, credited, opened, seconds_run, settled
 from poise.scheduler.policies.gandiva_fair.entitlements import (
     NOBODY_ENTITLED,
     Entitlements,

@@ -184,12 +184,7 @@ class Quantum:
     """
 
     def __init__(
-        self,
-        sizes: Mapping[int, int],
-        room: Mapping[int, int],
-        *,
-        shares: Mapping[int, float],
-        budgets: Mapping[int, float],
+        self, sizes: Mapping[int, int], room: Mapping[int, int], *, shares: Mapping[int, float], budgets: Mapping[int, float]
     ) -> None:
         self.room = dict(room)
         self.idle = sum(self.room.values())

@@ -246,12 +246,7 @@ LISTING = Listing(
         Parameter("f", "0.8", "part of the apps, the best off, that is not shown the GPUs; 0 shows them to all", portion),
         Parameter("lease", "600", "seconds that GPUs are granted for, on average", positive),
         Parameter("error", "0", "bids are off by up to this part, as drawn", portion),
-        Parameter(
-            "payment",
-            "gpus",
-            "winners pay with GPUs of what they won, or with time of their lease",
-            choice(Payment),
-        ),
+        Parameter("payment", "gpus", "winners pay with GPUs of what they won, or with time of their lease", choice(Payment)),
         Parameter("seed", "0", "of what is drawn: who gets what is left over, and how bids are off", whole_number),
         Parameter("halving", "2", "one in so many jobs of a sweep goes on beyond each rung; 1: all do", positive),
     ),
