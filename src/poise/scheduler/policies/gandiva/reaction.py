@@ -24,10 +24,6 @@ Home = tuple[int, ...]
 """The nodes on which a job takes turns with others; several only for a gang that no node holds."""
 
 
-NOTHING_KEPT: Mapping[int, int] = MappingProxyType({})
-"""No job is pinned."""
-
-
 class Affinities:
     """Which node serves gangs of which size (OSDI'18 §4), as planned so far.
 
@@ -39,11 +35,10 @@ class Affinities:
     """
 
     def __init__(
-        self, draft: PlacementDraft, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] = NOTHING_KEPT
+        self, draft: PlacementDraft, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] | None = None
     ) -> None:
         self.of = dict(of)
-        self._draft = draft
-        self._alive = alive
+        self._draft, self._alive, kept = draft, alive, kept or {}
         self._size = [mask.bit_count() - kept.get(node, 0) for node, mask in enumerate(draft.topology.full)]
 
     def place(self, gang: int, types: Sequence[int]) -> Site | None:
@@ -78,15 +73,11 @@ class Affinities:
 
         None if no node holds the gang. `crowd` is what jobs that wait for a turn need, by node.
         """
-        type_of = self._draft.topology.type_of
-        able = [
-            node for node, size in enumerate(self._size) if size >= gang and self._alive[node] and type_of[node] in types
-        ]
+        type_of, size = self._draft.topology.type_of, self._size
+        able = [node for node, kind in enumerate(type_of) if size[node] >= gang and self._alive[node] and kind in types]
         serving = [node for node in able if self.of.get(node) == gang]
-        candidates = serving or able
-        if not candidates:
-            return None
-        return min(candidates, key=lambda node: (self._load(node, crowd), types.index(type_of[node]), node))
+        rank = {node: (self._load(node, crowd), types.index(type_of[node]), node) for node in serving or able}
+        return min(rank, key=rank.__getitem__, default=None)
 
     def hosts(self, gang: int, types: Sequence[int], crowd: Mapping[int, int]) -> Home | None:
         """Whole nodes of one type for a gang that no node holds: few of them, of those the least loaded. None: too few."""
@@ -173,19 +164,14 @@ class GandivaPlan:
     """
 
     def __init__(self, snapshot: Snapshot, memory: GandivaMemory) -> None:
-        self.snapshot = snapshot
-        self.columns = snapshot.columns
-        self.memory = memory
+        self.snapshot, self.columns, self.memory = snapshot, snapshot.columns, memory
         self.claims: list[Claim] = []
         self.stops: dict[int, None] = {}
         self.spread = set(memory.spread)
         self.is_early = False
-        holdings = snapshot.placement.holdings
-        is_here = set(snapshot.active).difference(holdings) if memory.homes else set()
-        alive = snapshot.placement.alive
-        self.homes = {
-            row: home for row, home in memory.homes.items() if row in is_here and all(alive[node] for node in home)
-        }
+        waiting = set(snapshot.active).difference(snapshot.placement.holdings) if memory.homes else set()
+        alive, homes = snapshot.placement.alive, memory.homes.items()
+        self.homes = {row: home for row, home in homes if row in waiting and all(alive[node] for node in home)}
         if snapshot.pinned:  # one of them may be in the way for good
             gang = self.columns.gang
             self.homes = {row: home for row, home in self.homes.items() if self.affinities.holds(home, gang[row])}
@@ -242,16 +228,13 @@ class GandivaPlan:
     def residents(self) -> dict[int, list[PlacedUnit]]:
         """Units by the node that they are on, without those on several nodes and those that may not be stopped."""
         found: dict[int, list[PlacedUnit]] = {}
-        partner, columns = self.snapshot.placement.partner, self.columns
-        pinned = self.snapshot.pinned
+        columns, pinned = self.columns, self.snapshot.pinned
         for row, holding in self.snapshot.placement.holdings.items():
-            if len(holding) == 1 and row not in pinned and partner.get(row) not in pinned:
-                other = partner.get(row)
-                if other is None:
-                    found.setdefault(holding[0].node, []).append(PlacedUnit((row,), columns.gpus[row], columns.started[row]))
-                elif row < other:
-                    since = min(columns.started[row], columns.started[other])
-                    found.setdefault(holding[0].node, []).append(PlacedUnit((row, other), columns.gpus[row], since))
+            other = self.snapshot.placement.partner.get(row)
+            rows = (row,) if other is None else (row, other)
+            if len(holding) == 1 and pinned.isdisjoint(rows) and row == min(rows):  # a pair once
+                since = min(columns.started[each] for each in rows)
+                found.setdefault(holding[0].node, []).append(PlacedUnit(rows, columns.gpus[row], since))
         return found
 
     def types_of(self, row: int) -> tuple[int, ...]:
@@ -259,7 +242,7 @@ class GandivaPlan:
         kind = self.columns.kind[row]
         types = self._types.get(kind)
         if types is None:
-            speeds = [rates[Locality.PACKED] for rates in self.snapshot.estimate(row).rates]
+            speeds = self.snapshot.estimate(row).packed
             able = [gpu_type for gpu_type, speed in enumerate(speeds) if speed > 0]
             types = self._types[kind] = tuple(sorted(able, key=lambda gpu_type: -speeds[gpu_type]))
         return types

@@ -6,7 +6,7 @@ for long is not paid back for longer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from poise.scheduler.model.job import Status
@@ -28,27 +28,20 @@ class TenantAccounts:
     """Credits and lags.
 
     at         time until which shares are credited;  settled: when lags were last worked out
+    attained   seconds of running of each job at `settled`;  seen: how many jobs had been submitted by then
     shares     GPUs of each type that each tenant should have from `at` on
     owed       GPU-seconds credited since `settled`
-    lags       GPU-seconds that each tenant was behind at `settled`
-    behind     quanta that each job was behind at `settled`
-    attained   seconds of running of each job at `settled`;  seen: how many jobs had been submitted by then
+    lags       GPU-seconds that each tenant was behind at `settled`;  behind: quanta that each job was
     """
 
     at: float
     settled: float
-    shares: Mapping[Place, float]
-    owed: Mapping[Place, float]
-    lags: Mapping[Place, float]
-    behind: Mapping[int, float]
     attained: Mapping[int, float]
     seen: int
-
-
-def opened(now: float, attained: Mapping[int, float], seen: int) -> TenantAccounts:
-    """Accounts that begin now."""
-    nothing: Mapping[Place, float] = MappingProxyType({})
-    return TenantAccounts(now, now, nothing, nothing, nothing, MappingProxyType({}), MappingProxyType(dict(attained)), seen)
+    shares: Mapping[Place, float] = field(default_factory=lambda: MappingProxyType({}))
+    owed: Mapping[Place, float] = field(default_factory=lambda: MappingProxyType({}))
+    lags: Mapping[Place, float] = field(default_factory=lambda: MappingProxyType({}))
+    behind: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def credited(accounts: TenantAccounts, now: float, shares: Mapping[Place, float]) -> TenantAccounts:

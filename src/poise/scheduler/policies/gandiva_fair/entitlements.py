@@ -7,7 +7,7 @@ Three parts: tickets into GPUs (`water_filled`, `entitlements`, `divided`), trad
 for the active jobs (`entitle`), with what the journal says of it (`notes`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -192,7 +192,6 @@ def with_running(snapshot: Snapshot, seen: Seen) -> Seen:
     return seen if now <= seen else seen | now
 
 
-@dataclass(frozen=True)
 class TenantJobs:
     """The active jobs by tenant and kind.
 
@@ -201,26 +200,18 @@ class TenantJobs:
     live         GPUs that are there, by type
     """
 
-    jobs: Mapping[tuple[int, int], int]
-    gpus: Mapping[tuple[int, int], int]
-    speeds: Mapping[int, Sequence[float]]
-    live: Sequence[int]
-
-    @staticmethod
-    def of(snapshot: Snapshot, live: Sequence[int]) -> "TenantJobs":
-        """The active jobs of a snapshot, counted."""
-        columns = snapshot.columns
-        jobs: dict[tuple[int, int], int] = {}
-        gpus: dict[tuple[int, int], int] = {}
-        speeds: dict[int, Sequence[float]] = {}
+    def __init__(self, snapshot: Snapshot, live: Sequence[int]) -> None:
+        columns, self.live = snapshot.columns, live
+        self.jobs: dict[tuple[int, int], int] = {}
+        self.gpus: dict[tuple[int, int], int] = {}
+        self.speeds: dict[int, Sequence[float]] = {}
         for row in snapshot.active:
             kind = columns.kind[row]
             key = (columns.tenant[row], kind)
-            jobs[key] = jobs.get(key, 0) + 1
-            gpus[key] = gpus.get(key, 0) + columns.gang[row]
-            if kind not in speeds:
-                speeds[kind] = [rates[Locality.PACKED] for rates in snapshot.estimate(row).rates]
-        return TenantJobs(jobs, gpus, speeds, live)
+            self.jobs[key] = self.jobs.get(key, 0) + 1
+            self.gpus[key] = self.gpus.get(key, 0) + columns.gang[row]
+            if kind not in self.speeds:
+                self.speeds[kind] = [rates[Locality.PACKED] for rates in snapshot.estimate(row).rates]
 
     @cached_property
     def demand(self) -> dict[int, list[float]]:
@@ -282,7 +273,12 @@ def entitle(jobs: TenantJobs, tickets: Mapping[int, float], trading: Trading, se
 def notes(before: Entitlements, after: Entitlements, names: Mapping[int, str], types: Sequence[str]) -> tuple[Note, ...]:
     """What people should know: nothing if nothing changed, else all trades in force and the entitlements that changed."""
     changed = [tenant for tenant, gpus in after.gpus.items() if not _same(before.gpus.get(tenant, ()), gpus)]
-    if not changed and _same_trades(before.trades, after.trades):
+    is_same = len(before.trades) == len(after.trades) and all(
+        (one.buyer, one.seller, one.fast, one.slow) == (other.buyer, other.seller, other.fast, other.slow)
+        and _same((one.gpus, one.price), (other.gpus, other.price))
+        for one, other in zip(before.trades, after.trades, strict=True)
+    )
+    if is_same and not changed:
         return ()
     traded = (
         Traded(names[each.buyer], names[each.seller], types[each.fast], types[each.slow], each.gpus, each.price)
@@ -291,14 +287,5 @@ def notes(before: Entitlements, after: Entitlements, names: Mapping[int, str], t
     return (*traded, *(Entitled(names[tenant], tuple(after.gpus[tenant])) for tenant in changed))
 
 
-def _same_trades(before: Sequence[Trade], after: Sequence[Trade]) -> bool:
-    return len(before) == len(after) and all(
-        (one.buyer, one.seller, one.fast, one.slow) == (other.buyer, other.seller, other.fast, other.slow)
-        and _same((one.gpus, one.price), (other.gpus, other.price))
-        for one, other in zip(before, after, strict=True)
-    )
-
-
-def _same(before: Iterable[float], after: Iterable[float]) -> bool:
-    one, other = tuple(before), tuple(after)
-    return len(one) == len(other) and all(abs(a - b) <= NOTICEABLE for a, b in zip(one, other, strict=True))
+def _same(before: Sequence[float], after: Sequence[float]) -> bool:
+    return len(before) == len(after) and all(abs(a - b) <= NOTICEABLE for a, b in zip(before, after, strict=True))

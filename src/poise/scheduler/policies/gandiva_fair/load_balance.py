@@ -40,8 +40,7 @@ class Homes:
         self.of: dict[int, Site] = {}
         self.size = np.array(sizes, dtype=np.float64)
         self.load: Floats = np.zeros(len(sizes))
-        self._types = np.array(types)
-        self._racks = np.array(racks)
+        self._types, self._racks = np.array(types), np.array(racks)
 
     def nodes(self, gpu_type: int) -> list[int]:
         """The nodes of a type that are there."""
@@ -73,20 +72,26 @@ class Homes:
         node = int(np.argmin(np.where(self.size >= gang, load, inf)))
         if self.size[node] >= gang and load[node] < inf:
             return (NodeGpus(node, gang),)
-        return self._across(gang, gpu_type)
-
-    def _across(self, gang: int, gpu_type: int) -> Site | None:
-        """Nodes of equal size by load; smaller ones only if there are no others."""
+        # Across nodes: of equal size by load, smaller ones only if there are no others.
         best: tuple[tuple[int, int, float], Site] | None = None
         for rack in (*sorted(set(self._racks.tolist())), None):
             within = (self._types == gpu_type) & (self.size > 0) & ((self._racks == rack) if rack is not None else True)
             nodes = np.flatnonzero(within)
             ordered = nodes[np.lexsort((nodes, self.load[nodes], -self.size[nodes]))].tolist()
-            site = _parts(ordered, self.size, gang)
+            site = self._parts(ordered, gang)
             if site is not None:
                 rank = (int(rack is None), len(site), float(sum(self.load[node] for node, _ in site)))
                 best = min(best, (rank, site)) if best else (rank, site)
         return None if best is None else best[1]
+
+    def _parts(self, nodes: Iterable[int], gang: int) -> Site | None:
+        parts = []
+        for node in nodes:
+            parts.append(NodeGpus(node, min(int(self.size[node]), gang)))
+            gang -= parts[-1].gpus
+            if not gang:
+                return tuple(sorted(parts))
+        return None
 
     def better(self, lodger: Lodger, *, cost: float, rest: float) -> Site | None:
         """A home of the same type for a job of one node where it gets on so much faster that the move pays.
@@ -104,29 +109,15 @@ class Homes:
         return site if gain * rest > cost else None
 
 
-def _parts(nodes: Iterable[int], size: Floats, gang: int) -> Site | None:
-    parts = []
-    for node in nodes:
-        parts.append(NodeGpus(node, min(int(size[node]), gang)))
-        gang -= parts[-1].gpus
-        if not gang:
-            return tuple(sorted(parts))
-    return None
-
-
 def type_for(
     gang: int, able: Iterable[int], entitled: Sequence[float], asked: Sequence[float], speeds: Sequence[float]
 ) -> int | None:
     """A type of which a tenant asks for less than its due, else the one of which it asks least; of equals the fastest."""
-    return min(
-        able,
-        key=lambda each: (
-            not _lacks(asked[each], entitled[each]),
-            _ratio(asked[each] + gang, entitled[each]),
-            -speeds[each],
-        ),
-        default=None,
-    )
+
+    def rank(each: int) -> tuple[bool, float, float]:
+        return not _lacks(asked[each], entitled[each]), _ratio(asked[each] + gang, entitled[each]), -speeds[each]
+
+    return min(able, key=rank, default=None)
 
 
 def retyped(gang: int, here: int, able: Iterable[int], entitled: Sequence[float], asked: Sequence[float]) -> int | None:

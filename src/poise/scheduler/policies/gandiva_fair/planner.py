@@ -19,13 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from types import MappingProxyType
-from typing import Any
 
 from poise.scheduler.model.cluster import Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
 from poise.scheduler.model.units import next_round_end
-from poise.scheduler.policies.gandiva_fair.accounts import Place, TenantAccounts, credited, opened, seconds_run, settled
+from poise.scheduler.policies.gandiva_fair.accounts import Place, TenantAccounts, credited, seconds_run, settled
 from poise.scheduler.policies.gandiva_fair.entitlements import (
     NOBODY_ENTITLED,
     Entitlements,
@@ -53,25 +52,25 @@ from poise.scheduler.policies.listing import (
     positive,
 )
 from poise.scheduler.policies.placement_draft import PlacementDraft
-from poise.scheduler.policies.promises import AmongTenants, Promise
+from poise.scheduler.policies.promises import AmongTenants
 from poise.scheduler.policies.upgrades import Seen, upgrades
 
 
 @dataclass(frozen=True, slots=True)
 class SlicingRules:
-    """The parameters.
+    """The parameters. Not fields of the policy itself: the core takes a planner with a `rest` for one that pauses.
 
     tickets   of tenants (1 if not named), for each 1 of their weights;  quantum: seconds
-    rest    seconds between two moves of a job;  cost: seconds of its running time that a move is taken to cost
+    rest      seconds between two moves of a job;  cost: seconds of its running time that a move is taken to cost
     """
 
-    tickets: tuple[tuple[str, float], ...]
-    quantum: float
-    division: TicketDivision
-    trade: Trading
-    profile: Profiling
-    rest: float
-    cost: float
+    tickets: tuple[tuple[str, float], ...] = ()
+    quantum: float = 60.0
+    division: TicketDivision = TicketDivision.GANG
+    trade: Trading = Trading.ON
+    profile: Profiling = Profiling.RUNNING
+    rest: float = 300.0
+    cost: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +119,7 @@ class GandivaFair:
             return Plan.changing(), memory
         seen = with_running(snapshot, memory.seen)
         known = seen if self.rules.profile is Profiling.RUNNING else None
-        rest, cost = self.rules.rest, self.rules.cost
-        claims, later = upgrades(snapshot, rest=rest, cost=cost, seen=known, moved=memory.moved)
+        claims, later = upgrades(snapshot, rest=self.rules.rest, cost=self.rules.cost, seen=known, moved=memory.moved)
         moved = {row: time for row, time in memory.moved.items() if row in snapshot.placement.holdings}
         moved |= {claim.row: snapshot.now for claim in claims}
         return Plan.changing(claims, wake=later), replace(memory, seen=seen, moved=MappingProxyType(moved))
@@ -145,30 +143,13 @@ def _at_once(snapshot: Snapshot) -> tuple[Claim, ...] | None:
     return tuple(claims)
 
 
-def gandiva_fair(
-    tickets: tuple[tuple[str, float], ...] = (),
-    quantum: float = 60.0,
-    division: TicketDivision = TicketDivision.GANG,
-    trade: Trading = Trading.ON,
-    profile: Profiling = Profiling.RUNNING,
-    rest: float = 300.0,
-    cost: float = 60.0,
-) -> GandivaFair:
-    """The policy with these parameters; `SlicingRules` says what they mean."""
-    return GandivaFair(SlicingRules(tickets, quantum, division, trade, profile, rest, cost))
-
-
-def _by_tickets(tickets: tuple[tuple[str, float], ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401
-    return AmongTenants(named=dict(tickets))
-
-
 LISTING = Listing(
     "gandiva-fair",
     Family.MARKET,
     "tenants' tickets into GPU time: split stride, load balance, trade of fast GPUs for slow ones",
     "Chaudhary et al., Gandiva_fair, EuroSys'20",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.NO_INFLATION),
-    gandiva_fair,
+    lambda **parameters: GandivaFair(SlicingRules(**parameters)),
     (
         Parameter("tickets", "equal", "tickets of tenants, alice:2/bob:1; 1 for those not named", equal_or_per_tenant),
         Parameter("quantum", "60", "length of a time slice in seconds", positive),
@@ -183,7 +164,7 @@ LISTING = Listing(
         Parameter("rest", "300", "seconds between two moves of a job from node to node", number),
         Parameter("cost", "60", "seconds of running that a move is taken to cost; it must gain more", number),
     ),
-    promise=_by_tickets,
+    promise=lambda tickets=(), **_others: AmongTenants(named=dict(tickets)),
     traits=Traits(
         optimises="GPU time of tenants in proportion to tickets",
         fairness="between tenants, over any hour; jobs of a tenant alike",
@@ -208,16 +189,11 @@ class Slicing:
     """
 
     def __init__(self, rules: SlicingRules, snapshot: Snapshot, memory: SlicingMemory) -> None:
-        self._rules = rules
-        self._snapshot = snapshot
-        self._memory = memory
-        self._now = snapshot.now
+        columns, topology = snapshot.columns, snapshot.placement.topology
+        self._rules, self._snapshot, self._memory, self._now = rules, snapshot, memory, snapshot.now
         self._is_due = self._now >= memory.ends
-        columns = snapshot.columns
-        self._gang = columns.gang
-        self._tenant = columns.tenant
-        self._holdings = snapshot.placement.holdings
-        self._pinned = snapshot.pinned
+        self._gang, self._tenant = columns.gang, columns.tenant
+        self._holdings, self._pinned = snapshot.placement.holdings, snapshot.pinned
         self._rows = snapshot.rows.tolist()
         self._waiting = [row for row in self._rows if row not in self._holdings]
         self._moved = {row: memory.moved[row] for row in self._rows if row in memory.moved}
@@ -228,14 +204,13 @@ class Slicing:
         for row, holding in self._holdings.items():
             for node, mask in holding if row not in self._pinned else ():
                 sizes[node] += mask.bit_count()
-        topology = snapshot.placement.topology
         self._homes = Homes(sizes, topology.type_of, topology.rack_of)
         self._shared = [0] * len(topology.types)
         for gpu_type, size in zip(topology.type_of, sizes, strict=True):
             self._shared[gpu_type] += size
         # Entitlements are of all GPUs, with what pinned jobs hold: it counts as theirs.
         kept = map(topology.mix, snapshot.kept().values())
-        self._jobs = TenantJobs.of(snapshot, [sum(gpus) for gpus in zip(self._shared, *kept, strict=True)])
+        self._jobs = TenantJobs(snapshot, [sum(gpus) for gpus in zip(self._shared, *kept, strict=True)])
         self._seen = with_running(snapshot, memory.seen)
 
     @cached_property
@@ -359,10 +334,10 @@ class Slicing:
 
     def _accounts(self, shares: Mapping[Place, float], lodgers: Mapping[int, Lodger]) -> TenantAccounts:
         """Accounts up to now; lags are worked out only at the end of a quantum."""
-        columns, now = self._snapshot.columns, self._now
-        accounts = self._memory.accounts
+        columns, now, accounts = self._snapshot.columns, self._now, self._memory.accounts
         if accounts is None:
-            accounts = opened(now, {row: seconds_run(columns, row, now) for row in self._rows}, len(columns.ids))
+            attained = MappingProxyType({row: seconds_run(columns, row, now) for row in self._rows})
+            accounts = TenantAccounts(now, now, attained, len(columns.ids))
         accounts = credited(accounts, now, shares)
         if not self._is_due:
             return accounts
@@ -390,7 +365,6 @@ class Slicing:
         tenant asks for in the pool.
         """
         pools: dict[int, list[Contender]] = {}
-        waiting_since = self._snapshot.columns.waiting_since
         asked: dict[Place, float] = {}
         for row, lodger in lodgers.items():
             place = (self._tenant[row], self._type_of[row])
@@ -402,9 +376,9 @@ class Slicing:
                 continue
             place = (self._tenant[row], self._type_of[row])
             lag = accounts.behind.get(row, 0.0) + per_gpu * accounts.lags.get(place, 0.0) / asked[place]
-            home = self._homes.of.get(row)
-            since = -inf if runs else waiting_since[row]
-            each = Contender(row, place[0], lodger.gang, lodger.tickets, lag, home, since, self._may_move(row))
+            since = -inf if runs else self._snapshot.columns.waiting_since[row]
+            home, may_move = self._homes.of.get(row), self._may_move(row)
+            each = Contender(row, place[0], lodger.gang, lodger.tickets, lag, home, since, may_move)
             pools.setdefault(place[1], []).append(each)
         return pools
 
@@ -428,12 +402,11 @@ class Slicing:
             budgets = {
                 tenant: share[tenant] + lag / self._rules.quantum - kept.get((tenant, gpu_type), 0) for tenant, lag in lags
             }
-            nodes = self._homes.nodes(gpu_type)
-            sizes = {node: int(self._homes.size[node]) for node in nodes}
+            sizes = {node: int(self._homes.size[node]) for node in self._homes.nodes(gpu_type)}
             if self._is_due and gpu_type in contended:
                 quantum = decide(sizes, pools.get(gpu_type, ()), shares=share, budgets=budgets)
             else:
-                free = {node: masks[node].bit_count() for node in nodes}
+                free = {node: masks[node].bit_count() for node in sizes}
                 quantum = Quantum(sizes, free, shares=share, budgets=budgets)
                 quantum.fill(each for each in pools.get(gpu_type, ()) if each.row not in self._holdings)
             quanta[gpu_type] = quantum
@@ -450,8 +423,7 @@ class Slicing:
     def _written(self, quanta: Mapping[int, Quantum], accounts: TenantAccounts) -> tuple[Plan, SlicingMemory]:
         """What changes, as claims and stops. Running jobs are stopped only at the end of a quantum, in contended pools."""
         chosen = {row: site for quantum in quanta.values() for row, site in quantum.chosen.items()}
-        claims = []
-        homes = self._homes.of
+        claims, homes = [], self._homes.of
         for row, site in chosen.items():
             if row not in self._holdings or site != site_of(self._holdings[row]):
                 claims.append(Claim(row, site=site))
@@ -461,8 +433,7 @@ class Slicing:
         memory, ends, told, stops = self._memory, self._memory.ends, self._memory.told, list[int]()
         if self._is_due:
             ends = next_round_end(self._snapshot.origin, self._now, self._rules.quantum)
-            told = self._entitled
-            contended = self._contended()
+            told, contended = self._entitled, self._contended()
             rows = (row for row in sorted(self._holdings) if row not in chosen and row not in self._pinned)
             stops = [row for row in rows if self._type_of[row] in contended]
         plan = Plan(

@@ -186,38 +186,34 @@ class Quantum:
     def __init__(
         self, sizes: Mapping[int, int], room: Mapping[int, int], *, shares: Mapping[int, float], budgets: Mapping[int, float]
     ) -> None:
-        self.room = dict(room)
+        self.room, self.left = dict(room), dict(budgets)
         self.idle = sum(self.room.values())
-        self._sizes = sizes
+        self._sizes, self._shares = sizes, shares
         self._largest = max(sizes.values(), default=0)
+        self.chosen: dict[int, Site] = {}
         self._seated: dict[int, Contender] = {}
         self._staying: dict[int, int] = {}  # GPUs of jobs that go on there: others rather go elsewhere
-        self.chosen: dict[int, Site] = {}
-        self.left = dict(budgets)
-        self._shares = shares
 
     def settle(self, contenders: Iterable[Contender]) -> None:
         """Split stride: centre, nodes, and whatever else fills the GPUs."""
         ordered = sorted(contenders, key=lambda each: each.order)
-        self.centre(ordered)
-        self.nodes(ordered)
+        self._centre(ordered)
+        for each in ordered:  # small jobs at home
+            if not each.is_large and self._affords(each):
+                self._try(each, each.home)
         self.fill(ordered)
 
-    def centre(self, ordered: Sequence[Contender]) -> None:
+    def _centre(self, ordered: Sequence[Contender]) -> None:
         """Gangs that span nodes, against one aggregate per node."""
         large = [each for each in ordered if each.is_large]
         if large:
             aggregates = aggregate_lags(ordered)
             for each in large:
-                is_due = each.home is not None and each.lag >= _lag_here(each.home, aggregates)
-                if is_due and self._affords(each) and not self._try(each, each.home) and each.may_move:
+                # The lag of the aggregates by the GPUs that are asked of each node; -1 if no small job lives there.
+                here = [(aggregates[node], gpus) for node, gpus in each.home or () if node in aggregates]
+                lag = sum(lag * gpus for lag, gpus in here) / sum(gpus for _, gpus in here) if here else -1.0
+                if each.lag >= lag and self._affords(each) and not self._try(each, each.home) and each.may_move:
                     self.move(each)
-
-    def nodes(self, ordered: Sequence[Contender]) -> None:
-        """Small jobs at home."""
-        for each in ordered:
-            if not each.is_large and self._affords(each):
-                self._try(each, each.home)
 
     def fill(self, contenders: Iterable[Contender]) -> None:
         """The rest of the GPUs, budget or not: at home first, those of the tenants with most budget left; then anywhere."""
@@ -342,7 +338,7 @@ def decide(
     for each in contenders:
         jobs.setdefault(each.tenant, []).append(each)
     able = {tenant: _with_gains(own) for tenant, own in jobs.items()}
-    gains = {each.row: each.gain for own in able.values() for each in own}
+    gains = {gang.row: gang.gain for own in able.values() for gang in own}
     for _ in range(TRIES):
         rows = best_gangs(able, gpus, shares=shares, budgets=budgets)
         other = _seated(blank, [each for each in contenders if each.row in rows])
@@ -391,9 +387,3 @@ def aggregate_lags(contenders: Iterable[Contender]) -> dict[int, float]:
             tickets[node] = tickets.get(node, 0.0) + each.tickets
             lags[node] = lags.get(node, 0.0) + each.tickets * each.lag
     return {node: lags[node] / tickets[node] for node in tickets if tickets[node] > 0}
-
-
-def _lag_here(site: Site, aggregates: Mapping[int, float]) -> float:
-    """Lag of the aggregates of some nodes, by the GPUs that are asked of each; -1 if no small job lives there."""
-    here = [(aggregates[node], gpus) for node, gpus in site if node in aggregates]
-    return sum(lag * gpus for lag, gpus in here) / sum(gpus for _, gpus in here) if here else -1.0
