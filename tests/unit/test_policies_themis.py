@@ -19,7 +19,7 @@ from poise.scheduler.model.plan import Policy
 from poise.scheduler.model.speed import Estimate
 from poise.scheduler.model.topology import PlacementView, Topology
 from poise.scheduler.policies.placement_draft import PlacementDraft
-from poise.scheduler.policies.themis.auction import AuctionRules, Sale, invited, kept
+from poise.scheduler.policies.themis.auction import AuctionRules, Payment, Sale, invited, kept
 from poise.scheduler.policies.themis.bidders import (
     NOTHING,
     App,
@@ -32,7 +32,7 @@ from poise.scheduler.policies.themis.bidders import (
     Member,
     Use,
 )
-from poise.scheduler.policies.themis.planner import Leases, Payment, Themis
+from poise.scheduler.policies.themis.planner import Leases, Themis
 from poise.scheduler.solve.auction import clear
 
 

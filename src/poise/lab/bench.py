@@ -139,7 +139,7 @@ def time_auction(themis: Themis, draw: WorkloadDraw, repeats: int, done: Callabl
     """Time auctions in which all apps bid for the same free GPUs: bids, the optimum, payments, placement, leftovers."""
     snapshot = draw_apps(draw)
     roll = AppRegistry().at(snapshot)
-    rules = replace(themis, f=0.0).rules()
+    rules = replace(themis, f=0.0)
     nothing = np.zeros(len(snapshot.active), dtype=bool)
 
     def auction() -> Sale:

@@ -15,6 +15,8 @@ free, by the same two rules.
 Published for one kind of GPU. Here a running job keeps its type as long as there is room, and a waiting one takes the
 fastest that has room for its least; 2 is done type by type. A rigid job is a ladder of one rung: its gang, or nothing.
 O(U log J) an interval for U units given out.
+
+`Optimus` is the policy; below it stand its parts: the greedy of rule 2, the place of rule 3, and the work left of the jobs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +47,137 @@ from poise.scheduler.policies.listing import (
 )
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.solve.curve_fitting import FEWEST_POINTS, convergence
+
+
+class FreeNodes(StrEnum):
+    """Which nodes a gang goes to: evenly to the emptiest, as published (§4.2), or to the tightest that hold it.
+
+    With equal parts no worker lags behind.
+    """
+
+    EMPTIEST = "emptiest"
+    TIGHTEST = "tightest"
+
+
+@dataclass(frozen=True, slots=True)
+class Optimus:
+    """Marginal gain, every `interval` seconds.
+
+    delta   part of the greatest loss by which an epoch must lower it for a job to go on
+    nodes   where gangs go
+    keep    how much more a GPU that a job holds is counted than one that it would be restarted for, as a part
+    """
+
+    interval: float = 600.0
+    delta: float = 0.01
+    nodes: FreeNodes = FreeNodes.EMPTIEST
+    keep: float = 0.0
+
+    def start(self) -> "SpeedOutlook":
+        """The memory before the first plan."""
+        return SpeedOutlook()
+
+    def plan(self, snapshot: Snapshot, memory: "SpeedOutlook") -> tuple[Plan, "SpeedOutlook"]:
+        """At the end of an interval for all jobs; inside one, for those that wait."""
+        columns = snapshot.columns
+        arrived = range(memory.seen, len(columns.ids))
+        if arrived:
+            elastic = memory.is_elastic or any(columns.least[row] < columns.most[row] for row in arrived)
+            memory = replace(memory, seen=arrived.stop, is_elastic=elastic)
+        if not (snapshot.is_contended or memory.is_elastic):
+            return Plan.changing((), (), inf), memory
+        if snapshot.now < memory.due:
+            return self._filled(snapshot, memory), memory
+        work = _Work(snapshot, memory.forecasts, self.delta)
+        due = next_round_end(snapshot.origin, snapshot.now, self.interval)
+        return self._anew(work, due), replace(memory, due=due, forecasts=work.forecasts())
+
+    def _filled(self, snapshot: Snapshot, memory: "SpeedOutlook") -> Plan:
+        """What is free goes to waiting jobs; other changes are left to the end of the interval."""
+        waiting = snapshot.rows[~snapshot.running]
+        able = waiting[snapshot.ints(snapshot.columns.least)[~snapshot.running] <= max(snapshot.idle)].tolist()
+        work = _Work(snapshot, memory.forecasts, self.delta)
+        seats, left = work.first_seats(able, list(snapshot.idle))
+        granted = self._grown(work, seats, left)
+        claims = self._sited(granted, PlacementDraft(snapshot.placement)) if granted else ()
+        is_settled = len(granted) == len(waiting) and not memory.is_elastic
+        return Plan.changing(claims, (), inf if is_settled else memory.due)
+
+    def _anew(self, work: "_Work", due: float) -> Plan:
+        """Every job's number of GPUs from scratch; only jobs whose number or type changes are touched."""
+        snapshot = work.snapshot
+        holdings, pinned = snapshot.placement.holdings, snapshot.pinned
+        held = {row: held for row in holdings if row not in pinned and (held := work.held(row))}
+        capacity = list(snapshot.idle)  # GPUs by type that are free, or held by jobs that may be resized
+        for gpu_type, count in held.values():
+            capacity[gpu_type] += count
+        seats, left = work.first_seats((row for row in snapshot.active if row not in pinned), capacity)
+        granted = self._grown(work, seats, left)
+        changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
+        stops = tuple(row for row in held if row not in granted)
+        if not (changed or stops):
+            return Plan.changing((), (), due if work.may_change else inf)
+        draft = PlacementDraft(snapshot.placement)
+        draft.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
+        plan = Plan.changing(self._sited(changed, draft), stops, due if work.may_change else inf)
+        return replace(plan, more=partial(_rest, work))
+
+    def _grown(self, work: "_Work", seats: "dict[int, Seat]", left: Sequence[int]) -> "dict[int, Seat]":
+        """The second rule, on each type."""
+        starts: dict[int, dict[int, Seat]] = {}
+        for row, seat in seats.items():
+            if len(work.ladders(row)[seat.gpu_type]) > 1:
+                starts.setdefault(seat.gpu_type, {})[row] = seat
+        grown = dict(seats)
+        for gpu_type, elastic in starts.items():
+            tops = {row: work.top(row, seat) for row, seat in elastic.items()}
+            if sum(tops[row].gpus - seat.gpus for row, seat in elastic.items()) <= left[gpu_type]:
+                grown.update(tops)  # there is enough for all: the outcome of the greedy, without its order
+                continue
+            granted: Granted[Seat] = greedily(elastic, partial(work.offers, self.keep), left[gpu_type])
+            work.may_change = True
+            grown.update(granted.states)
+        return grown
+
+    def _sited(self, seats: "Mapping[int, Seat]", draft: PlacementDraft) -> tuple[Claim, ...]:
+        """Claims on nodes, the fewest GPUs first."""
+        claims = []
+        for row, seat in sorted(seats.items(), key=lambda each: (each[1].gpus, each[0])):
+            site = site_for(draft, seat.gpu_type, seat.gpus, self.nodes)
+            if site is not None:
+                draft.take(site)
+                claims.append(Claim(row, gpus=seat.gpus, site=site))
+        return tuple(claims)
+
+
+LISTING = Listing(
+    "optimus",
+    Family.MARKET,
+    "each job its least GPUs, then every further GPU where it saves most time; resizes elastic jobs",
+    "Peng et al., Optimus, EuroSys'18",
+    (PolicyProperty.WORK_CONSERVING,),
+    Optimus,
+    (
+        Parameter("interval", "600", "seconds from one distribution of all GPUs to the next", positive),
+        Parameter(
+            "delta", "0.01", "a job is done when an epoch lowers its loss by less than this part of the greatest", fraction
+        ),
+        Parameter("nodes", "emptiest", "gangs go evenly to the emptiest nodes, or to the tightest ones", choice(FreeNodes)),
+        Parameter(
+            "keep", "0", "how much more a GPU counts that a job holds than one it is restarted for, as a part", number
+        ),
+    ),
+    can=frozenset({Capability.ELASTIC}),
+    traits=Traits(
+        optimises="time to finish, summed over jobs, by marginal gain",
+        fairness="none: every job its least GPUs, in order of arrival",
+        heterogeneity="blind: a job's GPUs are of one type, the fastest with room",
+        gang="rigid jobs whole or not at all",
+        elasticity="grows and shrinks jobs every 10 minutes",
+        verified="the example with parameter servers, exactly; fits recover known curves; gains never rise",
+    ),
+)
+
 
 State = TypeVar("State")
 
@@ -84,15 +217,14 @@ def greedily(
     what a unit is: Optimus proper adds parameter servers and workers; where jobs reduce among themselves there are only
     GPUs.
     """
-    states, grants = dict(starts), list[Grant[State]]()
+    states, grants, asking = dict(starts), list[Grant[State]](), list(starts)
     heap: list[tuple[float, int, MarginalOffer[State]]] = []
-    asking = list(states)
     while True:
         for key in asking:
             able = [offer for offer in offers(key, states[key]) if offer.saves > 0 and offer.cost <= capacity]
             if able:
-                best = max(able, key=_gain)
-                heappush(heap, (-_gain(best), key, best))
+                best = max(able, key=lambda offer: offer.saves / offer.cost)
+                heappush(heap, (-(best.saves / best.cost), key, best))
         if not heap:
             return Granted(states, tuple(grants), capacity)
         gain, key, offer = heappop(heap)
@@ -101,21 +233,6 @@ def greedily(
             capacity -= offer.cost
             states[key] = offer.after
             grants.append(Grant(key, -gain, offer.after))
-
-
-def _gain(offer: MarginalOffer[State]) -> float:
-    """What it saves for its cost."""
-    return offer.saves / offer.cost
-
-
-class FreeNodes(StrEnum):
-    """Which nodes a gang goes to: evenly to the emptiest, as published (§4.2), or to the tightest that hold it.
-
-    With equal parts no worker lags behind.
-    """
-
-    EMPTIEST = "emptiest"
-    TIGHTEST = "tightest"
 
 
 def site_for(draft: PlacementDraft, gpu_type: int, gpus: int, nodes: FreeNodes) -> Site | None:
@@ -173,127 +290,6 @@ class SpeedOutlook:
     is_elastic: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Optimus:
-    """Marginal gain, every `interval` seconds.
-
-    delta   part of the greatest loss by which an epoch must lower it for a job to go on
-    nodes   where gangs go
-    keep    how much more a GPU that a job holds is counted than one that it would be restarted for, as a part
-    """
-
-    interval: float = 600.0
-    delta: float = 0.01
-    nodes: FreeNodes = FreeNodes.EMPTIEST
-    keep: float = 0.0
-
-    def start(self) -> SpeedOutlook:
-        """The memory before the first plan."""
-        return SpeedOutlook()
-
-    def plan(self, snapshot: Snapshot, memory: SpeedOutlook) -> tuple[Plan, SpeedOutlook]:
-        """At the end of an interval for all jobs; inside one, for those that wait."""
-        columns = snapshot.columns
-        arrived = range(memory.seen, len(columns.ids))
-        if arrived:
-            elastic = memory.is_elastic or any(columns.least[row] < columns.most[row] for row in arrived)
-            memory = replace(memory, seen=arrived.stop, is_elastic=elastic)
-        if not (snapshot.is_contended or memory.is_elastic):
-            return Plan.changing((), (), inf), memory
-        if snapshot.now < memory.due:
-            return self._filled(snapshot, memory), memory
-        work = _Work(snapshot, memory.forecasts, self.delta)
-        due = next_round_end(snapshot.origin, snapshot.now, self.interval)
-        plan = self._anew(work, due)
-        return plan, replace(memory, due=due, forecasts=work.forecasts())
-
-    def _filled(self, snapshot: Snapshot, memory: SpeedOutlook) -> Plan:
-        """What is free goes to waiting jobs; other changes are left to the end of the interval."""
-        waiting = snapshot.rows[~snapshot.running]
-        able = waiting[snapshot.ints(snapshot.columns.least)[~snapshot.running] <= max(snapshot.idle)].tolist()
-        work = _Work(snapshot, memory.forecasts, self.delta)
-        seats, left = work.first_seats(able, list(snapshot.idle))
-        granted = self._grown(work, seats, left)
-        claims = self._sited(granted, PlacementDraft(snapshot.placement)) if granted else ()
-        is_settled = len(granted) == len(waiting) and not memory.is_elastic
-        return Plan.changing(claims, (), inf if is_settled else memory.due)
-
-    def _anew(self, work: "_Work", due: float) -> Plan:
-        """Every job's number of GPUs from scratch; only jobs whose number or type changes are touched."""
-        snapshot = work.snapshot
-        holdings, pinned = snapshot.placement.holdings, snapshot.pinned
-        held = {row: held for row in holdings if row not in pinned and (held := work.held(row))}
-        capacity = list(snapshot.idle)  # GPUs by type that are free, or held by jobs that may be resized
-        for gpu_type, count in held.values():
-            capacity[gpu_type] += count
-        seats, left = work.first_seats((row for row in snapshot.active if row not in pinned), capacity)
-        granted = self._grown(work, seats, left)
-        changed = {row: seat for row, seat in granted.items() if held.get(row) != (seat.gpu_type, seat.gpus)}
-        stops = tuple(row for row in held if row not in granted)
-        if not (changed or stops):
-            return Plan.changing((), (), due if work.may_change else inf)
-        draft = PlacementDraft(snapshot.placement)
-        draft.release(holdings[row] for row in (*stops, *(row for row in changed if row in held)))
-        plan = Plan.changing(self._sited(changed, draft), stops, due if work.may_change else inf)
-        return replace(plan, more=partial(_rest, work))
-
-    def _grown(self, work: "_Work", seats: dict[int, Seat], left: Sequence[int]) -> dict[int, Seat]:
-        """The second rule, on each type."""
-        starts: dict[int, dict[int, Seat]] = {}
-        for row, seat in seats.items():
-            if len(work.ladder(row, seat.gpu_type)) > 1:
-                starts.setdefault(seat.gpu_type, {})[row] = seat
-        grown = dict(seats)
-        for gpu_type, elastic in starts.items():
-            tops = {row: work.top(row, seat) for row, seat in elastic.items()}
-            if sum(tops[row].gpus - seat.gpus for row, seat in elastic.items()) <= left[gpu_type]:
-                grown.update(tops)  # there is enough for all: the outcome of the greedy, without its order
-                continue
-            granted: Granted[Seat] = greedily(elastic, partial(work.offers, self.keep), left[gpu_type])
-            work.may_change = True
-            grown.update(granted.states)
-        return grown
-
-    def _sited(self, seats: Mapping[int, Seat], draft: PlacementDraft) -> tuple[Claim, ...]:
-        """Claims on nodes, the fewest GPUs first."""
-        claims = []
-        for row, seat in sorted(seats.items(), key=lambda each: (each[1].gpus, each[0])):
-            site = site_for(draft, seat.gpu_type, seat.gpus, self.nodes)
-            if site is not None:
-                draft.take(site)
-                claims.append(Claim(row, gpus=seat.gpus, site=site))
-        return tuple(claims)
-
-
-LISTING = Listing(
-    "optimus",
-    Family.MARKET,
-    "each job its least GPUs, then every further GPU where it saves most time; resizes elastic jobs",
-    "Peng et al., Optimus, EuroSys'18",
-    (PolicyProperty.WORK_CONSERVING,),
-    Optimus,
-    (
-        Parameter("interval", "600", "seconds from one distribution of all GPUs to the next", positive),
-        Parameter(
-            "delta", "0.01", "a job is done when an epoch lowers its loss by less than this part of the greatest", fraction
-        ),
-        Parameter("nodes", "emptiest", "gangs go evenly to the emptiest nodes, or to the tightest ones", choice(FreeNodes)),
-        Parameter(
-            "keep", "0", "how much more a GPU counts that a job holds than one it is restarted for, as a part", number
-        ),
-    ),
-    can=frozenset({Capability.ELASTIC}),
-    traits=Traits(
-        optimises="time to finish, summed over jobs, by marginal gain",
-        fairness="none: every job its least GPUs, in order of arrival",
-        heterogeneity="blind: a job's GPUs are of one type, the fastest with room",
-        gang="rigid jobs whole or not at all",
-        elasticity="grows and shrinks jobs every 10 minutes",
-        verified="the example with parameter servers, exactly; fits recover known curves; gains never rise",
-    ),
-)
-
-
 class _Work:
     """Ladders, holdings and work left of the jobs of a snapshot, as far as they are asked for.
 
@@ -301,10 +297,9 @@ class _Work:
     """
 
     def __init__(self, snapshot: Snapshot, forecasts: Mapping[int, Forecast], delta: float) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self._delta = snapshot, delta
         self.may_change = False
         self._forecasts = dict(forecasts)
-        self._delta = delta
         self._ladders: dict[int, tuple[Ladder, ...]] = {}
         self._lefts: dict[int, float] = {}
         self._tops: dict[tuple[int, int], Seat] = {}
@@ -327,7 +322,7 @@ class _Work:
         """
         seats: dict[int, Seat] = {}
         for row in rows:
-            ladders = self._ladders_of(row)
+            ladders = self.ladders(row)
             able = [kind for kind, ladder in enumerate(ladders) if ladder and ladder[0].gpus <= left[kind]]
             if not able:
                 continue
@@ -339,12 +334,8 @@ class _Work:
                 break
         return seats, left
 
-    def ladder(self, row: int, gpu_type: int) -> Ladder:
-        """The numbers of GPUs of a type that a job can run with."""
-        return self._ladders_of(row)[gpu_type]
-
-    def _ladders_of(self, row: int) -> tuple[Ladder, ...]:
-        """A ladder for each type; jobs of one kind have the same."""
+    def ladders(self, row: int) -> tuple[Ladder, ...]:
+        """The numbers of GPUs that a job can run with, by type; jobs of one kind have the same."""
         columns = self.snapshot.columns
         kind = columns.kind[row]
         if kind not in self._ladders:
@@ -362,7 +353,7 @@ class _Work:
 
     def offers(self, keep: float, row: int, seat: Seat) -> tuple[MarginalOffer[Seat], ...]:
         """The next rung of a job, if there is one. One that it stands on already counts a little more (`keep`)."""
-        ladder = self.ladder(row, seat.gpu_type)
+        ladder = self.ladders(row)[seat.gpu_type]
         if seat.rung + 1 == len(ladder):
             return ()
         after = ladder[seat.rung + 1]
@@ -378,7 +369,7 @@ class _Work:
         key = (self.snapshot.columns.kind[row], seat.gpu_type)
         top = self._tops.get(key)
         if top is None:
-            ladder, rung = self.ladder(row, seat.gpu_type), 0
+            ladder, rung = self.ladders(row)[seat.gpu_type], 0
             while rung + 1 < len(ladder) and ladder[rung + 1].seconds < ladder[rung].seconds:
                 rung += 1
             top = self._tops[key] = Seat(seat.gpu_type, rung, ladder[rung].gpus)
@@ -390,24 +381,22 @@ class _Work:
         if left is None:
             columns, now = self.snapshot.columns, self.snapshot.now
             done = columns.steps_done[row] + columns.rate[row] * max(now - columns.progress_from[row], 0.0)
-            forecast = self._forecast(row)
+            points = self.snapshot.losses.get(row, ())
+            forecast = self._forecast(row, points) if len(points) >= FEWEST_POINTS else None
             total = columns.steps[row] if forecast is None else forecast
             if not isfinite(total):
                 self.may_change = True  # it may report its loss
             left = self._lefts[row] = max(total - done, 0.0) if isfinite(total) else 0.0
         return left
 
-    def _forecast(self, row: int) -> float | None:
+    def _forecast(self, row: int, points: Sequence[tuple[float, float]]) -> float | None:
         """The step at which the losses say that the job is done; an epoch is the distance from one report to the next."""
-        points = self.snapshot.losses.get(row, ())
-        if len(points) < FEWEST_POINTS:
-            return None
         known = self._forecasts.get(row)
         if known is None or known.reports != len(points):
             curve = convergence([step for step, _ in points], [loss for _, loss in points])
             epoch = (points[-1][0] - points[0][0]) / (len(points) - 1)
-            known = Forecast(len(points), None if curve is None else curve.converged(epoch, self._delta))
-            self._forecasts[row] = known
+            step = None if curve is None else curve.converged(epoch, self._delta)
+            known = self._forecasts[row] = Forecast(len(points), step)
         return known.step
 
 

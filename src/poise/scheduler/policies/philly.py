@@ -15,15 +15,15 @@ A job over its quota waits for its share (fair-share delay); one within its quot
 (fragmentation). Which node is the placement's choice: with `consolidate` small jobs go to the tightest node, large ones to
 empty nodes. A decision costs O(waiting jobs), and nothing while no job waits.
 
-`Philly`, at the end, is the policy. Before it stand its parts: quotas and their use, tries, a plan in the making, the queue.
+`Philly` is the policy. Below it stand its parts: quotas and their use, tries, a plan in the making, the queue.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, isnan, nan
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,10 +45,99 @@ from poise.scheduler.policies.listing import (
     whole_number,
 )
 from poise.scheduler.policies.placement_draft import PlacementDraft
-from poise.scheduler.policies.promises import Promise, Quotas
+from poise.scheduler.policies.promises import Quotas
 
 SLACK = 1e-9
 """GPUs by which a quota may be exceeded: quotas are quotients, and rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Philly:
+    """Quotas, borrowing, and tries that relax.
+
+    quotas    GPUs of some tenants; all others, as many as were met so far, share by weight what these leave of the live ones
+    busy      cluster use from which on jobs over quota make way, from 0 to 1
+    window    how long a try lasts, and backoff how long none follows, s
+    rack      failed tries after which a rack is close enough;  any: after which anything is
+    """
+
+    quotas: tuple[tuple[str, float], ...] = ()
+    busy: float = 0.9
+    window: float = 150.0
+    backoff: float = 120.0
+    rack: int = 3
+    any: int = 6
+
+    def start(self) -> "Memory":
+        """The memory before the first plan."""
+        return Memory(VirtualClusterUsage())
+
+    def plan(self, snapshot: Snapshot, memory: "Memory") -> tuple[Plan, "Memory"]:
+        """Start what fits; running jobs go on unless they are over quota and in the way."""
+        if not snapshot.is_contended:
+            return Plan.changing(), Memory(memory.tenants) if memory.since or memory.held else memory
+        tenants = memory.tenants.called(snapshot.columns, self.quotas)
+        listed = sum(quota for _, quota in self.quotas)
+        clusters = VirtualClusters(snapshot, tenants.quotas(snapshot.gpus, listed, snapshot.columns.tenant_weights))
+        is_busy = sum(snapshot.idle) <= (1 - self.busy) * snapshot.gpus + SLACK
+        draft = QuotaDraft(snapshot, clusters, clusters.over() if is_busy else [])
+        queue = ClusterQueue(snapshot, clusters, memory)
+        wake = self._fill(draft, queue.might_start(by_preemption=bool(draft.over)), clusters, snapshot.now)
+        held = queue.held(draft.sites)
+        looks_again = bool(draft.stops) and memory.looked < snapshot.now
+        plan = Plan.changing(draft.claims(), tuple(sorted(draft.stops)), snapshot.now if looks_again else wake)
+        return replace(plan, held=held), Memory(
+            tenants, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked
+        )
+
+    def _fill(self, draft: "QuotaDraft", waiters: "Sequence[Waiter]", clusters: "VirtualClusters", now: float) -> float:
+        """Claim for jobs within their quota, then for the others; returns when the next try of any of them begins."""
+        tries = Tries(self.window, self.backoff, self.rack, self.any)
+        borrowing: list[tuple[Waiter, Locality]] = []
+        for each in waiters:
+            failed = tries.failed(each.since, now)
+            level = tries.level(failed)
+            if tries.begins(each.since, failed) > now and not each.is_freed:
+                continue
+            if not clusters.within(each.tenant, each.gang):
+                borrowing.append((each, level))
+            elif not draft.ask(each, level):
+                draft.make_room(each, level)
+        for each, level in borrowing:
+            draft.offer(each, level)
+        return min((tries.next(each.since, now) for each in waiters if not draft.is_sure(each.row)), default=inf)
+
+
+LISTING = Listing(
+    "philly",
+    Family.MARKET,
+    "virtual clusters with quotas that lend idle GPUs; locality that relaxes after failed tries",
+    "Jeon et al., Philly, ATC'19 §2.3",
+    (PolicyProperty.NO_DURATIONS,),
+    Philly,
+    (
+        Parameter(
+            "quotas",
+            "equal",
+            "GPUs of tenants, e.g. prod:64/dev:16; tenants not named share the rest by weight, as many as came so far",
+            equal_or_per_tenant,
+        ),
+        Parameter("busy", "0.9", "part of the GPUs in use from which on jobs over quota are preempted", fraction),
+        Parameter("window", "150", "seconds that a try for a place lasts", positive),
+        Parameter("backoff", "120", "seconds without a try after one that failed", number),
+        Parameter("rack", "3", "failed tries after which any nodes of one rack will do", whole_number),
+        Parameter("any", "6", "failed tries after which any nodes will do", whole_number),
+    ),
+    promise=lambda quotas=(), **_others: Quotas(stated=dict(quotas)),
+    traits=Traits(
+        optimises="locality first, then use of idle GPUs",
+        fairness="a quota of GPUs a tenant; idle ones are lent and taken back when 90 % are in use",
+        heterogeneity="blind: quotas count GPUs of any type",
+        gang="whole, on the fewest nodes; after failed tries in one rack, then anywhere",
+        verified="nobody within quota is preempted; tries relax at the published moments; "
+        "on the Philly trace delay shifts from fair share to fragmentation as gangs grow",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +171,7 @@ class VirtualClusters:
     """GPUs that each tenant uses; `used` follows the jobs that the plan in the making starts and stops."""
 
     def __init__(self, snapshot: Snapshot, quotas: Sequence[float]) -> None:
-        self._snapshot = snapshot
-        self.quotas = quotas
-        running = snapshot.running
+        self._snapshot, self.quotas, running = snapshot, quotas, snapshot.running
         self._running = snapshot.rows[running]
         self._tenants = snapshot.ints(snapshot.columns.tenant)[running]
         gpus = snapshot.ints(snapshot.columns.gpus)[running]
@@ -119,13 +206,8 @@ class VirtualClusters:
         return sorted(over, key=lambda row: (columns.started[row], row), reverse=True)
 
 
-QUIET = Plan.changing()
-"""The plan while no job waits."""
-
 ROOM_FOR_OLD = 256
 """Entries of jobs that no longer wait that may pile up before they are looked for."""
-
-NO_TRIES: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +271,8 @@ class Memory:
     """
 
     tenants: VirtualClusterUsage
-    since: Mapping[int, float]
-    held: frozenset[int]
+    since: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    held: frozenset[int] = frozenset()
     looked: float = -inf
 
 
@@ -203,14 +285,13 @@ class QuotaDraft:
 
     The core chooses GPUs itself, so where a claim goes here only tells whether it will fit. But where running jobs make
     way the plan names the nodes: what they leave is for the job that they were stopped for.
+
+    over   jobs over quota that may be stopped, the latest first
     """
 
     def __init__(self, snapshot: Snapshot, clusters: VirtualClusters, over: list[int]) -> None:
-        self._snapshot = snapshot
-        self._clusters = clusters
-        self._over = over
-        self._unplaced: set[Shape] = set()
-        self._hopeless: set[Shape] = set()
+        self._snapshot, self._clusters, self.over = snapshot, clusters, over
+        self._unplaced, self._hopeless = set[Shape](), set[Shape]()
         self._claims: list[tuple[int, Locality]] = []
         self.sites: dict[int, Site] = {}
         self.stops: list[int] = []
@@ -243,16 +324,11 @@ class QuotaDraft:
         self._unplaced.add(shape)
         return False
 
-    @property
-    def can_make_room(self) -> bool:
-        """Whether there are jobs that may be stopped."""
-        return bool(self._over)
-
     def make_room(self, waiter: Waiter, level: Locality) -> bool:
         """Stop jobs over quota, the latest first and no more than needed, so that a job that was claimed for fits."""
         types = self._types(waiter.row)
         shape = (waiter.gang, types, level)
-        if not self._over or shape in self._hopeless:
+        if not self.over or shape in self._hopeless:
             return False
         for gpu_type in types:
             victims = self._victims(gpu_type, waiter.gang, level)
@@ -283,7 +359,7 @@ class QuotaDraft:
         """Jobs over quota, whose GPUs are then counted as free, that make the gang fit; none if all of them do not do."""
         gpus_left = self._gpus
         type_of, holdings = gpus_left.topology.type_of, self._snapshot.placement.holdings
-        rows = [row for row in self._over if type_of[holdings[row][0].node] == gpu_type]
+        rows = [row for row in self.over if type_of[holdings[row][0].node] == gpu_type]
         sites = [site_of(holdings[row]) for row in rows]
         for site in sites:
             gpus_left.give(site)
@@ -305,7 +381,7 @@ class QuotaDraft:
                 gpus_left.take(site)
             else:
                 self.stops.append(row)
-                self._over.remove(row)
+                self.over.remove(row)
                 self._clusters.used[columns.tenant[row]] -= columns.gpus[row]
         self._unplaced.clear()  # a victim may leave more than was taken
 
@@ -313,9 +389,8 @@ class QuotaDraft:
         """Types that a job can run on, its fastest first."""
         if len(self._snapshot.idle) == 1:
             return (0,)
-        rates = self._snapshot.estimate(row).rates
-        usable = (kind for kind, row in enumerate(rates) if row[Locality.PACKED] > 0)
-        return tuple(sorted(usable, key=lambda kind: -rates[kind][Locality.PACKED]))
+        rates = self._snapshot.estimate(row).packed
+        return tuple(sorted((kind for kind, rate in enumerate(rates) if rate > 0), key=lambda kind: -rates[kind]))
 
 
 class ClusterQueue:
@@ -325,11 +400,8 @@ class ClusterQueue:
     """
 
     def __init__(self, snapshot: Snapshot, clusters: VirtualClusters, memory: Memory) -> None:
-        waiting = ~snapshot.running
-        self._snapshot = snapshot
-        self._clusters = clusters
-        self._rows = snapshot.rows[waiting]
-        self._gangs = snapshot.gang[waiting]
+        waiting, self._clusters = ~snapshot.running, clusters
+        self._rows, self._gangs = snapshot.rows[waiting], snapshot.gang[waiting]
         self._tenants = snapshot.ints(snapshot.columns.tenant)[waiting]
         self._within = clusters.all_within(self._tenants, self._gangs)
         self._has_room = self._gangs <= max(snapshot.idle)
@@ -357,95 +429,3 @@ class ClusterQueue:
         """Jobs that wait on after the plan, and would take their tenant over its quota."""
         rows = self._rows[~self._clusters.all_within(self._tenants, self._gangs)]
         return tuple(row for row in rows.tolist() if row not in seated)
-
-
-@dataclass(frozen=True, slots=True)
-class Philly:
-    """Quotas, borrowing, and tries that relax.
-
-    quotas    GPUs of some tenants; all others, as many as were met so far, share by weight what these leave of the live ones
-    busy      cluster use from which on jobs over quota make way, from 0 to 1
-    window    how long a try lasts, and backoff how long none follows, s
-    rack      failed tries after which a rack is close enough;  any: after which anything is
-    """
-
-    quotas: tuple[tuple[str, float], ...] = ()
-    busy: float = 0.9
-    window: float = 150.0
-    backoff: float = 120.0
-    rack: int = 3
-    any: int = 6
-
-    def start(self) -> Memory:
-        """The memory before the first plan."""
-        return Memory(VirtualClusterUsage(), NO_TRIES, frozenset())
-
-    def plan(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        """Start what fits; running jobs go on unless they are over quota and in the way."""
-        if not snapshot.is_contended:
-            return QUIET, Memory(memory.tenants, NO_TRIES, frozenset()) if memory.since or memory.held else memory
-        tenants = memory.tenants.called(snapshot.columns, self.quotas)
-        listed = sum(quota for _, quota in self.quotas)
-        clusters = VirtualClusters(snapshot, tenants.quotas(snapshot.gpus, listed, snapshot.columns.tenant_weights))
-        is_busy = sum(snapshot.idle) <= (1 - self.busy) * snapshot.gpus + SLACK
-        draft = QuotaDraft(snapshot, clusters, clusters.over() if is_busy else [])
-        queue = ClusterQueue(snapshot, clusters, memory)
-        wake = self._fill(draft, queue.might_start(by_preemption=draft.can_make_room), clusters, snapshot.now)
-        held = queue.held(draft.sites)
-        looks_again = bool(draft.stops) and memory.looked < snapshot.now
-        plan = Plan.changing(draft.claims(), tuple(sorted(draft.stops)), snapshot.now if looks_again else wake)
-        plan = replace(plan, held=held)
-        return plan, Memory(tenants, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked)
-
-    def _fill(self, draft: QuotaDraft, waiters: Sequence[Waiter], clusters: VirtualClusters, now: float) -> float:
-        """Claim for jobs within their quota, then for the others; returns when the next try of any of them begins."""
-        tries = Tries(self.window, self.backoff, self.rack, self.any)
-        borrowing: list[tuple[Waiter, Locality]] = []
-        for each in waiters:
-            failed = tries.failed(each.since, now)
-            level = tries.level(failed)
-            if tries.begins(each.since, failed) > now and not each.is_freed:
-                continue
-            if not clusters.within(each.tenant, each.gang):
-                borrowing.append((each, level))
-            elif not draft.ask(each, level):
-                draft.make_room(each, level)
-        for each, level in borrowing:
-            draft.offer(each, level)
-        return min((tries.next(each.since, now) for each in waiters if not draft.is_sure(each.row)), default=inf)
-
-
-def _by_quotas(quotas: tuple[tuple[str, float], ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401
-    return Quotas(stated=dict(quotas))
-
-
-LISTING = Listing(
-    "philly",
-    Family.MARKET,
-    "virtual clusters with quotas that lend idle GPUs; locality that relaxes after failed tries",
-    "Jeon et al., Philly, ATC'19 §2.3",
-    (PolicyProperty.NO_DURATIONS,),
-    Philly,
-    (
-        Parameter(
-            "quotas",
-            "equal",
-            "GPUs of tenants, e.g. prod:64/dev:16; tenants not named share the rest by weight, as many as came so far",
-            equal_or_per_tenant,
-        ),
-        Parameter("busy", "0.9", "part of the GPUs in use from which on jobs over quota are preempted", fraction),
-        Parameter("window", "150", "seconds that a try for a place lasts", positive),
-        Parameter("backoff", "120", "seconds without a try after one that failed", number),
-        Parameter("rack", "3", "failed tries after which any nodes of one rack will do", whole_number),
-        Parameter("any", "6", "failed tries after which any nodes will do", whole_number),
-    ),
-    promise=_by_quotas,
-    traits=Traits(
-        optimises="locality first, then use of idle GPUs",
-        fairness="a quota of GPUs a tenant; idle ones are lent and taken back when 90 % are in use",
-        heterogeneity="blind: quotas count GPUs of any type",
-        gang="whole, on the fewest nodes; after failed tries in one rack, then anywhere",
-        verified="nobody within quota is preempted; tries relax at the published moments; "
-        "on the Philly trace delay shifts from fair share to fragmentation as gangs grow",
-    ),
-)

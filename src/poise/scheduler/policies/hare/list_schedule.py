@@ -140,9 +140,8 @@ class Board:
         rows: dict[int, _Row] = {kind: [] for kind in sorted(set(gpus.kinds))}
         for gpu, (kind, free) in enumerate(zip(gpus.kinds, gpus.free, strict=True)):
             insort(rows[kind], (free, -gpu))
-        self._options = [
-            [_Option(job.seconds[kind], job.sync[kind], rows[kind]) for kind in _able(job, rows)] for job in jobs
-        ]
+        options = ([_Option(job.seconds[kind], job.sync[kind], rows[kind]) for kind in _able(job, rows)] for job in jobs)
+        self._options = list(options)
 
     def place(self, turns: Iterable[Turn]) -> Iterator[Placed]:
         """Tasks onto GPUs, round after round in the order of the turns, each when it is asked for."""
@@ -150,25 +149,21 @@ class Board:
             job = self._jobs[index]
             done = max(self.ready[index], job.until) if turn == 0 else 0.0
             end = sync = 0.0
+            ready, options = self.ready[index], self._options[index]
             for _ in range(job.first if turn == 0 else job.tasks):
-                placed, own = self._next(index, turn)
-                end, sync = max(end, placed.end), max(sync, own)
-                yield placed
+                best, chosen = inf, options[0]  # the GPU that ends the task first
+                for option in options:
+                    free = option.row[0][0]
+                    ends = (free if free > ready else ready) + option.seconds
+                    if ends < best:
+                        best, chosen = ends, option
+                row = chosen.row
+                start = max(row[0][0], ready)
+                _, gpu = row.pop(bisect_right(row, (start, 1)) - 1)
+                insort(row, (best, gpu))
+                end, sync = max(end, best), max(sync, chosen.sync)
+                yield Placed(index, turn, -gpu, start, best)
             self.ready[index] = max(done, end + sync)
-
-    def _next(self, index: int, turn: int) -> tuple[Placed, float]:
-        """One task of a round on the GPU that ends it first, and the sync of its type."""
-        ready, best, chosen = self.ready[index], inf, self._options[index][0]
-        for option in self._options[index]:
-            free = option.row[0][0]
-            ends = (free if free > ready else ready) + option.seconds
-            if ends < best:
-                best, chosen = ends, option
-        row = chosen.row
-        start = max(row[0][0], ready)
-        _, gpu = row.pop(bisect_right(row, (start, 1)) - 1)
-        insort(row, (best, gpu))
-        return Placed(index, turn, -gpu, start, best), chosen.sync
 
 
 _Row = list[tuple[float, int]]

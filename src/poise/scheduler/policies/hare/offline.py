@@ -11,7 +11,7 @@ or has lost a round; the relaxation at most every `recompute` seconds, and until
 have as much work for their weight. A gang is taken for as many tasks; a job of unknown length comes last. What no schedule
 can be below, and how many times the optimum a list is at most, α (2 + α), goes into the journal with every plan.
 
-Below: the guarantee, the timetable, the ranking by middles, and `Hare`, which chooses between timetable and ranking.
+Below: `Hare`, which chooses between timetable and ranking; the guarantee, the timetable, and the ranking by middles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,63 @@ from poise.scheduler.model.plan import Claim, Grain, Plan
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, Schedule, middled, schedule
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, DealerMemory, live_gpus
 from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, number, positive
+
+
+@dataclass(frozen=True, slots=True)
+class Hare:
+    """The planner: a timetable where that can be made, else GPUs by rank."""
+
+    dealer: Dealer
+
+    def start(self) -> "HareMemory":
+        """The memory before the first plan."""
+        return Timetable(), self.dealer.start()
+
+    def plan(self, snapshot: Snapshot, memory: "HareMemory") -> tuple[Plan, "HareMemory"]:
+        """Keep to the timetable, made anew where it is stale; or deal."""
+        table, deal = memory
+        remark = ""
+        if not has_only_long_tasks(snapshot, self.dealer.long):
+            known = deal.ranking
+            plan, deal = self.dealer.plan(snapshot, deal)
+            table, remark = Timetable(), "" if deal.ranking is known else deal.ranking.remark
+        else:
+            if is_stale(table, snapshot):
+                table, schedule, jobs = made(snapshot, table)
+                kinds = [kind for kind, gpus in enumerate(live_gpus(snapshot)) if gpus]
+                remark = _said(jobs, kinds, f"{schedule.value:g} s planned, none below {schedule.bound:g} s is possible")
+            plan, table = kept_to(snapshot, table)
+        return replace(plan, notes=(Remark(remark),)) if remark else plan, (table, deal)
+
+
+def hare(*, lease: float = 360.0, long: float = 30.0, recompute: float = 1800.0) -> Hare:
+    """Least middle completion time first, on any mix of GPUs."""
+    return Hare(Dealer(Middles(recompute), lease, long))
+
+
+LISTING = Listing(
+    "hare",
+    Family.MARKET,
+    "least sum of weighted completion times: tasks of jobs whose lengths are known, by middle completion time",
+    "Chen et al., Hare, HPDC'22",
+    (PolicyProperty.BOUND,),
+    hare,
+    (
+        Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
+        Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+        Parameter("recompute", "1800", "least seconds between two relaxations; newcomers are fitted in until then", number),
+    ),
+    can=frozenset({Capability.LISTS_TASKS}),
+    live=LEASES_ONLY,
+    traits=Traits(
+        optimises="sum of weighted completion times, with lengths known",
+        fairness="none: long jobs may wait long",
+        heterogeneity="aware; one job may use several types at once",
+        gang="needs none where rounds divide into micro-batches; whole gangs otherwise",
+        elasticity="any number of GPUs up to the micro-batches of a round",
+        verified="the worked example; within the bound of the optimum on 500 instances, 1.02 times it on average",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +170,9 @@ class Timetable:
     begun: Mapping[int, int] = field(default_factory=dict)
 
 
+HareMemory = tuple[Timetable, DealerMemory]
+
+
 def has_only_long_tasks(snapshot: Snapshot, long: float) -> bool:
     """Whether all active jobs are dealt with task by task, their lengths are known, and the tasks are not too many."""
     tasks = 0.0
@@ -138,11 +198,20 @@ def is_stale(table: Timetable, snapshot: Snapshot) -> bool:
 
 def made(snapshot: Snapshot, table: Timetable) -> tuple[Timetable, Schedule, list[RoundWork]]:
     """A new timetable, for what is left of everything; and how good it is, in seconds from now."""
-    now = snapshot.now
+    floor, now = snapshot.placement, snapshot.now
     started = tuple(each for each in table.started if each.end > now and snapshot.columns.gpus[each.row])
-    nodes, free = _gpus(snapshot, started)
+    held = [0] * len(floor.masks)
+    for holding in floor.holdings.values():
+        for node, mask in holding:
+            held[node] += mask.bit_count()
+    nodes, free = list[int](), list[float]()  # by GPU its node, and in how many seconds it will be free
+    for node, mask in enumerate(floor.masks):
+        ends = sorted((each.end - now for each in started if each.node == node), reverse=True)[: held[node]]
+        ends += [0.0] * (mask.bit_count() + held[node] - len(ends))
+        nodes += [node] * len(ends)
+        free += ends
     rounds = {row: _round(snapshot, row) for row in snapshot.active}
-    gpus = GpuPool(tuple(snapshot.placement.topology.type_of[node] for node in nodes), tuple(free))
+    gpus = GpuPool(tuple(floor.topology.type_of[node] for node in nodes), tuple(free))
     found = {row: _under_way(snapshot, row, started) for row in snapshot.active}
     able = [row for row, job in found.items() if job.is_computable(gpus.kinds)]
     jobs = [found[row] for row in able]
@@ -157,37 +226,15 @@ def made(snapshot: Snapshot, table: Timetable) -> tuple[Timetable, Schedule, lis
     return new, plan, jobs
 
 
-def _gpus(snapshot: Snapshot, started: Sequence[Started]) -> tuple[list[int], list[float]]:
-    """By GPU its node, and in how many seconds it will be free."""
-    floor, now = snapshot.placement, snapshot.now
-    held = [0] * len(floor.masks)
-    for holding in floor.holdings.values():
-        for node, mask in holding:
-            held[node] += mask.bit_count()
-    nodes: list[int] = []
-    free: list[float] = []
-    for node, mask in enumerate(floor.masks):
-        ends = sorted((each.end - now for each in started if each.node == node), reverse=True)[: held[node]]
-        ends += [0.0] * (mask.bit_count() + held[node] - len(ends))
-        nodes += [node] * len(ends)
-        free += ends
-    return nodes, free
-
-
-def _done(snapshot: Snapshot, row: int) -> float:
-    """The work that a job had done when its current round began, or is about to begin."""
-    return snapshot.columns.done_before(row)
-
-
 def _round(snapshot: Snapshot, row: int) -> int:
     """The round that a job is at. One that has run under leases may begin in the middle of a step; rounds are whole."""
-    return floor(_done(snapshot, row) + ALMOST)
+    return floor(snapshot.columns.done_before(row) + ALMOST)
 
 
 def _under_way(snapshot: Snapshot, row: int, started: Sequence[Started]) -> RoundWork:
     """What is left of a job, which perhaps is in the middle of a round."""
     columns = snapshot.columns
-    job = work(snapshot, row, max(1, ceil(columns.steps[row] - _done(snapshot, row) - ALMOST)))
+    job = work(snapshot, row, max(1, ceil(columns.steps[row] - columns.done_before(row) - ALMOST)))
     if columns.status[row] != Status.RUNNING:
         return job
     ends = [each.end - snapshot.now for each in started if each.row == row]
@@ -211,42 +258,25 @@ def kept_to(snapshot: Snapshot, table: Timetable) -> tuple[Plan, Timetable]:
     at = table.at
     while at < len(table.entries) and table.entries[at].start <= soon:
         at += 1
-    start = _Start(snapshot)
-    late = tuple(entry for entry in (*table.late, *table.entries[table.at : at]) if not start.begin(entry))
+    free, ready = snapshot.placement.free(), dict[int, int]()
+    claims, late = list[Claim](), list[TimetableEntry]()
+    started, begun = [each for each in table.started if each.end > snapshot.now], dict(table.begun)
+    for entry in (*table.late, *table.entries[table.at : at]):
+        # A task starts if its round is ready and its node has a GPU for it; else it is late.
+        row, tasks = entry.row, snapshot.estimate(entry.row).tasks
+        is_ready = ready.setdefault(row, snapshot.columns.ready[row]) and _round(snapshot, row) == entry.round
+        if not (free[entry.node] and is_ready) or tasks is None:
+            late.append(entry)
+            continue
+        ready[row] -= 1
+        free[entry.node] -= 1
+        seconds = tasks.seconds[snapshot.placement.topology.type_of[entry.node]]
+        started.append(Started(snapshot.now + seconds, entry.node, row))
+        begun[row] = entry.round
+        claims.append(Claim(row, site=(NodeGpus(entry.node, 1),), grain=Grain.TASK))
     wake = table.entries[at].start if at < len(table.entries) else inf
-    started = (*(each for each in table.started if each.end > snapshot.now), *start.started)
-    begun = {**table.begun, **start.begun} if start.begun else table.begun
-    kept = Timetable(table.entries, at, late, started, frozenset(snapshot.active), table.gpus, begun)
-    return Plan.changing(tuple(start.claims), wake=wake), kept
-
-
-class _Start:
-    """Tasks that start now."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._free = snapshot.placement.free()
-        self._ready: dict[int, int] = {}
-        self.claims: list[Claim] = []
-        self.started: list[Started] = []
-        self.begun: dict[int, int] = {}
-
-    def begin(self, entry: TimetableEntry) -> bool:
-        """Start a task, if its round is ready and its node has a GPU for it."""
-        columns, row = self._snapshot.columns, entry.row
-        if not self._free[entry.node] or _round(self._snapshot, row) != entry.round:
-            return False
-        ready = self._ready.get(row, columns.ready[row])
-        tasks = self._snapshot.estimate(row).tasks
-        if not ready or tasks is None:
-            return False
-        self._ready[row] = ready - 1
-        self._free[entry.node] -= 1
-        seconds = tasks.seconds[self._snapshot.placement.topology.type_of[entry.node]]
-        self.started.append(Started(self._snapshot.now + seconds, entry.node, row))
-        self.begun[row] = entry.round
-        self.claims.append(Claim(row, site=(NodeGpus(entry.node, 1),), grain=Grain.TASK))
-        return True
+    kept = Timetable(table.entries, at, tuple(late), tuple(started), frozenset(snapshot.active), table.gpus, begun)
+    return Plan.changing(tuple(claims), wake=wake), kept
 
 
 CHUNKS = 4
@@ -346,66 +376,3 @@ def _said(jobs: Sequence[RoundWork], kinds: Sequence[int], what: str) -> str:
         f"hare: {len(jobs)} job{'s' * (len(jobs) != 1)}, sum of weighted completion times from now on: {what};"
         f" a list of tasks is at most {limit.factor:g} times the optimum (alpha {limit.alpha:g})"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Hare:
-    """The planner: a timetable where that can be made, else GPUs by rank."""
-
-    dealer: Dealer
-
-    def start(self) -> tuple[Timetable, DealerMemory]:
-        """The memory before the first plan."""
-        return Timetable(), self.dealer.start()
-
-    def plan(
-        self, snapshot: Snapshot, memory: tuple[Timetable, DealerMemory]
-    ) -> tuple[Plan, tuple[Timetable, DealerMemory]]:
-        """Keep to the timetable, made anew where it is stale; or deal."""
-        table, deal = memory
-        if not has_only_long_tasks(snapshot, self.dealer.long):
-            known = deal.ranking
-            plan, deal = self.dealer.plan(snapshot, deal)
-            return _remarking(plan, "" if deal.ranking is known else deal.ranking.remark), (Timetable(), deal)
-        remark = ""
-        if is_stale(table, snapshot):
-            table, schedule, jobs = made(snapshot, table)
-            kinds = [kind for kind, gpus in enumerate(live_gpus(snapshot)) if gpus]
-            remark = _said(jobs, kinds, f"{schedule.value:g} s planned, none below {schedule.bound:g} s is possible")
-        plan, table = kept_to(snapshot, table)
-        return _remarking(plan, remark), (table, deal)
-
-
-def _remarking(plan: Plan, remark: str) -> Plan:
-    """The plan, with a remark if there is one."""
-    return replace(plan, notes=(Remark(remark),)) if remark else plan
-
-
-def hare(*, lease: float = 360.0, long: float = 30.0, recompute: float = 1800.0) -> Hare:
-    """Least middle completion time first, on any mix of GPUs."""
-    return Hare(Dealer(Middles(recompute), lease, long))
-
-
-LISTING = Listing(
-    "hare",
-    Family.MARKET,
-    "least sum of weighted completion times: tasks of jobs whose lengths are known, by middle completion time",
-    "Chen et al., Hare, HPDC'22",
-    (PolicyProperty.BOUND,),
-    hare,
-    (
-        Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
-        Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
-        Parameter("recompute", "1800", "least seconds between two relaxations; newcomers are fitted in until then", number),
-    ),
-    can=frozenset({Capability.LISTS_TASKS}),
-    live=LEASES_ONLY,
-    traits=Traits(
-        optimises="sum of weighted completion times, with lengths known",
-        fairness="none: long jobs may wait long",
-        heterogeneity="aware; one job may use several types at once",
-        gang="needs none where rounds divide into micro-batches; whole gangs otherwise",
-        elasticity="any number of GPUs up to the micro-batches of a round",
-        verified="the worked example; within the bound of the optimum on 500 instances, 1.02 times it on average",
-    ),
-)

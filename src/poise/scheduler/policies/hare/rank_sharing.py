@@ -23,7 +23,7 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.micro_batches import Mix, Tasks
 from poise.scheduler.model.plan import Claim, Grain, Plan
-from poise.scheduler.model.speed import Estimate, Locality
+from poise.scheduler.model.speed import Estimate
 from poise.scheduler.model.units import is_round_end, next_round_end
 from poise.scheduler.solve.rank_sharing import GpuSupply, Ownership, ShareRequest, computes_as_fast, share_out
 
@@ -63,10 +63,9 @@ class JobClassSpeeds:
     @staticmethod
     def of(estimate: Estimate, long: float) -> "JobClassSpeeds":
         """From an estimate; tasks of at least `long` seconds are long."""
-        rates = [row[Locality.PACKED] for row in estimate.rates]
+        rates, tasks = estimate.packed, estimate.tasks
         types = sorted((kind for kind, rate in enumerate(rates) if rate > 0), key=lambda kind: -rates[kind])
-        tasks = estimate.tasks
-        return JobClassSpeeds(tuple(types), tuple(rates), tasks, tasks is not None and tasks.best >= long)
+        return JobClassSpeeds(tuple(types), rates, tasks, tasks is not None and tasks.best >= long)
 
     def types_for(self, has: Mix | None) -> tuple[int, ...]:
         """By falling speed; of types that are equally fast, the one that a gang has comes first."""
@@ -142,9 +141,7 @@ class _Deal:
     """
 
     def __init__(self, dealer: Dealer, snapshot: Snapshot, memory: DealerMemory, title: Ownership) -> None:
-        self._dealer = dealer
-        self._snapshot = snapshot
-        self._title = title
+        self._dealer, self._snapshot, self._title = dealer, snapshot, title
         self.is_settled = True
         self.kinds = dict(memory.kinds)
         topology = snapshot.placement.topology
@@ -173,7 +170,9 @@ class _Deal:
             missed = [row for row in order if row not in gets]
             missed = [row for row in missed if (unguarded if self._kind(row).is_long else row not in self._held)]
             self._share_out(missed, left, gets)
-        self._note_settled(order, gets)
+        # Time alone could make another deal if a job waits, or would be faster with what others have.
+        mixes = ((row, gets.get(row) or (None if self._is_lent(row) else self._held.get(row))) for row in order)
+        self.is_settled = all(mix is not None and self._is_best(row, self._kind(row), mix) for row, mix in mixes)
         stops = [row for row in self._held if row not in gets and self._is_lent(row)]
         changed = [(row, mix) for row, mix in gets.items() if self._kind(row).is_long or self._held.get(row) != mix]
         claims = tuple(self._claim(row, mix) for row, mix in changed)
@@ -210,11 +209,9 @@ class _Deal:
         """What each job asks for, by rank."""
         columns = self._snapshot.columns
         for row in order:
-            if columns.kind[row] in self._failed:
+            if columns.kind[row] in self._failed or row in self._snapshot.pinned:
                 continue
             kind = self._kind(row)
-            if row in self._snapshot.pinned:
-                continue
             if not kind.is_long:
                 has = self._held.get(row)
                 yield ShareRequest(row, columns.gang[row], kind.types_for(has), kind.tasks, 0, has, self._title)
@@ -233,10 +230,8 @@ class _Deal:
 
     def _allowed(self, kind: JobClassSpeeds) -> tuple[int, ...]:
         """Types for a single task, the fastest first, without those where it would be done later than if it waited."""
-        soonest, _ = self._soonest(kind)
-        return tuple(
-            [each for each in kind.types if kind.tasks and self._snapshot.now + kind.tasks.seconds[each] <= soonest]
-        )
+        (soonest, _), now = self._soonest(kind), self._snapshot.now
+        return tuple([each for each in kind.types if kind.tasks and now + kind.tasks.seconds[each] <= soonest])
 
     def _soonest(self, kind: JobClassSpeeds) -> tuple[float, tuple[float, int] | None]:
         """When a task that waits for a GPU that computes another one would be done, and that GPU."""
@@ -270,11 +265,6 @@ class _Deal:
         ends = ((now + kind.tasks.seconds[each], each) for each, gpus in enumerate(mix) for _ in range(gpus))
         self.busy = (*self.busy, *ends)
         return Claim(row, mix=mix, grain=Grain.TASK)
-
-    def _note_settled(self, order: list[int], gets: Mapping[int, Mix]) -> None:
-        """Note whether time alone could make another deal: a job waits, or would be faster with what others have."""
-        mixes = ((row, gets.get(row) or (None if self._is_lent(row) else self._held.get(row))) for row in order)
-        self.is_settled = all(mix is not None and self._is_best(row, self._kind(row), mix) for row, mix in mixes)
 
     def _is_best(self, row: int, kind: JobClassSpeeds, mix: Mix) -> bool:
         """Whether nothing that others have would make it faster. Single tasks are dealt with whenever a GPU comes free."""

@@ -33,6 +33,7 @@ from poise.scheduler.policies.themis.bidders import (
     Bidders,
     Erring,
     GpuOffer,
+    Honest,
     Member,
     counts_of,
 )
@@ -53,13 +54,18 @@ class Payment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuctionRules:
-    """The parameters of an auction; `planner.py` says what they mean."""
+    """The parameters of an auction.
 
-    f: float
-    error: float
-    payment: Payment
-    seed: int
-    agents: Callable[[App], Agent]
+    f         part of the apps, the best off, that is not asked
+    error     how far off bids are;  payment: what winners pay with;  seed: of what is drawn
+    agents    makes the agent that bids for an app
+    """
+
+    f: float = 0.8
+    error: float = 0.0
+    payment: Payment = Payment.GPUS
+    seed: int = 0
+    agents: Callable[[App], Agent] = Honest
 
 
 def invited(apps: int, f: float) -> int:
@@ -101,8 +107,7 @@ class Sale:
         columns = snapshot.columns
         self._rules, self._snapshot, self._registry = rules, snapshot, registry
         self._number, self._ahead = number, ahead
-        self._has = snapshot.ints(columns.gpus)
-        self._most = snapshot.ints(columns.most)
+        self._has, self._most = snapshot.ints(columns.gpus), snapshot.ints(columns.most)
         self._wants = (self._has < self._most) & ~snapshot.among(snapshot.pinned)
         self.draft = PlacementDraft(snapshot.placement)
         self.sites: dict[int, Site] = {}
@@ -285,9 +290,7 @@ class Sale:
     def _as_placed(self, member: Member) -> Member:
         """The member with what it holds after this sale."""
         site = self.sites.get(member.row)
-        if site is None:
-            return member
-        return member.on(_size(site), self._type_of(site), self.draft.locality(site))
+        return member if site is None else member.on(_size(site), self._type_of(site), self.draft.locality(site))
 
     # --- step 5: what is left over
 

@@ -189,9 +189,8 @@ def _uses(members: Sequence[Member], offer: GpuOffer) -> Iterator[tuple[Use, int
         for (each, has, work), (more, changed) in zip(growing, grown, strict=True):
             if more > has:
                 yield Use(each.row, more), more - has, changed - work
-        growing = [
-            (each, more, after) for (each, _, _), (more, after) in zip(growing, grown, strict=True) if more < each.counts[-1]
-        ]
+        both = zip(growing, grown, strict=True)
+        growing = [(each, more, after) for (each, _, _), (more, after) in both if more < each.counts[-1]]
 
 
 def _more(member: Member, has: int, work: float, offer: GpuOffer) -> tuple[int, float]:
@@ -285,23 +284,29 @@ class Bidders:
 
     def __init__(self, snapshot: Snapshot, registry: AppRegistry, is_expired: Bools) -> None:
         columns = snapshot.columns
-        self._snapshot, self._registry = snapshot, registry
-        self.rows = snapshot.rows
-        self.is_expired = is_expired
+        self._snapshot, self._registry, self.rows = snapshot, registry, snapshot.rows
         self.ids, self.first, self.app = np.unique(snapshot.ints(columns.app), return_index=True, return_inverse=True)
         self.app = self.app.reshape(-1)
         self.held: Ints = np.where(is_expired, 0, snapshot.ints(columns.gpus))
         self.gang = snapshot.gang.astype(np.float64)
         self.best = np.maximum(snapshot.floats(columns.best), _TINY)
         self.rate = np.where(self.held > 0, np.maximum(snapshot.floats(columns.rate), _TINY), 0.0)
-        self.total, self.left = self._work()
+        self.total, self.left = snapshot.floats(columns.steps), snapshot.steps_left
+        if not (is_known := np.isfinite(self.total)).all():  # a guess for jobs of unknown length
+            guess = snapshot.steps_so_far + UNKNOWN * self.best
+            self.total = np.where(is_known, self.total, snapshot.steps_so_far + guess)
+            self.left = np.where(is_known, self.left, guess)
         self.kinds, of_kind, self.kind = np.unique(snapshot.ints(columns.kind), return_index=True, return_inverse=True)
         self.estimates = [snapshot.estimate(int(self.rows[row])) for row in of_kind]
         self._begun = np.array([registry.begun[app] for app in self.ids.tolist()]).reshape(-1, 2)
         self.alone = self._alone()
         self.elapsed = snapshot.now - self._begun[:, 0]
         self.size = self._sum(self.held.astype(np.float64))
-        self.rho, self.hopes = self._rhos()
+        hoped = self.left * self.gang / self.best
+        with np.errstate(divide="ignore", invalid="ignore"):
+            held = np.where(self.held > 0, self.left * self.held / self.rate, hoped)
+            self.rho = np.where(self.size > 0, (self.elapsed + self._sum(held) / self.size) / self.alone, NOTHING)
+        self.hopes = (self.elapsed + self._sum(hoped) / self._sum(self.gang)) / self.alone
 
     @property
     def apps(self) -> int:
@@ -311,16 +316,6 @@ class Bidders:
     def _sum(self, by_row: Floats) -> Floats:
         total: Floats = np.bincount(self.app, by_row, self.apps).astype(np.float64)
         return total
-
-    def _work(self) -> tuple[Floats, Floats]:
-        """Steps in all, and left; a guess for jobs of unknown length."""
-        total, left = self._snapshot.floats(self._snapshot.columns.steps), self._snapshot.steps_left
-        if np.isfinite(total).all():
-            return total, left
-        done = self._snapshot.steps_so_far
-        guess = done + UNKNOWN * self.best
-        unknown = ~np.isfinite(total)
-        return np.where(unknown, done + guess, total), np.where(unknown, guess, left)
 
     def _alone(self) -> Floats:
         """T_id of each app, with jobs of sweeps that have finished; not with those that were given up."""
@@ -340,14 +335,6 @@ class Bidders:
         slices = self._snapshot.gpus / np.maximum(mean, 1.0)  # C / N of each app
         return np.maximum(work / np.minimum(slices, demand), _TINY)
 
-    def _rhos(self) -> tuple[Floats, Floats]:
-        """ρ with what is held, and ρ with all that is asked for."""
-        hoped = self.left * self.gang / self.best
-        with np.errstate(divide="ignore", invalid="ignore"):
-            held = np.where(self.held > 0, self.left * self.held / self.rate, hoped)
-            rho = np.where(self.size > 0, (self.elapsed + self._sum(held) / self.size) / self.alone, NOTHING)
-        return rho, (self.elapsed + self._sum(hoped) / self._sum(self.gang)) / self.alone
-
     def worst_first(self, off: Floats) -> Ints:
         """Places of the apps by falling ρ, each off by a factor.
 
@@ -363,13 +350,8 @@ class Bidders:
         types = range(len(self._snapshot.placement.topology.types))
         if len(types) == 1:
             return [0]
-        relative = [
-            sum(
-                n * each.rates[kind][Locality.PACKED] / max(each.best(), _TINY)
-                for n, each in zip(many, self.estimates, strict=True)
-            )
-            for kind in types
-        ]
+        speeds = [(jobs, each.packed, max(each.best(), _TINY)) for jobs, each in zip(many, self.estimates, strict=True)]
+        relative = [sum(jobs * packed[kind] / best for jobs, packed, best in speeds) for kind in types]
         return sorted(types, key=lambda kind: (-relative[kind], kind))
 
     def rows_of(self, place: int) -> list[int]:
@@ -380,16 +362,13 @@ class Bidders:
 
     def member(self, index: int) -> Member:
         """One row, as an agent sees it."""
-        columns, row = self._snapshot.columns, int(self.rows[index])
-        gang = columns.gang[row]
-        estimate = self.estimates[int(self.kind[index])]
-        held, speed = int(self.held[index]), float(self.rate[index])
+        columns, floor, row = self._snapshot.columns, self._snapshot.placement, int(self.rows[index])
+        gang, held, estimate = columns.gang[row], int(self.held[index]), self.estimates[int(self.kind[index])]
         is_pinned = row in self._snapshot.pinned
         counts = (held,) if is_pinned else counts_of(estimate, gang, columns.least[row], columns.most[row])
-        rates = estimate.at
-        floor = self._snapshot.placement
+        speed, left, best = float(self.rate[index]), float(self.left[index]), float(self.best[index])
         gpu_type = floor.topology.type_of[floor.holdings[row][0].node] if held else -1
-        return Member(row, gang, counts, held, speed, float(self.left[index]), float(self.best[index]), rates, gpu_type)
+        return Member(row, gang, counts, held, speed, left, best, estimate.at, gpu_type)
 
     def view(self, place: int, members: Sequence[Member]) -> App:
         """An app, with its members in the order in which they are to be served."""

@@ -18,10 +18,11 @@ or all of G_a, for the part c_a of a lease. docs/algorithms/themis.md compares t
 `auction.py` is one sale, `bidders.py` the apps and their agents, `halving.py` what an app does with its own jobs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,11 +43,9 @@ from poise.scheduler.policies.listing import (
     whole_number,
 )
 from poise.scheduler.policies.themis.auction import WORTH_MOVING, AuctionRules, Payment, Sale
-from poise.scheduler.policies.themis.bidders import Agent, App, AppRegistry, Honest
+from poise.scheduler.policies.themis.bidders import AppRegistry
 from poise.scheduler.policies.themis.halving import Halving
 from poise.scheduler.policies.upgrades import upgrades
-
-__all__ = ["Payment", "SiblingHoldings", "Themis", "ThemisMemory", "themis"]
 
 SHORTEST = 0.1
 """Part of a lease that is left of it, at least, if payments shorten leases."""
@@ -109,8 +108,7 @@ def _found(rows: Ints, wanted: Ints) -> tuple[Ints, Bools]:
     return at, rows[at] == wanted
 
 
-@dataclass(frozen=True, slots=True)
-class SiblingHoldings:
+class SiblingHoldings(NamedTuple):
     """What a job of a sweep holds, and until when: if the job ends, its siblings inherit it."""
 
     app: int
@@ -129,22 +127,15 @@ class ThemisMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Themis:
-    """The arbiter.
+class Themis(AuctionRules):
+    """The arbiter: the rules of its auctions, and beyond them
 
-    f         part of the apps, the best off, that is not asked
-    lease     seconds;  error: how far off bids are;  payment: what winners pay with;  seed: of what is drawn
+    lease     seconds
     halving   one in so many jobs of a sweep goes on beyond each rung (`halving.py`)
-    agents    makes the agent that bids for an app
     """
 
-    f: float = 0.8
     lease: float = 600.0
-    error: float = 0.0
-    payment: Payment = Payment.GPUS
-    seed: int = 0
     halving: float = 2.0
-    agents: Callable[[App], Agent] = Honest
 
     def start(self) -> ThemisMemory:
         """The memory before the first plan."""
@@ -176,10 +167,10 @@ class Themis:
     def _sold(self, snapshot: Snapshot, market: ThemisMemory) -> tuple[Plan, ThemisMemory]:
         """Hand GPUs on inside sweeps, then give out what is free; if that does not do, sell it with what comes back."""
         ahead = Halving(self.halving).ahead(snapshot, market.registry) if market.registry.sweeps else frozenset()
-        sale = Sale(self.rules(), snapshot, market.registry, market.auctions, ahead)
+        sale = Sale(self, snapshot, market.registry, market.auctions, ahead)
         for row, estate in market.estates.items():
             if estate.until > snapshot.now and row not in snapshot.placement.holdings:
-                sale.inherit(estate.app, estate.site, estate.until)
+                sale.inherit(*estate)
         is_enough = sale.hand_out()
         if is_enough and not sale.until:  # leases that begin with runs: nothing to note
             return Plan.changing(sale.claims()), self._noted(snapshot, market, sale.sites, ())
@@ -202,10 +193,6 @@ class Themis:
             market = replace(market, leases=leases, auctions=market.auctions + 1)
         return plan, self._noted(snapshot, market, sale.sites, plan.stops or ())
 
-    def rules(self) -> AuctionRules:
-        """The rules of its auctions."""
-        return AuctionRules(self.f, self.error, self.payment, self.seed, self.agents)
-
     def _noted(
         self, snapshot: Snapshot, market: ThemisMemory, sites: Mapping[int, Site], stops: tuple[int, ...]
     ) -> ThemisMemory:
@@ -223,25 +210,13 @@ class Themis:
         return replace(market, estates=MappingProxyType(estates))
 
 
-def themis(
-    f: float = 0.8,
-    lease: float = 600.0,
-    error: float = 0.0,
-    payment: Payment = Payment.GPUS,
-    seed: int = 0,
-    halving: float = 2.0,
-) -> Themis:
-    """The policy with agents that bid what the scheduler believes."""
-    return Themis(f, lease, error, payment, seed, halving)
-
-
 LISTING = Listing(
     "themis",
     Family.MARKET,
     "auctions of GPUs under leases among the worst-off apps, with hidden payments",
     "Mahajan et al., Themis, NSDI'20",
     (PolicyProperty.WORK_CONSERVING,),
-    themis,
+    Themis,
     (
         Parameter("f", "0.8", "part of the apps, the best off, that is not shown the GPUs; 0 shows them to all", portion),
         Parameter("lease", "600", "seconds that GPUs are granted for, on average", positive),
