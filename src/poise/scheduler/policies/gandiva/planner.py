@@ -31,7 +31,16 @@ from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.topology import PlacementView
 from poise.scheduler.model.units import next_round_end
 from poise.scheduler.policies.gandiva.reaction import Combination, GandivaMemory, GandivaPlan, NodeMark, PlacedUnit, seat
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, fraction, positive
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    fraction,
+    positive,
+)
 
 
 @dataclass(frozen=True, slots=True)
