@@ -34,10 +34,7 @@ def go_on_forever() -> bool:
 
 
 def run(
-    scheduler: Scheduler,
-    backend: Backend,
-    record: Callable[[JournalEntry], None],
-    go_on: Callable[[], bool] = go_on_forever,
+    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = go_on_forever
 ) -> tuple[bool, float]:
     """Run until nothing can happen any more, or until `go_on` returns False between two batches.
 

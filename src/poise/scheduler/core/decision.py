@@ -500,11 +500,7 @@ class PlannedClaims:
     """Claims as a plan lists them. Running jobs are passed over, unless they lost their GPUs on the way."""
 
     def __init__(
-        self,
-        plan: Plan,
-        preemption: PreemptionRule,
-        holds: set[int],
-        shape: Callable[[Claim], ClaimShape],
+        self, plan: Plan, preemption: PreemptionRule, holds: set[int], shape: Callable[[Claim], ClaimShape]
     ) -> None:
         self.unfitting = plan.unfitting
         self.preemption = preemption
