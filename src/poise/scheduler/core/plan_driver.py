@@ -147,25 +147,23 @@ class PlanDriver:
                 draft.evict(row, state.of(row), state.ledger.partner.get(row))
         evicted: set[int] = set()
         kept: set[int] = set()
-        if allowed is PreemptionRule.BY_RANK:
-            for row in self._to_stop(plan):
-                if draft.may_preempt(row):
-                    draft.evict(row, state.of(row), state.ledger.partner.get(row))
-                    evicted.add(row)
-                else:
-                    kept.add(row)
-        return evicted, kept
-
-    def _to_stop(self, plan: Plan) -> list[int]:
-        """Rows of running jobs that the plan leaves out or wants elsewhere, ascending."""
-        state = self._state
+        if allowed is not PreemptionRule.BY_RANK:
+            return evicted, kept
         holds = state.ledger.rows()
-        moved = {claim.row for claim in plan.claims if claim.row in holds and _names_gpus(claim) and not state.allows(claim)}
-        if plan.stops is None:
-            stops = holds.difference(claim.row for claim in plan.claims)
-        else:
-            stops = holds.intersection(plan.stops)
-        return sorted((moved | stops).difference(row for row, _ in plan.ends))
+        named = (claim.row for claim in plan.claims)
+        stops = holds.difference(named) if plan.stops is None else holds.intersection(plan.stops)
+        for claim in plan.claims:
+            # A claim for its gang anywhere moves no running job.
+            names_gpus = not (claim.types is None and claim.gpus is None and claim.site is None and claim.mix is None)
+            if names_gpus and claim.row in holds and not state.allows(claim):
+                stops.add(claim.row)
+        for row in sorted(stops.difference(row for row, _ in plan.ends)):
+            if draft.may_preempt(row):
+                draft.evict(row, state.of(row), state.ledger.partner.get(row))
+                evicted.add(row)
+            else:
+                kept.add(row)
+        return evicted, kept
 
     def settle(self, now: float) -> bool:
         """Let waiting jobs wait with the shapes of their claims; say whether the planner wants a second look now."""
@@ -195,8 +193,3 @@ class PlanDriver:
     def next_change(self) -> float:
         """The time that the last plan named, if there are jobs to plan for."""
         return self._wake if self._state.active else inf
-
-
-def _names_gpus(claim: Claim) -> bool:
-    """Say whether the claim asks for more than its gang anywhere, so that a running job may have to move for it."""
-    return claim.types is not None or claim.gpus is not None or claim.site is not None or claim.mix is not None

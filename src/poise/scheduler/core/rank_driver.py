@@ -11,7 +11,6 @@ Two shortcuts make most events cheap, and both are exact:
 from heapq import heappop, heappush
 from math import inf
 
-from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import DecisionDraft, Defragmenting, RankedClaims, grant
 from poise.scheduler.core.mixed_types import MixedTypeDecision
 from poise.scheduler.core.rank_index import Key, RankIndex, Tie, TiesByPreviousDecision, TiesBySubmission
@@ -208,7 +207,8 @@ class RankDriver:
         if unfitting is Unfitting.BLOCKS:
             able = () if self._is_blocked() else shapes.values()
             return RankedClaims(self._index, able, unfitting, preemption, now, self.catch_up)
-        new = self._new_heads()
+        fresh = {row: self._state.shape_of[row] for row in self._fresh}
+        new = [shape for row, shape in fresh.items() if (head := self._index.head(shape)) and head[4] == row]
         others = (shape for shape in shapes.values() if shape not in new)
         return RankedClaims(self._index, new, unfitting, preemption, now, self.catch_up).but_later(others)
 
@@ -255,11 +255,6 @@ class RankDriver:
                 return until
             heappop(due)
         return inf
-
-    def _new_heads(self) -> list[ClaimShape]:
-        """Shapes whose first waiting job is new."""
-        shapes = {row: self._state.shape_of[row] for row in self._fresh}
-        return [shape for row, shape in shapes.items() if (head := self._index.head(shape)) and head[4] == row]
 
     def _is_blocked(self) -> bool:
         """Say whether the claim that blocked the queue still waits, with no new one before it."""

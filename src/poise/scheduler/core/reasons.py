@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from poise.scheduler.core.claim_shapes import WaitCause
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.cluster import Holding
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.units import counted
 
@@ -54,28 +53,31 @@ def explain(state: SchedulerState, row: int) -> Reason:
                 does = "waits for a GPU for the other tasks of its round" if state.columns.ready[row] else _TOGETHER
                 return Reason(Code.RUNNING, does)
             does = "is tried for a short while" if state.pool.tries(row) else "runs"
-            return Reason(Code.RUNNING, f"{does} on {_describe(state, state.of(row))}")
+            parts = ((slots.mask.bit_count(), state.topology.cluster.nodes[slots.node].name) for slots in state.of(row))
+            where = ", ".join(f"{counted(gpus, 'GPU')} of {node}" for gpus, node in parts)
+            return Reason(Code.RUNNING, f"{does} on {where}")
         case Status.WAITING:
             return _waiting(state, row)
 
 
-def _describe(state: SchedulerState, holding: Holding) -> str:
-    nodes = state.topology.cluster.nodes
-    counts = ((slots.mask.bit_count(), nodes[slots.node].name) for slots in holding)
-    return ", ".join(f"{counted(gpus, 'GPU')} of {node}" for gpus, node in counts)
-
-
 def _waiting(state: SchedulerState, row: int) -> Reason:
     if row in state.suspended:
-        return Reason(Code.HELD, _held(state, row))
+        text = f"is tried again later, after {counted(state.columns.failures[row], 'failed run')}"
+        if row in state.on_hold:
+            text = "is held back by its owner"
+        elif state.pool.waits(row):
+            text = "waits for a short trial on one GPU before it competes for its gang"
+        return Reason(Code.HELD, text)
     shape = state.shape_of[row]
     if shape.is_held:
         return Reason(Code.SHARE, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
-    if shape.tasks is not None:
-        return _waiting_for_any(shape.classify(state.free, state.placement), free)
-    gang = counted(shape.gang, "GPU")
-    match shape.classify(state.free, state.placement):
+    cause, gang = shape.classify(state.free, state.placement), counted(shape.gang, "GPU")
+    if shape.tasks is not None:  # its steps divide: one GPU is enough to begin with
+        if cause is WaitCause.CAPACITY:
+            return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
+        return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
+    match cause:
         case WaitCause.CAPACITY:
             return Reason(Code.CAPACITY, f"needs {gang} at once; free now: {free}")
         case WaitCause.FRAGMENTATION:
@@ -83,18 +85,3 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
             return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
         case WaitCause.ORDER:
             return Reason(Code.ORDER, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")
-
-
-def _waiting_for_any(cause: WaitCause, free: str) -> Reason:
-    """The reason of a job whose steps divide, for which one GPU is enough to begin with."""
-    if cause is WaitCause.CAPACITY:
-        return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
-    return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
-
-
-def _held(state: SchedulerState, row: int) -> str:
-    if row in state.on_hold:
-        return "is held back by its owner"
-    if state.pool.waits(row):
-        return "waits for a short trial on one GPU before it competes for its gang"
-    return f"is tried again later, after {counted(state.columns.failures[row], 'failed run')}"

@@ -11,7 +11,6 @@ It reads no clock and does no input or output: time comes with the events, and w
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from functools import partial
 from math import inf
 from typing import assert_never
 
@@ -25,31 +24,11 @@ from poise.scheduler.core.rank_driver import RankDriver
 from poise.scheduler.core.reasons import Reason, explain
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.core.state import SchedulerState
+from poise.scheduler.model import event as events
 from poise.scheduler.model.action import Abandon, Action, WakeAt
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import InvariantError
-from poise.scheduler.model.event import (
-    Attached,
-    Belated,
-    Cancelled,
-    Carried,
-    Colocated,
-    Computed,
-    Estimated,
-    Event,
-    Failed,
-    Finished,
-    Held,
-    NodeLost,
-    NodeReturned,
-    Progressed,
-    Released,
-    Revealed,
-    Stopped,
-    Submitted,
-    Synchronised,
-    Woke,
-)
+from poise.scheduler.model.event import Event
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.plan import Order, Planner, Policy, PreemptionRule, any_locality
@@ -149,46 +128,46 @@ class Scheduler:
 
     def _take(self, event: Event, now: float) -> None:  # noqa: C901 - one case per event
         match event:
-            case Finished():
+            case events.Finished():
                 self._finished(event, now)
-            case Submitted():
+            case events.Submitted():
                 if self.lifecycle.arrive(event, now) not in (SUSPENDED, ENDED):
                     self._pending = True
-            case Carried():
+            case events.Carried():
                 if self.lifecycle.carry_over(event, now) is not ENDED:
                     self._pending = True
-            case Woke():
+            case events.Woke():
                 self._wake = inf
-            case Belated():
+            case events.Belated():
                 self._is_late = True
-            case Stopped():
+            case events.Stopped():
                 self._stopped(event, now)
-            case Failed():
+            case events.Failed():
                 self._failed(event, now)
-            case Attached() | Computed() | Synchronised():
+            case events.Attached() | events.Computed() | events.Synchronised():
                 self._advanced(event, now)
-            case Cancelled() | Held() | Released():
+            case events.Cancelled() | events.Held() | events.Released():
                 self._commanded(event, now)
-            case Estimated() | Colocated() | Progressed() | Revealed():
+            case events.Estimated() | events.Colocated() | events.Progressed() | events.Revealed():
                 self._learn(event)
-            case NodeLost() | NodeReturned():
+            case events.NodeLost() | events.NodeReturned():
                 self._node_changed(event, now)
             case _:
                 assert_never(event)
 
-    def _learn(self, event: Estimated | Colocated | Progressed | Revealed) -> None:
+    def _learn(self, event: events.Estimated | events.Colocated | events.Progressed | events.Revealed) -> None:
         """Take in beliefs about speed, and losses; no decision is due.
 
         `Revealed` is the truth about a job. The journal keeps it for analysis; the core must not use it.
         """
-        if isinstance(event, Estimated):
+        if isinstance(event, events.Estimated):
             self.state.learn_speed(event.kind, self.policy.perceive(event.estimate))
-        elif isinstance(event, Colocated):
+        elif isinstance(event, events.Colocated):
             self.state.learn_pair(event)
-        elif isinstance(event, Progressed) and (row := self._running_row(event.job, event.epoch)) is not None:
+        elif isinstance(event, events.Progressed) and (row := self._running_row(event.job, event.epoch)) is not None:
             self.state.losses.setdefault(row, []).append((event.steps, event.loss))
 
-    def _finished(self, event: Finished, now: float) -> None:
+    def _finished(self, event: events.Finished, now: float) -> None:
         """End a job whose work is done, also if a run did it that was told to stop and had not left yet."""
         row = self._unended_row(event.job)
         if row is None:
@@ -197,7 +176,7 @@ class Scheduler:
         if is_current or self.state.stopping.has(row, event.epoch):
             self._end(row, now, Status.FINISHED)
 
-    def _failed(self, event: Failed, now: float) -> None:
+    def _failed(self, event: events.Failed, now: float) -> None:
         """Try a job again after a failed run, at once or later; or give it up."""
         row = self._running_row(event.job, event.epoch)
         if row is None:
@@ -223,7 +202,7 @@ class Scheduler:
         if row in state.active:
             self._driver.reported(row, now)
 
-    def _stopped(self, event: Stopped, now: float) -> None:
+    def _stopped(self, event: events.Stopped, now: float) -> None:
         """Take the progress of a run that left after it was told to; runs launched since then may be under way."""
         row = self._unended_row(event.job)
         if row is None:
@@ -237,41 +216,41 @@ class Scheduler:
         elif running and event.epoch == last:
             raise InvariantError(f"job {event.job!r} stopped by itself; that is a failure, or a lost node")
 
-    def _advanced(self, event: Attached | Computed | Synchronised, now: float) -> None:
+    def _advanced(self, event: events.Attached | events.Computed | events.Synchronised, now: float) -> None:
         """A run attached and can be preempted; or tasks are done; or a step is complete and the next one can begin."""
         row = self._running_row(event.job, event.epoch)
         if row is None:
             return
-        if isinstance(event, Attached):
+        if isinstance(event, events.Attached):
             self._spared_until = min(self._spared_until, self.lifecycle.attached(row, now))
             return
-        if isinstance(event, Computed):
+        if isinstance(event, events.Computed):
             self.lifecycle.computed(row, event.gpus, now)
         else:
             self._interrupt(row, now)
             self.state.columns.report(row, event.steps)
         self._pending = True
 
-    def _commanded(self, event: Cancelled | Held | Released, now: float) -> None:
+    def _commanded(self, event: events.Cancelled | events.Held | events.Released, now: float) -> None:
         """Do what the owner of a job wants; nothing if the job has ended or is as wanted."""
         row = self._unended_row(event.job)
         if row is None:
             return
         on_hold = row in self.state.on_hold
-        if isinstance(event, Cancelled):
+        if isinstance(event, events.Cancelled):
             self.state.reasons[row] = "cancelled by its owner"
             self._end(row, now, Status.CANCELLED)
-        elif isinstance(event, Released) and on_hold:
+        elif isinstance(event, events.Released) and on_hold:
             self.lifecycle.release(row, now)
-        elif isinstance(event, Held) and not on_hold:
+        elif isinstance(event, events.Held) and not on_hold:
             self.lifecycle.hold(row, now)
         self._pending = True
 
-    def _node_changed(self, event: NodeLost | NodeReturned, now: float) -> None:
+    def _node_changed(self, event: events.NodeLost | events.NodeReturned, now: float) -> None:
         """A decision is due even if nothing ran there: causes of waiting may differ, and plans count live GPUs."""
         state = self.state
         self._pending = True
-        if isinstance(event, NodeReturned):
+        if isinstance(event, events.NodeReturned):
             if not state.free.alive[event.node]:
                 state.free.restore(event.node)
                 state.free.take(state.pool.on(event.node))
@@ -313,7 +292,10 @@ class Scheduler:
         """Decide if something happened, or if the time has come; with cadence `rounds` only at the end of a round."""
         if self.settings.cadence is not Cadence.ROUNDS or self._at_boundary(now):
             happened = self._driver.refresh(now) or self._pending or self._is_half_done
-            if happened or self._driver.is_due(now) or self._has_drifted(now):
+            # At the end of a round the order may differ though nothing happened; that is looked at once per round.
+            may_look = self.settings.cadence is not Cadence.EVENTS and self._looked != now
+            drifted = may_look and self._at_boundary(now) and self._may_drift()
+            if happened or self._driver.is_due(now) or drifted:
                 self._looked = now
                 self._decide(now, PreemptionRule.BY_RANK, spares_unworked=not happened)
         elif self._pending and self.settings.backfill:
@@ -321,12 +303,6 @@ class Scheduler:
             self._is_half_done = True
         elif self._pending:
             self.state.clocks.classify(self.state.free, self.state.placement, now)
-
-    def _has_drifted(self, now: float) -> bool:
-        """Say whether this is the end of a round at which the order may differ though nothing happened; once per round."""
-        if self.settings.cadence is Cadence.EVENTS or self._looked == now:
-            return False
-        return self._at_boundary(now) and self._may_drift()
 
     def _may_drift(self) -> bool:
         return bool(self.state.waiting_shapes) and self._driver.drifts
@@ -344,13 +320,8 @@ class Scheduler:
         self.decisions += 1
         state = self.state
         for _ in range(MOST_PLANS):
-            draft = DecisionDraft(
-                state.free,
-                state.placement,
-                now=now,
-                protected=state.protected,
-                unworked=partial(self._unworked, now) if spares_unworked else None,
-            )
+            unworked = (lambda row: now < state.columns.repaid[row]) if spares_unworked else None
+            draft = DecisionDraft(state.free, state.placement, now=now, protected=state.protected, unworked=unworked)
             self._driver.decide(now, draft, allowed)
             self.lifecycle.apply(draft)
             self._spared_until = min(self._spared_until, draft.protected_until)
@@ -358,9 +329,6 @@ class Scheduler:
                 state.clocks.classify(state.free, state.placement, now)
                 return
         raise InvariantError(f"policy {self.policy.name!r} asked for more than {MOST_PLANS} plans at one time")
-
-    def _unworked(self, now: float, row: int) -> bool:
-        return now < self.state.columns.repaid[row]
 
     def _boundary_after(self, now: float) -> float:
         return next_round_end(self.state.origin or 0.0, now, self.settings.round)

@@ -191,6 +191,17 @@ class WorkloadBuilder:
             held = np.where(held >= self._types, held - self._types, held)
         column_type = np.arange(speed.shape[1]) % self._types
         speed[gang[:, None] > gpus[column_type]] = 0.0
+        part = None
+        if has_divisible:  # speed now ÷ that of the whole gang; 1 for jobs that wait, or whose column has no speed
+            whole = speed[np.arange(len(held)), held]
+            known = (held >= 0) & (whole > 0)
+            part = np.where(known, snapshot.floats(columns.rate) / np.where(known, whole, 1.0), 1.0)
+        places = np.full(len(snapshot.rows), -1)
+        for row, other in partner.items():
+            places[np.searchsorted(snapshot.rows, row)] = np.searchsorted(snapshot.rows, other)
+        kept = np.zeros(self._types)
+        for holding in snapshot.kept().values() if snapshot.pinned else ():
+            kept += self._topology.mix(holding)
         return Workload(
             now=snapshot.now,
             rows=snapshot.rows,
@@ -202,25 +213,18 @@ class WorkloadBuilder:
             tenant=snapshot.ints(columns.tenant),
             speed=speed,
             held=held,
-            partner=_places(snapshot.rows, partner),
+            partner=places,
             gpus=gpus,
             price=self._price,
             column_type=column_type,
             kind=kind,
             known_beside=self._known_beside(speed.shape[1]),
             divides=divides if has_divisible else None,
-            part=_part(snapshot, speed, held) if has_divisible else None,
+            part=part,
             tenant_weight=np.array(columns.tenant_weights),
             pinned=snapshot.among(snapshot.pinned) if snapshot.pinned else None,
-            free=gpus - self._kept(snapshot) if snapshot.pinned else None,
+            free=gpus - kept if snapshot.pinned else None,
         )
-
-    def _kept(self, snapshot: Snapshot) -> Floats:
-        """The number of GPUs of each type that pinned jobs hold."""
-        kept = np.zeros(self._types)
-        for holding in snapshot.kept().values():
-            kept += self._topology.mix(holding)
-        return kept
 
     def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
         """Shrink gangs of jobs whose steps divide where no type has enough live GPUs; changes `gang` and `speed`."""
@@ -235,21 +239,6 @@ def _by_column(estimate: Estimate) -> tuple[float, ...]:
     """Rates by type: packed, then spread."""
     packed = [row[Locality.PACKED] for row in estimate.rates]
     return (*packed, *[row[Locality.CLUSTER] for row in estimate.rates])
-
-
-def _part(snapshot: Snapshot, speed: Floats, held: Ints) -> Floats:
-    """Speed now ÷ speed of the whole gang on the column held; 1 for jobs that wait, or whose column has no speed."""
-    whole = speed[np.arange(len(held)), held]
-    known = (held >= 0) & (whole > 0)
-    return np.where(known, snapshot.floats(snapshot.columns.rate) / np.where(known, whole, 1.0), 1.0)
-
-
-def _places(rows: Ints, partner: dict[int, int]) -> Ints:
-    """The place of each job's partner among the rows; -1 if it has none."""
-    places = np.full(len(rows), -1)
-    for row, other in partner.items():
-        places[np.searchsorted(rows, row)] = np.searchsorted(rows, other)
-    return places
 
 
 ShapeKey = tuple[int, tuple[int, ...], Locality, Tasks | None]
@@ -290,19 +279,14 @@ class ClaimShapes:
         shape = self._known.get(key)
         if shape is None:
             gang, types, locality, tasks = key
-            wider = not self._could_be_granted(gang, types, locality)
-            shape = self._shape((gang, types, Locality(locality + 1), tasks)) if wider else self._make(*key)
-            self._known[key] = shape
+            could_be_granted = locality is Locality.CLUSTER
+            if not could_be_granted and self._placement is not count:  # placement `count` knows no distances
+                empty = self._empty()
+                could_be_granted = any(self._placement(empty, each, gang, locality) is not None for each in types)
+            wider = (gang, types, Locality(locality + 1), tasks)
+            shape = self._known[key] = self._make(*key) if could_be_granted else self._shape(wider)
         return shape
 
     def _make(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:
         self._made += 1
         return ClaimShape(self._made - 1, gang, types, locality, tasks)
-
-    def _could_be_granted(self, gang: int, types: tuple[int, ...], locality: Locality) -> bool:
-        """Say whether the empty cluster has room for such a claim; placement `count` knows no distances."""
-        if locality is Locality.CLUSTER:
-            return True
-        empty = self._empty()
-        fits = (self._placement(empty, gpu_type, gang, locality) is not None for gpu_type in types)
-        return self._placement is not count and any(fits)

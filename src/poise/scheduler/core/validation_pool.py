@@ -28,7 +28,8 @@ class ValidationPool:
             )
         self._type_of = topology.type_of
         self._seconds = seconds
-        self._free = list(_last_slots(topology, gpus))
+        every = (Slots(node, 1 << slot) for node, full in enumerate(topology.full) for slot in range(full.bit_count()))
+        self._free = [*every][::-1][:gpus]
         self.slots = tuple(self._free)
         self.reserved = [0] * len(topology.types)
         for slots in self.slots:
@@ -98,13 +99,3 @@ class ValidationPool:
     def next_change(self) -> float:
         """When the next trial is over."""
         return min(self._until.values(), default=inf)
-
-
-def _last_slots(topology: Topology, gpus: int) -> Iterator[Slots]:
-    """Single GPUs from the end of the cluster."""
-    for node in range(len(topology.full) - 1, -1, -1):
-        for slot in range(topology.full[node].bit_count() - 1, -1, -1):
-            if gpus == 0:
-                return
-            gpus -= 1
-            yield Slots(node, 1 << slot)

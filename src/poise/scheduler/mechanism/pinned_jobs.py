@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from poise.scheduler.model.arithmetic import Bools, Ints
+from poise.scheduler.model.arithmetic import Ints
 from poise.scheduler.model.workload import Allocation, Allocator, Pairs, Workload
 
 WHOLE = 1.0 - 1e-6
@@ -94,17 +94,14 @@ def shared_out(allocator: Allocator, workload: Workload, memory: Any) -> tuple[A
     rest, _ = allocator.allocate(workload.only(~workload.pinned, workload.free), memory)
     share = whole.share.copy()
     share[~workload.pinned] = rest.share
-    return replace(rest, share=share, pairs=_pairs(workload, workload.pinned, whole.pairs, rest.pairs)), after
-
-
-def _pairs(workload: Workload, pinned: Bools, whole: Pairs, rest: Pairs) -> Pairs:
-    """Pairs of the other jobs, and those of a pinned job and another one on the column that the pinned one holds."""
-    others = np.flatnonzero(~pinned)
-    host = np.where(pinned[whole.first], whole.first, whole.second)
-    hosted = (pinned[whole.first] != pinned[whole.second]) & (workload.held[host] == whole.column)
-    return Pairs(
-        np.append(others[rest.first], whole.first[hosted]),
-        np.append(others[rest.second], whole.second[hosted]),
-        np.append(rest.column, whole.column[hosted]),
-        np.append(rest.share, whole.share[hosted]),
+    # Pairs of the other jobs, and those of a pinned job and another one on the column that the pinned one holds.
+    others, is_pinned, all_pairs = np.flatnonzero(~workload.pinned), workload.pinned, whole.pairs
+    host = np.where(is_pinned[all_pairs.first], all_pairs.first, all_pairs.second)
+    hosted = (is_pinned[all_pairs.first] != is_pinned[all_pairs.second]) & (workload.held[host] == all_pairs.column)
+    pairs = Pairs(
+        np.append(others[rest.pairs.first], all_pairs.first[hosted]),
+        np.append(others[rest.pairs.second], all_pairs.second[hosted]),
+        np.append(rest.pairs.column, all_pairs.column[hosted]),
+        np.append(rest.pairs.share, all_pairs.share[hosted]),
     )
+    return replace(rest, share=share, pairs=pairs), after

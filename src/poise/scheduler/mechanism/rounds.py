@@ -187,8 +187,14 @@ class Rounds:
             fresh.sort(key=lambda job: (column[job] >= types, fills[job], -workload.gang[job]))
         else:
             fresh.sort()
+        claims = []
+        for job in fresh:
+            # Packed, if splitting costs speed and this is a share of packed time.
+            locality = Locality.PACKED if column[job] < types < workload.speed.shape[1] else Locality.CLUSTER
+            beside = int(workload.rows[served.partner[job]]) if paired[job] else None
+            claims.append(Claim(int(workload.rows[job]), locality, (int(column[job]) % types,), beside))
         return Plan(
-            tuple(_claim(workload, job, served) for job in fresh),
+            tuple(claims),
             Unfitting.SKIPPED,
             PreemptionRule.NEVER,
             # A claim may fail, so with claims the next round is looked at in any case.
@@ -222,8 +228,13 @@ class Rounds:
             able = able & ~np.array(served.is_served)
             for gpu_type in order:
                 fits = able & (workload.gang <= left[gpu_type])
-                if fits.any():
-                    served.take(_fillers(accounts, workload, gpu_type, fits), gangs, left[gpu_type])
+                if fits.any():  # by what they are owed there, then by submission
+                    columns = np.flatnonzero(workload.column_type == gpu_type)
+                    job, place = np.nonzero(fits[:, None] & (workload.speed[:, columns] > 0))
+                    where = columns[place]
+                    by_debt = np.lexsort((where, job, -accounts.owed[job, where]))
+                    units = [(job, -1, at) for job, at in zip(job[by_debt].tolist(), where[by_debt].tolist(), strict=True)]
+                    served.take(units, gangs, left[gpu_type])
         return served
 
     def _fills(self, accounts: ShareAccounts, served: RoundSelection) -> NDArray[np.bool_]:
@@ -248,13 +259,11 @@ class Rounds:
         partners: there every round is looked at. So it is while shares are stale, because new ones are due.
         """
         if accounts.is_stale and (served.column < 0).all():  # no job has a share, and there are no new ones before then
-            return next_round_end(
-                accounts.origin, max(workload.now, accounts.computed + self.recompute - self.round), self.round
-            )
+            due = max(workload.now, accounts.computed + self.recompute - self.round)
+            return next_round_end(accounts.origin, due, self.round)
         wait = 0.0
         if not (accounts.is_stale or accounts.allocation.awareness is Awareness.BLIND or len(accounts.pairs.share)):
-            ties = (self._first_tie(accounts, workload, served, counted, place) for place in range(workload.types))
-            wait = min(ties)
+            wait = min(self._first_tie(accounts, workload, served, counted, place) for place in range(workload.types))
         is_steady = not accounts.is_stale and not (served.column < 0).any()
         if is_steady:
             is_whole = accounts.share[np.arange(workload.jobs), served.column] >= WHOLE
@@ -314,7 +323,15 @@ class Rounds:
             order = _shares_first(accounts, workload, order, priority[order], idle)
         if self.hopeless is HopelessClaims.LEAVE_OUT:
             order = order[_may_get(workload, order, idle)]
-        return _claims_anywhere(workload, order, priority[order])
+        # On any type: first those where a job is furthest behind its share, then those where it is fastest.
+        shape = (len(order), -1, workload.types)
+        speed = workload.speed[order].reshape(shape).max(axis=1)
+        wanted = priority[order].reshape(shape).max(axis=1)
+        fastest = np.argsort(-speed, axis=1, kind="stable")
+        by_want = np.argsort(-np.take_along_axis(wanted, fastest, axis=1), axis=1, kind="stable")
+        types = np.take_along_axis(fastest, by_want, axis=1).tolist()  # the core leaves out those where it does not run
+        rows = workload.rows[order].tolist()
+        return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
 
 
 def _shares_first(accounts: ShareAccounts, workload: Workload, jobs: Ints, priority: Floats, idle: tuple[int, ...]) -> Ints:
@@ -367,27 +384,6 @@ def _may_get(workload: Workload, jobs: Ints, idle: tuple[int, ...]) -> NDArray[n
     return reaches if workload.divides is None else reaches | workload.divides[jobs]
 
 
-def _claim(workload: Workload, job: int, served: RoundSelection) -> Claim:
-    """A claim on the type where the job is served; packed, if splitting costs speed and this is a share of packed time."""
-    types, column = workload.types, int(served.column[job])
-    insists = column < types < workload.speed.shape[1]
-    beside = int(workload.rows[served.partner[job]]) if served.partner[job] >= 0 else None
-    locality = Locality.PACKED if insists else Locality.CLUSTER
-    return Claim(int(workload.rows[job]), locality, (column % types,), beside)
-
-
-def _claims_anywhere(workload: Workload, jobs: Ints, priority: Floats) -> tuple[Claim, ...]:
-    """Claims on any type: first those where a job is furthest behind its share, then those where it is fastest."""
-    shape = (len(jobs), -1, workload.types)
-    speed = workload.speed[jobs].reshape(shape).max(axis=1)
-    wanted = priority.reshape(shape).max(axis=1)
-    fastest = np.argsort(-speed, axis=1, kind="stable")
-    order = np.argsort(-np.take_along_axis(wanted, fastest, axis=1), axis=1, kind="stable")
-    types = np.take_along_axis(fastest, order, axis=1).tolist()  # those where it does not run are the core's to leave out
-    rows = workload.rows[jobs].tolist()
-    return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
-
-
 def _queue(
     accounts: ShareAccounts, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]
 ) -> list[Unit]:
@@ -408,18 +404,7 @@ def _queue(
     return list(zip(*chosen.tolist(), strict=True))
 
 
-def _fillers(accounts: ShareAccounts, workload: Workload, gpu_type: int, able: NDArray[np.bool_]) -> list[Unit]:
-    """Units that fill up a type, in order: by what they are owed there, then by submission."""
-    columns = np.flatnonzero(workload.column_type == gpu_type)
-    job, place = np.nonzero(able[:, None] & (workload.speed[:, columns] > 0))
-    where = columns[place]
-    order = np.lexsort((where, job, -accounts.owed[job, where]))
-    return [(job, -1, column) for job, column in zip(job[order].tolist(), where[order].tolist(), strict=True)]
-
-
 def shuffled(things: tuple[int, ...], stream: int, index: int) -> tuple[int, ...]:
     """The things in an order that is drawn, always the same for a stream and an index."""
-    start = (stream << 32) + index
-    return tuple(
-        pseudo_random.shuffled(things, lambda last: pseudo_random.mixed(start + pseudo_random.STEP * (len(things) - last)))
-    )
+    start, step = (stream << 32) + index, pseudo_random.STEP
+    return tuple(pseudo_random.shuffled(things, lambda last: pseudo_random.mixed(start + step * (len(things) - last))))

@@ -109,7 +109,11 @@ class ShareAccounts:
             owed = np.clip(owed, -MOST_AHEAD * parameters.round, MOST_BEHIND * parameters.round)
             # Priority grows with the debt without end, so that the smallest share has its turn.
             begun = np.where(owed > 0, begun / (1.0 + np.maximum(owed, 0.0) / parameters.credit), begun - owed)
-        pairs = allocation.pairs
+        # Types by the mean of how fast jobs are on them, relative to where they are fastest.
+        packed = workload.speed[:, : workload.types]
+        fastest = packed.max(axis=1, initial=0.0)
+        able = fastest > 0
+        mean = (packed[able] / fastest[able, None]).mean(axis=0) if able.any() else np.zeros(workload.types)
         return replace(
             self,
             covered=np.ones(workload.jobs, dtype=bool),
@@ -117,9 +121,9 @@ class ShareAccounts:
             received=begun,
             begun=begun,
             owed=owed,
-            pairs=pairs,
-            pairs_received=np.full(len(pairs.share), parameters.credit),
-            order=_fastest_first(workload),
+            pairs=allocation.pairs,
+            pairs_received=np.full(len(allocation.pairs.share), parameters.credit),
+            order=tuple(np.argsort(-mean, kind="stable").tolist()),
             allocation=allocation,
             computed=workload.now,
             gpus=workload.gpus,
@@ -233,12 +237,3 @@ def _pairs_aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts
         pairs=Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept]),
         pairs_received=accounts.pairs_received[kept],
     )
-
-
-def _fastest_first(workload: Workload) -> tuple[int, ...]:
-    """Types by the mean of how fast jobs are on them, relative to where they are fastest."""
-    packed = workload.speed[:, : workload.types]
-    fastest = packed.max(axis=1, initial=0.0)
-    able = fastest > 0
-    mean = (packed[able] / fastest[able, None]).mean(axis=0) if able.any() else np.zeros(workload.types)
-    return tuple(np.argsort(-mean, kind="stable").tolist())

@@ -225,23 +225,6 @@ class Woke:
 
 
 Event = (
-    Estimated
-    | Colocated
-    | Submitted
-    | Revealed
-    | Carried
-    | Attached
-    | Finished
-    | Failed
-    | Stopped
-    | Computed
-    | Synchronised
-    | Progressed
-    | Cancelled
-    | Held
-    | Released
-    | NodeLost
-    | NodeReturned
-    | Belated
-    | Woke
-)
+    Estimated | Colocated | Submitted | Revealed | Carried | Attached | Finished | Failed | Stopped | Computed | Synchronised
+    | Progressed | Cancelled | Held | Released | NodeLost | NodeReturned | Belated | Woke
+)  # fmt: skip

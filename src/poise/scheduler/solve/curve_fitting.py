@@ -44,21 +44,17 @@ def nonnegative(design: Floats, target: Floats) -> Floats:
     best, least = np.zeros(variables), dot(target, target)
     for size in range(1, variables + 1):
         for chosen in combinations(range(variables), size):
-            found = _least_squares(design[:, chosen], target)
+            length = np.sqrt((design[:, chosen] ** 2).sum(axis=0))
+            scale = np.where(length > 0, length, 1.0)
+            scaled = design[:, chosen] / scale
+            found = solved(np.einsum("ij,ik->jk", scaled, scaled), times(scaled.T, target)[:, None])[:, 0] / scale
+            if not np.isfinite(found).all():
+                continue  # columns are dependent: fewer of them do as well
             missed = target - times(design[:, chosen], found)
             if (found >= 0).all() and dot(missed, missed) < least:
                 best, least = np.zeros(variables), dot(missed, missed)
                 best[list(chosen)] = found
     return best
-
-
-def _least_squares(design: Floats, target: Floats) -> Floats:
-    """The x that minimises |design·x − target|; nan if columns are dependent, because fewer of them do as well."""
-    length = np.sqrt((design**2).sum(axis=0))
-    scale = np.where(length > 0, length, 1.0)
-    scaled = design / scale
-    found = solved(np.einsum("ij,ik->jk", scaled, scaled), times(scaled.T, target)[:, None])[:, 0]
-    return found / scale if np.isfinite(found).all() else np.full_like(found, np.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +92,17 @@ def convergence(steps: Sequence[float], losses: Sequence[float]) -> Convergence 
     if len(loss) < FEWEST_POINTS or not (np.isfinite(loss).all() and loss.max() > loss.min() >= 0):
         return None
     reach, scale = max(float(k.max()), 1.0), float(loss.max())
-    b0, b1, b2 = _best_floor(k / reach, loss / scale)
-    return Convergence(b0 / reach / scale, b1 / scale, b2 * scale, scale)
+    k, loss = k / reach, loss / scale
+    # A grid of b2 below the least loss, then finer ones around the best. It is even in the logarithm of the distance from
+    # the least loss, because a nearly flat curve is close to its b2.
+    low, high = log(NEAREST), 0.0
+    for _ in range(ZOOMS):
+        grid = np.linspace(low, high, GRID)
+        floors = np.array([max(-expm1(each), 0.0) for each in grid.tolist()]) * loss.min()
+        b0, b1, missed = _lines(k, loss, floors)
+        best = int(missed.argmin())
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, GRID - 1)])
+    return Convergence(float(b0[best]) / reach / scale, float(b1[best]) / scale, float(floors[best]) * scale, scale)
 
 
 def without_spikes(values: Floats) -> Floats:
@@ -110,21 +115,6 @@ def without_spikes(values: Floats) -> Floats:
         if abs(value - middle) <= SPIKE * float(np.median(np.abs(near - middle))):
             kept.append(index)
     return np.array(kept, dtype=np.int64)
-
-
-def _best_floor(k: Floats, loss: Floats) -> tuple[float, float, float]:
-    """(b0, b1, b2) for steps and losses of at most 1: a grid of b2 below the least loss, then finer ones around the best.
-
-    The grid is even in the logarithm of the distance from the least loss, because a nearly flat curve is close to its b2.
-    """
-    low, high = log(NEAREST), 0.0
-    for _ in range(ZOOMS):
-        grid = np.linspace(low, high, GRID)
-        floors = np.array([max(-expm1(each), 0.0) for each in grid.tolist()]) * loss.min()
-        b0, b1, missed = _lines(k, loss, floors)
-        best = int(missed.argmin())
-        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, GRID - 1)])
-    return float(b0[best]), float(b1[best]), float(floors[best])
 
 
 def _lines(k: Floats, loss: Floats, floors: Floats) -> tuple[Floats, Floats, Floats]:

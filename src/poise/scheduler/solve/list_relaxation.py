@@ -116,7 +116,16 @@ class _Parts:
 
 def relax(chains: Sequence[Chain], machines: int, chunks: int = CHUNKS) -> Relaxation:
     """Middles and bound. O(parts log parts) per turn; the same chains give the same answer, bit for bit."""
-    _check(chains, machines)
+    if machines < 1:
+        raise RequestError("there are no GPUs to plan for")
+    for chain in chains:
+        if chain.tasks < 1 or not 1 <= chain.first <= chain.tasks:
+            left = f"a round of {chain.tasks} tasks, {chain.first} of them left"
+            raise RequestError(f"{chain.name}: {left}; at least 1 is needed")
+        if chain.rounds < 1:
+            raise RequestError(f"{chain.name}: {chain.rounds} rounds are left; at least 1 is needed")
+        if not (chain.seconds > 0 and chain.sync >= 0 and chain.weight > 0):
+            raise RequestError(f"{chain.name}: seconds and weight must be positive, and synchronisation not negative")
     if not chains:
         return Relaxation((), (), 0.0, 0.0)
     origin = min(chain.release for chain in chains)
@@ -132,20 +141,6 @@ def relax(chains: Sequence[Chain], machines: int, chunks: int = CHUNKS) -> Relax
         bound=least + unit * bound,
         value=least + sum(chain.weight * each for chain, each in zip(chains, late, strict=True)),
     )
-
-
-def _check(chains: Sequence[Chain], machines: int) -> None:
-    if machines < 1:
-        raise RequestError("there are no GPUs to plan for")
-    for chain in chains:
-        if chain.tasks < 1 or not 1 <= chain.first <= chain.tasks:
-            raise RequestError(
-                f"{chain.name}: a round of {chain.tasks} tasks, {chain.first} of them left; at least 1 is needed"
-            )
-        if chain.rounds < 1:
-            raise RequestError(f"{chain.name}: {chain.rounds} rounds are left; at least 1 is needed")
-        if not (chain.seconds > 0 and chain.sync >= 0 and chain.weight > 0):
-            raise RequestError(f"{chain.name}: seconds and weight must be positive, and synchronisation not negative")
 
 
 def _parts(chains: Sequence[Chain], origin: float, unit: float, machines: int, chunks: int) -> _Parts:
@@ -185,7 +180,11 @@ def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
     score, mean = np.zeros(len(parts.chain)), np.zeros(len(parts.chain))
     delays, bound, low = np.zeros(len(parts.start)), 0.0, 0.0
     for turn in range(1, TURNS + 1):
-        prices = _prices(parts, score)
+        # Each chain's weight distributed over its parts by their scores, and over not being late at all, whose score is 0.
+        most = np.maximum(0.0, np.maximum.reduceat(score, parts.start))
+        odds = exp(score - most[parts.chain])
+        total = exp(-most) + np.add.reduceat(odds, parts.start)
+        prices = odds * (parts.gentle / total)[parts.chain]
         late = _answer(parts, prices) - parts.middle
         score += PACE / sqrt(turn) * late
         mean += (late - mean) * (2.0 / (turn + 1))  # later turns count for more
@@ -197,15 +196,6 @@ def _play(parts: _Parts, least: float) -> tuple[Floats, float]:
             if float((parts.gentle * delays).sum()) - low <= GAP * (least + low):
                 break
     return delays, max(bound, low)
-
-
-def _prices(parts: _Parts, score: Floats) -> Floats:
-    """Each chain's weight distributed over its parts by their scores, and over not being late at all, whose score is 0."""
-    most = np.maximum(0.0, np.maximum.reduceat(score, parts.start))
-    odds = exp(score - most[parts.chain])
-    total = exp(-most) + np.add.reduceat(odds, parts.start)
-    prices: Floats = odds * (parts.gentle / total)[parts.chain]
-    return prices
 
 
 def _answer(parts: _Parts, prices: Floats) -> Floats:

@@ -72,24 +72,20 @@ def share_out(
         if request.title is Ownership.OWN and request.has is not None:
             for kind, gpus in enumerate(request.has):
                 left[kind] += gpus
-        if request.tasks is None or request.single:
-            mix = _singles(request, left) if request.single else _gang(request, left)
+        if request.single:
+            need, taken = request.single, [0] * len(left)
+            for kind in request.types:
+                taken[kind] = min(left[kind], need)
+                need -= taken[kind]
+            mix = tuple(taken) if need < request.single else None
         else:
-            mix = _division(request.tasks, request.has, left, supply)
+            mix = _gang(request, left) if request.tasks is None else _division(request.tasks, request.has, left, supply)
         if mix is not None:
             for kind, gpus in enumerate(mix):
                 left[kind] -= gpus
         yield request, mix
         if not any(left):
             return
-
-
-def _singles(request: ShareRequest, left: Sequence[int]) -> Mix | None:
-    mix, need = [0] * len(left), request.single
-    for kind in request.types:
-        mix[kind] = min(left[kind], need)
-        need -= mix[kind]
-    return tuple(mix) if need < request.single else None
 
 
 def _gang(request: ShareRequest, left: Sequence[int]) -> Mix | None:

@@ -18,7 +18,7 @@ precedence over estimates.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from itertools import combinations_with_replacement, compress, product
 from typing import Any, NamedTuple
@@ -65,20 +65,15 @@ class Profile:
     seed: int = 0
 
 
-class _Range(NamedTuple):
-    read: type[int] | type[float]
-    least: float
-    most: float
-
-
-_KEYS = {
-    "types": _Range(int, 1, 1e6),
-    "pairs": _Range(float, 0, 1),
-    "references": _Range(int, 1, 1e6),
-    "rank": _Range(int, 0, 100),
-    "regulariser": _Range(float, 1e-9, 1e9),
-    "seed": _Range(int, 0, 1e15),
+_KEYS: dict[str, tuple[type[int] | type[float], float, float]] = {
+    "types": (int, 1, 1e6),
+    "pairs": (float, 0, 1),
+    "references": (int, 1, 1e6),
+    "rank": (int, 0, 100),
+    "regulariser": (float, 1e-9, 1e9),
+    "seed": (int, 0, 1e15),
 }
+"""By parameter: how it is read, its least and its greatest value."""
 
 
 def parse_profile(spec: str) -> Profile:
@@ -92,24 +87,19 @@ def parse_profile(spec: str) -> Profile:
     if head != PROFILED or len({*keys}) < len(keys) or not {*keys} <= _KEYS.keys():
         known = ", ".join(field.name for field in fields(Profile))
         raise ThroughputError(f"estimate {shown(spec)}: expected {PROFILED}:KEY=VALUE,... with each key once, of {known}")
-    chosen: dict[str, Any] = {key: _value(spec, key, text) for key, _, text in parts}
-    return replace(Profile(), **chosen)
-
-
-def _value(spec: str, key: str, text: str) -> int | float | None:
-    read, least, most = _KEYS[key]
-    if text == _ALL and key in ("types", "references"):
-        return None
-    try:
-        number = math.nan if "_" in text else read(text)
-    except ValueError:
-        number = math.nan
-    if not least <= number <= most:
-        kind = "a whole number" if read is int else "a number"
-        raise ThroughputError(
-            f"estimate {shown(spec)}: {key}: expected {kind} from {least:g} to {most:g}, got {shown(text)}"
-        )
-    return number
+    chosen: dict[str, Any] = {}
+    for key, _, text in parts:
+        read, least, most = _KEYS[key]
+        try:
+            chosen[key] = math.nan if "_" in text else read(text)
+        except ValueError:
+            chosen[key] = math.nan
+        if text == _ALL and key in ("types", "references"):
+            chosen[key] = None
+        elif not least <= chosen[key] <= most:
+            expected = f"{'a whole number' if read is int else 'a number'} from {least:g} to {most:g}"
+            raise ThroughputError(f"estimate {shown(spec)}: {key}: expected {expected}, got {shown(text)}")
+    return Profile(**chosen)
 
 
 def references_of(jobs: Sequence[JobClass], profile: Profile, name: str) -> dict[JobClass, tuple[JobClass, ...]]:
@@ -205,7 +195,11 @@ def estimated(table: Throughputs, profile: Profile) -> tuple[Throughputs, Report
     """
     shares = _shares(table)
     references = references_of(tuple(table.alone()), profile, table.name)
-    own = {job: _profiled(job, table.alone()[job], profile) for job in references}
+    own: dict[JobClass, _Alone] = {}
+    for job in references:
+        truth = table.alone()[job]
+        fastest = {gpu_type: max(map(max, counts.values())) for gpu_type, counts in truth.items()}
+        own[job] = {gpu_type: truth[gpu_type] for gpu_type in profiled_types(job, fastest, profile)}
     met = {each for job in references for each in _met(shares, job, references[job], own[job], profile)}
     known = _Known(table, shares, references, own, met, profile)
     rows = {job: _as_asked(known.alone(job), truth) if job in own else truth for job, truth in table.alone().items()}
@@ -336,12 +330,6 @@ class _Known:
         return self.shares.get((job, other, gpu_type, gpus), math.nan)
 
 
-def _profiled(job: JobClass, truth: _Alone, profile: Profile) -> _Alone:
-    """The speeds alone that the profile of a newcomer shows."""
-    fastest = {gpu_type: max(map(max, counts.values())) for gpu_type, counts in truth.items()}
-    return {gpu_type: truth[gpu_type] for gpu_type in profiled_types(job, fastest, profile)}
-
-
 def _met(
     shares: Iterable[Pair], job: JobClass, references: Collection[JobClass], types: Collection[str], profile: Profile
 ) -> Iterator[Pair]:
@@ -384,7 +372,13 @@ def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profil
     found: dict[str, dict[int, dict[Locality, float]]] = {}
     for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
         found.setdefault(gpu_type, {}).setdefault(gpus, {})[level] = rate
-    return {on: {gpus: _row(levels) for gpus, levels in counts.items()} for on, counts in found.items()}
+    speeds: dict[str, dict[int, Row]] = {gpu_type: {} for gpu_type in found}
+    for gpu_type, counts in found.items():
+        for gpus, levels in counts.items():  # an estimate never makes a gang faster for being spread
+            packed = levels.get(Locality.PACKED, max(levels.values()))
+            rack = min(packed, levels.get(Locality.RACK, packed))
+            speeds[gpu_type][gpus] = packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
+    return speeds
 
 
 def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -399,27 +393,16 @@ def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.boo
         columns = wider
 
 
-def _row(levels: Mapping[Locality, float]) -> Row:
-    """All localities from those estimated; an estimate never makes a gang faster for being spread."""
-    packed = levels.get(Locality.PACKED, max(levels.values()))
-    rack = min(packed, levels.get(Locality.RACK, packed))
-    return packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
-
-
 def _as_asked(believed: _Alone, truth: _Alone) -> _Alone:
     """The believed speeds that the truth has too; that something does not run is known."""
-
-    def rows(gpu_type: str, counts: Mapping[int, Row]) -> Iterator[tuple[int, Row]]:
+    asked: dict[str, dict[int, Row]] = {}
+    for gpu_type, counts in truth.items():
         for gpus, true in counts.items():
-            row = believed.get(gpu_type, {}).get(gpus)
+            row = believed.get(gpu_type, {}).get(gpus, true if max(true) == 0 else None)
             if row is not None:
                 packed, rack, cluster = (rate if runs > 0 else 0.0 for rate, runs in zip(row, true, strict=True))
-                yield gpus, (packed, rack, cluster)
-            elif max(true) == 0:
-                yield gpus, true
-
-    asked = {gpu_type: dict(rows(gpu_type, counts)) for gpu_type, counts in truth.items()}
-    return {gpu_type: counts for gpu_type, counts in asked.items() if counts}
+                asked.setdefault(gpu_type, {})[gpus] = packed, rack, cluster
+    return asked
 
 
 def _at_counts(believed: _Alone, measured: _Alone) -> _Alone:
@@ -443,29 +426,7 @@ def _report(
     table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone], pairs: Mapping[Pair, _Rates]
 ) -> Report:
     """Compare these estimates of pairs, and those of speeds alone where newcomers were not profiled, with the truth."""
-    spelled = dict(zip(table.alone(), table.classes(), strict=True))
-    alone, left_out = _errors_alone(table, believed, own)
-    together = [error for pair, rates in pairs.items() for error in _errors_together(table, believed, pair, rates)]
-    misfits = sum((min(table.together()[pair]) > 0) != (min(rates) > 0) for pair, rates in pairs.items())
-    newcomers = tuple(spelled[job] for job in own)
-    wrong = misfits / max(len(pairs), 1)
-    return Report(newcomers, EstimateError.of(alone), EstimateError.of(together), wrong, left_out)
-
-
-def _errors_together(table: Throughputs, believed: Throughputs, pair: Pair, rates: _Rates) -> Iterator[float]:
-    """The errors for both jobs of a pair that fits, or is estimated to."""
-    one, other, gpu_type, gpus = pair
-    if max(*rates, *table.together()[pair]) == 0:
-        return
-    for job, rate, true in zip((one, other), rates, table.together()[pair], strict=True):
-        alone, truth = (each.row(*job, gpu_type, gpus)[Locality.PACKED] for each in (believed, table))
-        if alone > 0 and truth > 0:
-            yield abs(rate / alone - min(true / truth, 1.0))
-
-
-def _errors_alone(table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone]) -> tuple[list[float], int]:
-    """Relative errors of the speeds that were estimated, and the number of those that could not be."""
-    errors: list[float] = []
+    alone: list[float] = []
     left_out = 0
     for job, (gpu_type, gpus, level) in product(own, _columns(table)):
         true = table.alone()[job].get(gpu_type, {}).get(gpus, CANNOT_RUN)[level]
@@ -475,5 +436,17 @@ def _errors_alone(table: Throughputs, believed: Throughputs, own: Mapping[JobCla
         if row is None:
             left_out += 1
         else:
-            errors.append(abs(row[level] / true - 1))
-    return errors, left_out
+            alone.append(abs(row[level] / true - 1))
+    together: list[float] = []
+    misfits = 0
+    for pair, rates in pairs.items():
+        truth, gpu_type, gpus = table.together()[pair], *pair[2:]
+        misfits += (min(truth) > 0) != (min(rates) > 0)
+        for job, rate, true in zip(pair[:2], rates, truth, strict=True) if max(*rates, *truth) > 0 else ():
+            mine, its = (each.row(*job, gpu_type, gpus)[Locality.PACKED] for each in (believed, table))
+            if mine > 0 and its > 0:
+                together.append(abs(rate / mine - min(true / its, 1.0)))
+    spelled = dict(zip(table.alone(), table.classes(), strict=True))
+    newcomers = tuple(spelled[job] for job in own)
+    wrong = misfits / max(len(pairs), 1)
+    return Report(newcomers, EstimateError.of(alone), EstimateError.of(together), wrong, left_out)

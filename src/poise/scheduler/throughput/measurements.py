@@ -146,7 +146,11 @@ class Throughputs:
         """`rate` at every locality."""
         job = self._find(model, batch_size)
         counts = {} if job is None else self._rows[job].get(gpu_type.lower(), {})
-        return _at(counts, gpus) if counts else CANNOT_RUN
+        if gpus in counts or not counts:
+            return counts.get(gpus, CANNOT_RUN)
+        measured = max((count for count in counts if count < gpus), default=min(counts))
+        packed, rack, cluster = (rate * gpus / measured for rate in counts[measured])
+        return (packed, packed, packed) if gpus == 1 else (packed, rack, cluster)
 
     def pair(self, first: JobClass, second: JobClass, gpu_type: str, gpus: int) -> tuple[float, float] | None:
         """Steps per second of both while they hold the same GPUs, packed; 0 if they do not fit, None if not measured.
@@ -190,10 +194,7 @@ class Throughputs:
     def flat(self) -> Self:
         """The same table without effects of locality: every level is as fast as packed."""
         rows = {
-            job: {
-                gpu_type: {gpus: (row[0], row[0], row[0]) for gpus, row in counts.items()}
-                for gpu_type, counts in types.items()
-            }
+            job: {on: {gpus: (row[0], row[0], row[0]) for gpus, row in counts.items()} for on, counts in types.items()}
             for job, types in self._rows.items()
         }
         return replace(self, _rows=rows)
@@ -243,15 +244,6 @@ def _filled(given: Mapping[Locality, float], gpus: int) -> Row:
 
     wider = Locality.PACKED if gpus == 1 else Locality.CLUSTER
     return at(Locality.PACKED), at(min(Locality.RACK, wider)), at(wider)
-
-
-def _at(counts: Mapping[int, Row], gpus: int) -> Row:
-    """The row for this many GPUs, from the nearest smaller count measured, else from the nearest larger one."""
-    if gpus in counts:
-        return counts[gpus]
-    measured = max((count for count in counts if count < gpus), default=min(counts))
-    packed, rack, cluster = (rate * gpus / measured for rate in counts[measured])
-    return (packed, packed, packed) if gpus == 1 else (packed, rack, cluster)
 
 
 def _of_one_gpu(types: Mapping[str, Mapping[int, Row]], gpu_type: str) -> float:

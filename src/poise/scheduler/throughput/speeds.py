@@ -85,16 +85,17 @@ class Speeds:
 
     def _estimated(self, job: Job) -> Estimate:
         skew = None if job.model is None else self._table.skew(job.model)
-        rates = self._rates(job, job.gpus)
+        rates, tasks = self._rates(job, job.gpus), None
         if job.micro_batches is not None:
             tasks = self._tasks(job, job.micro_batches, rates)
             # Every number of GPUs of one type that makes a round shorter is worth having.
             numbers = [gpus for gpus in _worthwhile(tasks.count, self._most_of_use(rates)) if gpus != tasks.gang]
             others = tuple((gpus, _of_one_type(tasks, gpus)) for gpus in numbers)
-            return Estimate(_of_one_type(tasks, tasks.gang), skew, others, tasks)
-        least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
-        numbers = [gpus for gpus in range(least, most + 1) if gpus != job.gpus]
-        return Estimate(rates, skew, tuple((gpus, self._rates(job, gpus)) for gpus in numbers))
+            rates = _of_one_type(tasks, tasks.gang)
+        else:
+            least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
+            others = tuple((gpus, self._rates(job, gpus)) for gpus in range(least, most + 1) if gpus != job.gpus)
+        return Estimate(rates, skew, others, tasks)
 
     def pair(self, one: Job, other: Job) -> tuple[tuple[float, float], ...]:
         """Steps per second of two jobs of equal gang on the same GPUs, by type of the cluster; 0 where nothing is known.
@@ -191,18 +192,15 @@ class Speeds:
         if self.knows(job):
             rates = tuple(self._measured(with_them, name) if name in allowed else CANNOT_RUN for name in self._types)
         else:
-            scale = gpus / job.gpus
-            rates = tuple(self._stated_by_owner(job, name, scale) if name in allowed else CANNOT_RUN for name in self._types)
+            # The same at any distance, and proportional to the number of GPUs.
+            own = _own_rate(self._table, job) * (gpus / job.gpus)
+            relative = (self._relative[name] if name in allowed else None for name in self._types)
+            rates = tuple(_scaled((own, own, own), factor) for factor in relative)
         if self._is_timed(job):
             # Work is stated in seconds: on the reference type the rate must be 1 to the last bit, not d·r ÷ r.
             second = self._unit(job)  # a model that runs nowhere has no rates to divide
             rates = tuple((packed / second, rack / second, cluster / second) for packed, rack, cluster in rates)
         return rates
-
-    def _stated_by_owner(self, job: Job, gpu_type: str, scale: float) -> Row:
-        """Rates of a job that the table does not know: the same at any distance, and proportional to the number of GPUs."""
-        own = _own_rate(self._table, job) * scale
-        return _scaled((own, own, own), self._relative[gpu_type])
 
     def _measured(self, job: Job, gpu_type: str) -> Row:
         """Rates of a job that the table knows."""

@@ -235,13 +235,6 @@ def shipped() -> Throughputs:
 
 def read_throughputs(path: str | Path) -> Throughputs:
     """Read a table from a file of ours or of Gavel's. Raises ThroughputError for anything else."""
-    text = _text(path)
-    if text.lstrip().startswith("{"):
-        return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
-    return _parse(text, str(path), Path(path).name)
-
-
-def _text(path: str | Path) -> str:
     try:
         with Path(path).open("rb") as source:
             raw = source.read(MOST_BYTES + 1)
@@ -251,12 +244,13 @@ def _text(path: str | Path) -> str:
     if len(raw) > MOST_BYTES:
         raise ThroughputError(f"{path}: expected a throughput table of at most {MOST_BYTES >> 20} MB, got more")
     try:
-        return raw.decode("utf-8-sig")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ThroughputError(
-            f"{Where(str(path), line)}: expected UTF-8 text, got the byte 0x{raw[error.start]:02x}"
-        ) from None
+        where = Where(str(path), raw.count(b"\n", 0, error.start) + 1)
+        raise ThroughputError(f"{where}: expected UTF-8 text, got the byte 0x{raw[error.start]:02x}") from None
+    if text.lstrip().startswith("{"):
+        return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
+    return _parse(text, str(path), Path(path).name)
 
 
 def _parse(text: str, file: str, name: str) -> Throughputs:
