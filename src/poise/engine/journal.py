@@ -14,7 +14,7 @@ and actions; versions, how earlier ones are migrated and how much of later ones 
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from math import inf
@@ -204,17 +204,12 @@ def _flag(value: Any) -> bool:  # noqa: ANN401
     return value
 
 
-def _slots(value: list[int]) -> Slots:
-    node, mask = value
-    return Slots(_index(node), _index(mask))
-
-
 _READERS: dict[Any, Callable[[Any], Any]] = {
     str: _text,
     int: _whole,
     float: _number,
     bool: _flag,
-    Slots: _slots,
+    Slots: lambda value: Slots(*map(_index, value)),
     Waited: lambda value: Waited(*map(_number, value)),
     Job: lambda value: _job(value),
     Estimate: lambda value: _estimate(*value),
@@ -374,15 +369,9 @@ def migrate_job(version: int, document: Document) -> Document:
     return document
 
 
-def _newer_header(document: Document) -> Header:
-    """The header of a later version, without settings that are not known here."""
-    known = {each.name for each in fields(Settings)}
-    return _header(document | {"settings": {name: each for name, each in document["settings"].items() if name in known}})
-
-
-def _known_keys(value: Any) -> Any:  # noqa: ANN401
-    """A job without fields that are not known here; anything else as it is."""
-    return {name: each for name, each in value.items() if name in _JOB_DEFAULTS} if isinstance(value, dict) else value
+def _known(document: Document, names: Container[str]) -> Document:
+    """A job, or settings, of a later version without the fields that are not known here."""
+    return {name: each for name, each in document.items() if name in names}
 
 
 def _newer_entry(document: Document, last: float) -> tuple[JournalEntry, int]:
@@ -390,7 +379,7 @@ def _newer_entry(document: Document, last: float) -> tuple[JournalEntry, int]:
 
     def known(kinds: dict[str, Any], documents: list[list[Any]]) -> list[list[Any]]:
         kept = [each[: 1 + len(_FIELDS[kinds[each[0]]])] for each in documents if each[0] in kinds]
-        return [[_known_keys(value) for value in each] for each in kept]
+        return [[_known(value, _JOB_DEFAULTS) if isinstance(value, dict) else value for value in each] for each in kept]
 
     now, happened, asked, *_ = document
     read = known(_EVENTS, happened), known(_ACTIONS, asked)
@@ -445,7 +434,10 @@ class JournalReader:
         self.newer = problem if version > VERSION else None
         self._skipped = 0
         try:
-            self.header = _newer_header(document) if self.newer else _header(document)
+            if self.newer:
+                settings = _known(document["settings"], [each.name for each in fields(Settings)])
+                document |= {"settings": settings}
+            self.header = _header(document)
         except MALFORMED as error:
             raise JournalError(self.newer or f"{self._path}:1: not a header of a journal: {error}") from None
 
@@ -462,9 +454,8 @@ class JournalReader:
                 if next(self._lines, None) is not None:
                     raise JournalError(f"{self._path}:{self._number + 1}: something follows the end of the journal")
                 if self.newer:
-                    raise JournalError(
-                        f"{self.newer}; {self._skipped:,} events and actions that it does not know are left out"
-                    )
+                    left_out = f"{self._skipped:,} events and actions that it does not know are left out"
+                    raise JournalError(f"{self.newer}; {left_out}")
                 return
             try:
                 if self.newer:

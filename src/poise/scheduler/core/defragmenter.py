@@ -11,7 +11,7 @@ from typing import NamedTuple
 from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import DecisionDraft
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.cluster import NodeGpus, Site
+from poise.scheduler.model.cluster import NodeGpus
 from poise.scheduler.model.speed import Locality
 
 
@@ -60,13 +60,17 @@ class Defragmenter:
     def _move(self, draft: DecisionDraft, row: int, shape: ClaimShape, victims: list[Mover], nodes: list[int]) -> bool:
         """Move the victims and seat the claim, if all of them find another place; otherwise leave the draft as it was."""
         state = self._state
-        shapes = {
-            mover.row: state.shape(mover.row, Locality.PACKED, (state.type_of(mover.row),), mover.gpus) for mover in victims
-        }
-        for mover in victims:
-            draft.evict(mover.row, state.of(mover.row))
-        draft.sites[row] = _site(draft, shape.gang, nodes)
-        if draft.seat(row, shape) and all(draft.seat(mover.row, shapes[mover.row]) for mover in victims):
+        shapes = {each: state.shape(each, Locality.PACKED, (state.type_of(each),), gpus) for gpus, each in victims}
+        for each in shapes:
+            draft.evict(each, state.of(each))
+        parts, left = [], shape.gang
+        for node in sorted(nodes, key=lambda node: -draft.free.masks[node].bit_count()):  # from the emptiest node on
+            gpus = min(left, draft.free.masks[node].bit_count())
+            if gpus:
+                parts.append(NodeGpus(node, gpus))
+                left -= gpus
+        draft.sites[row] = tuple(sorted(parts))
+        if draft.seat(row, shape) and all(draft.seat(each, its) for each, its in shapes.items()):
             return True
         draft.retract(row, shapes)
         return False
@@ -98,14 +102,3 @@ def _victims(draft: DecisionDraft, gang: int, nodes: list[int], movers: dict[int
             victims.append(mover)
             need -= mover.gpus
     return victims
-
-
-def _site(draft: DecisionDraft, gang: int, nodes: list[int]) -> Site:
-    """Free GPUs of these nodes for the gang, from the emptiest node on."""
-    parts = []
-    for node in sorted(nodes, key=lambda node: -draft.free.masks[node].bit_count()):
-        gpus = min(gang, draft.free.masks[node].bit_count())
-        if gpus:
-            parts.append(NodeGpus(node, gpus))
-            gang -= gpus
-    return tuple(sorted(parts))

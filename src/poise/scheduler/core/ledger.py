@@ -56,9 +56,8 @@ class Ledger:
         left = dict(self.holdings[row])
         for node, mask in holding:
             if left.get(node, 0) & mask != mask:
-                raise InvariantError(
-                    f"job in row {row} is to give back slots {mask:b} of node {node}, which it does not hold"
-                )
+                slots = f"slots {mask:b} of node {node}"
+                raise InvariantError(f"job in row {row} is to give back {slots}, which it does not hold")
             left[node] &= ~mask
             self._held[node] &= ~mask
         self.holdings[row] = tuple(Slots(node, mask) for node, mask in left.items() if mask)

@@ -9,6 +9,7 @@ at waiting claims alone, as `decision.py` does, is not enough. Instead:
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -24,6 +25,7 @@ RUNNING = -1
 """In the queue of `_in_order`: marks a running job, in place of the index of a waiting shape."""
 
 
+@dataclass(slots=True)
 class MixedTypeDecision:
     """One decision.
 
@@ -31,23 +33,14 @@ class MixedTypeDecision:
     _placeless   gangs that found no place close together
     """
 
-    def __init__(
-        self,
-        index: RankIndex,
-        state: SchedulerState,
-        draft: DecisionDraft,
-        preemption: PreemptionRule,
-        unfitting: Unfitting,
-        defragment: Defragmenting | None,
-    ) -> None:
-        self.taken: list[int] = []
-        self._index = index
-        self._state = state
-        self._draft = draft
-        self._preemption = preemption
-        self._unfitting = unfitting
-        self._defragment = defragment
-        self._placeless: set[int] = set()
+    _index: RankIndex
+    _state: SchedulerState
+    _draft: DecisionDraft
+    _preemption: PreemptionRule
+    _unfitting: Unfitting
+    _defragment: Defragmenting | None
+    taken: list[int] = field(default_factory=list)
+    _placeless: set[int] = field(default_factory=set)
 
     def decide(self) -> None:
         """Settle numbers and seat the jobs; again without a gang that finds no place, until none is left."""
@@ -60,13 +53,9 @@ class MixedTypeDecision:
         """Settle numbers and carry them out in the draft; return the first gang that finds no place close together."""
         state, draft = self._state, self._draft
         gets = self._settled(requests)
-        evicted = [
-            row
-            for row, request in requests.items()
-            if request.has != gets.get(row) and (request.title is Ownership.LENT or row in gets)
-        ]
-        for row in evicted:
-            draft.evict(row, state.of(row))
+        for row, request in requests.items():
+            if request.has != gets.get(row) and (request.title is Ownership.LENT or row in gets):
+                draft.evict(row, state.of(row))
         for row, mix in gets.items():
             is_new = row not in requests or requests[row].has != mix
             if is_new and not self._gives(row, mix, requests, gets) and state.shape_of[row].tasks is None:

@@ -283,8 +283,8 @@ class ClaimShapes:
             if not could_be_granted and self._placement is not count:  # placement `count` knows no distances
                 empty = self._empty()
                 could_be_granted = any(self._placement(empty, each, gang, locality) is not None for each in types)
-            wider = (gang, types, Locality(locality + 1), tasks)
-            shape = self._known[key] = self._make(*key) if could_be_granted else self._shape(wider)
+            shape = self._make(*key) if could_be_granted else self._shape((gang, types, Locality(locality + 1), tasks))
+            self._known[key] = shape
         return shape
 
     def _make(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:

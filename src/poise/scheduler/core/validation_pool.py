@@ -23,9 +23,8 @@ class ValidationPool:
 
     def __init__(self, topology: Topology, gpus: int, seconds: float) -> None:
         if gpus >= sum(topology.totals):
-            raise RequestError(
-                f"a validation pool of {counted(gpus, 'GPU')} leaves none of {sum(topology.totals)} for the jobs"
-            )
+            pool = counted(gpus, "GPU")
+            raise RequestError(f"a validation pool of {pool} leaves none of {sum(topology.totals)} for the jobs")
         self._type_of = topology.type_of
         self._seconds = seconds
         every = (Slots(node, 1 << slot) for node, full in enumerate(topology.full) for slot in range(full.bit_count()))

@@ -33,14 +33,14 @@ from functools import partial
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poise.scheduler.mechanism.pinned_jobs import WHOLE, RoundSelection, Unit, shared_out
 from poise.scheduler.mechanism.share_accounts import RoundParameters, ShareAccounts, accounted, aligned
 from poise.scheduler.model.action import Remark
-from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.errors import SolveError
 from poise.scheduler.model.job_table import Snapshot
+from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, StopMode, Unfitting
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import is_round_end, next_round_end
@@ -237,15 +237,15 @@ class Rounds:
                     served.take(units, gangs, left[gpu_type])
         return served
 
-    def _fills(self, accounts: ShareAccounts, served: RoundSelection) -> NDArray[np.bool_]:
+    def _fills(self, accounts: ShareAccounts, served: RoundSelection) -> Bools:
         """Jobs that are served where they have no share, once all shares are served."""
         if self.filling is Filling.BY_TYPE:
             return np.zeros_like(accounts.covered)
         jobs = np.arange(len(served.column))
-        fills: NDArray[np.bool_] = (served.column >= 0) & (served.partner < 0) & (accounts.share[jobs, served.column] <= 0)
+        fills: Bools = (served.column >= 0) & (served.partner < 0) & (accounts.share[jobs, served.column] <= 0)
         return fills
 
-    def _may_fill(self, accounts: ShareAccounts) -> NDArray[np.bool_]:
+    def _may_fill(self, accounts: ShareAccounts) -> Bools:
         """Jobs that may take what is left over without having a share in it."""
         if accounts.allocation.leftover is Leftover.IDLE:
             return np.zeros_like(accounts.covered)
@@ -295,16 +295,14 @@ class Rounds:
         patience = self.patience * self.round
         return float((share[falls] / rivals[below[falls] - 1] + patience - received[falls]).min())
 
-    def _filled(self, accounts: ShareAccounts, workload: Workload, idle: tuple[int, ...]) -> Plan:
+    def _filled(self, accounts: ShareAccounts, workload: Workload, idle: Mix) -> Plan:
         """Inside a round: free GPUs go to waiting jobs, the furthest behind first; nothing is stopped."""
         is_due = accounts.is_stale or accounts.due <= workload.now
         wake = next_round_end(accounts.origin, workload.now, self.round) if is_due else accounts.due
         claims = self._claims_of_waiting(accounts, workload, workload.held < 0, idle)
         return Plan(claims, Unfitting.SKIPPED, PreemptionRule.NEVER, wake, ())
 
-    def _claims_of_waiting(
-        self, accounts: ShareAccounts, workload: Workload, waits: NDArray[np.bool_], idle: tuple[int, ...]
-    ) -> tuple[Claim, ...]:
+    def _claims_of_waiting(self, accounts: ShareAccounts, workload: Workload, waits: Bools, idle: Mix) -> tuple[Claim, ...]:
         """Claims of waiting jobs on whatever they can use of what is free, where they have a share first."""
         free = np.array(idle)[workload.column_type]
         fits = ((workload.speed > 0) & (workload.gang[:, None] <= free)).any(axis=1)
@@ -334,7 +332,7 @@ class Rounds:
         return tuple([Claim(row, Locality.CLUSTER, tuple(each)) for row, each in zip(rows, types, strict=True)])
 
 
-def _shares_first(accounts: ShareAccounts, workload: Workload, jobs: Ints, priority: Floats, idle: tuple[int, ...]) -> Ints:
+def _shares_first(accounts: ShareAccounts, workload: Workload, jobs: Ints, priority: Floats, idle: Mix) -> Ints:
     """The jobs in another order: late arrivals, then those whose turn it is by shares of the free GPUs, then fillers.
 
     As at the end of a round, a share of a type that is full must not bring a job before others on types that are not. So
@@ -366,7 +364,7 @@ def _shares_first(accounts: ShareAccounts, workload: Workload, jobs: Ints, prior
     return np.concatenate((jobs[first], jobs[rest]))
 
 
-def _may_get(workload: Workload, jobs: Ints, idle: tuple[int, ...]) -> NDArray[np.bool_]:
+def _may_get(workload: Workload, jobs: Ints, idle: Mix) -> Bools:
     """Which of these jobs, in the order in which they are served, can get any of the free GPUs.
 
     Jobs with equal gangs and the same usable types are served alike: once one of them gets nothing, nothing is left for the
@@ -380,20 +378,16 @@ def _may_get(workload: Workload, jobs: Ints, idle: tuple[int, ...]) -> NDArray[n
     begins = np.flatnonzero(np.concatenate(([True], (np.diff(kinds[together], axis=0) != 0).any(axis=1))))
     before = np.empty(len(jobs), dtype=np.int64)
     before[together] = np.arange(len(jobs)) - np.repeat(begins, np.diff(begins, append=len(jobs)))
-    reaches: NDArray[np.bool_] = before < room
+    reaches: Bools = before < room
     return reaches if workload.divides is None else reaches | workload.divides[jobs]
 
 
-def _queue(
-    accounts: ShareAccounts, workload: Workload, counted: Floats, gpu_type: int, able: NDArray[np.bool_]
-) -> list[Unit]:
+def _queue(accounts: ShareAccounts, workload: Workload, counted: Floats, gpu_type: int, able: Bools) -> list[Unit]:
     """Units to serve on a type, in order. Jobs of `able` without a share there come last, at priority 0."""
-    parts = [
-        accounts.alone(
-            column, np.flatnonzero((accounts.share[:, column] > 0) | (able & (workload.speed[:, column] > 0))), counted
-        )
-        for column in np.flatnonzero(workload.column_type == gpu_type).tolist()
-    ]
+    parts = []
+    for column in np.flatnonzero(workload.column_type == gpu_type).tolist():
+        jobs = np.flatnonzero((accounts.share[:, column] > 0) | (able & (workload.speed[:, column] > 0)))
+        parts.append(accounts.alone(column, jobs, counted))
     if len(accounts.pairs.share):
         parts.append(accounts.together(np.flatnonzero(workload.column_type[accounts.pairs.column] == gpu_type)))
     units = parts[0] if len(parts) == 1 else np.hstack(parts)

@@ -6,12 +6,11 @@ new shares (step 3), `counted` and the units say who is behind (step 4).
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from poise.scheduler.model.arithmetic import Floats, Ints
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.workload import Allocation, Leftover, Pairs, Workload
 
@@ -46,7 +45,7 @@ class ShareAccounts:
     """
 
     rows: Ints
-    covered: NDArray[np.bool_]
+    covered: Bools
     share: Floats
     received: Floats
     begun: Floats
@@ -62,7 +61,7 @@ class ShareAccounts:
     gpus: Floats
     is_stale: bool
     policy: Any
-    pinned: NDArray[np.bool_] | None = None
+    pinned: Bools | None = None
 
     @property
     def is_urgent(self) -> bool:
@@ -93,9 +92,7 @@ class ShareAccounts:
             policy=memory,
         )
 
-    def renewed(
-        self, workload: Workload, allocation: Allocation, memory: object, parameters: RoundParameters
-    ) -> "ShareAccounts":
+    def renewed(self, workload: Workload, allocation: Allocation, memory: object, parameters: RoundParameters) -> Self:
         """The accounts with new shares: what was not received before is owed, and every job has a credit.
 
         With patience, debts are carried along: a job that is owed time has less of a credit and comes first, one that is
@@ -232,8 +229,5 @@ def _pairs_aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts
     inside = np.minimum(moved, max(workload.jobs - 1, 0))
     is_there = workload.rows[inside] == accounts.rows if workload.jobs else np.zeros(len(accounts.rows), dtype=bool)
     kept = is_there[of.first] & is_there[of.second]
-    return replace(
-        accounts,
-        pairs=Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept]),
-        pairs_received=accounts.pairs_received[kept],
-    )
+    pairs = Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept])
+    return replace(accounts, pairs=pairs, pairs_received=accounts.pairs_received[kept])

@@ -120,9 +120,8 @@ class Cluster:
         sizes: dict[str, list[int]] = {}
         for node in self.nodes:
             sizes.setdefault(node.gpu_type, []).append(node.gpus)
-        return ",".join(
-            f"{name}:{sum(each)}" + ("" if max(each) == GPUS_PER_NODE else f"@{max(each)}") for name, each in sizes.items()
-        )
+        per_node = {name: "" if max(each) == GPUS_PER_NODE else f"@{max(each)}" for name, each in sizes.items()}
+        return ",".join(f"{name}:{sum(each)}{per_node[name]}" for name, each in sizes.items())
 
 
 def parse_cluster(spec: str) -> Cluster:
@@ -137,17 +136,15 @@ def parse_cluster(spec: str) -> Cluster:
     for part in spec.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise ClusterError(
-                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8"
-            )
+            problem = f"{part[:LONGEST_SHOWN]!r} is not TYPE:GPUS or TYPE:GPUS@PER_NODE, e.g. v100:12@8"
+            raise ClusterError(f"cluster {shown!r}: {problem}")
         gpu_type, count, per_node = match["type"].lower(), _count(match["count"]), _count(match["per_node"])
         if count < 1 or per_node < 1:
             raise ClusterError(f"cluster {shown!r}: {part!r} needs at least 1 GPU and at least 1 a node")
         gpus += count
         if gpus > MOST_GPUS or per_node > MOST_GPUS:
-            raise ClusterError(
-                f"cluster {shown!r}: {part[:LONGEST_SHOWN]!r} makes it more than {MOST_GPUS:,} GPUs; ask for fewer"
-            )
+            problem = f"{part[:LONGEST_SHOWN]!r} makes it more than {MOST_GPUS:,} GPUs; ask for fewer"
+            raise ClusterError(f"cluster {shown!r}: {problem}")
         if gpu_type in seen:
             raise ClusterError(f"cluster {shown!r}: type {gpu_type!r} stands there twice; add the two up")
         seen.add(gpu_type)

@@ -341,11 +341,8 @@ class Snapshot:
     def kept(self) -> dict[int, Holding]:
         """GPUs that pinned jobs hold, by ascending row. Two pinned jobs that share GPUs appear once, under the first."""
         partner, holdings = self.placement.partner, self.placement.holdings
-        return {
-            row: holdings[row]
-            for row in sorted(self.pinned)
-            if partner.get(row, row) >= row or partner[row] not in self.pinned
-        }
+        rows = (row for row in sorted(self.pinned) if partner.get(row, row) >= row or partner[row] not in self.pinned)
+        return {row: holdings[row] for row in rows}
 
     def among(self, rows: frozenset[int]) -> Bools:
         """Which of the active jobs are in these rows."""

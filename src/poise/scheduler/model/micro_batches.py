@@ -103,9 +103,8 @@ class Tasks:
             if left <= 0:
                 break
             if chosen[kind] < mix[kind]:  # one more GPU is enough: the slowest type that can take the rest
-                chosen[
-                    next(each for each in reversed(kinds[place:]) if quota[each] >= left and chosen[each] < mix[each])
-                ] += 1
+                able = (each for each in reversed(kinds[place:]) if quota[each] >= left and chosen[each] < mix[each])
+                chosen[next(able)] += 1
                 break
         return tuple(chosen)
 

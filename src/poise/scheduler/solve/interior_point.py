@@ -25,7 +25,7 @@ else follows in closed form (`_direction`).
 Sums go through `einsum` (model/arithmetic.py), so neither the processor nor the number of threads changes a bit.
 """
 
-from math import inf, nan
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -343,13 +343,8 @@ class _Method:
 
     def _move(self, step: _InteriorPoint, primal: float, dual: float) -> None:
         at = self.at
-        self.at = _InteriorPoint(
-            at.y + primal * step.y,
-            at.z + dual * step.z,
-            at.w + primal * step.w,
-            at.zw + dual * step.zw,
-            at.t + primal * step.t,
-        )
+        y, z, w, zw = at.y + primal * step.y, at.z + dual * step.z, at.w + primal * step.w, at.zw + dual * step.zw
+        self.at = _InteriorPoint(y, z, w, zw, at.t + primal * step.t)
 
 
 def _product(one: Floats, other: Floats) -> float:
@@ -376,10 +371,5 @@ def _answer(problem: ShareProblem, p: _Scaled, at: _InteriorPoint, steps: int) -
     used = p.by_resource(x * p.size).sum(axis=1)
     x *= p.by_column(np.minimum(1.0, p.capacity / np.maximum(used, NOTHING)))[:, None]
     throughput = (p.speed[:-1] * x).sum(axis=0) * p.fastest
-    level = nan
-    if p.has_level and problem.slope is not None:
-        asks = problem.slope > 0
-        base = 0.0 if problem.base is None else problem.base[asks]
-        level = float(np.min((throughput[asks] - base) / problem.slope[asks]))
     pressure = at.z[-1] * p.worth / (p.fastest * p.count)
-    return Solution(np.ascontiguousarray(x.T), throughput, level, pressure, effort=steps)
+    return Solution(np.ascontiguousarray(x.T), throughput, problem.reached(throughput), pressure, effort=steps)

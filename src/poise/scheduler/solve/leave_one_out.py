@@ -50,9 +50,8 @@ class _LeaveOnePoint(NamedTuple):
 
     def along(self, step: "_LeaveOnePoint", far: Floats) -> "_LeaveOnePoint":
         """The point this far along a direction, by program."""
-        return _LeaveOnePoint(
-            *(at + far.reshape(-1, *[1] * (at.ndim - 1)) * way for at, way in zip(self, step, strict=True))
-        )
+        pairs = zip(self, step, strict=True)
+        return _LeaveOnePoint(*(at + far.reshape(-1, *[1] * (at.ndim - 1)) * way for at, way in pairs))
 
     def where(self, chosen: Bools, other: "_LeaveOnePoint") -> "_LeaveOnePoint":
         """This point for the chosen programs, the other one for the rest."""

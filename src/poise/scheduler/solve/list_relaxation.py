@@ -151,13 +151,12 @@ def _parts(chains: Sequence[Chain], origin: float, unit: float, machines: int, c
     chain = np.repeat(np.arange(len(chains)), parts)
     place = np.arange(len(chain)) - start[chain]
     low, high = (rounds[chain] * (place + more) // parts[chain] for more in (0, 1))
-    tasks, first = (np.array(each)[chain] for each in zip(*((c.tasks, c.first) for c in chains), strict=True))
+    tasks, first = np.array([each.tasks for each in chains])[chain], np.array([each.first for each in chains])[chain]
     missing = np.where(place == 0, tasks - first, 0)
     count = (high - low) * tasks - missing
     turn = (high - low) * tasks * ((low + high - 1) / 2) / count  # what is missing is of round 0
-    seconds, step, release = (
-        np.array(each)[chain] for each in zip(*((c.seconds, c.step, c.release) for c in chains), strict=True)
-    )
+    seconds, step = np.array([each.seconds for each in chains])[chain], np.array([each.step for each in chains])[chain]
+    release = np.array([each.release for each in chains])[chain]
     weight = np.array([each.weight for each in chains])
     # Among identical chains, the k-th of n gives up TILT · k / n of its weight.
     kinds = [(c.weight, c.release, c.rounds, c.tasks, c.first, c.seconds, c.sync) for c in chains]

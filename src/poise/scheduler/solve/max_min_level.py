@@ -121,13 +121,9 @@ def _ratio_at(market: GpuMarket, gain: Floats, cost: Floats, base: Floats, q: fl
     near the best ratio, and the solver cannot close a gap relative to 0.
     """
     rows, columns = market.speed.shape
-    anchored = GpuMarket(
-        np.pad(market.speed, ((0, 1), (0, 1))),
-        np.append(market.size, 1.0),
-        np.append(market.capacity, 1.0),
-        np.append(market.resource, len(market.capacity)),
-    )
-    anchored.speed[rows, columns] = 1.0
+    speed, resource = np.pad(market.speed, ((0, 1), (0, 1))), np.append(market.resource, len(market.capacity))
+    speed[rows, columns] = 1.0
+    anchored = GpuMarket(speed, np.append(market.size, 1.0), np.append(market.capacity, 1.0), resource)
     value = np.pad(np.where(market.speed > 0, gain - q * cost, 0.0), ((0, 1), (0, 1)))
     value[rows, columns] = q * float(((cost / market.size[:, None]).max(axis=0) * market.capacity[market.resource]).sum())
     solution = solver.maximise(ShareProblem(anchored, base=np.append(base, 0.0), value=value))

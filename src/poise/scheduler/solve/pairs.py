@@ -23,7 +23,6 @@ proportion to its throughput.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
 from math import nan
 
 import highspy
@@ -153,9 +152,8 @@ class _Groups:
         one = np.array([rows[0] for rows in self.rows], dtype=np.int64)
         self.members = np.bincount(group_of, weights=scaled.count, minlength=self.many)
         self.kind, self.size = scaled.kind[one], scaled.market.size[one]
-        self.value = (
-            np.zeros((self.many, scaled.alone.shape[1])) if scaled.problem.value is None else scaled.problem.value[one]
-        )
+        value = scaled.problem.value
+        self.value = np.zeros((self.many, scaled.alone.shape[1])) if value is None else value[one]
 
 
 # What a group's time can give its rows, and how to divide it.
@@ -285,13 +283,6 @@ def folded(time: Floats) -> tuple[Ints, Ints, Floats]:
 # The master program
 
 
-class _Aim(Enum):
-    """What the master is solved for: a first feasible answer, or the best one."""
-
-    FEASIBLE = auto()
-    BEST = auto()
-
-
 class _Master:
     """The linear program over groups that grows as needed.
 
@@ -307,7 +298,7 @@ class _Master:
 
     def __init__(self, scaled: _ScaledProblem, groups: _Groups) -> None:
         self.scaled, self.groups = scaled, groups
-        self.effort, self.aim = 0, _Aim.BEST
+        self.effort, self.seeks_feasible = 0, False
         self.first = self.second = self.column = np.empty(0, dtype=np.int64)
         self.unit = self.cost = np.empty(0)
         self.cuts: list[Cut] = []
@@ -366,7 +357,7 @@ class _Master:
 
     def _make_feasible(self) -> None:
         """Make the shortfall as small as possible, adding pairs that help; raise InfeasibleError if it stays."""
-        self._turn_to(_Aim.FEASIBLE, INF)
+        self._aim(INF, feasible=True)
         while True:
             if self._simplex() != HighsModelStatus.kOptimal:
                 raise GaveUpError("no first answer was found for the linear program with sharing")
@@ -377,14 +368,14 @@ class _Master:
             if not len(fresh):
                 raise InfeasibleError("nothing meets what is asked for, even with sharing")
             self._add_pairs(fresh)
-        self._turn_to(_Aim.BEST, self.shortfall)
+        self._aim(self.shortfall, feasible=False)
 
-    def _turn_to(self, aim: _Aim, shortfall: float) -> None:
-        """Set what is minimised, and the shortfall that is allowed."""
-        self.aim = aim
+    def _aim(self, shortfall: float, *, feasible: bool) -> None:
+        """Look for a first feasible answer, or for the best one; and set the shortfall that is allowed."""
+        self.seeks_feasible = feasible
         every = np.arange(2 + len(self.cost), dtype=np.int32)
         best = np.concatenate([[-self.scaled.level / self.worth, 0.0], self.cost])
-        self.model.changeColsCost(len(every), every, best if aim is _Aim.BEST else (every == 1).astype(np.float64))
+        self.model.changeColsCost(len(every), every, (every == 1).astype(np.float64) if feasible else best)
         self.model.changeColBounds(1, 0.0, shortfall)
 
     # The last answer
@@ -456,7 +447,7 @@ class _Master:
         activity, constraint, number = (np.concatenate(each) for each in zip(*entries, strict=True))
         order = np.lexsort((constraint, activity))
         start = np.searchsorted(activity[order], np.arange(len(cost))).astype(np.int32)
-        shown = cost if self.aim is _Aim.BEST else np.zeros(len(cost))
+        shown = np.zeros(len(cost)) if self.seeks_feasible else cost
         low, high = np.zeros(len(cost)), np.full(len(cost), INF)
         index = constraint[order].astype(np.int32)
         self.model.addCols(len(cost), shown, low, high, len(constraint), start, index, number[order])
@@ -489,7 +480,7 @@ class _Master:
         for cut, price in zip(self.cuts, self.cut_prices, strict=True):
             if price > 0:
                 gain[cut.group] += price * np.maximum(scaled.together[kind[cut.group]] - cut.over, 0.0)
-        if scaled.problem.value is not None and self.aim is _Aim.BEST:
+        if scaled.problem.value is not None and not self.seeks_feasible:
             gain += groups.value[:, None, :] * scaled.ratio[kind] / self.worth
         gain = gain - (self.fixed_prices[: groups.many] / groups.members)[:, None, None]
         rent = self.fixed_prices[groups.many :] / np.maximum(scaled.market.capacity, 1e-300)
@@ -505,13 +496,10 @@ class _Master:
 
     def _missing(self) -> list[Cut]:
         """Cuts for groups whose time cannot be divided to give each row what it wants."""
-        wants, count, cuts = self.scaled.wants(self.level), self.scaled.count, []
-        for group, rows in enumerate(self.groups.rows):
-            if len(rows) > 1:
-                spent = self.spent(group)[1:]
-                cut = missing(group, rows, spent, wants[rows], count[rows], 2 * TOLERANCE * self.scaled.ease)
-                cuts += [cut] if cut else []
-        return [cut for cut in cuts if cut.identity not in self.known]  # a known one is met but for rounding
+        wants, count, least = self.scaled.wants(self.level), self.scaled.count, 2 * TOLERANCE * self.scaled.ease
+        several = [(group, rows) for group, rows in enumerate(self.groups.rows) if len(rows) > 1]
+        cuts = [missing(group, rows, self.spent(group)[1:], wants[rows], count[rows], least) for group, rows in several]
+        return [cut for cut in cuts if cut and cut.identity not in self.known]  # a known one is met but for rounding
 
     def _add_cuts(self, cuts: list[Cut]) -> None:
         for cut in cuts:

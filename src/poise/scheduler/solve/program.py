@@ -16,6 +16,9 @@ value_mc · beside / speed_mc, in proportion to that throughput.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import nan
+
+import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.workload import Pairs
@@ -87,6 +90,14 @@ class ShareProblem:
     level: float = 0.0
     value: Floats | None = None
     log: Floats | None = None
+
+    def reached(self, throughput: Floats) -> float:
+        """The highest t at which these throughputs are enough; nan if there is no t."""
+        if not self.level or self.slope is None:
+            return nan
+        asks = self.slope > 0
+        base = 0.0 if self.base is None else self.base[asks]
+        return float(np.min((throughput[asks] - base) / self.slope[asks]))
 
 
 class WarmStart:

@@ -119,11 +119,6 @@ def _answer(problem: ShareProblem, model: highspy.Highs) -> Solution:
     used = np.bincount(market.resource, by_column, len(market.capacity))
     x *= np.minimum(1.0, market.capacity / np.maximum(used, 1e-300))[market.resource]
     throughput = (market.speed * x).sum(axis=1)
-    level = nan
-    if problem.level and problem.slope is not None:
-        asks = problem.slope > 0
-        base = 0.0 if problem.base is None else problem.base[asks]
-        level = float(np.min((throughput[asks] - base) / problem.slope[asks]))
     corner = SimplexBasis(market.speed, market.size, model.getBasis())
     effort = max(int(model.getInfo().simplex_iteration_count), 0)
-    return Solution(x, throughput, level, np.full(rows, nan), effort=effort, start=corner)
+    return Solution(x, throughput, problem.reached(throughput), np.full(rows, nan), effort=effort, start=corner)

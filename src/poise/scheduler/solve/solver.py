@@ -97,19 +97,16 @@ def _chosen(problem: ShareProblem, rows: Ints) -> ShareProblem:
     """The program of some rows."""
     market = problem.market
     beside = None if market.beside is None else PairThroughputs(market.beside.kind[rows], market.beside.throughput)
-    base, slope, value, log = (
-        None if each is None else each[rows] for each in (problem.base, problem.slope, problem.value, problem.log)
-    )
+    terms = (problem.base, problem.slope, problem.value, problem.log)
+    base, slope, value, log = (None if each is None else each[rows] for each in terms)
     market = replace(market, speed=market.speed[rows], size=market.size[rows], beside=beside)
     return ShareProblem(market, base, slope, problem.level, value, log)
 
 
 def _spread(solution: Solution, source: Ints, given: Bools) -> Solution:
     """An answer for classes as one for all rows: row m gets what `source[m]` gets, or nothing where `given` is False."""
-    x, throughput, pressure = (
-        np.where(given if each.ndim == 1 else given[:, None], each[source], 0.0)
-        for each in (solution.x, solution.throughput, solution.pressure)
-    )
+    x = np.where(given[:, None], solution.x[source], 0.0)
+    throughput, pressure = (np.where(given, each[source], 0.0) for each in (solution.throughput, solution.pressure))
     return replace(solution, x=x, throughput=throughput, pressure=pressure)
 
 

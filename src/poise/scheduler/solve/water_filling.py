@@ -384,9 +384,8 @@ class _AlonePrograms:
         self.sure = (market.speed >= self.top[:, None] * (1.0 - 1e-9)).sum(axis=1) == 1
         self.column = market.speed.argmax(axis=1)
         self.columns = np.flatnonzero(market.capacity[market.resource] > 0)
-        self.resources, self.first, self.resource = np.unique(
-            market.resource[self.columns], return_index=True, return_inverse=True
-        )
+        used = market.resource[self.columns]
+        self.resources, self.first, self.resource = np.unique(used, return_index=True, return_inverse=True)
 
     def towards(self, throughput: Floats) -> tuple[Solution, Bound]:
         """As much of these throughputs as possible; rows that are to have all that they could have get it first.

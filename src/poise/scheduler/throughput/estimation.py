@@ -422,9 +422,7 @@ def _possible_pairs(rows: Mapping[JobClass, _Alone], newcomers: Collection[JobCl
                         yield *ordered(one, other)[:2], gpu_type, gpus
 
 
-def _report(
-    table: Throughputs, believed: Throughputs, own: Mapping[JobClass, _Alone], pairs: Mapping[Pair, _Rates]
-) -> Report:
+def _report(table: Throughputs, believed: Throughputs, own: dict[JobClass, _Alone], pairs: dict[Pair, _Rates]) -> Report:
     """Compare these estimates of pairs, and those of speeds alone where newcomers were not profiled, with the truth."""
     alone: list[float] = []
     left_out = 0

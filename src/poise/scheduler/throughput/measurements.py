@@ -222,7 +222,7 @@ def _rows(measurements: Iterable[Alone]) -> SpeedsAlone:
         counts = levels.setdefault(same_class(job), {}).setdefault(gpu_type.lower(), {})
         counts.setdefault(gpus, {}).setdefault(locality, rate)
     return {
-        job: {gpu_type: {gpus: _filled(given, gpus) for gpus, given in counts.items()} for gpu_type, counts in types.items()}
+        job: {on: {gpus: _filled(given, gpus) for gpus, given in counts.items()} for on, counts in types.items()}
         for job, types in levels.items()
     }
 

@@ -134,9 +134,8 @@ class Speeds:
         """Kind, estimate and work of a job. Fast for jobs that state only a duration: one look-up."""
         if job.steps is not None or job.duration is None:
             return self.kind(job), self.estimate(job), self.steps(job)
-        key = (
-            job.model, job.batch_size, job.gpu_types, job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync
-        )  # fmt: skip
+        gang = (job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync)
+        key = (job.model, job.batch_size, job.gpu_types, gang)
         found = self._by_duration.get(key)
         if found is None:
             found = self._by_duration[key] = (self.kind(job), self.estimate(job))
@@ -277,9 +276,8 @@ def _own_rate(table: Throughputs, job: Job) -> float:
         return 1.0
     if job.duration is None:
         if job.model is None:
-            raise ThroughputError(
-                f"job {job.id!r} states its work in steps but names no model; name one, or give the job's duration"
-            )
+            problem = "states its work in steps but names no model; name one, or give the job's duration"
+            raise ThroughputError(f"job {job.id!r} {problem}")
         batch = "" if job.batch_size is None else f" at batch size {job.batch_size}"
         raise ThroughputError(
             f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"

@@ -266,11 +266,8 @@ def _parse(text: str, file: str, name: str) -> Throughputs:
     # Two rows that answer one question are a mistake of the author, even if they agree. Pairs have no order.
     seen: dict[tuple[object, ...], int] = {}
     for line in rows:
-        jobs = [
-            (same_model(line.text(f"{prefix}model")), line.text(f"{prefix}batch_size").lstrip("0"))
-            for prefix in ("", "with_")
-            if line.text(f"{prefix}model")
-        ]
+        named = [prefix for prefix in ("", "with_") if line.text(f"{prefix}model")]
+        jobs = [(same_model(line.text(f"{each}model")), line.text(f"{each}batch_size").lstrip("0")) for each in named]
         question = (*sorted(jobs), _gpu_type(line), line.count("gpus"), line.locality("locality"))
         earlier = seen.setdefault(question, line.number)
         if earlier != line.number:
@@ -294,9 +291,8 @@ def _reference(text: str, file: str) -> str:
         if line.strip() and not line.startswith("#"):
             got = f"{shown(line.strip())} in line {number}"
             break
-    raise ThroughputError(
-        f"{Where(file)}: expected Gavel's JSON, or above the header a line `# reference: GPU_TYPE`, got {got}"
-    )
+    expected = "Gavel's JSON, or above the header a line `# reference: GPU_TYPE`"
+    raise ThroughputError(f"{Where(file)}: expected {expected}, got {got}")
 
 
 def _alone(line: Line) -> Alone:
@@ -339,10 +335,8 @@ def _models() -> tuple[Line, ...]:
 @cache
 def _skews() -> dict[str, float]:
     """Size of the largest tensor ÷ size of the model, by model."""
-    return {
-        line.text("model"): line.number_above_zero("largest_tensor_mb") / line.number_above_zero("size_mb")
-        for line in _models()
-    }
+    largest = {line.text("model"): line.number_above_zero("largest_tensor_mb") for line in _models()}
+    return {line.text("model"): largest[line.text("model")] / line.number_above_zero("size_mb") for line in _models()}
 
 
 @cache
