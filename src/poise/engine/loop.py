@@ -28,13 +28,8 @@ class Backend(Protocol):
         """Carry out actions in order."""
 
 
-def go_on_forever() -> bool:
-    """Go on to the end."""
-    return True
-
-
 def run(
-    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = go_on_forever
+    scheduler: Scheduler, backend: Backend, record: Callable[[JournalEntry], None], go_on: Callable[[], bool] = lambda: True
 ) -> tuple[bool, float]:
     """Run until nothing can happen any more, or until `go_on` returns False between two batches.
 

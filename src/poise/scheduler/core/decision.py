@@ -21,6 +21,7 @@ from typing import Protocol, Self
 
 from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.rank_index import Key, RankIndex
+from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.action import Note
 from poise.scheduler.model.cluster import Holding, Site, Slots, gpu_count, merged, site_of
 from poise.scheduler.model.micro_batches import Mix
@@ -49,22 +50,12 @@ class ClaimSource(Protocol):
         """Note that a running job lost its GPUs: from now on it is a claim like others."""
 
 
-class Holdings(Protocol):
-    """What running jobs hold."""
-
-    def of(self, row: int) -> Holding:
-        """The GPUs of a running job."""
-
-    def gpus_of(self, row: int, gpu_type: int) -> int:
-        """The number of GPUs of a type that come free if a running job stops."""
-
-
 Defragmenting = Callable[["DecisionDraft", int, ClaimShape], bool]
 """Makes room for a claim by moving running jobs; says whether it could."""
 
 
 def grant(
-    candidates: ClaimSource, draft: "DecisionDraft", holdings: Holdings, defragment: Defragmenting | None = None
+    candidates: ClaimSource, draft: "DecisionDraft", holdings: SchedulerState, defragment: Defragmenting | None = None
 ) -> bool:
     """Serve the claims in order; say whether one that does not fit left the queue blocked."""
     preempting = candidates.preemption is PreemptionRule.BY_RANK
@@ -220,22 +211,17 @@ class DecisionDraft:
         if any(gpus > idle for gpus, idle in zip(mix, self.free.idle, strict=True)):
             return False
         left = list(mix)
-        parts = list(self._kept(self.before.get(row) or (), left))
+        parts: list[Slots] = []
+        for node, mask in self.before.get(row) or ():
+            kind, free = self.free.topology.type_of[node], mask & self.free.masks[node]
+            if gpus := min(free.bit_count(), left[kind]):
+                left[kind] -= gpus
+                parts.append(Slots(node, lowest_slots(free, gpus)))
         self.free.take(tuple(parts))
         parts += self._found(left)
         self.free.give(tuple(parts))  # `_take` takes all of them at once
         self._take(row, merged(parts))
         return True
-
-    def _kept(self, had: Holding, left: list[int]) -> Iterator[Slots]:
-        """Free GPUs that a job had and keeps; `left` is the number still needed of each type, and is counted down."""
-        for node, mask in had:
-            kind = self.free.topology.type_of[node]
-            free = mask & self.free.masks[node]
-            gpus = min(free.bit_count(), left[kind])
-            if gpus:
-                left[kind] -= gpus
-                yield Slots(node, lowest_slots(free, gpus))
 
     def _found(self, mix: Sequence[int]) -> list[Slots]:
         """GPUs that the placement takes, this number of each type; that many are free."""
@@ -310,7 +296,12 @@ class DecisionDraft:
             self.free.give(holding)
         all_fit = all(self.seat(row, self._shapes[row]) for row in (*moved, *starting))
         if not all_fit or self.free.idle != idle:  # other GPUs left over would be another decision
-            self._restore(agreed)
+            for row, holding in agreed.items():
+                found = self.after[row]
+                if found is not None and found is not holding:
+                    self.free.give(found)
+            for row, holding in agreed.items():
+                self._take(row, holding)
 
     def retract(self, row: int, movers: Iterable[int]) -> None:
         """Undo the seat of a claim, and the moves of the jobs that made room for it."""
@@ -330,16 +321,7 @@ class DecisionDraft:
         else:
             self.after[row] = None
 
-    def _restore(self, agreed: dict[int, Holding]) -> None:
-        """Go back to what was agreed before."""
-        for row, holding in agreed.items():
-            found = self.after[row]
-            if found is not None and found is not holding:
-                self.free.give(found)
-        for row, holding in agreed.items():
-            self._take(row, holding)
-
-    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: Holdings) -> bool:
+    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: SchedulerState) -> bool:
         """Preempt jobs further back, as few and as far back as possible, and seat the claim on their GPUs."""
         if shape in self._short and all(self.free.idle[each] <= self._short[shape][each] for each in shape.types):
             return False
@@ -371,7 +353,7 @@ class DecisionDraft:
         self._take(victim, holding)
         return True
 
-    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: Holdings) -> list[int]:
+    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: SchedulerState) -> list[int]:
         """The jobs furthest back whose GPUs, with what is free, hold the claim; empty if all together do not."""
         if shape.locality is not Locality.CLUSTER:
             return self._victims_on_nodes(shape, gpu_type, rows, holdings)
@@ -394,7 +376,9 @@ class DecisionDraft:
                 victims.remove(victim)
         return victims
 
-    def _victims_on_nodes(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: Holdings) -> list[int]:
+    def _victims_on_nodes(
+        self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: SchedulerState
+    ) -> list[int]:
         """As `_victims`, for a claim that requires locality: GPUs count where enough of them come together."""
         topology = self.free.topology
         most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)

@@ -33,7 +33,7 @@ class LocalityWaits:
 
     def note(self, now: float) -> None:
         """At the end of an instant, note when the jobs that began to wait in it will require less."""
-        for row in self._state.new_waits():
+        for row in filter(self._state.waits, self._state.clocks.new):
             for relaxation in self._delays.relaxations(self._state.columns.waiting_since[row]):
                 if relaxation > now:
                     heappush(self._relaxations, (relaxation, row))

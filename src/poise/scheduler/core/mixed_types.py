@@ -44,10 +44,26 @@ class MixedTypeDecision:
 
     def decide(self) -> None:
         """Settle numbers and seat the jobs; again without a gang that finds no place, until none is left."""
-        requests = self._requests()
-        while (row := self._tried(requests)) is not None:
-            self._placeless.add(row)
-            self._undo()
+        state, draft, index = self._state, self._draft, self._index
+        fixed = {row for row, until in state.protected.items() if until == inf}
+        requests: dict[int, ShareRequest] = {}
+        for row, holding in state.ledger.holdings.items():
+            if row in fixed or row in state.ledger.partner:
+                continue  # it cannot change: it computes single tasks, or shares GPUs
+            is_lent = self._preemption is PreemptionRule.BY_RANK and draft.may_preempt(row)
+            title = Ownership.LENT if is_lent else Ownership.OWN
+            requests[row] = self._request(row, state.shape_of[row], state.topology.mix(holding), title)
+        while (placeless := self._tried(requests)) is not None:
+            self._placeless.add(placeless)
+            for after in draft.after.values():
+                draft.free.give(after or ())
+            for before in draft.before.values():
+                draft.free.take(before or ())
+            for changes in (draft.before, draft.after, draft.mixes, draft.sites):
+                changes.clear()
+            for row in self.taken:
+                index.wait(row, index.ranks[row], index.ties[row])
+            self.taken.clear()
 
     def _tried(self, requests: dict[int, ShareRequest]) -> int | None:
         """Settle numbers and carry them out in the draft; return the first gang that finds no place close together."""
@@ -65,7 +81,7 @@ class MixedTypeDecision:
 
     def _gives(self, row: int, mix: Mix, requests: dict[int, ShareRequest], gets: dict[int, Mix]) -> bool:
         """Give a job GPUs of these numbers; a gang may take the place of running jobs behind it."""
-        draft, shape = self._draft, self._state.shape_of[row]
+        state, draft, shape = self._state, self._draft, self._state.shape_of[row]
         if shape.tasks is not None:
             draft.mixes[row] = mix
             return draft.seat(row, shape)
@@ -74,45 +90,15 @@ class MixedTypeDecision:
         order = list(gets)
         behind = order[order.index(row) + 1 :]
         lent = (each for each in behind if each in requests and requests[each].title is Ownership.LENT)
-        return self._goes_before(row, shape, [each for each in lent if each not in draft.before])
-
-    def _goes_before(self, row: int, shape: ClaimShape, others: list[int]) -> bool:
-        """Seat a gang where these running jobs are; they stay as far as they can, or move to as many GPUs elsewhere."""
-        state, draft = self._state, self._draft
+        others = [each for each in lent if each not in draft.before]
         for each in others:
             draft.evict(each, state.of(each))
             if state.shape_of[each].tasks is not None:
                 draft.mixes[each] = state.topology.mix(state.of(each))
         is_seated = draft.seat(row, shape)
-        for each in others:
+        for each in others:  # they stay as far as they can, or move to as many GPUs elsewhere
             draft.seat(each, state.shape_of[each])
         return is_seated
-
-    def _undo(self) -> None:
-        """Give all jobs back what they had before the decision."""
-        draft, index = self._draft, self._index
-        for holding in draft.after.values():
-            draft.free.give(holding or ())
-        for holding in draft.before.values():
-            draft.free.take(holding or ())
-        for changes in (draft.before, draft.after, draft.mixes, draft.sites):
-            changes.clear()
-        for row in self.taken:
-            index.wait(row, index.ranks[row], index.ties[row])
-        self.taken.clear()
-
-    def _requests(self) -> dict[int, ShareRequest]:
-        """Requests of the running jobs, except those that cannot change: they share GPUs, or compute single tasks."""
-        state, draft = self._state, self._draft
-        fixed = {row for row, until in state.protected.items() if until == inf}
-        requests: dict[int, ShareRequest] = {}
-        for row, holding in state.ledger.holdings.items():
-            if row in fixed or row in state.ledger.partner:
-                continue
-            is_lent = self._preemption is PreemptionRule.BY_RANK and draft.may_preempt(row)
-            title = Ownership.LENT if is_lent else Ownership.OWN
-            requests[row] = self._request(row, state.shape_of[row], state.topology.mix(holding), title)
-        return requests
 
     @staticmethod
     def _request(row: int, shape: ClaimShape, has: Mix | None, title: Ownership) -> ShareRequest:

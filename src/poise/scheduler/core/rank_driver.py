@@ -107,7 +107,12 @@ class RankDriver:
             else:
                 self._index.stop_waiting(row)
         if self._state.columns.status[row] == Status.FINISHED:
-            self._learn(row, now)
+            self._view.row, self._view.now = row, now
+            self._memory, stale = self._order.learn(self._memory, self._view)
+            if stale:
+                self.catch_up(now)
+                for each in self._state.active:
+                    self._rank_again(each, now)
         self._look_at_all = True
 
     def opened(self) -> None:
@@ -205,8 +210,12 @@ class RankDriver:
         if self._look_at_all or self._index.drifts:
             return RankedClaims(self._index, shapes.values(), unfitting, preemption, now, self.catch_up)
         if unfitting is Unfitting.BLOCKS:
-            able = () if self._is_blocked() else shapes.values()
-            return RankedClaims(self._index, able, unfitting, preemption, now, self.catch_up)
+            blocked = self._blocked
+            if blocked is not None and self._index.waits(blocked[4]):  # it blocks the queue unless a new claim is before it
+                heads = (self._index.head(self._state.shape_of[row]) for row in self._fresh)
+                if all(head is None or head >= blocked for head in heads):
+                    return RankedClaims(self._index, (), unfitting, preemption, now, self.catch_up)
+            return RankedClaims(self._index, shapes.values(), unfitting, preemption, now, self.catch_up)
         fresh = {row: self._state.shape_of[row] for row in self._fresh}
         new = [shape for row, shape in fresh.items() if (head := self._index.head(shape)) and head[4] == row]
         others = (shape for shape in shapes.values() if shape not in new)
@@ -256,14 +265,6 @@ class RankDriver:
             heappop(due)
         return inf
 
-    def _is_blocked(self) -> bool:
-        """Say whether the claim that blocked the queue still waits, with no new one before it."""
-        blocked = self._blocked
-        if blocked is None or not self._index.waits(blocked[4]):
-            return False
-        heads = (self._index.head(self._state.shape_of[row]) for row in self._fresh)
-        return all(head is None or head >= blocked for head in heads)
-
     def _rank(self, row: int, now: float, previous: Rank | None) -> Rank:
         view = self._view
         view.row, view.now = row, now
@@ -285,11 +286,3 @@ class RankDriver:
             self._index.run(row, rank, tie, now)
         elif self._index.waits(row):
             self._index.wait(row, rank, tie)
-
-    def _learn(self, row: int, now: float) -> None:
-        self._view.row, self._view.now = row, now
-        self._memory, stale = self._order.learn(self._memory, self._view)
-        if stale:
-            self.catch_up(now)
-            for each in self._state.active:
-                self._rank_again(each, now)

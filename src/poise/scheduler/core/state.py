@@ -250,12 +250,6 @@ class SchedulerState:
         is_near = self.topology.locality(holding) <= shape.locality
         return claim.types is None or (is_near and shape.is_for(holding, self.topology.type_of))
 
-    # Clocks
-
-    def new_waits(self) -> list[int]:
-        """Rows of the jobs that began to wait in this instant and still do."""
-        return [row for row in self.clocks.new if self.waits(row)]
-
 
 def _all_free(topology: Topology, pool: ValidationPool) -> FreeGpus:
     """The cluster without any job. GPUs of the validation pool are never free: no decision gives them out."""

@@ -107,7 +107,14 @@ class Rounds:
             return rest, memory
         at_end = is_round_end(origin, now, self.round)
         workload = snapshot.workload
-        accounts = self._first(workload, origin) if memory is None else aligned(memory, workload)
+        if memory is not None:
+            accounts = aligned(memory, workload)
+        else:
+            # The first shares are computed at the end of a round. But an allocation that says itself who runs does so
+            # inside the first round too, and only asking shows that it is one.
+            accounts = ShareAccounts.blank(workload, origin, self.allocator.start())
+            if not at_end and (first := self._computed(accounts, workload)[0]).is_urgent:
+                accounts = replace(accounts, allocation=first.allocation)
         if not (at_end or accounts.is_urgent):
             return self._filled(accounts, workload, snapshot.idle), accounts
         accounts = accounted(accounts, workload, snapshot, self.round)
@@ -123,17 +130,6 @@ class Rounds:
         else:
             plan = self._filled(accounts, workload, snapshot.idle)
         return replace(plan, notes=tuple(map(Remark, remarks))), accounts
-
-    def _first(self, workload: Workload, origin: float) -> ShareAccounts:
-        """Accounts before the first shares, which are computed at the end of a round.
-
-        An allocation that says itself who runs does so inside the first round too; only asking shows that it is one.
-        """
-        blank = ShareAccounts.blank(workload, origin, self.allocator.start())
-        if is_round_end(origin, workload.now, self.round):
-            return blank
-        first, _ = self._computed(blank, workload)
-        return replace(blank, allocation=first.allocation) if first.is_urgent else blank
 
     def rest(self, now: float, origin: float, memory: ShareAccounts | None, *, may_fill: bool) -> Plan | None:
         """A plan that changes nothing, where no other is possible: inside a round, if there is nothing to give out.

@@ -51,22 +51,6 @@ def match(weight: Floats, charge: Sequence[Floats], rungs: int | None = None) ->
     return board.matching()
 
 
-@dataclass
-class _Reach:
-    """Shortest paths from the row that is being put in.
-
-    far      distance of each column, in reduced cost
-    before   previous column on the path; -1 if the row enters there
-    end      column of the nearest empty room
-    bound    distance of that room
-    """
-
-    far: Floats
-    before: Ints
-    end: int
-    bound: float
-
-
 class _Board:
     """The rows placed so far, at the least cost for them, and prices that prove it.
 
@@ -92,38 +76,10 @@ class _Board:
 
     def put(self, row: int) -> None:
         """Put in one more row along the cheapest chain of moves."""
-        reach = self._reach(row)
-        self._price += np.minimum(reach.far, reach.bound)
-        self._out += reach.bound
-        touched = self._move(row, reach)
-        self._used[reach.end] += 1
-        self._room[reach.end] = self._charge[self._ladder[reach.end]][self._used[reach.end]]
-        for column in touched:
-            self._detour[column] = self._cost(self._members(column), column).min(axis=0, initial=np.inf)
-        if self._used[reach.end] == 1 and self._rung[reach.end] < self._rungs:
-            self._open(int(self._ladder[reach.end]), int(self._rung[reach.end]) + 1)
-
-    def matching(self) -> Matching:
-        """The matching of all rows."""
-        rung = self._rung.astype(np.int64)[self._column]
-        ladder = self._ladder[self._column]
-        weights = self._weight[np.arange(len(rung)), ladder] * rung
-        rooms = [self._charge[ladder][:used].sum() for ladder, used in zip(self._ladder, self._used, strict=True)]
-        return Matching(ladder, rung, float(weights.sum() + sum(rooms)))
-
-    def _members(self, column: int) -> Ints:
-        return np.flatnonzero(self._column == column)
-
-    def _cost(self, rows: Ints, column: int) -> Floats:
-        """(rows, columns): what each of these rows of `column` would add to the cost elsewhere, without charges of rooms."""
-        now = self._weight[rows, self._ladder[column]] * self._rung[column]
-        there: Floats = self._weight[rows][:, self._ladder] * self._rung - now[:, None]
-        return there
-
-    def _reach(self, row: int) -> _Reach:
-        """Distances from `row` to every column, and the nearest empty room. Beyond it they are not worked out."""
         if not len(self._price):
             raise InfeasibleError(f"no ladder for row {row}")
+        # Shortest paths from the row to every column, in reduced cost, and `before`, the previous column on each path: -1
+        # where the row enters. `bound` is the distance of the nearest empty room; beyond it they are not worked out.
         far = self._weight[row, self._ladder] * self._rung - self._price
         if np.isinf(far.min()):
             raise InfeasibleError(f"row {row} may be on no ladder")
@@ -146,19 +102,40 @@ class _Board:
             frontier = np.flatnonzero(nearer & (self._used > 0) & (far < bound))
         if np.isinf(bound):
             raise InfeasibleError(f"there is no room left for row {row}")
-        return _Reach(far, before, int((far + toll).argmin()), float(bound))
-
-    def _move(self, row: int, reach: _Reach) -> list[int]:
-        """Move one row per column along the chain, and `row` into its first column; returns the columns of the chain."""
-        column = reach.end
+        end = column = int((far + toll).argmin())
+        self._price += np.minimum(far, float(bound))
+        self._out += float(bound)
+        # Move one row per column along the chain, and `row` into its first column.
         chain = [column]
-        while (source := int(reach.before[column])) >= 0:
+        while (source := int(before[column])) >= 0:
             members = self._members(source)
             self._column[members[self._cost(members, source)[:, column].argmin()]] = column
             column = source
             chain.append(column)
         self._column[row] = column
-        return chain
+        self._used[end] += 1
+        self._room[end] = self._charge[self._ladder[end]][self._used[end]]
+        for column in chain:
+            self._detour[column] = self._cost(self._members(column), column).min(axis=0, initial=np.inf)
+        if self._used[end] == 1 and self._rung[end] < self._rungs:
+            self._open(int(self._ladder[end]), int(self._rung[end]) + 1)
+
+    def matching(self) -> Matching:
+        """The matching of all rows."""
+        rung = self._rung.astype(np.int64)[self._column]
+        ladder = self._ladder[self._column]
+        weights = self._weight[np.arange(len(rung)), ladder] * rung
+        rooms = [self._charge[ladder][:used].sum() for ladder, used in zip(self._ladder, self._used, strict=True)]
+        return Matching(ladder, rung, float(weights.sum() + sum(rooms)))
+
+    def _members(self, column: int) -> Ints:
+        return np.flatnonzero(self._column == column)
+
+    def _cost(self, rows: Ints, column: int) -> Floats:
+        """(rows, columns): what each of these rows of `column` would add to the cost elsewhere, without charges of rooms."""
+        now = self._weight[rows, self._ladder[column]] * self._rung[column]
+        there: Floats = self._weight[rows][:, self._ladder] * self._rung - now[:, None]
+        return there
 
     def _open(self, ladder: int, rung: int) -> None:
         """Show one more rung, priced so that its first room is just not worth taking."""

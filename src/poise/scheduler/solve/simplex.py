@@ -56,7 +56,18 @@ def maximise_vertex(problem: ShareProblem, start: WarmStart | None) -> Solution:
         raise InfeasibleError("what is asked of the rows cannot be met")
     if status != HighsModelStatus.kOptimal:
         raise GaveUpError(f"the linear program ended as {model.modelStatusToString(status)!r}")
-    return _answer(problem, model)
+    # The answer in the units of the problem, scaled down where rounding uses more than there is.
+    market, found = problem.market, model.getSolution()
+    count = np.ones(market.rows) if market.count is None else market.count
+    x: Floats = np.clip(np.array(found.col_value[:-1]).reshape(market.speed.shape), 0.0, 1.0)
+    x /= np.maximum(x.sum(axis=1, keepdims=True), 1.0)
+    by_column = (x * (market.size * count)[:, None]).sum(axis=0)
+    used = np.bincount(market.resource, by_column, len(market.capacity))
+    x *= np.minimum(1.0, market.capacity / np.maximum(used, 1e-300))[market.resource]
+    throughput = (market.speed * x).sum(axis=1)
+    corner = SimplexBasis(market.speed, market.size, model.getBasis())
+    effort = max(int(model.getInfo().simplex_iteration_count), 0)
+    return Solution(x, throughput, problem.reached(throughput), np.full(market.rows, nan), effort=effort, start=corner)
 
 
 @cache
@@ -105,20 +116,3 @@ def _program(problem: ShareProblem) -> highspy.HighsLp:
     lp.a_matrix_.index_ = index
     lp.a_matrix_.value_ = np.append(numbers.ravel(), -slope / unit)
     return lp
-
-
-def _answer(problem: ShareProblem, model: highspy.Highs) -> Solution:
-    """The answer in the units of the problem, scaled down where rounding uses more than there is."""
-    market = problem.market
-    rows, columns = market.speed.shape
-    count = np.ones(rows) if market.count is None else market.count
-    found = model.getSolution()
-    x: Floats = np.clip(np.array(found.col_value[:-1]).reshape(rows, columns), 0.0, 1.0)
-    x /= np.maximum(x.sum(axis=1, keepdims=True), 1.0)
-    by_column = (x * (market.size * count)[:, None]).sum(axis=0)
-    used = np.bincount(market.resource, by_column, len(market.capacity))
-    x *= np.minimum(1.0, market.capacity / np.maximum(used, 1e-300))[market.resource]
-    throughput = (market.speed * x).sum(axis=1)
-    corner = SimplexBasis(market.speed, market.size, model.getBasis())
-    effort = max(int(model.getInfo().simplex_iteration_count), 0)
-    return Solution(x, throughput, problem.reached(throughput), np.full(rows, nan), effort=effort, start=corner)

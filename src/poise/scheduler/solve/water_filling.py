@@ -18,7 +18,7 @@ bounds, because what has a price is out of reach of the rows that rise on. So ea
 before, and there are about as many passes as resources, whatever the number of rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -112,11 +112,9 @@ class _Filling:
     def run(self) -> Filled:
         """Raise all levels until rows are blocked, again and again until none rises."""
         market = self.market
-        programs: _FillPrograms
-        if market.beside is not None:
-            programs = _TogetherPrograms(market)
-        else:
-            programs = _AlonePrograms(market)
+        towards: _Towards = self._towards_together
+        if market.beside is None:
+            towards = _AlonePrograms(market).towards
             # Prices to begin with: a resource is worth the average relative speed that it gives.
             relative = market.speed / np.where(market.fastest > 0, market.fastest, 1.0)[:, None]
             price = np.full(len(market.capacity), 1e-3)
@@ -127,7 +125,7 @@ class _Filling:
         solution = Solution(np.zeros_like(market.speed), levels, 0.0, levels)
         while rising.any():
             path = Path(self.members, levels, rising)
-            c, solution = self._meet(path, programs)
+            c, solution = self._meet(path, towards)
             levels = np.minimum(path.at(c), self.members.levels(solution.throughput))
             passes += 1
             # Where the bounds are too coarse to tell which rows are blocked, they are read less strictly.
@@ -141,12 +139,17 @@ class _Filling:
             stalled = 0 if (path.rising & ~rising).any() else stalled + 1
         return Filled(solution.x, solution.shared, solution.throughput, levels, passes, self.solves)
 
-    def _meet(self, path: "Path", programs: "_FillPrograms") -> tuple[float, Solution]:
+    def _towards_together(self, throughput: Floats) -> tuple[Solution, "Bound"]:
+        """The program of a market with pairs, and a bound by pressures."""
+        solution = maximise(ShareProblem(self.market, slope=throughput, level=1.0))
+        return solution, PressureBound(solution.pressure, solution.throughput, _most(self.market))
+
+    def _meet(self, path: "Path", towards: "_Towards") -> tuple[float, Solution]:
         """The largest c that is possible, and an answer there."""
         c = min((path.furthest(bound) for bound in self.bounds), default=path.end)
         for _ in range(MOST_SOLVES):
             levels = path.at(c)
-            solution, bound = programs.towards(self.members.norm * levels)
+            solution, bound = towards(self.members.norm * levels)
             self.solves += 1
             self.bounds.append(bound)
             c = min(c, path.furthest(bound))
@@ -355,23 +358,8 @@ class PressureBound:
 # Programs: as much of given throughputs as possible, and a bound from the answer.
 
 
-class _FillPrograms(Protocol):
-    """Programs of one market."""
-
-    def towards(self, throughput: Floats) -> tuple[Solution, Bound]:
-        """As much of these throughputs as possible, all in proportion, and a bound."""
-
-
-class _TogetherPrograms:
-    """Programs of a market with pairs."""
-
-    def __init__(self, market: GpuMarket) -> None:
-        self.market, self.top = market, _most(market)
-
-    def towards(self, throughput: Floats) -> tuple[Solution, Bound]:
-        """As much of these throughputs as possible."""
-        solution = maximise(ShareProblem(self.market, slope=throughput, level=1.0))
-        return solution, PressureBound(solution.pressure, solution.throughput, self.top)
+_Towards = Callable[[Floats], tuple[Solution, "Bound"]]
+"""As much of these throughputs as possible, all in proportion, and a bound."""
 
 
 class _AlonePrograms:

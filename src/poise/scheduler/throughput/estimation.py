@@ -222,7 +222,11 @@ def filled(table: Throughputs, newcomers: Collection[JobClass], profile: Profile
     shares = _shares(table)
     met = {each for each in shares if each[0] in own}
     known = _Known(table, shares, dict.fromkeys(own, others), own, met, profile)
-    rows = {job: _at_counts(known.alone(job), types) if job in own else types for job, types in table.alone().items()}
+    rows = dict(table.alone())
+    for job, measured in own.items():
+        counts = {gpus for on in measured.values() for gpus in on}
+        speeds = {on: {gpus: row for gpus, row in each.items() if gpus in counts} for on, each in known.alone(job).items()}
+        rows[job] = {on: each for on, each in speeds.items() if each}
     believed = table.with_speeds(f"{table.name}, filled", rows, table.together())
     gaps = [pair for pair in _possible_pairs(rows, own) if believed.pair(*pair) is None]
     return table.with_speeds(believed.name, rows, {**table.together(), **known.together(believed, gaps)})
@@ -403,13 +407,6 @@ def _as_asked(believed: _Alone, truth: _Alone) -> _Alone:
                 packed, rack, cluster = (rate if runs > 0 else 0.0 for rate, runs in zip(row, true, strict=True))
                 asked.setdefault(gpu_type, {})[gpus] = packed, rack, cluster
     return asked
-
-
-def _at_counts(believed: _Alone, measured: _Alone) -> _Alone:
-    """The believed speeds at counts that were measured on some type."""
-    counts = {gpus for on in measured.values() for gpus in on}
-    chosen = {on: {gpus: row for gpus, row in rows.items() if gpus in counts} for on, rows in believed.items()}
-    return {gpu_type: rows for gpu_type, rows in chosen.items() if rows}
 
 
 def _possible_pairs(rows: Mapping[JobClass, _Alone], newcomers: Collection[JobClass]) -> Iterator[Pair]:

@@ -99,13 +99,27 @@ class Throughputs:
     ) -> Self:
         """A table of these measurements. If two answer the same question, the first counts."""
         measurements = tuple(alone)
+        spellings: dict[str, str] = {}
+        levels: dict[JobClass, dict[str, dict[int, dict[Locality, float]]]] = {}
+        for job, gpu_type, gpus, locality, rate in measurements:
+            spellings.setdefault(same_model(job.model), job.model)
+            counts = levels.setdefault(same_class(job), {}).setdefault(gpu_type.lower(), {})
+            counts.setdefault(gpus, {}).setdefault(locality, rate)
+        rows = {
+            job: {on: {gpus: _filled(given, gpus) for gpus, given in counts.items()} for on, counts in types.items()}
+            for job, types in levels.items()
+        }
+        pairs: dict[tuple[JobClass, JobClass, str, int], tuple[float, float]] = {}
+        for first, second, gpu_type, gpus, rates in together:
+            left, right, is_swapped = ordered(same_class(first), same_class(second))
+            pairs.setdefault((left, right, gpu_type.lower(), gpus), rates[::-1] if is_swapped else rates)
         return cls(
             name=name,
             reference=reference.lower(),
             gpu_types=tuple(dict.fromkeys(each.gpu_type.lower() for each in measurements)),
-            _spellings=_spellings(each.job.model for each in measurements),
-            _rows=_rows(measurements),
-            _pairs=_pairs(together),
+            _spellings=spellings,
+            _rows=rows,
+            _pairs=pairs,
             _skews={same_model(model): skew for model, skew in (skews or {}).items()},
         )
 
@@ -207,32 +221,6 @@ class Throughputs:
         if batch_size is not None or job.model not in self._spellings:
             return None
         return min(each for each in self._rows if each.model == job.model)
-
-
-def _spellings(models: Iterable[str]) -> dict[str, str]:
-    spellings: dict[str, str] = {}
-    for model in models:
-        spellings.setdefault(same_model(model), model)
-    return spellings
-
-
-def _rows(measurements: Iterable[Alone]) -> SpeedsAlone:
-    levels: dict[JobClass, dict[str, dict[int, dict[Locality, float]]]] = {}
-    for job, gpu_type, gpus, locality, rate in measurements:
-        counts = levels.setdefault(same_class(job), {}).setdefault(gpu_type.lower(), {})
-        counts.setdefault(gpus, {}).setdefault(locality, rate)
-    return {
-        job: {on: {gpus: _filled(given, gpus) for gpus, given in counts.items()} for on, counts in types.items()}
-        for job, types in levels.items()
-    }
-
-
-def _pairs(together: Iterable[Together]) -> SpeedsTogether:
-    pairs: dict[tuple[JobClass, JobClass, str, int], tuple[float, float]] = {}
-    for first, second, gpu_type, gpus, rates in together:
-        left, right, is_swapped = ordered(same_class(first), same_class(second))
-        pairs.setdefault((left, right, gpu_type.lower(), gpus), rates[::-1] if is_swapped else rates)
-    return pairs
 
 
 def _filled(given: Mapping[Locality, float], gpus: int) -> Row:

@@ -249,7 +249,8 @@ def read_throughputs(path: str | Path) -> Throughputs:
         where = Where(str(path), raw.count(b"\n", 0, error.start) + 1)
         raise ThroughputError(f"{where}: expected UTF-8 text, got the byte 0x{raw[error.start]:02x}") from None
     if text.lstrip().startswith("{"):
-        return parse_gavel(text, str(path), _skews()).with_sizes(_sizes())
+        skews, sizes = _models()
+        return parse_gavel(text, str(path), skews).with_sizes(sizes)
     return _parse(text, str(path), Path(path).name)
 
 
@@ -274,7 +275,8 @@ def _parse(text: str, file: str, name: str) -> Throughputs:
             line.refuse("model", f"one row per measurement (line {earlier} has this one already)")
     if not alone:
         raise ThroughputError(f"{Where(file)}: expected at least one row of a job alone, got none")
-    table = Throughputs.of(name, reference, alone, together, _skews()).with_sizes(_sizes())
+    skews, sizes = _models()
+    table = Throughputs.of(name, reference, alone, together, skews).with_sizes(sizes)
     if reference not in table.gpu_types:
         known = ", ".join(table.gpu_types)
         raise ThroughputError(f"{Where(file)}: reference: expected a type with a row ({known}), got {reference!r}")
@@ -326,20 +328,11 @@ def _gpu_type(line: Line) -> str:
 
 
 @cache
-def _models() -> tuple[Line, ...]:
-    """The shipped table of models whose architecture is public."""
+def _models() -> tuple[dict[str, float], dict[str, float]]:
+    """By model whose architecture is public: size of its largest tensor ÷ its size, and bytes of its parameters."""
     text = (files("poise.scheduler.throughput") / "data" / "models.csv").read_text(encoding="utf-8")
-    return tuple(lines(text, "models.csv", _MODEL_COLUMNS))
-
-
-@cache
-def _skews() -> dict[str, float]:
-    """Size of the largest tensor ÷ size of the model, by model."""
-    largest = {line.text("model"): line.number_above_zero("largest_tensor_mb") for line in _models()}
-    return {line.text("model"): largest[line.text("model")] / line.number_above_zero("size_mb") for line in _models()}
-
-
-@cache
-def _sizes() -> dict[str, float]:
-    """Bytes of parameters, by model."""
-    return {line.text("model"): line.number_above_zero("size_mb") * _MB for line in _models()}
+    skews, sizes = {}, {}
+    for line in lines(text, "models.csv", _MODEL_COLUMNS):
+        model, size = line.text("model"), line.number_above_zero("size_mb")
+        skews[model], sizes[model] = line.number_above_zero("largest_tensor_mb") / size, size * _MB
+    return skews, sizes
