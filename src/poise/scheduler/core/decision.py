@@ -55,7 +55,7 @@ Defragmenting = Callable[["DecisionDraft", int, ClaimShape], bool]
 
 
 def grant(
-    candidates: ClaimSource, draft: "DecisionDraft", holdings: SchedulerState, defragment: Defragmenting | None = None
+    candidates: ClaimSource, draft: "DecisionDraft", state: SchedulerState, defragment: Defragmenting | None = None
 ) -> bool:
     """Serve the claims in order; say whether one that does not fit left the queue blocked."""
     preempting = candidates.preemption is PreemptionRule.BY_RANK
@@ -66,7 +66,7 @@ def grant(
             break  # nothing is free, and nothing can be made free
         if (
             draft.seat(row, shape)
-            or (preempting and draft.make_room(row, shape, candidates, holdings))
+            or (preempting and draft.make_room(row, shape, candidates, state))
             or (defragment is not None and defragment(draft, row, shape))
         ):
             candidates.served(row)
@@ -143,15 +143,6 @@ class DecisionDraft:
         self.after.pop(row, None)
         self.after[row] = holding
         self.joins[row] = other
-
-    def holders(self, before: set[int]) -> set[int]:
-        """The jobs that hold GPUs after the decision so far, given those that held some before; changes `before`."""
-        for row, holding in self.after.items():
-            if holding is None:
-                before.discard(row)
-            else:
-                before.add(row)
-        return before
 
     def settle_stops(
         self, stopped: Collection[int], partner: Mapping[int, int], kept: Collection[int] = frozenset()
@@ -321,16 +312,16 @@ class DecisionDraft:
         else:
             self.after[row] = None
 
-    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, holdings: SchedulerState) -> bool:
+    def make_room(self, row: int, shape: ClaimShape, candidates: ClaimSource, state: SchedulerState) -> bool:
         """Preempt jobs further back, as few and as far back as possible, and seat the claim on their GPUs."""
         if shape in self._short and all(self.free.idle[each] <= self._short[shape][each] for each in shape.types):
             return False
         for gpu_type in shape.types:
-            victims = self._victims(shape, gpu_type, candidates.behind(row), holdings)
+            victims = self._victims(shape, gpu_type, candidates.behind(row), state)
             if not victims:
                 continue
             for victim in victims:
-                self.evict(victim, holdings.of(victim))
+                self.evict(victim, state.of(victim))
             if not self.seat(row, shape):
                 for victim in victims:
                     self._spare(victim)
@@ -353,14 +344,14 @@ class DecisionDraft:
         self._take(victim, holding)
         return True
 
-    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: SchedulerState) -> list[int]:
+    def _victims(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], state: SchedulerState) -> list[int]:
         """The jobs furthest back whose GPUs, with what is free, hold the claim; empty if all together do not."""
         if shape.locality is not Locality.CLUSTER:
-            return self._victims_on_nodes(shape, gpu_type, rows, holdings)
+            return self._victims_on_nodes(shape, gpu_type, rows, state)
         need = shape.gang - self.free.idle[gpu_type]
         victims: list[int] = []
         for row in rows:
-            gpus = holdings.gpus_of(row, gpu_type)
+            gpus = state.gpus_of(row, gpu_type)
             if gpus and self.may_preempt(row):
                 victims.append(row)
                 need -= gpus
@@ -370,15 +361,13 @@ class DecisionDraft:
             return []
         surplus = -need
         for victim in reversed(victims):  # spare those that stand further ahead first
-            gpus = holdings.gpus_of(victim, gpu_type)
+            gpus = state.gpus_of(victim, gpu_type)
             if gpus <= surplus:
                 surplus -= gpus
                 victims.remove(victim)
         return victims
 
-    def _victims_on_nodes(
-        self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], holdings: SchedulerState
-    ) -> list[int]:
+    def _victims_on_nodes(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], state: SchedulerState) -> list[int]:
         """As `_victims`, for a claim that requires locality: GPUs count where enough of them come together."""
         topology = self.free.topology
         most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
@@ -389,15 +378,15 @@ class DecisionDraft:
                 racks.setdefault(topology.rack_of[node], []).append(node)
         victims: list[int] = []
         for row in rows:
-            if not (holdings.gpus_of(row, gpu_type) and self.may_preempt(row)):
+            if not (state.gpus_of(row, gpu_type) and self.may_preempt(row)):
                 continue
             victims.append(row)
-            for node, mask in holdings.of(row):
+            for node, mask in state.of(row):
                 room[node] += mask.bit_count()
             for rack in racks.values():
                 chosen = nlargest(most, rack, key=room.__getitem__)
                 if sum(room[node] for node in chosen) >= shape.gang:
-                    return [each for each in victims if any(slots.node in chosen for slots in holdings.of(each))]
+                    return [each for each in victims if any(slots.node in chosen for slots in state.of(each))]
         return []
 
     def may_preempt(self, row: int) -> bool:

@@ -34,28 +34,24 @@ class Defragmenter:
         if shape.locality is Locality.CLUSTER or row in draft.sites:
             return False
         types = [gpu_type for gpu_type in shape.types if draft.idle[gpu_type] >= shape.gang]
-        movers = self._movers(draft, shape.gang) if types else {}
+        # By node: smaller jobs on this node alone that share with no other job and are as the decision found them.
+        state = self._state
+        movers: dict[int, list[Mover]] = {}
+        for mover, holding in state.ledger.holdings.items() if types else ():
+            gpus = state.columns.gpus[mover]
+            if len(holding) > 1 or gpus >= shape.gang or mover in draft.before or mover in state.ledger.partner:
+                continue
+            rested = state.columns.started[mover] + self._rest
+            if rested > draft.now:  # look at the claim again then
+                draft.protected_until = min(draft.protected_until, rested)
+            elif draft.may_preempt(mover):
+                movers.setdefault(holding[0].node, []).append(Mover(gpus, mover))
         for gpu_type in types:
             for nodes in _choices(draft, shape, gpu_type, movers):
                 victims = _victims(draft, shape.gang, nodes, movers)
                 if victims and self._move(draft, row, shape, victims, nodes):
                     return True
         return False
-
-    def _movers(self, draft: DecisionDraft, gang: int) -> dict[int, list[Mover]]:
-        """By node: smaller jobs on this node alone that share with no other job and are as the decision found them."""
-        state = self._state
-        movers: dict[int, list[Mover]] = {}
-        for row, holding in state.ledger.holdings.items():
-            gpus = state.columns.gpus[row]
-            if len(holding) > 1 or gpus >= gang or row in draft.before or row in state.ledger.partner:
-                continue
-            rested = state.columns.started[row] + self._rest
-            if rested > draft.now:  # look at the claim again then
-                draft.protected_until = min(draft.protected_until, rested)
-            elif draft.may_preempt(row):
-                movers.setdefault(holding[0].node, []).append(Mover(gpus, row))
-        return movers
 
     def _move(self, draft: DecisionDraft, row: int, shape: ClaimShape, victims: list[Mover], nodes: list[int]) -> bool:
         """Move the victims and seat the claim, if all of them find another place; otherwise leave the draft as it was."""

@@ -106,10 +106,6 @@ class MixedTypeDecision:
         types = shape.types if has is None else (has.index(max(has)), *shape.types)
         return ShareRequest(row, shape.gang, types, shape.tasks, has=has, title=title)
 
-    def _placeable(self, request: ShareRequest) -> ShareRequest:
-        """A request that gets nothing new if its gang found no place."""
-        return request._replace(types=()) if request.who in self._placeless else request
-
     def _settled(self, requests: dict[int, ShareRequest]) -> dict[int, Mix]:
         """What each job gets, in order, until nothing is left or a claim blocks those behind it.
 
@@ -142,11 +138,10 @@ class MixedTypeDecision:
         while queue:
             key, place = heappop(queue)
             row = key[4]
-            if place == RUNNING:
-                yield self._placeable(requests[row])
-                continue
-            yield self._placeable(self._request(row, shapes[place], None, Ownership.LENT))
-            if row in gets:  # the consumer has looked at it by now
+            request = requests[row] if place == RUNNING else self._request(row, shapes[place], None, Ownership.LENT)
+            # A gang that found no place gets nothing new.
+            yield request._replace(types=()) if row in self._placeless else request
+            if place != RUNNING and row in gets:  # the consumer has looked at it by now
                 index.stop_waiting(row)
                 self.taken.append(row)
                 if following := index.head(shapes[place]):

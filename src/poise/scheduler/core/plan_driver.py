@@ -108,7 +108,8 @@ class PlanDriver:
         if any(state.free.idle) and (more := plan.more(tuple(state.free.idle))):
             draft.sites |= {claim.row: claim.site for claim in more if claim.site is not None}
             draft.mixes |= {claim.row: claim.mix for claim in more if claim.mix is not None}
-            holds = draft.holders(state.ledger.rows())
+            lost = (row for row, after in draft.after.items() if after is None)
+            holds = state.ledger.rows().union(draft.after).difference(lost)
             grant(PlannedClaims(replace(plan, claims=more), PreemptionRule.NEVER, holds, shape), draft, state)
 
     def _next_plan(self, now: float) -> Plan:

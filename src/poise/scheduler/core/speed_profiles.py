@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from poise.scheduler.core.claim_shapes import ClaimShape
-from poise.scheduler.model.arithmetic import Bools, Floats, Ints
+from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.cluster import Holding, gpu_count
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.job_table import Snapshot
@@ -183,7 +183,12 @@ class WorkloadBuilder:
         has_divisible = bool(divides.any())
         speed = self._table[kind]
         if has_divisible:
-            self._do_with_fewer(divides, kind, gpus, gang, speed)
+            # Shrink gangs of jobs whose steps divide where no type has enough live GPUs.
+            most = np.where(speed[:, : self._types] > 0, gpus, 0.0).max(axis=1)
+            for job in np.flatnonzero(divides & (gang > most)).tolist():
+                fewer = within(self._estimates[kind[job]], gpus.astype(int).tolist())
+                if fewer.tasks is not None:
+                    gang[job], speed[job] = fewer.tasks.gang, _by_column(fewer)
         if self._is_split_costly:
             speed[gang == 1.0, self._types :] = 0.0  # one GPU is never spread
         else:
@@ -225,14 +230,6 @@ class WorkloadBuilder:
             pinned=snapshot.among(snapshot.pinned) if snapshot.pinned else None,
             free=gpus - kept if snapshot.pinned else None,
         )
-
-    def _do_with_fewer(self, divides: Bools, kind: Ints, gpus: Floats, gang: Floats, speed: Floats) -> None:
-        """Shrink gangs of jobs whose steps divide where no type has enough live GPUs; changes `gang` and `speed`."""
-        most = np.where(speed[:, : self._types] > 0, gpus, 0.0).max(axis=1)
-        for job in np.flatnonzero(divides & (gang > most)).tolist():
-            fewer = within(self._estimates[kind[job]], gpus.astype(int).tolist())
-            if fewer.tasks is not None:
-                gang[job], speed[job] = fewer.tasks.gang, _by_column(fewer)
 
 
 def _by_column(estimate: Estimate) -> tuple[float, ...]:

@@ -207,27 +207,24 @@ def aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts:
         result[known, : of.shape[1]] = of[place[known]]
         return result
 
+    pairs, pairs_received = accounts.pairs, accounts.pairs_received
+    if len(pairs.share):  # those of which both jobs are still there
+        moved = np.searchsorted(workload.rows, accounts.rows)
+        inside = np.minimum(moved, max(workload.jobs - 1, 0))
+        is_there = workload.rows[inside] == accounts.rows if workload.jobs else np.zeros(len(accounts.rows), dtype=bool)
+        kept = is_there[pairs.first] & is_there[pairs.second]
+        first, second = moved[pairs.first[kept]], moved[pairs.second[kept]]
+        pairs, pairs_received = Pairs(first, second, pairs.column[kept], pairs.share[kept]), pairs_received[kept]
     return replace(
-        _pairs_aligned(accounts, workload),
+        accounts,
         rows=workload.rows,
         covered=known & accounts.covered[place] if len(accounts.rows) else known,
         share=carried(accounts.share, 0.0),
         received=carried(accounts.received, 1.0),
         begun=carried(accounts.begun, 1.0),
         owed=carried(accounts.owed, 0.0),
+        pairs=pairs,
+        pairs_received=pairs_received,
         is_stale=True,
         pinned=None,
     )
-
-
-def _pairs_aligned(accounts: ShareAccounts, workload: Workload) -> ShareAccounts:
-    """The accounts with those pairs of which both jobs are still there."""
-    of = accounts.pairs
-    if not len(of.share):
-        return accounts
-    moved = np.searchsorted(workload.rows, accounts.rows)
-    inside = np.minimum(moved, max(workload.jobs - 1, 0))
-    is_there = workload.rows[inside] == accounts.rows if workload.jobs else np.zeros(len(accounts.rows), dtype=bool)
-    kept = is_there[of.first] & is_there[of.second]
-    pairs = Pairs(moved[of.first[kept]], moved[of.second[kept]], of.column[kept], of.share[kept])
-    return replace(accounts, pairs=pairs, pairs_received=accounts.pairs_received[kept])

@@ -28,7 +28,6 @@ from poise.scheduler.model.workload import Workload
 
 Kind = TypeVar("Kind", bound=np.generic)
 
-
 CHUNK = 1024
 """Rows that the columns grow by at a time."""
 

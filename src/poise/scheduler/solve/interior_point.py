@@ -192,7 +192,15 @@ class _Method:
             if not self._recentre(1.0) or not np.maximum(self._gap(), self._missed(0.0)) <= 10.0 * GOOD:
                 break  # also if rounding has left nan
             best = self.at
-        return _answer(problem, self.p, best, step)
+        # The answer in the units of the problem, scaled down where rounding uses more than there is.
+        p = self.p
+        x = np.where(p.able[: p.columns], best.y[: p.columns], 0.0)
+        x /= np.maximum(x.sum(axis=0), 1.0)
+        used = p.by_resource(x * p.size).sum(axis=1)
+        x *= p.by_column(np.minimum(1.0, p.capacity / np.maximum(used, NOTHING)))[:, None]
+        throughput = (p.speed[:-1] * x).sum(axis=0) * p.fastest
+        pressure = best.z[-1] * p.worth / (p.fastest * p.count)
+        return Solution(np.ascontiguousarray(x.T), throughput, problem.reached(throughput), pressure, effort=step)
 
     def _complementarity(self) -> float:
         """Σ y·z: the absolute gap between the primal and the dual objective."""
@@ -361,15 +369,3 @@ def _room(change: Floats) -> float:
     """How often a change, relative to positive amounts, can be made before one of them is 0."""
     most = -float(change.min())
     return 1.0 / most if most > 0 else inf
-
-
-def _answer(problem: ShareProblem, p: _Scaled, at: _InteriorPoint, steps: int) -> Solution:
-    """The answer in the units of the problem, scaled down where rounding uses more than there is."""
-    x = at.y[: p.columns]
-    x = np.where(p.able[: p.columns], x, 0.0)
-    x /= np.maximum(x.sum(axis=0), 1.0)
-    used = p.by_resource(x * p.size).sum(axis=1)
-    x *= p.by_column(np.minimum(1.0, p.capacity / np.maximum(used, NOTHING)))[:, None]
-    throughput = (p.speed[:-1] * x).sum(axis=0) * p.fastest
-    pressure = at.z[-1] * p.worth / (p.fastest * p.count)
-    return Solution(np.ascontiguousarray(x.T), throughput, problem.reached(throughput), pressure, effort=steps)

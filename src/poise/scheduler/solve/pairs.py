@@ -327,6 +327,7 @@ class _Master:
 
     def solve(self) -> None:
         """Add pairs and cuts until nothing is missing."""
+        count, several = self.scaled.count, [(i, rows) for i, rows in enumerate(self.groups.rows) if len(rows) > 1]
         asks = (self.scaled.base > 0) | (self.scaled.slope > 0)
         asking = [(group, rows[asks[rows]]) for group, rows in enumerate(self.groups.rows)]
         # To begin with one cut per group: what all its rows want together.
@@ -343,7 +344,11 @@ class _Master:
             if status != HighsModelStatus.kOptimal:
                 raise GaveUpError(f"the linear program with sharing ended as {self.model.modelStatusToString(status)!r}")
             self._read()
-            fresh, cuts = self._paying(), self._missing()
+            fresh = self._paying()
+            # Cuts for groups whose time cannot be divided to give each row what it wants.
+            wants, least = self.scaled.wants(self.level), 2 * TOLERANCE * self.scaled.ease
+            found = [missing(i, rows, self.spent(i)[1:], wants[rows], count[rows], least) for i, rows in several]
+            cuts = [cut for cut in found if cut and cut.identity not in self.known]  # a known one is met but for rounding
             if not len(fresh) and not cuts:
                 return
             self._add_pairs(fresh)
@@ -493,13 +498,6 @@ class _Master:
         return np.sort(fresh[best])
 
     # Cuts
-
-    def _missing(self) -> list[Cut]:
-        """Cuts for groups whose time cannot be divided to give each row what it wants."""
-        wants, count, least = self.scaled.wants(self.level), self.scaled.count, 2 * TOLERANCE * self.scaled.ease
-        several = [(group, rows) for group, rows in enumerate(self.groups.rows) if len(rows) > 1]
-        cuts = [missing(group, rows, self.spent(group)[1:], wants[rows], count[rows], least) for group, rows in several]
-        return [cut for cut in cuts if cut and cut.identity not in self.known]  # a known one is met but for rounding
 
     def _add_cuts(self, cuts: list[Cut]) -> None:
         for cut in cuts:

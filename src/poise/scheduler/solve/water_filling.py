@@ -96,8 +96,9 @@ def fill(market: GpuMarket, groups: Sequence[FillGroup], norm: Floats) -> Filled
     fifo = np.array([*(one.inside is Inside.FIFO for one in groups), False])[group]
     pace = np.array([*(one.weight for one in groups), 1.0])
     able = (group < len(groups)) & (norm > 0)
-    ceiling = np.where(able, _most(market) / np.where(able, norm, 1.0), 0.0)
-    return _Filling(market, Members(group, place, weight, market.size, ceiling, norm, fifo, pace)).run()
+    most = _most(market)
+    ceiling = np.where(able, most / np.where(able, norm, 1.0), 0.0)
+    return _Filling(market, Members(group, place, weight, market.size, ceiling, norm, fifo, pace), most).run()
 
 
 @dataclass
@@ -106,13 +107,14 @@ class _Filling:
 
     market: GpuMarket
     members: "Members"
+    most: Floats
     bounds: list["Bound"] = field(default_factory=list)
     solves: int = 0
 
     def run(self) -> Filled:
         """Raise all levels until rows are blocked, again and again until none rises."""
         market = self.market
-        towards: _Towards = self._towards_together
+        towards = self._towards_together  # as much of given throughputs as possible, all in proportion, and a bound
         if market.beside is None:
             towards = _AlonePrograms(market).towards
             # Prices to begin with: a resource is worth the average relative speed that it gives.
@@ -142,9 +144,9 @@ class _Filling:
     def _towards_together(self, throughput: Floats) -> tuple[Solution, "Bound"]:
         """The program of a market with pairs, and a bound by pressures."""
         solution = maximise(ShareProblem(self.market, slope=throughput, level=1.0))
-        return solution, PressureBound(solution.pressure, solution.throughput, _most(self.market))
+        return solution, PressureBound(solution.pressure, solution.throughput, self.most)
 
-    def _meet(self, path: "Path", towards: "_Towards") -> tuple[float, Solution]:
+    def _meet(self, path: "Path", towards: Callable[[Floats], tuple[Solution, "Bound"]]) -> tuple[float, Solution]:
         """The largest c that is possible, and an answer there."""
         c = min((path.furthest(bound) for bound in self.bounds), default=path.end)
         for _ in range(MOST_SOLVES):
@@ -356,10 +358,6 @@ class PressureBound:
 
 
 # Programs: as much of given throughputs as possible, and a bound from the answer.
-
-
-_Towards = Callable[[Floats], tuple[Solution, "Bound"]]
-"""As much of these throughputs as possible, all in proportion, and a bound."""
 
 
 class _AlonePrograms:

@@ -282,8 +282,21 @@ class _Known:
 
     def alone(self, job: JobClass) -> dict[str, dict[int, Row]]:
         """Speeds alone of a newcomer: measured where it was profiled, else estimated if anything known is linked to them."""
-        others = [self.table.alone()[other] for other in self.references[job]]
-        speeds = _completed_speeds([self.own[job], *others], _columns(self.table), self.profile)
+        jobs, columns = [self.own[job], *map(self.table.alone().__getitem__, self.references[job])], _columns(self.table)
+        rates_of = [[each.get(on, {}).get(gpus, CANNOT_RUN)[level] for on, gpus, level in columns] for each in jobs]
+        known = np.array([[math.log(rate) if rate > 0 else math.nan for rate in row] for row in rates_of])
+        rows, reached = _linked(~np.isnan(known))
+        rank, regulariser = self.profile.rank, self.profile.regulariser
+        logs = completed(known[np.ix_(rows, reached)], rank=rank, regulariser=regulariser, offsets=Offsets.BOTH)[0]
+        rates = exp(np.clip(logs, math.log(LEAST_RATE), math.log(MOST_RATE))).tolist()
+        found: dict[tuple[str, int], dict[Locality, float]] = {}
+        for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
+            found.setdefault((gpu_type, gpus), {})[level] = rate
+        speeds: dict[str, dict[int, Row]] = {}
+        for (gpu_type, gpus), levels in found.items():  # an estimate never makes a gang faster for being spread
+            packed = levels.get(Locality.PACKED, max(levels.values()))
+            rack = min(packed, levels.get(Locality.RACK, packed))
+            speeds.setdefault(gpu_type, {})[gpus] = packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
         for gpu_type, counts in self.own[job].items():
             speeds.setdefault(gpu_type, {}).update(counts)
         return speeds
@@ -363,26 +376,6 @@ def _columns(table: Throughputs) -> list[_Column]:
     rows = [row for types in table.alone().values() for counts in types.values() for row in counts.values()]
     wider = [level for level in (Locality.RACK, Locality.CLUSTER) if any(row[level] != row[level - 1] for row in rows)]
     return [(on, gpus, level) for on, gpus in places for level in (Locality.PACKED, *(wider if gpus > 1 else ()))]
-
-
-def _completed_speeds(jobs: Sequence[_Alone], columns: Sequence[_Column], profile: Profile) -> dict[str, dict[int, Row]]:
-    """Steps per second of the first of these jobs, at every column that a chain of known entries links it to."""
-    rates_of = [[job.get(on, {}).get(gpus, CANNOT_RUN)[level] for on, gpus, level in columns] for job in jobs]
-    known = np.array([[math.log(rate) if rate > 0 else math.nan for rate in row] for row in rates_of])
-    rows, reached = _linked(~np.isnan(known))
-    part = known[np.ix_(rows, reached)]
-    logs = completed(part, rank=profile.rank, regulariser=profile.regulariser, offsets=Offsets.BOTH)[0]
-    rates = exp(np.clip(logs, math.log(LEAST_RATE), math.log(MOST_RATE))).tolist()
-    found: dict[str, dict[int, dict[Locality, float]]] = {}
-    for (gpu_type, gpus, level), rate in zip(compress(columns, reached), rates, strict=True):
-        found.setdefault(gpu_type, {}).setdefault(gpus, {})[level] = rate
-    speeds: dict[str, dict[int, Row]] = {gpu_type: {} for gpu_type in found}
-    for gpu_type, counts in found.items():
-        for gpus, levels in counts.items():  # an estimate never makes a gang faster for being spread
-            packed = levels.get(Locality.PACKED, max(levels.values()))
-            rack = min(packed, levels.get(Locality.RACK, packed))
-            speeds[gpu_type][gpus] = packed, rack, min(rack, levels.get(Locality.CLUSTER, rack))
-    return speeds
 
 
 def _linked(known: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -46,7 +46,13 @@ def completed(known: Floats, *, rank: int, regulariser: float, offsets: Offsets)
         return np.where(mask, known, 0.0)
     weights = mask.astype(np.float64)
     # The factors only have to explain what offsets cannot; otherwise rows of very different levels would pass for structure.
-    levels = _levels(np.where(mask, known, 0.0), weights) if offsets is Offsets.BOTH else np.zeros(known.shape)
+    levels = np.zeros(known.shape)
+    if offsets is Offsets.BOTH:  # the best a_i + b_j without any factors, from the normal equations of all offsets at once
+        here, height = np.where(mask, known, 0.0), len(known)
+        counts = np.diag(np.concatenate([weights.sum(axis=1), weights.sum(axis=0)]) + _OFFSETS_COST)
+        counts[:height, height:], counts[height:, :height] = weights, weights.T
+        best = solved(counts, np.concatenate([here.sum(axis=1), here.sum(axis=0)])[:, None])[:, 0]
+        levels = best[:height, None] + best[height:]
     left = np.where(mask, known - levels, 0.0)
     columns = _start(left, min(rank, *known.shape))
     across, down = _Fit.of(left, weights, regulariser, offsets), _Fit.of(left.T, weights.T, regulariser, offsets)
@@ -59,16 +65,6 @@ def completed(known: Floats, *, rank: int, regulariser: float, offsets: Offsets)
             break
     furthest = _FURTHEST * np.abs(left).max()
     return np.where(mask, known, levels + np.clip(product, -furthest, furthest))
-
-
-def _levels(here: Floats, weights: Floats) -> Floats:
-    """The best a_i + b_j without any factors, from the normal equations of all offsets at once."""
-    counts = np.diag(np.concatenate([weights.sum(axis=1), weights.sum(axis=0)]) + _OFFSETS_COST)
-    height = len(here)
-    counts[:height, height:], counts[height:, :height] = weights, weights.T
-    offsets = solved(counts, np.concatenate([here.sum(axis=1), here.sum(axis=0)])[:, None])[:, 0]
-    levels: Floats = offsets[:height, None] + offsets[height:]
-    return levels
 
 
 def _start(left: Floats, rank: int) -> Floats:

@@ -279,21 +279,16 @@ def _own_rate(table: Throughputs, job: Job) -> float:
             problem = "states its work in steps but names no model; name one, or give the job's duration"
             raise ThroughputError(f"job {job.id!r} {problem}")
         batch = "" if job.batch_size is None else f" at batch size {job.batch_size}"
+        # Batch sizes or models of the table that may have been meant.
+        model, names = same_model(job.model), {same_model(name): name for name in table.models()}
+        sizes = [str(each.batch_size or "not stated") for each in table.classes() if same_model(each.model) == model]
+        near = ", ".join(names[name] for name in difflib.get_close_matches(model, names, n=3, cutoff=0.5))
+        meant = f" (known batch sizes: {', '.join(sizes)})" if sizes else f" (nearest: {near})" if near else ""
         raise ThroughputError(
             f"job {job.id!r}: the throughput table {table.name!r} does not know model {job.model!r}{batch}"
-            f"{_near(table, job.model)}; give a table that has it (--throughputs FILE), or the job's duration"
+            f"{meant}; give a table that has it (--throughputs FILE), or the job's duration"
         )
     return min(job.steps / job.duration, MOST_RATE) if job.steps and job.duration else 1.0
-
-
-def _near(table: Throughputs, model: str) -> str:
-    """Batch sizes or models of the table that may have been meant."""
-    names = {same_model(name): name for name in table.models()}
-    sizes = [each.batch_size for each in table.classes() if same_model(each.model) == same_model(model)]
-    if sizes:
-        return f" (known batch sizes: {', '.join('not stated' if size is None else str(size) for size in sizes)})"
-    near = difflib.get_close_matches(same_model(model), names, n=3, cutoff=0.5)
-    return f" (nearest: {', '.join(names[name] for name in near)})" if near else ""
 
 
 def _name(job: Job, own: float | None) -> str:
