@@ -301,11 +301,11 @@ class _Method:
         per_a, per_c = self._use / self._a, self._gain / self._c
         resources = len(p.capacity)
         schur = np.empty((resources + p.has_level,) * 2)
-        schur[:resources, :resources] = -_products(per_a, self._use)
+        schur[:resources, :resources] = -np.einsum("rm,sm->rs", per_a, self._use)
         others = np.einsum("rs,sm->rm", self._others, by_resource) + d[p.columns]
         own = np.einsum("rm,rm,m->r", per_a, others, p.size) + at.w / at.zw
         schur[range(resources), range(resources)] = own
-        schur[:resources, :resources] -= _products(per_c, self._gain)
+        schur[:resources, :resources] -= np.einsum("rm,sm->rs", per_c, self._gain)
         if p.has_level:
             schur[:-1, -1] = (per_c * p.slope).sum(axis=1)
             schur[-1, :-1] = -schur[:-1, -1]
@@ -357,12 +357,6 @@ class _Method:
 
 def _product(one: Floats, other: Floats) -> float:
     return float(np.einsum("cm,cm->", one, other))
-
-
-def _products(one: Floats, other: Floats) -> Floats:
-    """Inner products of all rows of one matrix with all rows of the other."""
-    products: Floats = np.einsum("rm,sm->rs", one, other)
-    return products
 
 
 def _room(change: Floats) -> float:
