@@ -15,9 +15,9 @@ from fastapi import FastAPI
 
 from poise.scheduler.policies.catalogue import policy_named
 from poise.service.server.accounts import TokenStore
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.http.app import create_app
 from poise.service.server.http.guard import ApiOptions
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest, Submission, notes_on
 from poise.service.wire.views import (
     Account,

@@ -21,6 +21,6 @@ class MortalEngine(FakeEngine):
 
 
 if __name__ == "__main__":
-    startup.open_engine = lambda _setup: MortalEngine()  # type: ignore[assignment, return-value]
+    startup.open_service = lambda _setup: MortalEngine()  # type: ignore[assignment, return-value]
     sys.argv.insert(1, "serve")
     app.main()

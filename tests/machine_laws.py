@@ -9,8 +9,8 @@ from poise.lab.analysis.history import History
 from poise.scheduler.model.job import Status
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
-from poise.service.server.engine_api import JobFilter
 from poise.service.server.records import JobRecord, StateCounts, slots_by_node
+from poise.service.server.service_api import JobFilter
 from poise.service.wire.views import JobRow, JobState
 
 

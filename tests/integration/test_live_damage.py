@@ -14,7 +14,7 @@ from tests.integration.test_live_state import ANN, Served
 from tests.shell import COMMAND, poise
 
 from poise.scheduler.model.errors import JournalError
-from poise.service.server.engine_api import JobFilter, Verb
+from poise.service.server.service_api import JobFilter, Verb
 from poise.service.server.storage.schema import FILE
 from poise.service.server.storage.sidecar import MARK, JournalEnd, JournalMark
 from poise.service.wire.views import JobState

@@ -13,10 +13,10 @@ from tests.backends import PATIENCE, until
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import JournalError
-from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
-from poise.service.server.startup import BackendKind, Setup, open_engine
+from poise.service.server.service_api import JobFilter, Verb
+from poise.service.server.startup import BackendKind, Setup, open_service
 from poise.service.server.storage.schema import FILE
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, JobState, Role
@@ -42,7 +42,7 @@ class Served:
     def start(self) -> None:
         cluster, log = parse_cluster("v100:2"), Logbook(self.log)
         setup = Setup(self.state, cluster, "fifo", "consolidate", Settings(round=1.0), BackendKind.LOCAL, log)
-        self.engine: LiveService = open_engine(setup)
+        self.engine: LiveService = open_service(setup)
         self.engine.start()
 
     def restart(self) -> None:

@@ -21,10 +21,10 @@ from tests.states import STATES, load
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import PoiseError
-from poise.service.server.engine_api import JobFilter, Verb
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
-from poise.service.server.startup import BackendKind, Setup, open_engine
+from poise.service.server.service_api import JobFilter, Verb
+from poise.service.server.startup import BackendKind, Setup, open_service
 from poise.service.server.storage.replay import replay_store
 from poise.service.server.storage.schema import FILE
 from poise.service.server.storage.sidecar import MARK
@@ -46,7 +46,7 @@ def started(state: Path) -> tuple[LiveService, str]:
     log = StringIO()
     cluster, settings = parse_cluster("v100:4"), Settings(round=60.0)
     setup = Setup(state, cluster, "fifo", "consolidate", settings, BackendKind.NULL, Logbook(log))
-    engine = open_engine(setup)
+    engine = open_service(setup)
     engine.start()
     return engine, log.getvalue()
 

@@ -13,7 +13,7 @@ from poise.lab.analysis.history import History
 from poise.scheduler.model.action import JournalEntry
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
-from poise.service.server.engine_api import RequestRefusedError, Verb
+from poise.service.server.service_api import RequestRefusedError, Verb
 from poise.service.server.storage.store import StorageError
 from poise.service.wire.request import Submission
 from poise.service.wire.views import JobState

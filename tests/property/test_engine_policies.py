@@ -13,7 +13,7 @@ from tests.machine_laws import check_books, check_standing
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.policies.catalogue import POLICIES
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import RequestRefusedError, Verb
+from poise.service.server.service_api import RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest
 
 STEPS = 40

@@ -13,7 +13,14 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Allocator, Workload
 from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic
 from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
-from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.gavel import (
+    IsolatedShares,
+    Makespan,
+    MaxMin,
+    MaxThroughput,
+    Proportional,
+    SecondaryObjective,
+)
 from poise.scheduler.policies.min_cost import CostForm, MinCost
 from poise.scheduler.policies.partitioned import Partitioned
 from poise.scheduler.policies.shares import (

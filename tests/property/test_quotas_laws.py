@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.machine import ALICE, BOB, Service, a_request
 
-from poise.service.server.engine_api import RequestRefusedError, Verb
 from poise.service.server.quotas import HOUR, SLOT, Allowance, Load, size_of
+from poise.service.server.service_api import RequestRefusedError, Verb
 from poise.service.wire.views import Account, Role
 
 PEOPLE = (ALICE, BOB, Account(name="carol", tenant=ALICE.tenant, role=Role.USER))

@@ -10,7 +10,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.throughput.estimation import Pair, Profile, estimated, filled, profiled_pairs, profiled_types, stand_ins
+from poise.scheduler.throughput.estimation import (
+    Pair,
+    Profile,
+    estimated,
+    filled,
+    profiled_pairs,
+    profiled_types,
+    stand_ins,
+)
 from poise.scheduler.throughput.matrix_completion import Offsets, completed
 from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 

@@ -6,7 +6,15 @@ import pytest
 from tests.builders import a_job, simulate
 
 from poise.lab.analysis.tenant_usage import HOUR, TenantUsage, TradeRecord
-from poise.scheduler.model.action import Entitled, JournalEntry, Launch, Preempt, PreemptionCause, Traded, Waited
+from poise.scheduler.model.action import (
+    Entitled,
+    JournalEntry,
+    Launch,
+    Preempt,
+    PreemptionCause,
+    Traded,
+    Waited,
+)
 from poise.scheduler.model.cluster import Slots, parse_cluster
 from poise.scheduler.model.event import Finished, Submitted
 from poise.scheduler.model.job import Job

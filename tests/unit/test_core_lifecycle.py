@@ -15,7 +15,17 @@ from poise.scheduler.core.settings import RetryRule, Settings
 from poise.scheduler.model.action import PreemptionCause
 from poise.scheduler.model.cluster import Slots, parse_cluster
 from poise.scheduler.model.errors import InvariantError
-from poise.scheduler.model.event import Cancelled, Carried, Computed, Estimated, Event, Failed, Held, Released, Submitted
+from poise.scheduler.model.event import (
+    Cancelled,
+    Carried,
+    Computed,
+    Estimated,
+    Event,
+    Failed,
+    Held,
+    Released,
+    Submitted,
+)
 from poise.scheduler.model.job import Job, Status
 from poise.scheduler.model.micro_batches import Tasks
 from poise.scheduler.model.plan import Claim, Grain

@@ -11,7 +11,7 @@ from tests.shell import poise
 from poise.engine.journal import read_header
 from poise.scheduler.core.settings import Settings
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import JobFilter, RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RequestRefusedError, Verb
 from poise.service.server.storage.replay import replay_store
 from poise.service.wire.views import JobState
 

@@ -13,7 +13,7 @@ from poise.service.backends.api import RunEnding, RunProgressed
 from poise.service.server import batch as batch_module
 from poise.service.server import engine as engine_module
 from poise.service.server.admission import MOST_KINDS
-from poise.service.server.engine_api import RequestRefusedError, Verb
+from poise.service.server.service_api import RequestRefusedError, Verb
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import JobState
 

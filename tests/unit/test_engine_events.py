@@ -8,7 +8,7 @@ from tests.machine import ALICE, BOB, FakeBackend, LingeringBackend, Service, a_
 from poise.scheduler.policies.catalogue import POLICIES, Capability
 from poise.service.backends.api import RunEnded, RunEnding, RunOrder
 from poise.service.server.engine import open_orders
-from poise.service.server.engine_api import JobFilter, Verb
+from poise.service.server.service_api import JobFilter, Verb
 from poise.service.wire.views import Account, EventRow, JobState, Role
 
 ROOT = Account(name="root", tenant="ops", role=Role.ADMIN)

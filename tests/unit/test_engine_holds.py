@@ -7,7 +7,7 @@ from tests.machine import ALICE, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import Verb
+from poise.service.server.service_api import Verb
 from poise.service.wire.views import CommandResult, Flag, JobState, NodeRow
 
 

@@ -11,7 +11,7 @@ from poise.engine.loop import replay
 from poise.service.backends.api import RunEnding
 from poise.service.server.dependencies import core_of
 from poise.service.server.engine import open_orders
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.views import Flag, JobState
 
 

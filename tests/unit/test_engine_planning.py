@@ -12,7 +12,7 @@ from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import Progressed
 from poise.service.backends.api import BackendFailed, RunEnding
-from poise.service.server.engine_api import JobFilter, RequestRefusedError
+from poise.service.server.service_api import JobFilter, RequestRefusedError
 from poise.service.wire.request import Submission
 
 ROUNDS = Settings(cadence=Cadence.ROUNDS, round=10.0, retries=2)

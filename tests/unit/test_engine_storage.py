@@ -15,8 +15,8 @@ from tests.machine_laws import check_books, check_standing, finish_all
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
 from poise.service.backends.api import BackendFailed, DesiredState, RunEnding, RunOrder
 from poise.service.server.engine import ServiceEngine
-from poise.service.server.engine_api import ChangeJob, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.service import LiveService
+from poise.service.server.service_api import ChangeJob, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.storage.schema import FILE, checksum
 from poise.service.server.storage.sidecar import RESERVE
 from poise.service.server.storage.store import Changes, StorageError, Store

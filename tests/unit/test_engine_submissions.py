@@ -10,8 +10,8 @@ from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunProgressed
 from poise.service.server import batch
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError, Verb
 from poise.service.server.quotas import HOUR, LATER, MIB, SLOT, Allowance, size_of
+from poise.service.server.service_api import RefusalCode, RequestRefusedError, Verb
 from poise.service.server.storage.schema import checksum
 from poise.service.wire.request import JobRequest, Submission
 from poise.service.wire.views import Account, EventRow, JobState, Role

@@ -11,7 +11,7 @@ from tests.machine_laws import paged
 from poise.service.backends.api import LogPart, RunEnding
 from poise.service.server import event_log as telling_module
 from poise.service.server import queue_view as lining_module
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.wire.views import EventPage, EventRow, JobState, QueuePage
 
 EVERY = frozenset(JobState)

@@ -12,7 +12,14 @@ from poise.scheduler.model.workload import Allocation, Allocator, Workload
 from poise.scheduler.policies.catalogue import POLICIES, Family, policy_named
 from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, ShareCombinator, levelled
 from poise.scheduler.policies.finish_time import FinishTime
-from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.gavel import (
+    IsolatedShares,
+    Makespan,
+    MaxMin,
+    MaxThroughput,
+    Proportional,
+    SecondaryObjective,
+)
 from poise.scheduler.policies.min_cost import CostForm, MinCost
 from poise.scheduler.policies.partitioned import Partitioned, parted
 from poise.scheduler.policies.shares import Count, Norm, isolated_throughput

@@ -11,7 +11,14 @@ from tests.workloads import a_workload, example_g, overdrawn, throughput
 from poise.scheduler.model.workload import Allocation, Allocator, Awareness, Leftover, Workload
 from poise.scheduler.policies.combinators import HeterogeneityAgnostic
 from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
-from poise.scheduler.policies.gavel import IsolatedShares, Makespan, MaxMin, MaxThroughput, Proportional, SecondaryObjective
+from poise.scheduler.policies.gavel import (
+    IsolatedShares,
+    Makespan,
+    MaxMin,
+    MaxThroughput,
+    Proportional,
+    SecondaryObjective,
+)
 from poise.scheduler.policies.min_cost import CostForm, MinCost
 from poise.scheduler.policies.shares import Count, Norm, fastest, isolated_throughput, packed, proportional
 from poise.scheduler.policies.strategy_proof import StrategyProof

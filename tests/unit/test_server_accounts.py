@@ -9,7 +9,7 @@ import pytest
 from poise.scheduler.model.errors import PoiseError
 from poise.service.server import accounts as module
 from poise.service.server.accounts import TokenStore, is_at_least
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.views import Account, NewToken, Role
 
 

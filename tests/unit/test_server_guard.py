@@ -12,7 +12,14 @@ from tests.fake_engine import Api, Call, Reply, an_api, awaited, calls
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.server import logs
-from poise.service.server.http.guard import BUSY, AllowedHosts, ApiOptions, ConcurrencyLimit, RequestGuard, RequestLimits
+from poise.service.server.http.guard import (
+    BUSY,
+    AllowedHosts,
+    ApiOptions,
+    ConcurrencyLimit,
+    RequestGuard,
+    RequestLimits,
+)
 from poise.service.server.logs import LINES, SPAN, Logbook, LogFormat
 from poise.service.wire.views import Account, Role
 

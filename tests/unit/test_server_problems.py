@@ -12,11 +12,11 @@ from tests.fake_engine import Api, Call, Kept, an_api, calls
 from tests.machine import Service
 
 from poise.service.backends.api import RunEnding
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.http.app import create_app
 from poise.service.server.http.guard import ApiOptions
 from poise.service.server.http.problems import body_problem
 from poise.service.server.logs import Level, Logbook
+from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.request import MOST_VARIABLES, JobRequest, RetrySpec, Submission
 from poise.service.wire.views import JobState, SubmittedView
 

@@ -19,7 +19,7 @@ from poise.scheduler.model.errors import JournalError
 from poise.scheduler.model.job import Yields
 from poise.service.server.logs import Logbook
 from poise.service.server.service import LiveService
-from poise.service.server.startup import BackendKind, Setup, open_engine
+from poise.service.server.startup import BackendKind, Setup, open_service
 from poise.service.server.storage import schema
 from poise.service.server.storage.replay import last_chapter, replay_store
 from poise.service.server.storage.schema import FILE, VERSION
@@ -32,7 +32,7 @@ KEPT = pytest.mark.parametrize("kept", DUMPS, ids=lambda path: path.stem)
 def opened(state: Path) -> tuple[LiveService, StringIO]:
     log = StringIO()
     cluster = parse_cluster("v100:2")
-    return open_engine(Setup(state, cluster, None, "consolidate", Settings(round=1.0), BackendKind.NULL, Logbook(log))), log
+    return open_service(Setup(state, cluster, None, "consolidate", Settings(round=1.0), BackendKind.NULL, Logbook(log))), log
 
 
 def everything(state: Path) -> list[tuple[object, ...]]:

@@ -10,7 +10,13 @@ import pytest
 from tests.builders import a_job
 
 from poise.lab.traces import philly_shape
-from poise.lab.traces.failure_model import DrawnFailures, FailureModel, draw_failures, parse_failure_model, with_failures
+from poise.lab.traces.failure_model import (
+    DrawnFailures,
+    FailureModel,
+    draw_failures,
+    parse_failure_model,
+    with_failures,
+)
 from poise.lab.traces.formats.poise import write_trace
 from poise.lab.traces.parsing import FieldError
 from poise.lab.traces.philly_shape import CAUSES, FAILURE_PROBABILITIES, MOST_ATTEMPTS, FailureCause

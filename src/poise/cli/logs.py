@@ -8,7 +8,15 @@ from unicodedata import category
 
 import click
 
-from poise.cli.live import answer, clock_time, connected, connected_for_long, document, suggesting, until_interrupted
+from poise.cli.live import (
+    answer,
+    clock_time,
+    connected,
+    connected_for_long,
+    document,
+    suggesting,
+    until_interrupted,
+)
 from poise.cli.options import examples, json_option, print_json
 from poise.scheduler.model.errors import RequestError
 from poise.service.wire.request import plain

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poise.cli.options import DURATION, Command, check_round, choice_of, json_flag, print_json, read_cluster, with_options
+from poise.cli.options import (
+    DURATION,
+    Command,
+    check_round,
+    choice_of,
+    json_flag,
+    print_json,
+    read_cluster,
+    with_options,
+)
 from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.placement.strategies import PLACEMENTS, placement_named

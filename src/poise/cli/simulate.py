@@ -13,7 +13,16 @@ from rich.table import Table as RichTable
 from poise.cli import INTERRUPTED
 from poise.cli.experiment import experiment_options, read_experiment
 from poise.cli.options import FILE, FOLDER, force_option, json_option, print_json
-from poise.cli.output import COLUMNS, OutputKind, check_file, check_folder, console, make_folder, show_notes, watching
+from poise.cli.output import (
+    COLUMNS,
+    OutputKind,
+    check_file,
+    check_folder,
+    console,
+    make_folder,
+    show_notes,
+    watching,
+)
 from poise.engine.assembly import replay_journal
 from poise.engine.journal import NAME
 from poise.lab.analysis.summary import Summary

@@ -39,9 +39,26 @@ from poise.lab.traces.schema import JobOutcome, Trace, TraceJob
 from poise.scheduler.core.validation_pool import ValidationPool
 from poise.scheduler.model.action import Action, Compute, JournalEntry, Launch
 from poise.scheduler.model.arithmetic import Floats, Ints
-from poise.scheduler.model.cluster import LONGEST_SHOWN, MOST_GPUS, Cluster, Holding, Slots, gpu_count, parse_cluster
+from poise.scheduler.model.cluster import (
+    LONGEST_SHOWN,
+    MOST_GPUS,
+    Cluster,
+    Holding,
+    Slots,
+    gpu_count,
+    parse_cluster,
+)
 from poise.scheduler.model.errors import JournalError, RequestError
-from poise.scheduler.model.event import Computed, Estimated, Event, Finished, NodeLost, NodeReturned, Revealed, Submitted
+from poise.scheduler.model.event import (
+    Computed,
+    Estimated,
+    Event,
+    Finished,
+    NodeLost,
+    NodeReturned,
+    Revealed,
+    Submitted,
+)
 from poise.scheduler.model.job import Job, Status
 from poise.scheduler.model.topology import Topology
 from poise.scheduler.throughput.speeds import Speeds

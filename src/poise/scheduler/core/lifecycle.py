@@ -33,7 +33,16 @@ from poise.scheduler.core.policy_driver import PolicyDriver
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.core.speed_profiles import NO_PROFILE, SpeedProfile
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.action import Action, Cancel, Compute, Launch, Preempt, PreemptionCause, Reject, Waited
+from poise.scheduler.model.action import (
+    Action,
+    Cancel,
+    Compute,
+    Launch,
+    Preempt,
+    PreemptionCause,
+    Reject,
+    Waited,
+)
 from poise.scheduler.model.cluster import Holding, gpu_count
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import Carried, Submitted

@@ -12,7 +12,13 @@ from math import inf
 from poise.scheduler.core.claim_shapes import ClaimShape, WaitClocks
 from poise.scheduler.core.ledger import Ledger
 from poise.scheduler.core.settings import DelayScheduling, Settings
-from poise.scheduler.core.speed_profiles import ClaimShapes, SpeedProfile, WorkloadBuilder, why_impossible, within
+from poise.scheduler.core.speed_profiles import (
+    ClaimShapes,
+    SpeedProfile,
+    WorkloadBuilder,
+    why_impossible,
+    within,
+)
 from poise.scheduler.core.validation_pool import ValidationPool
 from poise.scheduler.model.cluster import Cluster, Holding, site_of
 from poise.scheduler.model.errors import InvariantError

@@ -31,7 +31,15 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, fraction
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    fraction,
+)
 from poise.scheduler.policies.shares import Memoryless
 from poise.scheduler.solve.matching import Matching, match
 

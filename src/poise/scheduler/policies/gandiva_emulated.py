@@ -18,7 +18,15 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.workload import Allocation, Awareness, Pairs, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, whole_number
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    whole_number,
+)
 from poise.scheduler.policies.promises import among_jobs_alike
 from poise.scheduler.policies.shares import in_columns, isolated_shares, packed
 from poise.scheduler.solve import pseudo_random

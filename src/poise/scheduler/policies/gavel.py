@@ -19,7 +19,15 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, dot
 from poise.scheduler.model.workload import Allocation, Awareness, Workload
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positives
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    choice,
+    positives,
+)
 from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs, among_jobs_alike
 from poise.scheduler.policies.shares import (
     BY_THROUGHPUT,

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, choice
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    choice,
+)
 from poise.scheduler.policies.shares import (
     GAVEL,
     IN_ROUNDS,

@@ -19,7 +19,15 @@ from types import MappingProxyType
 
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Unfitting
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positive
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    choice,
+    positive,
+)
 from poise.scheduler.policies.promises import among_jobs
 
 

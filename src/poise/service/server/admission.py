@@ -14,7 +14,7 @@ from poise.scheduler.model.topology import Topology
 from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.scheduler.throughput.speeds import Speeds
 from poise.scheduler.throughput.table import Throughputs, shipped
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.request import JobRequest, PreemptionMode
 
 UNKNOWN = "default"  # tenant under which a request that names none is checked

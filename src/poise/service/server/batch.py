@@ -25,12 +25,12 @@ from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import format_seconds
 from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunEvent, RunProgressed
-from poise.service.server import engine_api as api
+from poise.service.server import service_api as api
 from poise.service.server.admission import job_of
 from poise.service.server.dependencies import Dependencies
-from poise.service.server.engine_api import Command, RefusalCode, RequestRefusedError, Verb, grant, refuse
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
+from poise.service.server.service_api import Command, RefusalCode, RequestRefusedError, Verb, fulfil, refuse
 from poise.service.server.service_state import DEFERRED, Batch, ServiceState
 from poise.service.server.storage.store import check_same, holder
 from poise.service.wire import views
@@ -150,7 +150,7 @@ class BatchBuilder:
 
     def _reply(self, command: Command, answer: object) -> None:
         """Answer once the batch is committed."""
-        self.batch.replies.append(lambda: grant(command, answer))
+        self.batch.replies.append(lambda: fulfil(command, answer))
 
     # Commands.
 
@@ -229,7 +229,7 @@ class BatchBuilder:
             self._hold_told.add(job)
             self.batch.add(_CHANGES[verb](job), by=by.name)
         # The state is that after the commit, hence read late.
-        self.batch.replies.append(lambda: grant(command, views.CommandResult(job=job, state=record.state, text=text)))
+        self.batch.replies.append(lambda: fulfil(command, views.CommandResult(job=job, state=record.state, text=text)))
 
     def _cancel_tenant(self, command: api.CancelTenant) -> None:
         records, left, done = self._state.records, command.left, command.done

@@ -31,13 +31,28 @@ from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
 from poise.scheduler.model.errors import InvariantError, JournalError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
-from poise.service.backends.api import BackendFailed, DesiredState, LiveBackend, RunBegan, RunEnded, RunEvent, RunOrder
-from poise.service.server import engine_api as api
+from poise.service.backends.api import (
+    BackendFailed,
+    DesiredState,
+    LiveBackend,
+    RunBegan,
+    RunEnded,
+    RunEvent,
+    RunOrder,
+)
+from poise.service.server import service_api as api
 from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, late_runs
 from poise.service.server.dependencies import Dependencies
-from poise.service.server.engine_api import Command, RefusalCode, RequestRefusedError, frees_room, grant, refuse
 from poise.service.server.records import JobRecord, RunRecord
 from poise.service.server.recovery import is_started_as_before, recover, renewed, set_aside, set_weight
+from poise.service.server.service_api import (
+    Command,
+    RefusalCode,
+    RequestRefusedError,
+    frees_room,
+    fulfil,
+    refuse,
+)
 from poise.service.server.service_state import DEFERRED, JOB_ENDED, Batch, Outcome, ServiceState
 from poise.service.server.storage.store import Changes, StorageError, Store
 from poise.service.wire.request import JobRequest
@@ -396,7 +411,7 @@ class ServiceEngine:
             self.deps.log.info("chapter", policy=self.state.header.policy, jobs=len(self.state.records))
         self._dispatch(outcome)
         if command is not None:
-            grant(command, None)
+            fulfil(command, None)
 
     # When a commit fails. The store keeps a reserve on the disk (docs/design/0010-hardening.md, "Full disk"), which is given
     # up piece by piece for what frees room: cancellations, holds, ends of runs. When that is gone too, all is refused.

@@ -14,7 +14,17 @@ from poise.engine.journal import read_entry, read_header
 from poise.scheduler.model.action import Abandon, Action, Cancel, JournalEntry, Launch, Preempt, Reject, Remark
 from poise.scheduler.model.cluster import Cluster
 from poise.scheduler.model.errors import JournalError
-from poise.scheduler.model.event import Cancelled, Carried, Event, Failed, Finished, Held, Released, Stopped, Submitted
+from poise.scheduler.model.event import (
+    Cancelled,
+    Carried,
+    Event,
+    Failed,
+    Finished,
+    Held,
+    Released,
+    Stopped,
+    Submitted,
+)
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
 from poise.service.server.records import slots_by_node

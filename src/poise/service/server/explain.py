@@ -14,7 +14,14 @@ from poise.scheduler.core.reasons import Code
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import counted, format_seconds
-from poise.scheduler.policies.catalogue import POLICIES, Capability, Family, PolicyProperty, listing_of, promise_of
+from poise.scheduler.policies.catalogue import (
+    POLICIES,
+    Capability,
+    Family,
+    PolicyProperty,
+    listing_of,
+    promise_of,
+)
 from poise.service.backends.api import RunEnding
 from poise.service.server.batch import deferral, is_hold_deferred, stop_advice
 from poise.service.server.records import Contention, JobRecord

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from poise import __version__
-from poise.service.server.engine_api import EngineApi
+from poise.service.server.service_api import ServiceApi
 from poise.service.wire.views import JobState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,7 +49,7 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
-    def watch(self, engine: EngineApi) -> None:
+    def watch(self, engine: ServiceApi) -> None:
         """Add gauges of this engine."""
         self.registry.register(EngineGauges(engine))
 
@@ -61,7 +61,7 @@ class Metrics:
 class EngineGauges:
     """A collector that reads the engine's state at each scrape."""
 
-    def __init__(self, engine: EngineApi) -> None:
+    def __init__(self, engine: ServiceApi) -> None:
         self._engine = engine
 
     def describe(self) -> Iterator[Metric]:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from poise.scheduler.policies.catalogue import promise_of
 from poise.scheduler.policies.promises import Claimant
-from poise.service.server.engine_api import JobFilter
 from poise.service.server.records import JobRecord, RunRecord, Slot
+from poise.service.server.service_api import JobFilter
 from poise.service.server.service_state import ServiceState, TenantTotals
 from poise.service.wire.views import NodeList, NodeRow, Shares, TenantShare
 

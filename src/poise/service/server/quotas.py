@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from poise.scheduler.model.units import counted
 from poise.service.server.accounts import is_at_least
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
 from poise.service.server.records import JobRecord
+from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.views import Account, Role
 
 SLOT = 60.0  # seconds of a slot; what was sent in one is forgotten as a whole, once all of it is an hour old

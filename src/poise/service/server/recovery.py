@@ -21,9 +21,9 @@ from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
 from poise.service.backends.api import DesiredState, RunNotice
 from poise.service.server.dependencies import Dependencies
-from poise.service.server.engine_api import SetPolicy, SetWeight
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.service.server.records import JobRecord
+from poise.service.server.service_api import SetPolicy, SetWeight
 from poise.service.server.service_state import WHOLE, Batch, Outcome, ServiceState, TenantTotals
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
 from poise.service.server.storage.damaged_jobs import set_aside as failed_job

@@ -1,4 +1,4 @@
-"""`LiveService`, the implementation of `EngineApi`: commands go to the engine, questions are answered from its state.
+"""`LiveService`, the implementation of `ServiceApi`: commands go to the engine, questions are answered from its state.
 
 Methods are called from the threads of the HTTP server. Those that read the live state hold the engine's lock, and answer
 within milliseconds; jobs that have ended are read from the store, over one connection per thread.
@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from poise import __version__
 from poise.scheduler.model.units import counted
-from poise.service.server import engine_api as api
+from poise.service.server import service_api as api
 from poise.service.server.engine import ServiceEngine
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError, Verb, grant
 from poise.service.server.event_log import EventReader
 from poise.service.server.explain import ended_reason, reason_counts, reason_of, why
 from poise.service.server.queue_view import nodes, page_of, positions, shares
 from poise.service.server.records import JobRecord
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, Verb, fulfil
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
 from poise.service.wire import views
@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 
 class LiveService:
-    """The live service as the API sees it; `EngineApi` documents its methods."""
+    """The live service as the API sees it; `ServiceApi` documents its methods."""
 
     def __init__(self, engine: ServiceEngine) -> None:
         self._engine = engine
@@ -56,7 +56,7 @@ class LiveService:
         command = api.SubmitJobs(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
-            grant(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
+            fulfil(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
             return command.reply
         admission = self._engine.state.admission
         for request in submission.jobs:

@@ -1,7 +1,7 @@
 """Start-up: a live service from beginning to end.
 
 `serve` is what `poise serve` runs: lock the state directory, bind the socket, open the accounts, start the engine, answer
-requests until a signal. `open_engine` puts the engine together: store, core, back end, and what to tell the operator.
+requests until a signal. `open_service` puts the engine together: store, core, back end, and what to tell the operator.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
         bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
         accounts = TokenStore(state)
         is_first = accounts.ensure_admin(renew=options.new_admin_token)
-        engine = open_engine(replace(setup, state=state))
+        engine = open_service(replace(setup, state=state))
         engine.start()
         stack.callback(engine.close)
         app = create_app(engine, accounts, ApiOptions(hosts, metrics=setup.metrics, log=setup.log))
@@ -170,7 +170,7 @@ def holders(nodes: NodeList) -> set[str]:
     return {job for node in nodes.nodes for names in node.jobs if names is not None for job in names.split(SHARING)}
 
 
-def open_engine(setup: Setup) -> LiveService:
+def open_service(setup: Setup) -> LiveService:
     """An engine on the store of this state directory, ready to be started."""
     cluster = live_cluster(setup.cluster)
     isolation, warnings = _isolation(setup)

@@ -17,7 +17,17 @@ A row has no id: the job is called by the number of its row, from 0, as Gavel do
 import re
 from functools import lru_cache
 
-from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, number, positive, whole
+from poise.lab.traces.parsing import (
+    Cells,
+    FieldError,
+    TraceInput,
+    amount,
+    field_refusal,
+    label,
+    number,
+    positive,
+    whole,
+)
 from poise.lab.traces.schema import TraceJob
 from poise.scheduler.model.job import Job
 

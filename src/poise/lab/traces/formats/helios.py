@@ -15,7 +15,16 @@ A job in state SUSPENDED did not end in the log: it is left out and counted. The
 for a start and an end that are not known: such a pair says nothing.
 """
 
-from poise.lab.traces.parsing import Cells, FieldError, TraceInput, amount, field_refusal, label, timestamp, whole
+from poise.lab.traces.parsing import (
+    Cells,
+    FieldError,
+    TraceInput,
+    amount,
+    field_refusal,
+    label,
+    timestamp,
+    whole,
+)
 from poise.lab.traces.schema import JobOutcome, RunAttempt, TraceJob
 from poise.scheduler.model.job import Job
 

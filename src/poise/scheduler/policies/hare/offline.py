@@ -30,7 +30,16 @@ from poise.scheduler.model.micro_batches import Mix
 from poise.scheduler.model.plan import Claim, Grain, Plan
 from poise.scheduler.policies.hare.list_schedule import GpuPool, RoundWork, Schedule, middled, schedule
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, DealerMemory, live_gpus
-from poise.scheduler.policies.listing import Capability, Family, Listing, Parameter, PolicyProperty, Traits, number, positive
+from poise.scheduler.policies.listing import (
+    Capability,
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    number,
+    positive,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,15 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.policies.hare.rank_sharing import LEASES_ONLY, Dealer, StarvationGuard
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice, positive
+from poise.scheduler.policies.listing import (
+    Family,
+    Listing,
+    Parameter,
+    PolicyProperty,
+    Traits,
+    choice,
+    positive,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,16 @@ from typing import Concatenate, ParamSpec
 
 from poise.scheduler.model.cluster import Cluster
 from poise.service.backends import api
-from poise.service.backends.api import DesiredState, LogPart, OnEvent, RunBegan, RunEnded, RunEnding, RunNotice, RunOrder
+from poise.service.backends.api import (
+    DesiredState,
+    LogPart,
+    OnEvent,
+    RunBegan,
+    RunEnded,
+    RunEnding,
+    RunNotice,
+    RunOrder,
+)
 from poise.service.backends.local import lease_files, orders, processes, run_files
 from poise.service.backends.local.event_loop import EventLoop
 from poise.service.backends.local.gpus import devices_of, numbered

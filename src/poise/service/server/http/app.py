@@ -29,14 +29,23 @@ from starlette.concurrency import run_in_threadpool
 
 from poise import __version__
 from poise.service.server.accounts import TokenStore, is_at_least
-from poise.service.server.engine_api import EngineApi, JobFilter, RefusalCode, RequestRefusedError, Verb
 from poise.service.server.http.guard import ApiOptions, RequestGuard
 from poise.service.server.http.problems import HANDLERS, JSON, WrongTypeError, body_problem, encoded, sentence
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import CONTENT_TYPE
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError, ServiceApi, Verb
 from poise.service.wire import views
 from poise.service.wire.request import NAME, Name, Submission, Wire
-from poise.service.wire.views import Account, JobState, MadeToken, NewToken, ProblemView, Role, SubmittedView, Weight
+from poise.service.wire.views import (
+    Account,
+    JobState,
+    MadeToken,
+    NewToken,
+    ProblemView,
+    Role,
+    SubmittedView,
+    Weight,
+)
 
 MOST_ROWS = 1_000
 MOST_LOG = 1 << 20  # bytes of a log in one answer
@@ -169,7 +178,7 @@ async def body_of(request: Request, model: type[W]) -> W:
     return await run_in_threadpool(parse) if len(raw) > LARGE else parse()
 
 
-def create_app(engine: EngineApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
+def create_app(engine: ServiceApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
     """The application over an engine. Every path and method needs a token of these accounts.
 
     FastAPI's interactive pages are left out: they load scripts from other hosts.
@@ -306,7 +315,7 @@ class EventsQuery(Wire):
 class JobRoutes:
     """The endpoints of jobs. Their docstrings are part of the OpenAPI description."""
 
-    def __init__(self, engine: EngineApi) -> None:
+    def __init__(self, engine: ServiceApi) -> None:
         self._engine = engine
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -408,7 +417,7 @@ def _check_user_submission(by: Account, submission: Submission) -> None:
 class ServiceRoutes:
     """The endpoints of the service as a whole: nodes, shares, policy, events."""
 
-    def __init__(self, engine: EngineApi) -> None:
+    def __init__(self, engine: ServiceApi) -> None:
         self._engine = engine
 
     def endpoints(self) -> tuple[Endpoint, ...]:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 from poise.scheduler.model.errors import RequestError
-from poise.service.server.engine_api import RefusalCode, RequestRefusedError
+from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.views import ProblemView
 
 JSON = "application/json"

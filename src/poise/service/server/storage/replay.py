@@ -15,7 +15,14 @@ from poise.scheduler.model.errors import JournalError, RequestError
 from poise.service.server.dependencies import core_of
 from poise.service.server.storage import store
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record
-from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, error_text, migrated_copy, version_of
+from poise.service.server.storage.schema import (
+    FILE,
+    UNREADABLE,
+    checksum,
+    error_text,
+    migrated_copy,
+    version_of,
+)
 from poise.service.server.storage.sidecar import MARK, JournalEnd, read_mark
 from poise.service.server.storage.store import remedy
 

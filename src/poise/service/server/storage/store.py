@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from poise.scheduler.model.errors import InvariantError, JournalError, PoiseError
-from poise.service.server.engine_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.quotas import SLOT, Sent
+from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefusedError
 from poise.service.server.storage import schema
 from poise.service.server.storage.schema import FILE, UNREADABLE, checksum, decode_leniently, error_text
 from poise.service.server.storage.sidecar import JournalEnd, JournalMark, Reserve

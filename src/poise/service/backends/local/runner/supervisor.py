@@ -14,7 +14,16 @@ from contextlib import suppress
 from time import monotonic, sleep
 
 from poise.service.backends.local import lease_files
-from poise.service.backends.local.lease_files import Fields, get, is_there, now, one_line, open_run, put, take_lock
+from poise.service.backends.local.lease_files import (
+    Fields,
+    get,
+    is_there,
+    now,
+    one_line,
+    open_run,
+    put,
+    take_lock,
+)
 from poise.service.backends.local.logs import LogFile
 from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, oom_kills, start_of, stat_of
 from poise.service.backends.local.runner.isolation import PR_SET_CHILD_SUBREAPER, Sandbox, libc, make_sandbox

@@ -1,6 +1,6 @@
 """The interface between the HTTP API and the engine.
 
-`EngineApi` is what the routes call; `service.LiveService` implements it, and tests put a fake in its place. A call that
+`ServiceApi` is what the routes call; `service.LiveService` implements it, and tests put a fake in its place. A call that
 changes something becomes one of the commands at the end of this file: what is asked, who asks, and the future that carries
 the answer back to the handler's thread. `RequestRefusedError` is the only way in which a request fails.
 """
@@ -27,7 +27,7 @@ class JobFilter:
     name: str | None = None
 
 
-class EngineApi(Protocol):
+class ServiceApi(Protocol):
     """The engine, as the HTTP API sees it.
 
     Methods that read answer at once from the current state. Methods that change something return a future, which is done
@@ -189,7 +189,7 @@ def frees_room(command: Command) -> bool:
     return isinstance(command, CancelTenant) or (isinstance(command, ChangeJob) and command.verb is not Verb.RELEASE)
 
 
-def grant(command: Command, answer: Any) -> None:  # noqa: ANN401 - each command has its own type of answer
+def fulfil(command: Command, answer: Any) -> None:  # noqa: ANN401 - each command has its own type of answer
     """Complete a command, unless its client has gone away."""
     with suppress(InvalidStateError):
         command.reply.set_result(answer)
