@@ -31,15 +31,7 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.errors import RequestError
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import (
-    Capability,
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    fraction,
-)
+from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, fraction, share_listing
 from poise.scheduler.policies.shares import Memoryless
 from poise.scheduler.solve.matching import Matching, match
 
@@ -75,22 +67,19 @@ class AlloX(Memoryless):
         return Allocation(plan.share, objective=plan.total, leftover=Leftover.IDLE, remarks=remarks), memory
 
 
-LISTING = Listing(
+LISTING = share_listing(
     "allox",
-    Family.SHARE,
     "least average completion time by matching jobs to machines and positions",
     "Le et al., AlloX, EuroSys'20",
     (PolicyProperty.NO_PREEMPTION,),
     AlloX,
     (Parameter("alpha", "1", "part of the waiting jobs that is looked at, by arrival", fraction),),
     can=frozenset({Capability.SINGLE_GPUS}),
-    traits=Traits(
-        optimises="average completion time, by matching",
-        fairness="none, or arrival order by `alpha`",
-        heterogeneity="chooses types by processing time and position",
-        gang="whole; several GPUs count as one machine",
-        verified="the worked matrix, exactly; the matching against brute force",
-    ),
+    optimises="average completion time, by matching",
+    fairness="none, or arrival order by `alpha`",
+    heterogeneity="chooses types by processing time and position",
+    gang="whole; several GPUs count as one machine",
+    verified="the worked matrix, exactly; the matching against brute force",
 )
 
 

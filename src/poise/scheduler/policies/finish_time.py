@@ -21,12 +21,10 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints
 from poise.scheduler.model.workload import Allocation, Workload
-from poise.scheduler.policies.listing import Family, Listing, PolicyProperty, Traits
+from poise.scheduler.policies.listing import PolicyProperty, share_listing
 from poise.scheduler.policies.promises import among_jobs
 from poise.scheduler.policies.shares import (
-    BY_THROUGHPUT,
     GAVEL,
-    IN_ROUNDS,
     SECOND_AIM,
     SecondAim,
     allocation_of,
@@ -107,9 +105,8 @@ class FinishTime:
         return allocation_of(workload, ratio.solution, ratio.rho), ledger
 
 
-LISTING = Listing(
+LISTING = share_listing(
     "finish-time",
-    Family.SHARE,
     "the smallest worst ratio of finish time to finish time on an n-th of the cluster",
     f"Mahajan et al., Themis, NSDI'20; as a program: {GAVEL} §4.2",
     (PolicyProperty.WORK_CONSERVING, PolicyProperty.SHARING_INCENTIVE, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
@@ -117,11 +114,7 @@ LISTING = Listing(
     (SECOND_AIM,),
     promise=among_jobs,
     plain={"then": SecondAim.NOTHING},
-    traits=Traits(
-        optimises="the worst finish-time ratio",
-        fairness="max-min over finish time against an n-th of the cluster",
-        heterogeneity=BY_THROUGHPUT,
-        gang=IN_ROUNDS,
-        verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
-    ),
+    optimises="the worst finish-time ratio",
+    fairness="max-min over finish time against an n-th of the cluster",
+    verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
 )

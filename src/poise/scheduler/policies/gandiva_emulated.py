@@ -18,15 +18,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints
 from poise.scheduler.model.workload import Allocation, Awareness, Pairs, Workload
-from poise.scheduler.policies.listing import (
-    Capability,
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    whole_number,
-)
+from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, share_listing, whole_number
 from poise.scheduler.policies.promises import among_jobs_alike
 from poise.scheduler.policies.shares import in_columns, isolated_shares, packed
 from poise.scheduler.solve import pseudo_random
@@ -77,9 +69,8 @@ class GandivaEmulated:
         return pairs, gains
 
 
-LISTING = Listing(
+LISTING = share_listing(
     "gandiva-emulated",
-    Family.SHARE,
     "pairs by chance that stay while they gain, and equal time for all: Gandiva as others compare with it",
     "Narayanan et al., Gavel, OSDI'20 §7, after Xiao et al., Gandiva, OSDI'18",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING),
@@ -87,13 +78,11 @@ LISTING = Listing(
     (Parameter("seed", "0", "of the pairs that are drawn", whole_number),),
     can=frozenset({Capability.PAIRS}),
     promise=among_jobs_alike,
-    traits=Traits(
-        optimises="nothing; pairs raise throughput",
-        fairness="equal time for every pair and every job without one",
-        heterogeneity="blind, but pairs share a type only where they gain there",
-        gang="whole gangs; pairs of equal gang",
-        verified="no pair while demand fits; no pair that loses; feasible in random workloads",
-    ),
+    optimises="nothing; pairs raise throughput",
+    fairness="equal time for every pair and every job without one",
+    heterogeneity="blind, but pairs share a type only where they gain there",
+    gang="whole gangs; pairs of equal gang",
+    verified="no pair while demand fits; no pair that loses; feasible in random workloads",
 )
 
 

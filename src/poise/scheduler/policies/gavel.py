@@ -19,20 +19,10 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, dot
 from poise.scheduler.model.workload import Allocation, Awareness, Workload
-from poise.scheduler.policies.listing import (
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    choice,
-    positives,
-)
+from poise.scheduler.policies.listing import Parameter, PolicyProperty, choice, positives, share_listing
 from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs, among_jobs_alike
 from poise.scheduler.policies.shares import (
-    BY_THROUGHPUT,
     GAVEL,
-    IN_ROUNDS,
     SECOND_AIM,
     Count,
     Given,
@@ -109,9 +99,8 @@ class MaxMin:
         return allocation_of(workload, solution, solution.level), solution.start
 
 
-MAX_MIN = Listing(
+MAX_MIN = share_listing(
     "max-min",
-    Family.SHARE,
     "the worst-off job as well off as can be, by effective throughput",
     f"{GAVEL} §4.1",
     (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
@@ -127,13 +116,9 @@ MAX_MIN = Listing(
     ),
     promise=among_jobs,
     plain={"then": SecondaryObjective.NOTHING},
-    traits=Traits(
-        optimises="the least effective throughput over jobs",
-        fairness="max-min over throughput relative to a fair share",
-        heterogeneity=BY_THROUGHPUT,
-        gang=IN_ROUNDS,
-        verified="the worked examples, to 1e-6; the numbers of Gavel's code on its traces, within 5 %",
-    ),
+    optimises="the least effective throughput over jobs",
+    fairness="max-min over throughput relative to a fair share",
+    verified="the worked examples, to 1e-6; the numbers of Gavel's code on its traces, within 5 %",
 )
 
 
@@ -172,9 +157,8 @@ def _among_tenants(weights: tuple[float, ...] = (), **_parameters: Any) -> Promi
     return AmongTenants(listed=weights)
 
 
-HIERARCHICAL = Listing(
+HIERARCHICAL = share_listing(
     "hierarchical",
-    Family.SHARE,
     "fair between tenants, and inside each by fairness or arrival: water-filling",
     f"{GAVEL} §4.3",
     (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
@@ -184,13 +168,9 @@ HIERARCHICAL = Listing(
         Parameter("weights", "1", "of the tenants in order of first submission; 1 for those not listed", positives),
     ),
     promise=_among_tenants,
-    traits=Traits(
-        optimises="the least share over tenants, then over their jobs",
-        fairness="weighted max-min over tenants; fair or by arrival inside",
-        heterogeneity=BY_THROUGHPUT,
-        gang=IN_ROUNDS,
-        verified="the worked example in three variants; one tenant is lexicographic max-min",
-    ),
+    optimises="the least share over tenants, then over their jobs",
+    fairness="weighted max-min over tenants; fair or by arrival inside",
+    verified="the worked example in three variants; one tenant is lexicographic max-min",
 )
 
 
@@ -215,22 +195,17 @@ class MaxThroughput(Memoryless):
         return allocation_of(workload, solution, dot(each, solution.throughput)), memory
 
 
-MAX_THROUGHPUT = Listing(
+MAX_THROUGHPUT = share_listing(
     "max-throughput",
-    Family.SHARE,
     "the most throughput in total; promises nobody anything",
     f"{GAVEL} §4.2",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.PARETO),
     MaxThroughput,
     (Parameter("count", "normalised", "steps relative to a fair share (normalised), or raw steps", choice(Count)),),
     plain={"count": Count.RAW},  # as the authors count steps
-    traits=Traits(
-        optimises="throughput in total",
-        fairness="none",
-        heterogeneity=BY_THROUGHPUT,
-        gang=IN_ROUNDS,
-        verified="the worked example, raw and normalised; the numbers of Gavel's code on its traces, within 5 %",
-    ),
+    optimises="throughput in total",
+    fairness="none",
+    verified="the worked example, raw and normalised; the numbers of Gavel's code on its traces, within 5 %",
 )
 
 
@@ -270,22 +245,17 @@ def _lengths(workload: Workload) -> tuple[Floats, tuple[str, ...]]:
     return np.where(unknown, longest * isolated, workload.steps_left), (remark,)
 
 
-MAKESPAN = Listing(
+MAKESPAN = share_listing(
     "makespan",
-    Family.SHARE,
     "the last job ends as early as can be",
     f"{GAVEL} §4.2",
     (PolicyProperty.WORK_CONSERVING, PolicyProperty.PARETO),
     Makespan,
     (SECOND_AIM,),
     plain={"then": SecondAim.NOTHING},
-    traits=Traits(
-        optimises="the moment at which the last job ends",
-        fairness="none: whoever ends last counts",
-        heterogeneity=BY_THROUGHPUT,
-        gang=IN_ROUNDS,
-        verified="the worked example, to 1e-6; the makespans of Gavel's code on its traces, within 1 %",
-    ),
+    optimises="the moment at which the last job ends",
+    fairness="none: whoever ends last counts",
+    verified="the worked example, to 1e-6; the makespans of Gavel's code on its traces, within 1 %",
 )
 
 
@@ -304,21 +274,17 @@ class Proportional(Memoryless):
         return Allocation(in_columns(workload, share), awareness=Awareness.BLIND), memory
 
 
-PROPORTIONAL = Listing(
+PROPORTIONAL = share_listing(
     "proportional",
-    Family.SHARE,
     "time on every type in proportion to how many GPUs there are of it",
     f"{GAVEL}: the normaliser of its code",
     (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
     Proportional,
     promise=among_jobs_alike,
-    traits=Traits(
-        optimises="nothing: the normaliser",
-        fairness="time on every type by how many GPUs there are of it",
-        heterogeneity="gives everybody the same mix of types",
-        gang=IN_ROUNDS,
-        verified="allocations are feasible in random worlds and do not look at speeds",
-    ),
+    optimises="nothing: the normaliser",
+    fairness="time on every type by how many GPUs there are of it",
+    heterogeneity="gives everybody the same mix of types",
+    verified="allocations are feasible in random worlds and do not look at speeds",
 )
 
 
@@ -334,19 +300,15 @@ class IsolatedShares(Memoryless):
         return Allocation(in_columns(workload, isolated_shares(workload)), awareness=Awareness.BLIND), memory
 
 
-ISOLATED = Listing(
+ISOLATED = share_listing(
     "isolated",
-    Family.SHARE,
     "an n-th of every GPU type for each of n jobs",
     f"{GAVEL}: the baseline of sharing incentive",
     (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
     IsolatedShares,
     promise=among_jobs_alike,
-    traits=Traits(
-        optimises="nothing: the baseline of sharing incentive",
-        fairness="an n-th of every type for each job",
-        heterogeneity="gives everybody the same mix of types",
-        gang=IN_ROUNDS,
-        verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
-    ),
+    optimises="nothing: the baseline of sharing incentive",
+    fairness="an n-th of every type for each job",
+    heterogeneity="gives everybody the same mix of types",
+    verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
 )

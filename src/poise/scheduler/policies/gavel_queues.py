@@ -11,7 +11,7 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import Family, Listing, Parameter, PolicyProperty, Traits, choice
+from poise.scheduler.policies.listing import Parameter, PolicyProperty, choice, share_listing
 from poise.scheduler.policies.shares import GAVEL, Memoryless
 
 
@@ -63,9 +63,8 @@ class FifoFastest(Memoryless):
         return Allocation(share, objective=objective, leftover=Leftover.IDLE, remarks=remarks), memory
 
 
-FIFO_FASTEST = Listing(
+FIFO_FASTEST = share_listing(
     "fifo-fastest",
-    Family.SHARE,
     "arrival order, each job on its fastest free type; the head blocks",
     f"{GAVEL} §4.2",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.IN_ORDER, PolicyProperty.NO_STARVATION),
@@ -78,13 +77,11 @@ FIFO_FASTEST = Listing(
             choice(Sticky),
         ),
     ),
-    traits=Traits(
-        optimises="speed of the first jobs",
-        fairness="order of arrival",
-        heterogeneity="each job on its fastest free type",
-        gang="whole; the head blocks",
-        verified="the worked example; starts in order in random worlds",
-    ),
+    optimises="speed of the first jobs",
+    fairness="order of arrival",
+    heterogeneity="each job on its fastest free type",
+    gang="whole; the head blocks",
+    verified="the worked example; starts in order in random worlds",
 )
 
 
@@ -122,20 +119,17 @@ class Sjf(Memoryless):
         return Allocation(share, objective=soonest), memory
 
 
-SJF = Listing(
+SJF = share_listing(
     "sjf",
-    Family.SHARE,
     "shortest job first, each on its fastest free type, preemptive",
     f"{GAVEL} §4.2",
     (PolicyProperty.WORK_CONSERVING,),
     Sjf,
-    traits=Traits(
-        optimises="average completion time, with durations known",
-        fairness="none: long jobs may starve",
-        heterogeneity="each job on its fastest free type",
-        gang="whole, shortest first",
-        verified="no GPU idles that a gang could use, in random worlds",
-    ),
+    optimises="average completion time, with durations known",
+    fairness="none: long jobs may starve",
+    heterogeneity="each job on its fastest free type",
+    gang="whole, shortest first",
+    verified="no GPU idles that a gang could use, in random worlds",
 )
 
 

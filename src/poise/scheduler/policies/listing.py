@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -100,6 +101,36 @@ class Listing:
     promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
     plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     live: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+
+def listed(  # noqa: PLR0913 - the fields of a listing
+    family: Family,
+    name: str,
+    summary: str,
+    paper: str,
+    claims: tuple[PolicyProperty, ...],
+    make: Callable[..., Order | Planner | Allocator],
+    parameters: tuple[Parameter, ...] = (),
+    *,
+    optimises: str,
+    fairness: str,
+    heterogeneity: str,
+    gang: str,
+    verified: str,
+    **more: Any,  # noqa: ANN401 - the fields of `Listing` that have defaults
+) -> Listing:
+    """A listing that states its traits beside its other fields, so that policies of a family can have some in common."""
+    traits = Traits(optimises=optimises, fairness=fairness, heterogeneity=heterogeneity, gang=gang, verified=verified)
+    return Listing(name, family, summary, paper, claims, make, parameters, traits=traits, **more)
+
+
+queue_listing = partial(listed, Family.QUEUE, heterogeneity="on its fastest free type; never moved")
+share_listing = partial(
+    listed,
+    Family.SHARE,
+    heterogeneity="chooses types by measured throughput",
+    gang="whole, in rounds by how far behind its share",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,9 @@ from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.listing import (
-    Capability,
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    choice,
-)
+from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, share_listing
 from poise.scheduler.policies.shares import (
     GAVEL,
-    IN_ROUNDS,
     Count,
     Given,
     Memoryless,
@@ -86,9 +77,8 @@ class MinCost(Memoryless):
         return allocation_of(workload, solution, float((gain / price * solution.x).sum()), Given(remarks=remarks)), memory
 
 
-LISTING = Listing(
+LISTING = share_listing(
     "min-cost",
-    Family.SHARE,
     "the most throughput for the money, deadlines kept",
     f"{GAVEL} §4.2",
     (PolicyProperty.DEADLINES,),
@@ -98,13 +88,10 @@ LISTING = Listing(
         Parameter("count", "raw", "raw steps, or normalised", choice(Count)),
     ),
     can=frozenset({Capability.DEADLINES}),
-    traits=Traits(
-        optimises="throughput for the money",
-        fairness="none; deadlines are kept where they can be",
-        heterogeneity="chooses types by throughput and price",
-        gang=IN_ROUNDS,
-        verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
-    ),
+    optimises="throughput for the money",
+    fairness="none; deadlines are kept where they can be",
+    heterogeneity="chooses types by throughput and price",
+    verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
 )
 
 

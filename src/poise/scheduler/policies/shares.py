@@ -48,9 +48,6 @@ class Count(StrEnum):
 
 
 GAVEL = "Narayanan et al., Gavel, OSDI'20"
-IN_ROUNDS = "whole, in rounds by how far behind its share"
-BY_THROUGHPUT = "chooses types by measured throughput"
-"""Words that listings of share policies have in common."""
 
 SECOND_AIM = Parameter("then", "throughput", "what becomes of the rest: throughput, or nothing", choice(SecondAim))
 

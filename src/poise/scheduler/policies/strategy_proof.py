@@ -22,11 +22,10 @@ import numpy as np
 from poise.scheduler.model.arithmetic import Floats, Ints, dot, log
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Allocation, Pairs, Workload
-from poise.scheduler.policies.listing import Family, Listing, PolicyProperty, Traits
+from poise.scheduler.policies.listing import PolicyProperty, share_listing
 from poise.scheduler.policies.promises import among_jobs
 from poise.scheduler.policies.shares import (
     GAVEL,
-    IN_ROUNDS,
     Memoryless,
     inverse,
     market_of,
@@ -60,21 +59,17 @@ class StrategyProof(Memoryless):
         return Allocation(share, pairs, objective), memory
 
 
-LISTING = Listing(
+LISTING = share_listing(
     "strategy-proof",
-    Family.SHARE,
     "proportional fairness with discounts that make lying about speeds useless",
     f"Cole et al., EC'13; {GAVEL}'s code",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.NO_ENVY, PolicyProperty.NO_INFLATION),
     StrategyProof,
     promise=among_jobs,
-    traits=Traits(
-        optimises="the product of throughputs, less a discount",
-        fairness="proportional fairness; lying about speeds gains nothing",
-        heterogeneity="chooses types by stated throughput",
-        gang=IN_ROUNDS,
-        verified="the worked allocation and discounts, to 1e-3; no misreport on a grid gains",
-    ),
+    optimises="the product of throughputs, less a discount",
+    fairness="proportional fairness; lying about speeds gains nothing",
+    heterogeneity="chooses types by stated throughput",
+    verified="the worked allocation and discounts, to 1e-3; no misreport on a grid gains",
 )
 
 

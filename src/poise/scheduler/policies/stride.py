@@ -19,15 +19,7 @@ from types import MappingProxyType
 
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim, Plan, PreemptionRule, Unfitting
-from poise.scheduler.policies.listing import (
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    choice,
-    positive,
-)
+from poise.scheduler.policies.listing import Family, Parameter, PolicyProperty, choice, listed, positive
 from poise.scheduler.policies.promises import among_jobs
 
 
@@ -145,9 +137,9 @@ class Stride:
         return Plan(tuple(map(Claim, order)), Unfitting.SKIPPED, PreemptionRule.BY_RANK, wake)
 
 
-LISTING = Listing(
-    "stride",
+LISTING = listed(
     Family.STRIDE,
+    "stride",
     "gang-aware stride: time slices in proportion to weight",
     "Chaudhary et al., Gandiva_fair, EuroSys'20 §3.2",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.NO_STARVATION),
@@ -157,11 +149,9 @@ LISTING = Listing(
         Parameter("clamp", "lag", "lag bounds how far a job may fall behind; off does not", choice(Clamp)),
     ),
     promise=among_jobs,
-    traits=Traits(
-        optimises="GPU-time in proportion to weight",
-        fairness="proportional share by weight, lag of at most one quantum",
-        heterogeneity="on its fastest free type",
-        gang="whole, by pass; one that does not fit keeps its pass",
-        verified="the published tables of passes, exactly; shares over 2,000 quanta to 0.01",
-    ),
+    optimises="GPU-time in proportion to weight",
+    fairness="proportional share by weight, lag of at most one quantum",
+    heterogeneity="on its fastest free type",
+    gang="whole, by pass; one that does not fit keeps its pass",
+    verified="the published tables of passes, exactly; shares over 2,000 quanta to 0.01",
 )

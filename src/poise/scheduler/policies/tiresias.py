@@ -34,17 +34,7 @@ from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.job_table import JobView
 from poise.scheduler.model.plan import Order, PreemptionRule, Rank, Unfitting
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.policies.listing import (
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    Traits,
-    choice,
-    number,
-    rising,
-    whole_number,
-)
+from poise.scheduler.policies.listing import Parameter, PolicyProperty, choice, number, queue_listing, rising, whole_number
 
 RUNNING, WAITING = 0, 1
 """Sections of a queue."""
@@ -176,9 +166,8 @@ _PACKLIMIT = Parameter(
 )
 _TIRESIAS = "Gu et al., Tiresias, NSDI'19"
 
-TIRESIAS = Listing(
+TIRESIAS = queue_listing(
     "tiresias",
-    Family.QUEUE,
     "queues by attained GPU-time (discretised 2D-LAS)",
     _TIRESIAS,
     (PolicyProperty.NO_DURATIONS,),
@@ -189,13 +178,10 @@ TIRESIAS = Listing(
         _PACKLIMIT,
         Parameter("service", "gpu-seconds", "what is counted: gpu-seconds or seconds", choice(AttainedService)),
     ),
-    traits=Traits(
-        optimises="average completion time, without durations",
-        fairness="least attained GPU-time first, in coarse queues",
-        heterogeneity="on its fastest free type; never moved",
-        gang="whole; skewed models insist on the fewest nodes",
-        verified="the authors' simulator on its 60-job trace, job by job",
-    ),
+    optimises="average completion time, without durations",
+    fairness="least attained GPU-time first, in coarse queues",
+    gang="whole; skewed models insist on the fewest nodes",
+    verified="the authors' simulator on its 60-job trace, job by job",
 )
 
 
@@ -296,9 +282,8 @@ def gittins(
     )
 
 
-TIRESIAS_GITTINS = Listing(
+TIRESIAS_GITTINS = queue_listing(
     "tiresias-gittins",
-    Family.QUEUE,
     "queues by attained GPU-time, highest Gittins index first inside each",
     _TIRESIAS,
     (PolicyProperty.NO_DURATIONS,),
@@ -310,11 +295,8 @@ TIRESIAS_GITTINS = Listing(
         Parameter("delta", "limit", "how far the index looks: limit of the queue, or best", choice(Delta)),
         Parameter("samples", "10", "finished jobs needed before the index is used", whole_number),
     ),
-    traits=Traits(
-        optimises="average completion time, with the distribution of durations",
-        fairness="highest Gittins index first inside queues by attained GPU-time",
-        heterogeneity="on its fastest free type; never moved",
-        gang="whole; skewed models insist on the fewest nodes",
-        verified="the worked indices, to 1e-4",
-    ),
+    optimises="average completion time, with the distribution of durations",
+    fairness="highest Gittins index first inside queues by attained GPU-time",
+    gang="whole; skewed models insist on the fewest nodes",
+    verified="the worked indices, to 1e-4",
 )
