@@ -11,18 +11,18 @@ from tests.workloads import drawn, overdrawn, throughput, workloads
 
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Allocator, Workload
-from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic
-from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
+from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, Partitioned
 from poise.scheduler.policies.gavel import (
-    IsolatedShares,
+    CostForm,
+    FinishTime,
+    FinishTimeLedger,
     Makespan,
     MaxMin,
     MaxThroughput,
-    Proportional,
+    MinCost,
     SecondaryObjective,
 )
-from poise.scheduler.policies.min_cost import CostForm, MinCost
-from poise.scheduler.policies.partitioned import Partitioned
+from poise.scheduler.policies.gavel_baselines import IsolatedShares, Proportional
 from poise.scheduler.policies.shares import (
     Count,
     Norm,

@@ -10,8 +10,7 @@ from poise.scheduler.mechanism.pinned_jobs import RoundSelection, shared_out
 from poise.scheduler.model.arithmetic import Floats
 from poise.scheduler.model.workload import Allocation, Workload
 from poise.scheduler.policies.allox import AlloX
-from poise.scheduler.policies.finish_time import FinishTime
-from poise.scheduler.policies.gavel import MaxMin
+from poise.scheduler.policies.gavel import FinishTime, MaxMin
 
 
 def pinning(workload: Workload, *jobs: int) -> Workload:

@@ -20,7 +20,7 @@ from poise.scheduler.model.plan import Policy
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.topology import Topology
 from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Workload
-from poise.scheduler.policies.finish_time import FinishTime
+from poise.scheduler.policies.gavel import FinishTime
 from poise.scheduler.throughput.measurements import Alone, JobClass, Throughputs, Together
 
 ENDLESS = 1e9

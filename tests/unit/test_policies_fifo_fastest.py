@@ -13,7 +13,7 @@ from tests.workloads import a_workload as built
 from poise.lab.simulator.outages import Outage
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
-from poise.scheduler.policies.gavel_queues import FifoFastest, Sjf, Sticky
+from poise.scheduler.policies.gavel_baselines import FifoFastest, Sjf, Sticky
 
 G = [[40, 10], [12, 4], [100, 50]]
 """Example G: steps per second on a V100 and a K80."""

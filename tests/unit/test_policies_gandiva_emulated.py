@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.workloads import a_workload, overdrawn, workloads
 
 from poise.scheduler.model.workload import Workload
-from poise.scheduler.policies.gandiva_emulated import GandivaEmulated
+from poise.scheduler.policies.gavel_baselines import GandivaEmulated
 
 EMULATED = GandivaEmulated()
 

@@ -10,18 +10,16 @@ from tests.workloads import a_workload, drawn, example_g, overdrawn, throughput
 from poise.scheduler.model.errors import GaveUpError, RequestError
 from poise.scheduler.model.workload import Allocation, Allocator, Workload
 from poise.scheduler.policies.catalogue import POLICIES, Family, policy_named
-from poise.scheduler.policies.combinators import Fallback, HeterogeneityAgnostic, ShareCombinator, levelled
-from poise.scheduler.policies.finish_time import FinishTime
-from poise.scheduler.policies.gavel import (
-    IsolatedShares,
-    Makespan,
-    MaxMin,
-    MaxThroughput,
-    Proportional,
-    SecondaryObjective,
+from poise.scheduler.policies.combinators import (
+    Fallback,
+    HeterogeneityAgnostic,
+    Partitioned,
+    ShareCombinator,
+    levelled,
+    parted,
 )
-from poise.scheduler.policies.min_cost import CostForm, MinCost
-from poise.scheduler.policies.partitioned import Partitioned, parted
+from poise.scheduler.policies.gavel import CostForm, FinishTime, Makespan, MaxMin, MaxThroughput, MinCost, SecondaryObjective
+from poise.scheduler.policies.gavel_baselines import IsolatedShares, Proportional
 from poise.scheduler.policies.shares import Count, Norm, isolated_throughput
 from poise.scheduler.policies.strategy_proof import StrategyProof
 

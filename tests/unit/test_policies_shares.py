@@ -10,16 +10,17 @@ from tests.workloads import a_workload, example_g, overdrawn, throughput
 
 from poise.scheduler.model.workload import Allocation, Allocator, Awareness, Leftover, Workload
 from poise.scheduler.policies.combinators import HeterogeneityAgnostic
-from poise.scheduler.policies.finish_time import FinishTime, FinishTimeLedger
 from poise.scheduler.policies.gavel import (
-    IsolatedShares,
+    CostForm,
+    FinishTime,
+    FinishTimeLedger,
     Makespan,
     MaxMin,
     MaxThroughput,
-    Proportional,
+    MinCost,
     SecondaryObjective,
 )
-from poise.scheduler.policies.min_cost import CostForm, MinCost
+from poise.scheduler.policies.gavel_baselines import IsolatedShares, Proportional
 from poise.scheduler.policies.shares import Count, Norm, fastest, isolated_throughput, packed, proportional
 from poise.scheduler.policies.strategy_proof import StrategyProof
 

@@ -14,13 +14,9 @@ from poise.scheduler.model.workload import Allocator
 from poise.scheduler.policies import (
     allox,
     combinators,
-    finish_time,
-    gandiva_emulated,
     gavel,
-    gavel_queues,
-    min_cost,
+    gavel_baselines,
     optimus,
-    partitioned,
     philly,
     queues,
     strategy_proof,
@@ -59,42 +55,16 @@ __all__ = [
     "with_combinators",
 ]
 
-POLICIES: Mapping[str, Listing] = {
-    listing.name: listing
-    for listing in (
-        queues.FIFO,
-        queues.FIFO_SKIP,
-        queues.SMALLEST_FIRST,
-        queues.SRTF,
-        queues.SRSF,
-        queues.LRTF,
-        queues.LAS,
-        tiresias.TIRESIAS,
-        tiresias.TIRESIAS_GITTINS,
-        queues.FFDL,
-        stride.LISTING,
-        gavel.MAX_MIN,
-        finish_time.LISTING,
-        gavel.MAKESPAN,
-        gavel.MAX_THROUGHPUT,
-        min_cost.LISTING,
-        gavel.HIERARCHICAL,
-        gavel.ISOLATED,
-        gavel.PROPORTIONAL,
-        strategy_proof.LISTING,
-        gavel_queues.FIFO_FASTEST,
-        gavel_queues.SJF,
-        allox.LISTING,
-        gandiva.LISTING,
-        gandiva_fair.LISTING,
-        gandiva_emulated.LISTING,
-        optimus.LISTING,
-        philly.LISTING,
-        themis.LISTING,
-        hare.LISTING,
-        hlas.LISTING,
-    )
-}
+_IN_ORDER: tuple[tuple[Listing, ...], ...] = (
+    (queues.FIFO, queues.FIFO_SKIP, queues.SMALLEST_FIRST, queues.SRTF, queues.SRSF, queues.LRTF, queues.LAS),
+    (tiresias.TIRESIAS, tiresias.TIRESIAS_GITTINS, queues.FFDL, stride.LISTING),
+    (gavel.MAX_MIN, gavel.FINISH_TIME, gavel.MAKESPAN, gavel.MAX_THROUGHPUT, gavel.MIN_COST, gavel.HIERARCHICAL),
+    (gavel_baselines.ISOLATED, gavel_baselines.PROPORTIONAL, strategy_proof.LISTING),
+    (gavel_baselines.FIFO_FASTEST, gavel_baselines.SJF, allox.LISTING),
+    (gandiva.LISTING, gandiva_fair.LISTING, gavel_baselines.GANDIVA_EMULATED),
+    (optimus.LISTING, philly.LISTING, themis.LISTING, hare.LISTING, hlas.LISTING),
+)
+POLICIES: Mapping[str, Listing] = {listing.name: listing for group in _IN_ORDER for listing in group}
 
 
 def _fallback(policy: Policy, to: str = "isolated") -> Policy:
@@ -115,14 +85,14 @@ COMBINATORS: Mapping[str, Combinator] = {
         Combinator(
             "packed",
             "two jobs may share GPUs where they were measured to gain by it",
-            combinators.packed,
+            lambda policy: combinators.around(policy, combinators.Packed),
             to=Allocator,
             can=frozenset({Capability.PAIRS}),
         ),
         Combinator(
             "partitioned",
             "the problem in k parts, solved one by one (POP)",
-            partitioned.partitioned,
+            lambda policy, k=4: combinators.around(policy, lambda each: combinators.Partitioned(each, k)),
             (Parameter("k", "4", "number of parts", at_least_one),),
             to=Allocator,
         ),

@@ -1,7 +1,7 @@
-"""Gavel's policies that are one program each (OSDI'20 §4), and its baselines.
+"""Gavel's policies that are one program each (OSDI'20 §4).
 
-`max-min`, `hierarchical`, `max-throughput`, `makespan`; `proportional` and `isolated`, which solve nothing. `finish_time.py`
-and `min_cost.py` hold the other two programs, `gavel_queues.py` the queues.
+`max-min`, `hierarchical`, `max-throughput`, `makespan`, `finish-time`, `min-cost`. `gavel_baselines.py` holds what Gavel
+compares them with, and `strategy_proof.py` its variant of partial allocation.
 
 Symbols are those of `shares.py`: x_mj is the share of time of job m on GPU type j, θ_m = Σ_j T_mj x_mj its throughput.
 
@@ -10,17 +10,19 @@ every job counts by how near it is to its best speed, which is what completion t
 second aim is ours; `+plain` takes it away.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, nan
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from poise.scheduler.model.arithmetic import Floats, dot
-from poise.scheduler.model.workload import Allocation, Awareness, Workload
-from poise.scheduler.policies.listing import Parameter, PolicyProperty, choice, positives, share_listing
-from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs, among_jobs_alike
+from poise.scheduler.model.arithmetic import Floats, Ints, dot
+from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, positives, share_listing
+from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs
 from poise.scheduler.policies.shares import (
     GAVEL,
     SECOND_AIM,
@@ -31,25 +33,28 @@ from poise.scheduler.policies.shares import (
     SecondAim,
     allocation_of,
     fastest,
-    in_columns,
     inverse,
-    isolated_shares,
     isolated_throughput,
     market_of,
     normaliser,
     nothing_for,
-    packed,
     proportional,
+    rows_of,
     second_aim,
     worth,
 )
 from poise.scheduler.solve import solver
-from poise.scheduler.solve.max_min_level import highest
-from poise.scheduler.solve.program import ShareProblem, WarmStart
+from poise.scheduler.solve.max_min_level import best_ratio, highest, smallest_ratio
+from poise.scheduler.solve.program import GpuMarket, ShareProblem, WarmStart
 from poise.scheduler.solve.water_filling import FillGroup, Inside, fill
 
-_FAIR = (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.SHARING_INCENTIVE)
-"""Claims that the fair policies have in common."""
+_FAIR = (
+    PolicyProperty.NO_DURATIONS,
+    PolicyProperty.WORK_CONSERVING,
+    PolicyProperty.SHARING_INCENTIVE,
+    PolicyProperty.PARETO,
+    PolicyProperty.NO_STARVATION,
+)
 
 
 class SecondaryObjective(StrEnum):
@@ -103,7 +108,7 @@ MAX_MIN = share_listing(
     "max-min",
     "the worst-off job as well off as can be, by effective throughput",
     f"{GAVEL} §4.1",
-    (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
+    _FAIR,
     MaxMin,
     (
         Parameter("norm", "proportional", "what a job's throughput is measured by", choice(Norm)),
@@ -161,7 +166,7 @@ HIERARCHICAL = share_listing(
     "hierarchical",
     "fair between tenants, and inside each by fairness or arrival: water-filling",
     f"{GAVEL} §4.3",
-    (*_FAIR, PolicyProperty.PARETO, PolicyProperty.NO_STARVATION),
+    _FAIR,
     Hierarchical,
     (
         Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(Inside)),
@@ -260,55 +265,206 @@ MAKESPAN = share_listing(
 
 
 @dataclass(frozen=True)
-class Proportional(Memoryless):
-    """The same mix of GPU types for every job, by how many there are of each: x_mj = s N_j / N, s = min(1, N / Σ_m g_m).
+class FinishTimeLedger:
+    """What was known of each job at the last call, by ascending row; ρ* of that call, nan before the first one.
 
-    All jobs get the same wall time, whatever their gang: s is the part of it that there are GPUs for. No solver, so it
-    never fails.
+    alone   cum: seconds that the work done so far would have taken on isolated shares
     """
 
-    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """Shares that do not depend on speeds, only on where a job can run."""
-        wanted = max(float(workload.gang.sum()), float(workload.gpus.sum()), 1.0)
-        share = np.where(packed(workload) > 0, workload.gpus / wanted, 0.0)
-        return Allocation(in_columns(workload, share), awareness=Awareness.BLIND), memory
+    rows: Ints
+    steps_left: Floats
+    isolated: Floats
+    alone: Floats
+    rho: float
 
+    @staticmethod
+    def blank() -> "FinishTimeLedger":
+        """Before any job has been seen."""
+        none = np.empty(0)
+        return FinishTimeLedger(np.empty(0, dtype=np.int64), none, none, none, nan)
 
-PROPORTIONAL = share_listing(
-    "proportional",
-    "time on every type in proportion to how many GPUs there are of it",
-    f"{GAVEL}: the normaliser of its code",
-    (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
-    Proportional,
-    promise=among_jobs_alike,
-    optimises="nothing: the normaliser",
-    fairness="time on every type by how many GPUs there are of it",
-    heterogeneity="gives everybody the same mix of types",
-    verified="allocations are feasible in random worlds and do not look at speeds",
-)
+    def joined(self, others: Sequence["FinishTimeLedger"]) -> "FinishTimeLedger":
+        """One ledger of several that know different jobs."""
+        ledgers = [self, *others]
+        rows = np.concatenate([ledger.rows for ledger in ledgers])
+        order = np.argsort(rows, kind="stable")
+        steps_left, isolated, alone = (
+            np.concatenate([getattr(ledger, name) for ledger in ledgers])[order]
+            for name in ("steps_left", "isolated", "alone")
+        )
+        return FinishTimeLedger(
+            rows[order], steps_left, isolated, alone, float(np.fmax.reduce([ledger.rho for ledger in ledgers]))
+        )
+
+    def alone_now(self, workload: Workload) -> Floats:
+        """cum of each job of the workload; 0 for a new one."""
+        if not len(self.rows):
+            return np.zeros(workload.jobs)
+        at = np.minimum(np.searchsorted(self.rows, workload.rows), len(self.rows) - 1)
+        before, now = self.steps_left[at], workload.steps_left
+        done = np.subtract(before, now, out=np.zeros(workload.jobs), where=np.isfinite(before) & np.isfinite(now))
+        alone = self.alone[at] + np.maximum(done, 0.0) * inverse(self.isolated[at])
+        return np.where(self.rows[at] == workload.rows, alone, 0.0)
 
 
 @dataclass(frozen=True)
-class IsolatedShares(Memoryless):
-    """An n-th of the cluster for each of n jobs: x_mj = N_j / (n g_m), each row divided by max(1, its sum).
+class FinishTime:
+    """Finish-time fairness (§4.2, after Themis, NSDI'20). `objective` is ρ*, the least worst ratio.
 
-    Shares do not depend on how fast a type is, only on whether the job can run there at all. No solver, so it never fails.
+        min_x max_m  w_m ρ_m        ρ_m = ( e_m + R_m / θ_m(x) ) / D_m        D_m = cum_m + R_m / iso_m
+        e_m = now − submitted;   R_m steps left;   cum_m += steps done since the previous call / iso_m of the previous call
+        as           min ρ   s.t.  θ_m >= (w_m R_m / D_m) / (ρ − w_m e_m / D_m),  x feasible
+
+    ρ_m is the time to finish here over that on an n-th of the cluster for the whole of the job's life; cum is the memory of
+    how that n-th changed as jobs came and went. Not a conic program but a few linear ones (`smallest_ratio`).
+
+    Weights are ours: w is relative to the mean weight of the active jobs, so that equal weights change nothing; a larger
+    weight means a smaller ρ, that is a larger share. A job of unknown length counts as endless: R → ∞ gives
+    ρ_m = iso_m / θ_m. Jobs that can run nowhere do not count.
     """
 
-    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
-        """An equal part of every GPU type for every job."""
-        return Allocation(in_columns(workload, isolated_shares(workload)), awareness=Awareness.BLIND), memory
+    then: SecondAim = SecondAim.THROUGHPUT
+
+    def start(self) -> FinishTimeLedger:
+        """Before any job has been seen."""
+        return FinishTimeLedger.blank()
+
+    def allocate(self, workload: Workload, memory: FinishTimeLedger) -> tuple[Allocation, FinishTimeLedger]:
+        """Shares that minimise the largest ρ."""
+        isolated, alone = isolated_throughput(workload), memory.alone_now(workload)
+        # w R / D and w e / D; nothing of a job that has no step left or can run nowhere.
+        weight = workload.weight / workload.weight.mean() if workload.jobs else workload.weight
+        endless = np.isinf(workload.steps_left)
+        steps = np.where(endless, 0.0, workload.steps_left)
+        per_second = inverse(alone + steps * inverse(isolated))
+        rate = weight * np.where(endless, isolated, np.where(isolated > 0, steps * per_second, 0.0))
+        offset = weight * np.where(endless, 0.0, (workload.now - workload.submitted) * per_second)
+        hint = None if np.isnan(memory.rho) else memory.rho
+        ratio = smallest_ratio(market_of(workload), rate, offset, hint=hint, then=second_aim(workload, self.then))
+        ledger = FinishTimeLedger(workload.rows, workload.steps_left, isolated, alone, ratio.rho)
+        return allocation_of(workload, ratio.solution, ratio.rho), ledger
 
 
-ISOLATED = share_listing(
-    "isolated",
-    "an n-th of every GPU type for each of n jobs",
-    f"{GAVEL}: the baseline of sharing incentive",
-    (*_FAIR, PolicyProperty.NO_ENVY, PolicyProperty.NO_STARVATION),
-    IsolatedShares,
-    promise=among_jobs_alike,
-    optimises="nothing: the baseline of sharing incentive",
-    fairness="an n-th of every type for each job",
-    heterogeneity="gives everybody the same mix of types",
-    verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
+FINISH_TIME = share_listing(
+    "finish-time",
+    "the smallest worst ratio of finish time to finish time on an n-th of the cluster",
+    f"Mahajan et al., Themis, NSDI'20; as a program: {GAVEL} §4.2",
+    _FAIR[1:],  # it needs to know how long jobs are
+    FinishTime,
+    (SECOND_AIM,),
+    promise=among_jobs,
+    plain={"then": SecondAim.NOTHING},
+    optimises="the worst finish-time ratio",
+    fairness="max-min over finish time against an n-th of the cluster",
+    verified="the worked examples, to 1e-5; the numbers of Gavel's code on its traces, within 5 %",
 )
+
+
+FREE = 1e-6
+"""Price of a type that has none, relative to the dearest: a ratio needs a cost."""
+
+SPARE = 1e-6
+"""How far below the highest that all can reach deadlines are asked for, relatively, so that there is an answer at all."""
+
+
+class CostForm(StrEnum):
+    """What is maximised."""
+
+    RATIO = "ratio"
+    SUM = "sum"
+
+
+@dataclass(frozen=True)
+class MinCost(Memoryless):
+    """Minimum cost, with deadlines where jobs have them (§4.2). `objective` is steps per second per unit of price per hour.
+
+        ratio    max_x  Σ_m c_m θ_m(x) / Σ_mj price_j g_m x_mj        s.t.  θ_m(x) >= R_m / s_m  for jobs with a deadline
+        sum      max_x  Σ_mj (c_m T_mj / price_j) x_mj                 the same constraints (the authors' code)
+
+    s_m seconds to the deadline; c = 1 (raw steps, as in the paper) or w g / prop. A ratio does not change if everything is
+    done half as often, so that among the best answers the one with the largest Σ c θ is taken; GPUs that would make work
+    dearer stay idle. A type of price 0 counts as a millionth of the dearest; if no type has a price, all cost the same.
+
+    Deadlines that cannot all be met: the job that needs the most GPUs for its own (g R / (s fast)) gives up first, so that
+    as many as possible are met, and among equals the one whose deadline is latest; who gave up is remarked. Sharing of GPUs
+    is not used: what a pair costs is not the sum of what its members cost.
+    """
+
+    form: CostForm = CostForm.RATIO
+    count: Count = Count.RAW
+
+    def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
+        """Shares that maximise work per price, and meet the deadlines that can be met."""
+        market = replace(market_of(workload), beside=None)
+        if not (market.fastest > 0).any():
+            return nothing_for(workload), memory
+        floor, remarks = _floors(workload, market)
+        dearest = float(workload.price.max(initial=0.0))
+        prices = np.maximum(workload.price, FREE * dearest) if dearest > 0 else np.ones(workload.types)
+        price = prices[workload.column_type]
+        gain = worth(workload, self.count)[:, None] * market.speed
+        if self.form is CostForm.RATIO:
+            ratio = best_ratio(market, gain, workload.gang[:, None] * price, base=floor)
+            given = Given(leftover=Leftover.IDLE, remarks=remarks)
+            return allocation_of(workload, ratio.solution, ratio.rho, given), memory
+        solution = solver.maximise(ShareProblem(market, base=floor, value=gain / price))
+        return allocation_of(workload, solution, float((gain / price * solution.x).sum()), Given(remarks=remarks)), memory
+
+
+MIN_COST = share_listing(
+    "min-cost",
+    "the most throughput for the money, deadlines kept",
+    f"{GAVEL} §4.2",
+    (PolicyProperty.DEADLINES,),
+    MinCost,
+    (
+        Parameter("form", "ratio", "ratio: throughput ÷ cost; sum: Σ throughput ÷ price", choice(CostForm)),
+        Parameter("count", "raw", "raw steps, or normalised", choice(Count)),
+    ),
+    can=frozenset({Capability.DEADLINES}),
+    optimises="throughput for the money",
+    fairness="none; deadlines are kept where they can be",
+    heterogeneity="chooses types by throughput and price",
+    verified="the worked ratios, to 1e-4; says so when a deadline cannot be met",
+)
+
+
+def _floors(workload: Workload, market: GpuMarket) -> tuple[Floats | None, tuple[str, ...]]:
+    """R / s of the jobs whose deadlines can be met together, and remarks on the others."""
+    due = np.isfinite(workload.deadline) & (workload.steps_left > 0)
+    left = workload.deadline - workload.now
+    vague = due & np.isinf(workload.steps_left)
+    floor = np.where(due & ~vague & (left > 0), workload.steps_left, 0.0) * inverse(
+        np.where(due, np.maximum(left, 0.0), 0.0)
+    )
+    alone = due & ~vague & ((left <= 0) | (floor > market.fastest))
+    floor[alone] = 0.0
+    floor, together = _dropped(workload, market, floor)
+    said = (
+        (vague, "have a deadline but no known length, and cannot be held to it"),
+        (alone, "cannot meet their deadlines on any GPU type"),
+        (together, "cannot meet their deadlines beside the others'"),
+    )
+    remarks = tuple(f"min-cost: jobs in {rows_of(workload, who)} {what}" for who, what in said if who.any())
+    return (floor if floor.any() else None), remarks
+
+
+def _dropped(workload: Workload, market: GpuMarket, floor: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Floors that can be met together, and the jobs whose deadline is given up."""
+    floor, dropped = floor.copy(), np.zeros(workload.jobs, dtype=bool)
+    need = workload.gang * floor * inverse(fastest(workload))
+    while floor.any():
+        solution = highest(market, floor)
+        if solution.level * (1.0 - SPARE) >= 1.0:
+            break
+        if solution.level >= 1.0 - SPARE:
+            floor = floor * (solution.level * (1.0 - SPARE))
+            break
+        pressed = floor * solution.pressure
+        contending = np.flatnonzero(pressed > 1e-6 * pressed.max())
+        hungriest = contending[np.lexsort((-workload.rows[contending], -workload.deadline[contending], -need[contending]))]
+        # Half of the excess at a time: few solves when many are too many, and hardly one too many gives up.
+        excess = 0.5 * (1.0 - solution.level) * float(need[contending].sum())
+        leavers = hungriest[: 1 + int(np.searchsorted(np.cumsum(need[hungriest]), excess))]
+        floor[leavers], dropped[leavers] = 0.0, True
+    return floor, dropped
