@@ -23,7 +23,7 @@ Refused, with a remark: a gang for which no type that it runs on has the GPUs al
 matched; they get what is not booked, last, by arrival; and what such a job holds is never counted on.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, inf
 
 import numpy as np
@@ -87,16 +87,6 @@ def _remark(what: str, rows: Ints) -> tuple[str, ...]:
     return (f"jobs {what}: rows {', '.join(map(str, rows.tolist()))}",) if len(rows) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
-    """GPUs of a type that are free, but kept for a gang that starts in `seconds`."""
-
-    kind: int
-    gpus: int
-    seconds: float
-
-
-@dataclass
 class _Plan:
     """What is booked so far.
 
@@ -105,35 +95,32 @@ class _Plan:
     free      (types,): GPUs that are free and not booked
     busy      for each type, in how many seconds each other GPU is free, rising; inf if unknown
     ends      planned end of each job that is booked but does not start now, in seconds from now
+    gaps      (type, GPUs, seconds): GPUs that are free, but kept for a gang that starts in this many seconds
     """
 
-    workload: Workload
-    total: float = 0.0
-    share: Floats = field(init=False)
-    seconds: Floats = field(init=False)
-    free: Ints = field(init=False)
-    busy: list[Floats] = field(init=False)
-    ends: dict[int, float] = field(default_factory=dict)
-    gaps: list[_Gap] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.share = np.zeros_like(self.workload.speed)
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.total = 0.0
+        self.ends: dict[int, float] = {}
+        self.gaps: list[tuple[int, int, float]] = []
+        self.share = np.zeros_like(workload.speed)
         # Unknown lengths count one step, for the ratios; a gang for which too few GPUs are alive cannot run.
-        speeds = self.workload.speed[:, : self.workload.types]
-        able = (speeds > 0) & (self.workload.gang[:, None] <= self.workload.gpus)
-        steps = np.where(np.isinf(self.workload.steps_left), 1.0, self.workload.steps_left)
+        speeds = workload.speed[:, : workload.types]
+        able = (speeds > 0) & (workload.gang[:, None] <= workload.gpus)
+        steps = np.where(np.isinf(workload.steps_left), 1.0, workload.steps_left)
         self.seconds = np.full(speeds.shape, inf)
         np.divide(steps[:, None], speeds, out=self.seconds, where=able)
-        self.free = self.workload.gpus.astype(np.int64)
-        running = np.flatnonzero(self.workload.held >= 0)
-        column, gang = self.workload.held[running], self.workload.gang[running].astype(np.int64)
-        speed, left = self.workload.speed[running, column], self.workload.steps_left[running]
+        self.free = workload.gpus.astype(np.int64)
+        running = np.flatnonzero(workload.held >= 0)
+        column, gang = workload.held[running], workload.gang[running].astype(np.int64)
+        speed, left = workload.speed[running, column], workload.steps_left[running]
         end = np.divide(left, speed, out=np.full(len(running), inf), where=speed > 0)
-        kind = self.workload.column_type[column]
+        kind = workload.column_type[column]
         self.share[running, column] = 1.0
         np.subtract.at(self.free, kind, gang)
         self.free = np.maximum(self.free, 0)
-        self.busy = [np.sort(np.repeat(end[kind == each], gang[kind == each])) for each in range(self.workload.types)]
+        of_type = (kind == each for each in range(workload.types))
+        self.busy: list[Floats] = [np.sort(np.repeat(end[here], gang[here])) for here in of_type]
 
     def book(self, queue: Ints, gang: int, alpha: float) -> None:
         """Match the waiting jobs of one gang size, start those that come first on free machines, and book the others."""
@@ -152,12 +139,11 @@ class _Plan:
 
     def fill_gaps(self) -> None:
         """Start jobs, the shortest first, where they end before a gang needs the GPUs, and before their own planned end."""
-        for gap in self.gaps:
-            left = gap.gpus
-            for job in sorted(self.ends, key=lambda job: (self.seconds[job, gap.kind], job)):
+        for kind, left, seconds in self.gaps:
+            for job in sorted(self.ends, key=lambda job: (self.seconds[job, kind], job)):
                 gang = int(self.workload.gang[job])
-                if gang <= left and self.seconds[job, gap.kind] <= min(gap.seconds, self.ends[job]):
-                    self.share[job, gap.kind] = 1.0
+                if gang <= left and self.seconds[job, kind] <= min(seconds, self.ends[job]):
+                    self.share[job, kind] = 1.0
                     left -= gang
                     del self.ends[job]
 
@@ -185,7 +171,7 @@ class _Plan:
                 self.share[line[0], kind] = 1.0
                 del self.ends[line[0]]
             elif machine * gang < free:
-                self.gaps.append(_Gap(kind, free - machine * gang, float(release[machine])))
+                self.gaps.append((kind, free - machine * gang, float(release[machine])))
         self.free[kind] = max(0, free - taken)
         untouched = self.busy[kind][max(0, taken - free) :]
         self.busy[kind] = np.sort(np.append(untouched, np.repeat(ends, gang)))

@@ -27,16 +27,7 @@ from poise.scheduler.policies.gandiva import planner as gandiva
 from poise.scheduler.policies.gandiva_fair import planner as gandiva_fair
 from poise.scheduler.policies.hare import offline as hare
 from poise.scheduler.policies.hare import online as hlas
-from poise.scheduler.policies.listing import (
-    Capability,
-    Combinator,
-    Family,
-    Listing,
-    Parameter,
-    PolicyProperty,
-    any_text,
-    at_least_one,
-)
+from poise.scheduler.policies.listing import Capability, Combinator, Family, Listing, Parameter, PolicyProperty, at_least_one
 from poise.scheduler.policies.promises import Promise
 from poise.scheduler.policies.themis import planner as themis
 
@@ -76,42 +67,40 @@ def _fallback(policy: Policy, to: str = "isolated") -> Policy:
     return combinators.around(policy, lambda allocator: combinators.Fallback(allocator, other, *names))
 
 
-COMBINATORS: Mapping[str, Combinator] = {
-    combinator.name: combinator
-    for combinator in (
-        Combinator("agnostic", "takes all GPU types for equally fast", combinators.agnostic),
-        Combinator("stable", "equal ranks keep the order of the previous decision", combinators.stable, to=Order),
-        Combinator("ticks", "queues change at whole seconds", combinators.ticks, to=Order),
-        Combinator(
-            "packed",
-            "two jobs may share GPUs where they were measured to gain by it",
-            lambda policy: combinators.around(policy, combinators.Packed),
-            to=Allocator,
-            can=frozenset({Capability.PAIRS}),
-        ),
-        Combinator(
-            "partitioned",
-            "the problem in k parts, solved one by one (POP)",
-            lambda policy, k=4: combinators.around(policy, lambda each: combinators.Partitioned(each, k)),
-            (Parameter("k", "4", "number of parts", at_least_one),),
-            to=Allocator,
-        ),
-        Combinator(
-            "fallback",
-            "shares by another policy where this one finds none",
-            _fallback,
-            (Parameter("to", "isolated", "the other policy", any_text),),
-            to=Allocator,
-        ),
-        Combinator(
-            "plain",
-            "no second aim: what the objective does not need goes anywhere",
-            lambda policy: policy,
-            to=Allocator,
-            sets=lambda listing: listing.plain,
-        ),
-    )
-}
+_COMBINATORS = (
+    Combinator("agnostic", "takes all GPU types for equally fast", combinators.agnostic),
+    Combinator("stable", "equal ranks keep the order of the previous decision", combinators.stable, to=Order),
+    Combinator("ticks", "queues change at whole seconds", combinators.ticks, to=Order),
+    Combinator(
+        "packed",
+        "two jobs may share GPUs where they were measured to gain by it",
+        lambda policy: combinators.around(policy, combinators.Packed),
+        to=Allocator,
+        can=frozenset({Capability.PAIRS}),
+    ),
+    Combinator(
+        "partitioned",
+        "the problem in k parts, solved one by one (POP)",
+        lambda policy, k=4: combinators.around(policy, lambda each: combinators.Partitioned(each, k)),
+        (Parameter("k", "4", "number of parts", at_least_one),),
+        to=Allocator,
+    ),
+    Combinator(
+        "fallback",
+        "shares by another policy where this one finds none",
+        _fallback,
+        (Parameter("to", "isolated", "the other policy", str),),
+        to=Allocator,
+    ),
+    Combinator(
+        "plain",
+        "no second aim: what the objective does not need goes anywhere",
+        lambda policy: policy,
+        to=Allocator,
+        sets=lambda listing: listing.plain,
+    ),
+)
+COMBINATORS: Mapping[str, Combinator] = {combinator.name: combinator for combinator in _COMBINATORS}
 _APPLIES_TO: Mapping[type | None, str] = {
     Order: "orders of jobs; {!r} plans as a whole",
     Allocator: "policies that answer with shares; {!r} does not",

@@ -76,19 +76,17 @@ def levelled(workload: Workload) -> Workload:
     cannot run stay 0. Speeds of pairs keep their ratio to speeds alone. A constant factor in a job's row changes nothing
     in policies that normalise, so this is also the authors' T := 1.
     """
-    parts = (workload.speed[:, : workload.types], workload.speed[:, workload.types :])
-    speed: Floats = np.hstack([_row_levelled(part) for part in parts if part.shape[1]])
+    speed = np.zeros_like(workload.speed)
+    for columns in (slice(workload.types), slice(workload.types, None)):
+        believed = workload.speed[:, columns]
+        if believed.shape[1]:
+            reference = np.where(believed[:, :1] > 0, believed[:, :1], believed.max(axis=1, initial=0.0, keepdims=True))
+            speed[:, columns] = np.where(believed > 0, reference, 0.0)
     if workload.beside is None:
         return replace(workload, speed=speed)
     factor = np.ones((workload.beside.shape[0], speed.shape[1]))
     factor[workload.kind] = speed * inverse(workload.speed)
     return replace(workload, speed=speed, beside=workload.beside * factor[:, None, :])
-
-
-def _row_levelled(speed: Floats) -> Floats:
-    first = speed[:, :1]
-    reference = np.where(first > 0, first, speed.max(axis=1, initial=0.0, keepdims=True))
-    return np.where(speed > 0, reference, 0.0)
 
 
 def _equally_fast(estimate: Estimate) -> Estimate:

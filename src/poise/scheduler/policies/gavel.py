@@ -14,35 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, nan
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Leftover, Workload
+from poise.scheduler.policies import shares
 from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, positives, share_listing
-from poise.scheduler.policies.promises import AmongTenants, Promise, among_jobs
-from poise.scheduler.policies.shares import (
-    GAVEL,
-    SECOND_AIM,
-    Count,
-    Given,
-    Memoryless,
-    Norm,
-    SecondAim,
-    allocation_of,
-    fastest,
-    inverse,
-    isolated_throughput,
-    market_of,
-    normaliser,
-    nothing_for,
-    proportional,
-    rows_of,
-    second_aim,
-    worth,
-)
+from poise.scheduler.policies.promises import AmongTenants, among_jobs
+from poise.scheduler.policies.shares import GAVEL, SECOND_AIM, Count, Memoryless, Norm, SecondAim
 from poise.scheduler.solve import solver
 from poise.scheduler.solve.max_min_level import best_ratio, highest, smallest_ratio
 from poise.scheduler.solve.program import GpuMarket, ShareProblem, WarmStart
@@ -89,19 +70,19 @@ class MaxMin:
 
     def allocate(self, workload: Workload, memory: WarmStart | None) -> tuple[Allocation, WarmStart | None]:
         """Shares that maximise λ. The memory is where they were found: the next search starts there."""
-        norm = normaliser(workload, self.norm)
+        norm = shares.normaliser(workload, self.norm)
         if self.norm is Norm.ISOLATED:
             norm = norm * workload.gang  # iso is the throughput of an n-th of the GPUs, which counts g already
         demand = workload.weight * norm / workload.gang
         if self.then is SecondaryObjective.WATER_FILLING:
             # One group of all jobs, each rising by its weight, is the lexicographic optimum.
-            filled = fill(market_of(workload), [FillGroup(1.0, np.arange(workload.jobs), workload.weight)], norm)
+            filled = fill(shares.market_of(workload), [FillGroup(1.0, np.arange(workload.jobs), workload.weight)], norm)
             asks = demand > 0
             level = float((filled.throughput[asks] / demand[asks]).min()) if asks.any() else nan
             return Allocation(filled.x, filled.shared, level), memory
-        then = inverse(fastest(workload)) if self.then is SecondaryObjective.THROUGHPUT else None
-        solution = highest(market_of(workload), demand, then=then, start=memory)
-        return allocation_of(workload, solution, solution.level), solution.start
+        then = shares.inverse(shares.fastest(workload)) if self.then is SecondaryObjective.THROUGHPUT else None
+        solution = highest(shares.market_of(workload), demand, then=then, start=memory)
+        return shares.allocation_of(workload, solution, solution.level), solution.start
 
 
 MAX_MIN = share_listing(
@@ -145,21 +126,16 @@ class Hierarchical(Memoryless):
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares by water-filling."""
-        groups = [self._group(workload, tenant) for tenant in np.unique(workload.tenant).tolist()]
-        filled = fill(market_of(workload), groups, proportional(workload))
+        groups = []
+        for tenant in np.unique(workload.tenant).tolist():
+            members = np.flatnonzero(workload.tenant == tenant)
+            weight = self.weights[tenant] if tenant < len(self.weights) else 1.0
+            if workload.tenant_weight is not None:
+                weight *= float(workload.tenant_weight[tenant])
+            groups.append(FillGroup(weight, members, workload.weight[members], self.inside))
+        filled = fill(shares.market_of(workload), groups, shares.proportional(workload))
         totals = [float((workload.gang * filled.levels)[group.members].sum()) / group.weight for group in groups]
         return Allocation(filled.x, filled.shared, min(totals, default=nan)), memory
-
-    def _group(self, workload: Workload, tenant: int) -> FillGroup:
-        members = np.flatnonzero(workload.tenant == tenant)
-        weight = self.weights[tenant] if tenant < len(self.weights) else 1.0
-        if workload.tenant_weight is not None:
-            weight *= float(workload.tenant_weight[tenant])
-        return FillGroup(weight, members, workload.weight[members], self.inside)
-
-
-def _among_tenants(weights: tuple[float, ...] = (), **_parameters: Any) -> Promise:  # noqa: ANN401 - all that it takes
-    return AmongTenants(listed=weights)
 
 
 HIERARCHICAL = share_listing(
@@ -172,7 +148,7 @@ HIERARCHICAL = share_listing(
         Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(Inside)),
         Parameter("weights", "1", "of the tenants in order of first submission; 1 for those not listed", positives),
     ),
-    promise=_among_tenants,
+    promise=lambda weights=(), **_parameters: AmongTenants(listed=weights),
     optimises="the least share over tenants, then over their jobs",
     fairness="weighted max-min over tenants; fair or by arrival inside",
     verified="the worked example in three variants; one tenant is lexicographic max-min",
@@ -193,11 +169,11 @@ class MaxThroughput(Memoryless):
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares that maximise Σ c θ."""
-        market, each = market_of(workload), worth(workload, self.count)
+        market, each = shares.market_of(workload), shares.worth(workload, self.count)
         if not (market.fastest > 0).any():
-            return nothing_for(workload), memory
+            return shares.nothing_for(workload), memory
         solution = solver.maximise(ShareProblem(market, value=each[:, None] * market.speed))
-        return allocation_of(workload, solution, dot(each, solution.throughput)), memory
+        return shares.allocation_of(workload, solution, dot(each, solution.throughput)), memory
 
 
 MAX_THROUGHPUT = share_listing(
@@ -229,25 +205,20 @@ class Makespan(Memoryless):
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares that minimise the makespan."""
-        steps, remarks = _lengths(workload)
-        solution = highest(market_of(workload), steps, then=second_aim(workload, self.then))
+        steps = workload.steps_left
+        remarks: tuple[str, ...] = ()
+        unknown = steps == inf
+        if unknown.any():
+            isolated = shares.isolated_throughput(workload)
+            seconds = np.where(unknown, 0.0, steps) * shares.inverse(isolated)
+            longest = float(seconds.max()) or 1.0
+            which = f"length of {int(unknown.sum())} of {workload.jobs} jobs is unknown"
+            steps = np.where(unknown, longest * isolated, steps)
+            remarks = (f"makespan: {which}; taken as that of the longest known",)
+        solution = highest(shares.market_of(workload), steps, then=shares.second_aim(workload, self.then))
         known = bool(np.isfinite(workload.steps_left).any())
         objective = 1.0 / solution.level if known and solution.level > 0 else nan
-        return allocation_of(workload, solution, objective, Given(remarks=remarks)), memory
-
-
-def _lengths(workload: Workload) -> tuple[Floats, tuple[str, ...]]:
-    """R, with a guess where it is unknown."""
-    unknown = workload.steps_left == inf
-    if not unknown.any():
-        return workload.steps_left, ()
-    isolated = isolated_throughput(workload)
-    seconds = np.where(unknown, 0.0, workload.steps_left) * inverse(isolated)
-    longest = float(seconds.max()) or 1.0
-    remark = (
-        f"makespan: length of {int(unknown.sum())} of {workload.jobs} jobs is unknown; taken as that of the longest known"
-    )
-    return np.where(unknown, longest * isolated, workload.steps_left), (remark,)
+        return shares.allocation_of(workload, solution, objective, remarks), memory
 
 
 MAKESPAN = share_listing(
@@ -292,9 +263,8 @@ class FinishTimeLedger:
             np.concatenate([getattr(ledger, name) for ledger in ledgers])[order]
             for name in ("steps_left", "isolated", "alone")
         )
-        return FinishTimeLedger(
-            rows[order], steps_left, isolated, alone, float(np.fmax.reduce([ledger.rho for ledger in ledgers]))
-        )
+        rho = float(np.fmax.reduce([ledger.rho for ledger in ledgers]))
+        return FinishTimeLedger(rows[order], steps_left, isolated, alone, rho)
 
     def alone_now(self, workload: Workload) -> Floats:
         """cum of each job of the workload; 0 for a new one."""
@@ -303,7 +273,7 @@ class FinishTimeLedger:
         at = np.minimum(np.searchsorted(self.rows, workload.rows), len(self.rows) - 1)
         before, now = self.steps_left[at], workload.steps_left
         done = np.subtract(before, now, out=np.zeros(workload.jobs), where=np.isfinite(before) & np.isfinite(now))
-        alone = self.alone[at] + np.maximum(done, 0.0) * inverse(self.isolated[at])
+        alone = self.alone[at] + np.maximum(done, 0.0) * shares.inverse(self.isolated[at])
         return np.where(self.rows[at] == workload.rows, alone, 0.0)
 
 
@@ -331,18 +301,19 @@ class FinishTime:
 
     def allocate(self, workload: Workload, memory: FinishTimeLedger) -> tuple[Allocation, FinishTimeLedger]:
         """Shares that minimise the largest ρ."""
-        isolated, alone = isolated_throughput(workload), memory.alone_now(workload)
+        isolated, alone = shares.isolated_throughput(workload), memory.alone_now(workload)
         # w R / D and w e / D; nothing of a job that has no step left or can run nowhere.
         weight = workload.weight / workload.weight.mean() if workload.jobs else workload.weight
         endless = np.isinf(workload.steps_left)
         steps = np.where(endless, 0.0, workload.steps_left)
-        per_second = inverse(alone + steps * inverse(isolated))
+        per_second = shares.inverse(alone + steps * shares.inverse(isolated))
         rate = weight * np.where(endless, isolated, np.where(isolated > 0, steps * per_second, 0.0))
         offset = weight * np.where(endless, 0.0, (workload.now - workload.submitted) * per_second)
         hint = None if np.isnan(memory.rho) else memory.rho
-        ratio = smallest_ratio(market_of(workload), rate, offset, hint=hint, then=second_aim(workload, self.then))
+        market, then = shares.market_of(workload), shares.second_aim(workload, self.then)
+        ratio = smallest_ratio(market, rate, offset, hint=hint, then=then)
         ledger = FinishTimeLedger(workload.rows, workload.steps_left, isolated, alone, ratio.rho)
-        return allocation_of(workload, ratio.solution, ratio.rho), ledger
+        return shares.allocation_of(workload, ratio.solution, ratio.rho), ledger
 
 
 FINISH_TIME = share_listing(
@@ -395,20 +366,20 @@ class MinCost(Memoryless):
 
     def allocate(self, workload: Workload, memory: None) -> tuple[Allocation, None]:
         """Shares that maximise work per price, and meet the deadlines that can be met."""
-        market = replace(market_of(workload), beside=None)
+        market = replace(shares.market_of(workload), beside=None)
         if not (market.fastest > 0).any():
-            return nothing_for(workload), memory
+            return shares.nothing_for(workload), memory
         floor, remarks = _floors(workload, market)
         dearest = float(workload.price.max(initial=0.0))
         prices = np.maximum(workload.price, FREE * dearest) if dearest > 0 else np.ones(workload.types)
         price = prices[workload.column_type]
-        gain = worth(workload, self.count)[:, None] * market.speed
+        gain = shares.worth(workload, self.count)[:, None] * market.speed
         if self.form is CostForm.RATIO:
             ratio = best_ratio(market, gain, workload.gang[:, None] * price, base=floor)
-            given = Given(leftover=Leftover.IDLE, remarks=remarks)
-            return allocation_of(workload, ratio.solution, ratio.rho, given), memory
+            allocation = shares.allocation_of(workload, ratio.solution, ratio.rho, remarks)
+            return replace(allocation, leftover=Leftover.IDLE), memory
         solution = solver.maximise(ShareProblem(market, base=floor, value=gain / price))
-        return allocation_of(workload, solution, float((gain / price * solution.x).sum()), Given(remarks=remarks)), memory
+        return shares.allocation_of(workload, solution, float((gain / price * solution.x).sum()), remarks), memory
 
 
 MIN_COST = share_listing(
@@ -434,9 +405,8 @@ def _floors(workload: Workload, market: GpuMarket) -> tuple[Floats | None, tuple
     due = np.isfinite(workload.deadline) & (workload.steps_left > 0)
     left = workload.deadline - workload.now
     vague = due & np.isinf(workload.steps_left)
-    floor = np.where(due & ~vague & (left > 0), workload.steps_left, 0.0) * inverse(
-        np.where(due, np.maximum(left, 0.0), 0.0)
-    )
+    seconds = np.where(due, np.maximum(left, 0.0), 0.0)
+    floor = np.where(due & ~vague & (left > 0), workload.steps_left, 0.0) * shares.inverse(seconds)
     alone = due & ~vague & ((left <= 0) | (floor > market.fastest))
     floor[alone] = 0.0
     floor, together = _dropped(workload, market, floor)
@@ -445,14 +415,14 @@ def _floors(workload: Workload, market: GpuMarket) -> tuple[Floats | None, tuple
         (alone, "cannot meet their deadlines on any GPU type"),
         (together, "cannot meet their deadlines beside the others'"),
     )
-    remarks = tuple(f"min-cost: jobs in {rows_of(workload, who)} {what}" for who, what in said if who.any())
+    remarks = tuple(f"min-cost: jobs in {shares.rows_of(workload, who)} {what}" for who, what in said if who.any())
     return (floor if floor.any() else None), remarks
 
 
 def _dropped(workload: Workload, market: GpuMarket, floor: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Floors that can be met together, and the jobs whose deadline is given up."""
     floor, dropped = floor.copy(), np.zeros(workload.jobs, dtype=bool)
-    need = workload.gang * floor * inverse(fastest(workload))
+    need = workload.gang * floor * shares.inverse(shares.fastest(workload))
     while floor.any():
         solution = highest(market, floor)
         if solution.level * (1.0 - SPARE) >= 1.0:

@@ -16,22 +16,9 @@ import numpy as np
 
 from poise.scheduler.model.arithmetic import Bools, Floats, Ints, dot
 from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Pairs, Workload
-from poise.scheduler.policies.listing import (
-    Capability,
-    Parameter,
-    PolicyProperty,
-    choice,
-    share_listing,
-    whole_number,
-)
+from poise.scheduler.policies.listing import Capability, Parameter, PolicyProperty, choice, share_listing, whole_number
 from poise.scheduler.policies.promises import among_jobs_alike
-from poise.scheduler.policies.shares import (
-    GAVEL,
-    Memoryless,
-    in_columns,
-    isolated_shares,
-    packed,
-)
+from poise.scheduler.policies.shares import GAVEL, Memoryless, in_columns, isolated_shares, packed
 from poise.scheduler.solve import pseudo_random
 
 _FAIR = (
@@ -151,14 +138,7 @@ FIFO_FASTEST = share_listing(
     f"{GAVEL} §4.2",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.IN_ORDER, PolicyProperty.NO_STARVATION),
     FifoFastest,
-    (
-        Parameter(
-            "sticky",
-            "on",
-            "a running job stays where it is (on), or moves to what comes free",
-            choice(Sticky),
-        ),
-    ),
+    (Parameter("sticky", "on", "a running job stays where it is (on), or moves to what comes free", choice(Sticky)),),
     optimises="speed of the first jobs",
     fairness="order of arrival",
     heterogeneity="each job on its fastest free type",
@@ -257,7 +237,18 @@ class GandivaEmulated:
         pairs, gains = self._paired(workload, beside, memory)
         rows = workload.rows
         partners = {int(rows[one]): int(rows[other]) for each in pairs for one, other in (each, each[::-1])}
-        return _shared(workload, pairs, gains), MappingProxyType(partners)
+        # Equal time for every combination.
+        combinations = workload.jobs - len(pairs)
+        time = workload.gpus / (max(combinations, 1) * workload.gang[:, None])
+        time /= np.maximum(time.sum(axis=1, keepdims=True), 1.0)
+        share = np.where(packed(workload) > 0, time, 0.0)
+        first, second = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))
+        together: Bools = np.array(gains, dtype=np.bool_).reshape(len(pairs), workload.types)
+        for side in (first, second):
+            share[side] = np.where(together, 0.0, share[side] / 2)
+        pair, kind = np.nonzero(together)
+        shared = Pairs(first[pair], second[pair], kind, time[first[pair], kind])
+        return Allocation(in_columns(workload, share), shared, awareness=Awareness.BLIND), MappingProxyType(partners)
 
     def _paired(self, workload: Workload, beside: Floats, memory: Partners) -> tuple[list[tuple[int, int]], list[Bools]]:
         """Pairs of before that are still there, and new ones; and on which types they gain."""
@@ -267,7 +258,10 @@ class GandivaEmulated:
         ]
         taken = {index for pair in old for index in pair}
         left = [index for index in place.values() if index not in taken]
-        left.sort(key=lambda index: (workload.gang[index], _drawn(self.seed, int(workload.rows[index]))))
+        # The number drawn for a job does not depend on which other jobs are there.
+        rows = workload.rows.tolist()
+        drawn = {index: pseudo_random.mixed(((self.seed << 32) + rows[index] + 1) * pseudo_random.STEP) for index in left}
+        left.sort(key=lambda index: (workload.gang[index], drawn[index]))
         pairs, gains = [], []
         for one, other in (*sorted(old), *pairwise(left)):
             is_new = one not in taken or other not in taken
@@ -307,23 +301,3 @@ def _gains(workload: Workload, beside: Floats, one: int, other: int) -> Bools:
     normal = np.divide(together, alone, out=np.zeros_like(together), where=alone > 0)
     gains: Bools = (normal > 0).all(axis=0) & (normal.sum(axis=0) > 1.0)
     return gains
-
-
-def _shared(workload: Workload, pairs: list[tuple[int, int]], gains: list[Bools]) -> Allocation:
-    """Equal time for every combination."""
-    combinations = workload.jobs - len(pairs)
-    time = workload.gpus / (max(combinations, 1) * workload.gang[:, None])
-    time /= np.maximum(time.sum(axis=1, keepdims=True), 1.0)
-    share = np.where(packed(workload) > 0, time, 0.0)
-    first, second = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))
-    together: Bools = np.array(gains, dtype=np.bool_).reshape(len(pairs), workload.types)
-    for side in (first, second):
-        share[side] = np.where(together, 0.0, share[side] / 2)
-    where: tuple[Ints, ...] = np.nonzero(together)
-    shared = Pairs(first[where[0]], second[where[0]], where[1], time[first[where[0]], where[1]])
-    return Allocation(in_columns(workload, share), shared, awareness=Awareness.BLIND)
-
-
-def _drawn(seed: int, row: int) -> int:
-    """A number for a job; it does not depend on who else is there."""
-    return pseudo_random.mixed(((seed << 32) + row + 1) * pseudo_random.STEP)

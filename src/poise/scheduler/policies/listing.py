@@ -185,7 +185,7 @@ def whole_number(text: str) -> int:
 
 def rising(text: str) -> tuple[float, ...]:
     """Rising limits, with `/` between them."""
-    values = tuple(positive(part) for part in text.split("/"))
+    values = positives(text)
     if any(later <= earlier for earlier, later in pairwise(values)):
         raise ValueError("expected rising limits, e.g. 3250/7200")
     return values
@@ -245,8 +245,3 @@ def per_tenant(text: str) -> tuple[tuple[str, float], ...]:
 def equal_or_per_tenant(text: str) -> tuple[tuple[str, float], ...]:
     """`equal`: no numbers; or one for each of some tenants."""
     return () if text == "equal" else per_tenant(text)
-
-
-def any_text(value: str) -> str:
-    """Any text."""
-    return value

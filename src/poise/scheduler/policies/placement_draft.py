@@ -4,7 +4,7 @@ For policies that care where their jobs are (auctions, load balance, affinity). 
 tightest place a matter of node sizes, not of the number of nodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from poise.scheduler.model.cluster import Holding, NodeGpus, Site, site_of
@@ -72,7 +72,10 @@ class PlacementDraft:
             node = self._first(gpu_type, size)
             if node is not None:
                 return (NodeGpus(node, gpus),)
-        return self._over_nodes(gpu_type, gpus)
+        nodes = self._free_nodes(gpu_type)
+        anywhere = self._fewest(nodes, gpus)
+        in_racks = self._in_racks(nodes, gpus) if len(self.topology.racks) > 1 else ()
+        return next((site for site in in_racks if len(site) <= len(anywhere)), anywhere)
 
     def at(self, gpu_type: int, gpus: int, locality: Locality) -> Site | None:
         """The tightest place at this locality or closer; None exactly if there is none."""
@@ -82,12 +85,7 @@ class PlacementDraft:
         if locality is not Locality.RACK:
             return None
         # The fewest nodes inside one rack; the first of the racks that do with as few.
-        found: list[Site] = []
-        for rack in self.topology.racks:
-            within = [node for node, kind in enumerate(self.topology.type_of) if kind == gpu_type and rack >> node & 1]
-            if sum(self.free[node] for node in within) >= gpus:
-                found.append(self._fewest([node for node in within if self.free[node]], gpus))
-        return min(found, key=len, default=None)
+        return min(self._in_racks(self._free_nodes(gpu_type), gpus), key=len, default=None)
 
     def roomiest(self, gpu_type: int, gpus: int) -> Site | None:
         """The node with the most free GPUs, if it has enough."""
@@ -104,17 +102,15 @@ class PlacementDraft:
             heappop(nodes)
         return nodes[0] if nodes else None
 
-    def _over_nodes(self, gpu_type: int, gpus: int) -> Site:
-        of_type = [node for node, kind in enumerate(self.topology.type_of) if kind == gpu_type and self.free[node]]
-        anywhere = self._fewest(of_type, gpus)
-        if len(self.topology.racks) > 1:
-            for rack in self.topology.racks:
-                within = [node for node in of_type if rack >> node & 1]
-                if sum(self.free[node] for node in within) >= gpus:
-                    found = self._fewest(within, gpus)
-                    if len(found) <= len(anywhere):
-                        return found
-        return anywhere
+    def _free_nodes(self, gpu_type: int) -> list[int]:
+        return [node for node, kind in enumerate(self.topology.type_of) if kind == gpu_type and self.free[node]]
+
+    def _in_racks(self, nodes: list[int], gpus: int) -> Iterator[Site]:
+        """The fewest of these nodes inside each rack that has enough free GPUs on them."""
+        for rack in self.topology.racks:
+            within = [node for node in nodes if rack >> node & 1]
+            if sum(self.free[node] for node in within) >= gpus:
+                yield self._fewest(within, gpus)
 
     def _fewest(self, nodes: list[int], gpus: int) -> Site:
         """The emptiest of these nodes, and for the rest the tightest that holds it."""

@@ -4,9 +4,9 @@ A policy divides among jobs, among tenants, or promises nothing: then a weight e
 stands in its listing (`Listing.promise`), a function of the values of its parameters, which may state more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +100,12 @@ class Quotas(Promise):
         return "quotas" if tenant in self.stated else None
 
 
-def no_shares(**_parameters: Any) -> Promise:  # noqa: ANN401 - whatever a policy takes
-    """The promise of a policy that promises nothing."""
-    return Promise()
+def always(promise: Promise) -> Callable[..., Promise]:
+    """The same promise whatever the values of a policy's parameters."""
+    return lambda **_parameters: promise
 
 
-def among_jobs(**_parameters: Any) -> Promise:  # noqa: ANN401
-    """The promise of a policy that divides among jobs by weight."""
-    return AmongJobs()
-
-
-def among_jobs_alike(**_parameters: Any) -> Promise:  # noqa: ANN401
-    """The promise of a policy that does not look at weights."""
-    return AmongJobsAlike()
+no_shares, among_jobs, among_jobs_alike = map(always, (Promise(), AmongJobs(), AmongJobsAlike()))
 
 
 def _divided(weights: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,6 @@ Normalisers come from packed columns alone, so that what a split gang costs chan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from math import nan
 from typing import Any, Protocol, Self, runtime_checkable
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poise.scheduler.model.arithmetic import Floats, times
-from poise.scheduler.model.workload import Allocation, Awareness, Leftover, Workload
+from poise.scheduler.model.workload import Allocation, Workload
 from poise.scheduler.policies.listing import Parameter, choice
 from poise.scheduler.solve.program import GpuMarket, PairThroughputs, Solution
 
@@ -57,19 +56,6 @@ class Memoryless:
 
     def start(self) -> None:
         """There is nothing to remember."""
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the user should know of an answer, and how it is to be carried out."""
-
-    awareness: Awareness = Awareness.AWARE
-    leftover: Leftover = Leftover.FILLED
-    remarks: tuple[str, ...] = ()
-
-
-PLAIN = Given()
-"""Aware of GPU types, leftovers filled, nothing to remark."""
 
 
 def usable(workload: Workload) -> Floats:
@@ -150,10 +136,10 @@ def in_columns(workload: Workload, by_type: Floats) -> Floats:
     return share
 
 
-def allocation_of(workload: Workload, solution: Solution, objective: float, given: Given = PLAIN) -> Allocation:
-    """What the solver answered, for the mechanism."""
+def allocation_of(workload: Workload, solution: Solution, objective: float, remarks: tuple[str, ...] = ()) -> Allocation:
+    """What the solver answered, for the mechanism: aware of GPU types, and leftovers are filled."""
     share = solution.x if workload.jobs else np.zeros(workload.speed.shape)
-    return Allocation(share, solution.shared, objective, given.awareness, given.leftover, given.remarks)
+    return Allocation(share, solution.shared, objective, remarks=remarks)
 
 
 def nothing_for(workload: Workload) -> Allocation:

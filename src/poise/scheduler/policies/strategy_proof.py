@@ -24,15 +24,7 @@ from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.model.workload import Allocation, Pairs, Workload
 from poise.scheduler.policies.listing import PolicyProperty, share_listing
 from poise.scheduler.policies.promises import among_jobs
-from poise.scheduler.policies.shares import (
-    GAVEL,
-    Memoryless,
-    inverse,
-    market_of,
-    nothing_for,
-    proportional,
-    usable,
-)
+from poise.scheduler.policies.shares import GAVEL, Memoryless, inverse, market_of, nothing_for, proportional, usable
 from poise.scheduler.solve import solver
 from poise.scheduler.solve.leave_one_out import without_one
 from poise.scheduler.solve.program import ShareProblem, Solution

@@ -124,12 +124,7 @@ class Queues:
 
 def by_skew(packlimit: float) -> Callable[[JobView], Locality]:
     """Models of greater skew than this insist on the fewest nodes."""
-
-    def asks(job: JobView) -> Locality:
-        skew = job.skew
-        return Locality.PACKED if skew is not None and skew > packlimit else Locality.CLUSTER
-
-    return asks
+    return lambda job: Locality.PACKED if job.skew is not None and job.skew > packlimit else Locality.CLUSTER
 
 
 def tiresias(
@@ -141,28 +136,25 @@ def tiresias(
 ) -> Order:
     """Queues by attained service; first come, first served inside each."""
 
-    def by(clock: TickLength) -> Callable[[JobView, Rank | None, None], Rank]:
-        queues = Queues(limits, promote, service, clock)
-        return lambda job, previous, _memory: queues.rank(job, previous)
+    def rank(queues: Queues, job: JobView, previous: Rank | None, _memory: None) -> Rank:
+        return queues.rank(job, previous)
 
+    exact, ticking = (partial(rank, Queues(limits, promote, service, clock)) for clock in TickLength)
     return Order(
-        rank=by(TickLength.EXACT),
+        rank=exact,
         preemption=PreemptionRule.BY_RANK,
         unfitting=Unfitting.SKIPPED,
         asks=by_skew(packlimit),
-        ticking=by(TickLength.TICKS),
+        ticking=ticking,
     )
 
 
-_LIMITS = Parameter("limits", "3250/7200", "service at which a job moves to the next queue, in GPU-seconds", rising)
-_PROMOTE = Parameter(
-    "promote",
-    "0",
-    "waiting of this many times its running time brings a job back to the first queue; 0: never",
-    number,
-)
-_PACKLIMIT = Parameter(
-    "packlimit", "0.5", "models of greater skew (largest tensor ÷ size) insist on the fewest nodes", number
+_QUEUES = (
+    Parameter("limits", "3250/7200", "service at which a job moves to the next queue, in GPU-seconds", rising),
+    Parameter(
+        "promote", "0", "waiting of this many times its running time brings a job back to the first queue; 0: never", number
+    ),
+    Parameter("packlimit", "0.5", "models of greater skew (largest tensor ÷ size) insist on the fewest nodes", number),
 )
 _TIRESIAS = "Gu et al., Tiresias, NSDI'19"
 
@@ -173,9 +165,7 @@ TIRESIAS = queue_listing(
     (PolicyProperty.NO_DURATIONS,),
     tiresias,
     (
-        _LIMITS,
-        _PROMOTE,
-        _PACKLIMIT,
+        *_QUEUES,
         Parameter("service", "gpu-seconds", "what is counted: gpu-seconds or seconds", choice(AttainedService)),
     ),
     optimises="average completion time, without durations",
@@ -289,9 +279,7 @@ TIRESIAS_GITTINS = queue_listing(
     (PolicyProperty.NO_DURATIONS,),
     gittins,
     (
-        _LIMITS,
-        _PROMOTE,
-        _PACKLIMIT,
+        *_QUEUES,
         Parameter("delta", "limit", "how far the index looks: limit of the queue, or best", choice(Delta)),
         Parameter("samples", "10", "finished jobs needed before the index is used", whole_number),
     ),
