@@ -46,7 +46,9 @@ def test_documented_defaults_are_those_of_the_factory(name: str) -> None:
     listing = POLICIES[name]
     taken = inspect.signature(listing.make).parameters
     assert {parameter.name: parameter.read(parameter.default) for parameter in listing.parameters} == {
-        each.name: each.default for each in taken.values()
+        each.name: each.default
+        for each in taken.values()
+        if not callable(each.default)  # an agent is for Python alone
     }
 
 

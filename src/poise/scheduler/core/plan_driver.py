@@ -22,7 +22,7 @@ Thinking = Callable[[], AbstractContextManager[object]]
 class PlanPause(Protocol):
     """A planner that can often tell without a snapshot, which costs time where there are many jobs, that nothing changes."""
 
-    def rest(self, now: float, origin: float, memory: Any, *, may_fill: bool) -> Plan | None:  # noqa: ANN401
+    def unchanged_plan(self, now: float, origin: float, memory: Any, *, may_fill: bool) -> Plan | None:  # noqa: ANN401
         """A plan that changes nothing; None if a whole one has to be made. `may_fill`: GPUs are free and a job waits."""
 
 
@@ -116,7 +116,7 @@ class PlanDriver:
         state = self._state
         if self._pausing is not None and state.origin is not None:
             may_fill = bool(state.waiting_shapes) and any(state.free.idle)
-            plan = self._pausing.rest(now, state.origin, self._memory, may_fill=may_fill)
+            plan = self._pausing.unchanged_plan(now, state.origin, self._memory, may_fill=may_fill)
             if plan is not None:
                 return plan
         snapshot = state.snapshot(now)

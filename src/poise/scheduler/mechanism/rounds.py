@@ -102,9 +102,9 @@ class Rounds:
     def plan(self, snapshot: Snapshot, memory: ShareAccounts | None) -> tuple[Plan, ShareAccounts]:
         """At the end of a round by shares; inside one, only GPUs that are free are given out."""
         now, origin = snapshot.now, snapshot.origin
-        rest = self.rest(now, origin, memory, may_fill=snapshot.is_contended and any(snapshot.idle))
-        if rest is not None and memory is not None:
-            return rest, memory
+        unchanged = self.unchanged_plan(now, origin, memory, may_fill=snapshot.is_contended and any(snapshot.idle))
+        if unchanged is not None and memory is not None:
+            return unchanged, memory
         at_end = is_round_end(origin, now, self.round)
         workload = snapshot.workload
         if memory is not None:
@@ -131,7 +131,7 @@ class Rounds:
             plan = self._filled(accounts, workload, snapshot.idle)
         return replace(plan, notes=tuple(map(Remark, remarks))), accounts
 
-    def rest(self, now: float, origin: float, memory: ShareAccounts | None, *, may_fill: bool) -> Plan | None:
+    def unchanged_plan(self, now: float, origin: float, memory: ShareAccounts | None, *, may_fill: bool) -> Plan | None:
         """A plan that changes nothing, where no other is possible: inside a round, if there is nothing to give out.
 
         The core asks this before it builds a snapshot, which costs far more than the answer.

@@ -58,7 +58,7 @@ from poise.scheduler.policies.upgrades import Seen, upgrades
 
 @dataclass(frozen=True, slots=True)
 class SlicingRules:
-    """The parameters. Not fields of the policy itself: the core takes a planner with a `rest` for one that pauses.
+    """The parameters.
 
     tickets   of tenants (1 if not named), for each 1 of their weights;  quantum: seconds
     rest      seconds between two moves of a job;  cost: seconds of its running time that a move is taken to cost
@@ -91,10 +91,8 @@ class SlicingMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class GandivaFair:
+class GandivaFair(SlicingRules):
     """Time slices in proportion to tenants' tickets, by GPU type as traded."""
-
-    rules: SlicingRules
 
     def start(self) -> SlicingMemory:
         """The memory before the first plan."""
@@ -109,7 +107,7 @@ class GandivaFair:
             claims = _at_once(snapshot)
             if claims is not None:
                 return Plan.changing(claims), memory
-        return Slicing(self.rules, snapshot, memory).plan()
+        return Slicing(self, snapshot, memory).plan()
 
     def _calm(self, snapshot: Snapshot, memory: SlicingMemory) -> tuple[Plan, SlicingMemory]:
         """No job waits, so none is behind. Where there are several types, jobs may move to faster ones that stand idle."""
@@ -118,8 +116,8 @@ class GandivaFair:
         if len(snapshot.idle) == 1 or not any(snapshot.idle):
             return Plan.changing(), memory
         seen = with_running(snapshot, memory.seen)
-        known = seen if self.rules.profile is Profiling.RUNNING else None
-        claims, later = upgrades(snapshot, rest=self.rules.rest, cost=self.rules.cost, seen=known, moved=memory.moved)
+        known = seen if self.profile is Profiling.RUNNING else None
+        claims, later = upgrades(snapshot, rest=self.rest, cost=self.cost, seen=known, moved=memory.moved)
         moved = {row: time for row, time in memory.moved.items() if row in snapshot.placement.holdings}
         moved |= {claim.row: snapshot.now for claim in claims}
         return Plan.changing(claims, wake=later), replace(memory, seen=seen, moved=MappingProxyType(moved))
@@ -149,7 +147,7 @@ LISTING = Listing(
     "tenants' tickets into GPU time: split stride, load balance, trade of fast GPUs for slow ones",
     "Chaudhary et al., Gandiva_fair, EuroSys'20",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.NO_INFLATION),
-    lambda **parameters: GandivaFair(SlicingRules(**parameters)),
+    GandivaFair,
     (
         Parameter("tickets", "equal", "tickets of tenants, alice:2/bob:1; 1 for those not named", equal_or_per_tenant),
         Parameter("quantum", "60", "length of a time slice in seconds", positive),
