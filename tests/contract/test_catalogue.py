@@ -114,7 +114,16 @@ def test_only_policies_that_say_so_look_at_deadlines(name: str) -> None:
 
 def test_a_combinator_adds_its_capabilities_to_those_of_the_policy() -> None:
     assert capabilities_of("max-min") == frozenset()
-    assert capabilities_of("allox+packed+agnostic") == {Capability.PAIRS, Capability.SINGLE_GPUS}
+    assert capabilities_of("allox+packed+agnostic") == {Capability.PAIRS, Capability.SINGLE_GPUS, Capability.SIZES}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_only_policies_that_say_so_look_at_tenants(name: str) -> None:
+    """Five jobs of one tenant against one of another, on fewer GPUs than they want: whose they are changes what happens."""
+    jobs = [a_job(f"j{place}", gpus=2, seconds=4000) for place in range(6)]
+    mixed = [*jobs[:-1], replace(jobs[-1], job=replace(jobs[-1].job, tenant="two"))]
+    of_two, of_one = ([entry.actions for entry in simulate(each, name, "gpu:4").entries] for each in (mixed, jobs))
+    assert (of_two != of_one) == (Capability.TENANTS in POLICIES[name].capabilities)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -36,7 +36,12 @@ def document(listing: Listing) -> dict[str, object]:
         {"name": parameter.name, "default": parameter.default, "meaning": parameter.meaning}
         for parameter in listing.parameters
     ]
-    return {**fields, "parameters": parameters, "traits": asdict(listing.traits)}
+    return {
+        **fields,
+        "parameters": parameters,
+        "traits": asdict(listing.traits),
+        "capabilities": sorted(listing.capabilities),
+    }
 
 
 def _show_all() -> None:
@@ -58,5 +63,7 @@ def _show_one(listing: Listing) -> None:
         click.echo(f"claims: {claim}")
     for name, words in asdict(listing.traits).items():
         click.echo(f"{name}: {words}")
+    for capability in sorted(listing.capabilities):
+        click.echo(f"capability: {capability}")
     for parameter in listing.parameters:
         click.echo(f"  {parameter.name}={parameter.default}  {parameter.meaning}")

@@ -137,7 +137,7 @@ def listing_of(spec: str) -> Listing:
 
 def capabilities_of(spec: str) -> frozenset[Capability]:
     """What the policy can do, with what its combinators add."""
-    return listing_of(spec).can.union(*(combinator.can for combinator, _ in _combinators(spec)))
+    return listing_of(spec).capabilities.union(*(combinator.can for combinator, _ in _combinators(spec)))
 
 
 def promise_of(spec: str) -> Promise:

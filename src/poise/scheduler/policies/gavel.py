@@ -148,6 +148,7 @@ HIERARCHICAL = share_listing(
         Parameter("inside", "fair", "fair or fifo among the jobs of a tenant", choice(Inside)),
         Parameter("weights", "1", "of the tenants in order of first submission; 1 for those not listed", positives),
     ),
+    can=frozenset({Capability.TENANTS}),
     promise=lambda weights=(), **_parameters: AmongTenants(listed=weights),
     optimises="the least share over tenants, then over their jobs",
     fairness="weighted max-min over tenants; fair or by arrival inside",

@@ -48,6 +48,9 @@ class PolicyProperty(StrEnum):
 class Capability(StrEnum):
     """What a policy can make use of, or is made for, beyond whole gangs of rigid jobs."""
 
+    SIZES = "needs to know how long jobs are"
+    TENANTS = "divides GPUs among tenants"
+    TRADES = "lets tenants trade fast GPUs for slow ones"
     DEADLINES = "keeps deadlines where they can be kept"
     ELASTIC = "starts elastic jobs with fewer GPUs than they ask for"
     PAIRS = "puts two jobs on the same GPUs"
@@ -83,7 +86,7 @@ class Listing:
     """One policy of the catalogue.
 
     make      builds the policy from the values of its parameters
-    can       its capabilities
+    can       its capabilities, except SIZES, which every policy has that does not claim the opposite
     promise   what it promises to those who share, from the values of its parameters
     plain     values of parameters that `+plain` fixes: those of the authors' code, which has no second aim
     live      values of parameters that the live service fixes, because processes cannot do what a simulator can
@@ -101,6 +104,11 @@ class Listing:
     promise: Callable[..., Promise] = field(default=no_shares, kw_only=True)
     plain: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     live: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the policy can do or is made for."""
+        return self.can if PolicyProperty.NO_DURATIONS in self.claims else self.can | {Capability.SIZES}
 
 
 def listed(  # noqa: PLR0913 - the fields of a listing

@@ -33,6 +33,7 @@ from poise.scheduler.model.job_table import JobTable, Snapshot
 from poise.scheduler.model.plan import Claim, Plan
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.policies.listing import (
+    Capability,
     Family,
     Listing,
     Parameter,
@@ -128,6 +129,7 @@ LISTING = Listing(
         Parameter("rack", "3", "failed tries after which any nodes of one rack will do", whole_number),
         Parameter("any", "6", "failed tries after which any nodes will do", whole_number),
     ),
+    can=frozenset({Capability.TENANTS}),
     promise=lambda quotas=(), **_others: Quotas(stated=dict(quotas)),
     traits=Traits(
         optimises="locality first, then use of idle GPUs",

@@ -41,6 +41,7 @@ from poise.scheduler.policies.gandiva_fair.entitlements import (
 from poise.scheduler.policies.gandiva_fair.load_balance import Homes, Lodger, retyped, type_for
 from poise.scheduler.policies.gandiva_fair.split_stride import Contender, Quantum, decide
 from poise.scheduler.policies.listing import (
+    Capability,
     Family,
     Listing,
     Parameter,
@@ -162,6 +163,7 @@ LISTING = Listing(
         Parameter("rest", "300", "seconds between two moves of a job from node to node", number),
         Parameter("cost", "60", "seconds of running that a move is taken to cost; it must gain more", number),
     ),
+    can=frozenset({Capability.TENANTS, Capability.TRADES}),
     promise=lambda tickets=(), **_others: AmongTenants(named=dict(tickets)),
     traits=Traits(
         optimises="GPU time of tenants in proportion to tickets",
