@@ -170,6 +170,7 @@ class DecisionDraft:
             if self.after[row] is None:
                 had = self.before[row] or ()
                 taker = next((each for node, mask in had for its, each in takers.get(node, ()) if its & mask), None)
+                # A stopped job whose GPUs no claim took, and that could not go on, shares them with one that goes on alone.
                 self.beneficiary[row] = partner[row] if taker is None else taker
 
     def seat(self, row: int, shape: ClaimShape) -> bool:
@@ -285,6 +286,8 @@ class DecisionDraft:
         idle = list(self.free.idle)
         for holding in agreed.values():
             self.free.give(holding)
+        # Seated in this order, victims find their own GPUs free. Another set of types left idle could serve claims that
+        # this decision has passed over, so only an arrangement that leaves the same is taken.
         all_fit = all(self.seat(row, self._shapes[row]) for row in (*moved, *starting))
         if not all_fit or self.free.idle != idle:  # other GPUs left over would be another decision
             for row, holding in agreed.items():

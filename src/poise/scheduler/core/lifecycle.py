@@ -16,8 +16,9 @@ changes columns, ledger, free GPUs, waiting clocks and the policy's driver toget
 - the driver has been told of every change to an active job.
 
 Who gives GPUs back? A `DecisionDraft` moves GPUs in `free` while it is made, so whatever `apply` stops or starts finds
-`free` as it is to be. All other transitions happen outside a decision and give back to `free` what the run held.
-A job that shared its GPUs gives nothing back: they stay with the other job.
+`free` as it is to be. All other transitions happen outside a decision and give back to `free` what the run held. Three
+cases give nothing: a job that shared its GPUs, because they stay with the other job; a trial, because its GPU is the pool's;
+and the job that has to leave when a carried one takes its place (`_carried_beside` gives, then preempts).
 
 Transitions append what the back end has to do to `actions`, in order; the scheduler takes them from there.
 """
@@ -164,7 +165,7 @@ class Lifecycle:
             columns.held[row] += now - event.since
             columns.waiting_since[row] = now
             self.actions.append(Preempt(event.job.id, event.epoch, PreemptionCause.UNPLANNED, None))
-        columns.epoch[row] = event.epoch - stays
+        columns.epoch[row] = event.epoch - stays  # a run that stays is started below, which counts its epoch again
         state.stopping.carry(row, event.epoch - stays)
         self._driver.arrived(row, now)
         if stays:
@@ -350,7 +351,10 @@ class Lifecycle:
         return 0.0 if self._columns.tasks[row] else self._settings.restart_overhead
 
     def _close_run(self, row: int, now: float, status: Status) -> Holding:
-        """Close the run in ledger and columns; return the GPUs that no other job holds, which are not in `free` yet."""
+        """Close the run in ledger and columns; return the GPUs that no other job holds.
+
+        `free` is left alone: in a decision the draft has moved them already, elsewhere the caller gives them back.
+        """
         state = self._state
         other = state.ledger.partner.get(row)
         holding = state.ledger.close(row)

@@ -9,11 +9,12 @@ from enum import StrEnum
 from poise.scheduler.core.claim_shapes import WaitCause
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
+from poise.scheduler.model.speed import Locality
 from poise.scheduler.model.units import counted
 
 
 class Code(StrEnum):
-    """Stable codes; the first family cannot run as asked or has ended, the second waits for capacity."""
+    """Stable codes: of a job that has ended, that runs, and that waits. The live service adds `LiveCode`."""
 
     REJECTED = "rejected"
     FAILED = "failed"
@@ -37,7 +38,7 @@ class Reason:
 
 _ENDED = {Status.REJECTED: Code.REJECTED, Status.FAILED: Code.FAILED, Status.CANCELLED: Code.CANCELLED}
 
-_TOGETHER = "puts together what the tasks of its round have computed"
+_TOGETHER = "puts together what the tasks of its step have computed"
 
 
 def explain(state: SchedulerState, row: int) -> Reason:
@@ -50,7 +51,7 @@ def explain(state: SchedulerState, row: int) -> Reason:
             return Reason(Code.FINISHED, "did all its work")
         case Status.RUNNING:
             if not state.of(row):
-                does = "waits for a GPU for the other tasks of its round" if state.columns.ready[row] else _TOGETHER
+                does = "waits for a GPU for the other tasks of its step" if state.columns.ready[row] else _TOGETHER
                 return Reason(Code.RUNNING, does)
             does = "is tried for a short while" if state.pool.tries(row) else "runs"
             parts = ((slots.mask.bit_count(), state.topology.cluster.nodes[slots.node].name) for slots in state.of(row))
@@ -75,13 +76,13 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
     cause, gang = shape.classify(state.free, state.placement), counted(shape.gang, "GPU")
     if shape.tasks is not None:  # its steps divide: one GPU is enough to begin with
         if cause is WaitCause.CAPACITY:
-            return Reason(Code.CAPACITY, f"any GPU that it can use would do; free now: {free}")
+            return Reason(Code.CAPACITY, f"needs any one GPU that it can use; free now: {free}")
         return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
     match cause:
         case WaitCause.CAPACITY:
             return Reason(Code.CAPACITY, f"needs {gang} at once; free now: {free}")
         case WaitCause.FRAGMENTATION:
-            want = f"needs {gang} on as few nodes as possible"
+            want = f"needs {gang} {'in one rack' if shape.locality is Locality.RACK else 'on as few nodes as possible'}"
             return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
         case WaitCause.ORDER:
             return Reason(Code.ORDER, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")

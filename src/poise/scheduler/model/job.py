@@ -42,8 +42,8 @@ class Job:
     duration        seconds on the table's reference GPU type, packed; used where `steps` is not given
     submitted       time, in seconds on the trace's clock, as is `deadline`
     app             name shared by jobs that are explored together, e.g. a hyper-parameter sweep; private to the tenant
-    weight          of the job; multiplied with its tenant's
-    tenant_weight   of its tenant, at submission; the last value stated counts
+    weight          for policies that divide among jobs; the live service states the owner's number times the tenant's
+    tenant_weight   for policies that divide among tenants; the last value stated counts
     gpu_types       types it may run on; empty means any
     min_gpus        fewest and most (`max_gpus`) GPUs it can run on; None: exactly `gpus`
     micro_batches   tasks that a step divides into: it then runs on any GPUs, and `gpus` is what `duration` refers to.

@@ -49,7 +49,7 @@ class JobTable:
         self.apps: list[str | None] = []  # name of its app; None if it names none
         self.submitted = array("d")  # time of submission
         self.deadline = array("d")  # time; inf if it has none
-        self.weight = array("d")  # > 0, its own: without its tenant's
+        self.weight = array("d")  # > 0, as policies that divide among jobs use it (`Job.weight`)
         self.skew = array("d")  # largest tensor ÷ model size; nan if not known
         self.kind = array("q")  # index of the estimate that holds for it
         self.tenant = array("q")  # index of its tenant, in order of first submission
@@ -300,7 +300,7 @@ class Snapshot:
 
     @cached_property
     def weight(self) -> Floats:
-        """Weights, without those of tenants."""
+        """Weights of jobs, for policies that divide among jobs."""
         return self.floats(self.columns.weight)
 
     @cached_property

@@ -15,7 +15,7 @@ plans, which can take seconds, and it is not held during commits and dispatch.
 
 What a loss costs. The service may be killed at any instant (docs/design/0009-live.md). Before step 4: nothing has happened,
 and clients that got no answer ask again. After it: at the next start the journal is replayed and the back end is handed
-every run whose end is unknown. A commit that fails takes the same road: the state in memory is thrown away and read back
+every run whose end is unknown. A commit that fails is handled the same way: the state in memory is thrown away and read back
 from the store. The inbox is never stored: commands in it are refused, and news is found again in the back end's own files.
 """
 

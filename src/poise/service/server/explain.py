@@ -7,6 +7,7 @@ admin could do. All of it is called under the engine's lock.
 
 from collections import Counter
 from collections.abc import Iterator
+from enum import StrEnum
 from heapq import nsmallest
 
 from poise.scheduler.core.claim_shapes import WaitCause
@@ -30,6 +31,13 @@ from poise.service.wire.views import JobState, ReasonView, WhyView
 
 _CODES = {WaitCause.ORDER: Code.ORDER, WaitCause.FRAGMENTATION: Code.FRAGMENTATION, WaitCause.CAPACITY: Code.CAPACITY}
 MOST_HOLDERS = 3  # jobs that are named as holding what another one waits for
+
+
+class LiveCode(StrEnum):
+    """Codes of reasons that only a live service has, besides those of the core (`Code`)."""
+
+    STARTING = "starting"
+    CHECKPOINTING = "checkpointing"
 
 
 def why(state: ServiceState, record: JobRecord, now: float) -> WhyView:
@@ -57,7 +65,7 @@ def reason_of(state: ServiceState, record: JobRecord, now: float) -> ReasonView:
     if found.code is Code.RUNNING and record.state is JobState.STARTING:
         awaits = _awaits_others(state, record)
         text = "waits until those who had its GPUs have left" if awaits else "its processes are being started"
-        return ReasonView(code="starting", text=text)
+        return ReasonView(code=LiveCode.STARTING, text=text)
     if record.state is JobState.CHECKPOINTING:
         gpus = counted(sum(run.count for run in record.open_runs()), "GPU")
         if any(run.attached is not None for run in record.open_runs()):
@@ -65,7 +73,7 @@ def reason_of(state: ServiceState, record: JobRecord, now: float) -> ReasonView:
         else:
             lost = "so it is ended, and what it has not saved itself is lost"
             text = f"was asked to leave; it does not save by poise.worker, {lost}"
-        return ReasonView(code="checkpointing", text=f"{text}; until it is gone it keeps {gpus}")
+        return ReasonView(code=LiveCode.CHECKPOINTING, text=f"{text}; until it is gone it keeps {gpus}")
     if found.code is Code.RUNNING and is_hold_deferred(record):
         return ReasonView(code=code, text=f"{text}, and is to be held: {deferral(record)}")
     until = state.scheduler.backs_off_until(job)
@@ -128,7 +136,7 @@ def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -
     if (stays := _why_pinned(state, record, now)) is not None:
         yield f"it is not preempted: {stays}"
         return
-    if code in {Code.REJECTED, Code.RUNNING, Code.HELD, "starting", "checkpointing"}:
+    if code in {Code.REJECTED, Code.RUNNING, Code.HELD, *LiveCode}:
         return
     cluster, tenant = state.header.cluster, record.job.tenant
     usable = tuple(each for each in cluster.gpu_types if not record.job.gpu_types or each in record.job.gpu_types)
@@ -146,7 +154,7 @@ def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -
         counts = sum((Counter(run.by_type) for run in state.records[job].stopping_runs()), Counter[str]())
         left += [f"{counts[gpu_type]} {gpu_type} by job {job}" for gpu_type in usable if counts[gpu_type]]
     if left:
-        yield f"still being left: {', '.join(left[:MOST_HOLDERS])}"
+        yield f"still being vacated: {', '.join(left[:MOST_HOLDERS])}"
     yield f"tenant {tenant} holds {state.counts.held[tenant]} of {counted(cluster.gpus, 'GPU')}"
 
 

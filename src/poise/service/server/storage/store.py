@@ -12,8 +12,9 @@ Only then are commands answered and actions carried out, so nothing that a clien
 mark has lost entries that were answered. It is refused, as its numbers would be given out twice, until `poise repair` has
 acknowledged the loss and left *floors*: numbers below which none is given out again.
 
-**A full disk.** A commit that fails for lack of space raises StorageError and changes nothing; any other error of SQLite
-is a bug. The engine then gives up pieces of the reserve (`sidecar.py`), with which cancellations and ends of runs can
+**A full disk.** A commit that fails because the disk cannot be written (full, read-only, an I/O error) raises StorageError
+and changes nothing; any other error of SQLite is a bug. The engine then gives up pieces of the reserve (`sidecar.py`),
+with which cancellations and ends of runs can
 still be committed.
 
 **A damaged row** is recognised by its checksum. A job is set aside (`damaged_jobs.py`) and all others go on. An entry
@@ -61,7 +62,7 @@ _NO_STORAGE = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 }  # fmt: skip
-"""Errors that pass once there is space again. After any other it is useless to try again."""
+"""Errors of a disk that cannot be written now and may be later. After any other it is useless to try again."""
 
 _NEW_JOBS = """INSERT INTO jobs (id, tenant, app, ended, state, job, request, record, job_sum, request_sum, record_sum)
 VALUES {}"""
