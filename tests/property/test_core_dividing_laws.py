@@ -61,7 +61,7 @@ def test_no_gpu_idles_with_which_a_running_job_would_be_faster(world: World) -> 
             if state.running(row) and tasks is not None and not tasks.suffers_from_distance:
                 has = state.topology.mix(state.of(row))
                 more = tasks.fewest([mine + free for mine, free in zip(has, state.free.idle, strict=True)])
-                now, then = tasks.round_seconds(has, 0), tasks.round_seconds(more or has, 0)
+                now, then = tasks.step_seconds(has, 0), tasks.step_seconds(more or has, 0)
                 assert then == pytest.approx(now) or (then or 0.0) > (now or 0.0), f"{entry}: {has} of {state.free.idle}"
 
     world.played(check)

@@ -126,7 +126,7 @@ def test_round_is_the_split_and_the_longest_synchronisation_of_those_that_comput
     case: tuple[Tasks, Mix], locality: Locality
 ) -> None:
     of, mix = case
-    split, seconds = of.split(mix), of.round_seconds(mix, locality)
+    split, seconds = of.split(mix), of.step_seconds(mix, locality)
     rate = Estimate(rates=(), tasks=of).on(mix, locality)
     if split is None or seconds is None:
         assert split is None
@@ -143,8 +143,8 @@ def test_split_of_the_worked_example() -> None:
     of = tasks(2, 1.0, 3.0, sync=((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
     assert of.split((1, 1)) == (2.0, (2, 0))
     assert of.fewest((1, 1)) == (1, 0)
-    assert of.round_seconds((1, 1), Locality.PACKED) == 2.5
-    assert of.round_seconds((0, 1), Locality.PACKED) == 6.5
+    assert of.step_seconds((1, 1), Locality.PACKED) == 2.5
+    assert of.step_seconds((0, 1), Locality.PACKED) == 6.5
 
 
 def test_fewest_leaves_out_those_that_have_nothing_to_do_and_prefers_slow_ones_that_will_do() -> None:
@@ -157,7 +157,7 @@ def test_gpus_of_no_use_count_for_nothing() -> None:
     of = tasks(4, 1.0, 0.0, 2.0)
     assert of.split((0, 5, 0)) is None
     assert of.fewest((0, 5, 0)) is None
-    assert of.round_seconds((0, 5, 0), 0) is None
+    assert of.step_seconds((0, 5, 0), 0) is None
     assert of.split((2, 5, 0)) == of.split((2, 0, 0))
     assert of.best == 1.0
     assert tasks(4, 0.0).best == 0.0

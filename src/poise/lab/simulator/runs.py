@@ -1,6 +1,6 @@
 """The state of simulated jobs: what will happen to each, how far it has come, and the run that it has now, if any.
 
-A run is either a `SimulatedRun`, which holds its GPUs from launch to end, or a `TaskRound`, one step of training that
+A run is either a `SimulatedRun`, which holds its GPUs from launch to end, or a `TaskStep`, one step of training that
 is computed task by task (`tasks.py`).
 """
 
@@ -56,10 +56,10 @@ class SimulatedRun:
 
 
 @dataclass(slots=True, eq=False)
-class TaskRound:
-    """One round of training, computed task by task: a run at task grain.
+class TaskStep:
+    """One step of training, computed task by task: a run at task grain.
 
-    tasks   what the round divides into;  left: how many tasks have not been started
+    tasks   what the step divides into;  left: how many tasks have not been started
     ends    GPUs that compute now, as masks by node, by the time at which they are done
     used    all GPUs that have taken part, as masks by node
     """
@@ -81,7 +81,7 @@ class SimulatedJob:
 
     total            work to be done;  steps: work that would survive a stop now
     attempts         failed ones so far;  attempt_seconds: running time of the current attempt before the current run
-    cold             seconds until a GPU that does not keep its model can compute; 0 unless its rounds divide
+    cold             seconds until a GPU that does not keep its model can compute; 0 unless its steps divide
     unreported       running time at task grain since its last report of loss
     """
 
@@ -92,7 +92,7 @@ class SimulatedJob:
         self.speed, self.total, self.cold = speed, total, cold
         self.attempts = 0
         self.steps = self.attempt_seconds = self.unreported = 0.0
-        self.run: SimulatedRun | TaskRound | None = None
+        self.run: SimulatedRun | TaskStep | None = None
 
     def seconds_to_failure(self) -> float:
         """Return the running time until the current attempt fails; inf if it will not."""

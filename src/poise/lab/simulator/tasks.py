@@ -1,8 +1,8 @@
 """Rounds of training computed task by task, each task on one GPU, which is free again when the task is done.
 
-A round is one run. When its last task is computed the synchronisation begins, which needs no GPU; at its end the next
-round may begin. Tasks are not preempted: what stops a round (a failure, a lost node, a cancellation) stops all of its
-tasks, and nothing of the round counts. Times are exact: a task ends at its start + the time its GPU needs to switch to
+A step is one run. When its last task is computed the synchronisation begins, which needs no GPU; at its end the next
+step may begin. Tasks are not preempted: what stops a step (a failure, a lost node, a cancellation) stops all of its
+tasks, and nothing of the step counts. Times are exact: a task ends at its start + the time its GPU needs to switch to
 the job + its computation.
 
 `TaskRuns` is the part of the simulator that does this; below it stand `Switching`, what it costs a GPU to turn to
@@ -15,7 +15,7 @@ from enum import Enum, auto
 from heapq import heappop, heappush
 from math import inf, nan
 
-from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskRound
+from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskStep
 from poise.scheduler.model.action import Compute
 from poise.scheduler.model.cluster import Holding, bits, gpu_count, merged
 from poise.scheduler.model.errors import InvariantError, RequestError, UnknownNameError
@@ -26,11 +26,11 @@ from poise.scheduler.model.topology import Topology
 LATER = 1 << 62
 """Added to the sequence number of a failure: work that is done at the same time counts first."""
 ROUNDING = 1e-9
-"""A smaller share of a job's work is a rounding error of sums and divisions, not worth another round."""
+"""A smaller share of a job's work is a rounding error of sums and divisions, not worth another step."""
 
 
 class TaskEvent(Enum):
-    """What a round waits for."""
+    """What a step waits for."""
 
     COMPUTED = auto()
     SYNCHRONISED = auto()
@@ -39,12 +39,12 @@ class TaskEvent(Enum):
 
 @dataclass(slots=True, eq=False)
 class TaskRuns:
-    """All rounds under way.
+    """All steps under way.
 
     running   the simulator's running jobs, kept up to date here
     numbers   sequence numbers, shared with the simulator: they order what happens at the same time
     outcome   (job, epoch) -> how the job ends now that its work is done
-    pending   a heap of what is to come, by time and then by sequence number; entries of rounds that ended are void
+    pending   a heap of what is to come, by time and then by sequence number; entries of steps that ended are void
     """
 
     topology: Topology
@@ -53,18 +53,18 @@ class TaskRuns:
     numbers: Iterator[int]
     report_every: float
     outcome: Callable[[SimulatedJob, int], Event]
-    pending: list[tuple[float, int, SimulatedJob, TaskRound, TaskEvent]] = field(default_factory=list)
+    pending: list[tuple[float, int, SimulatedJob, TaskStep, TaskEvent]] = field(default_factory=list)
 
     def compute(self, action: Compute, job: SimulatedJob, now: float) -> None:
-        """Start a task of the current round on each of these GPUs; the first tasks of a round begin it.
+        """Start a task of the current step on each of these GPUs; the first tasks of a step begin it.
 
-        Raises InvariantError for more tasks than the round has left, and for GPUs that are busy or of no use to the job.
+        Raises InvariantError for more tasks than the step has left, and for GPUs that are busy or of no use to the job.
         """
         tasks, run = job.speed.tasks, job.run
         if tasks is None:
-            raise InvariantError(f"{action.job} is to compute tasks, but its rounds do not divide")
+            raise InvariantError(f"{action.job} is to compute tasks, but its steps do not divide")
         if run is None:
-            run = job.run = TaskRound(action.epoch, now, tasks, tasks.count)
+            run = job.run = TaskStep(action.epoch, now, tasks, tasks.count)
             self.running[action.job] = job
             failure = job.seconds_to_failure()
             if failure < inf:
@@ -73,7 +73,7 @@ class TaskRuns:
             raise InvariantError(f"{action.job} is to compute for run {action.epoch}, but run {run.epoch} has not ended")
         run.left -= gpu_count(action.gpus)
         if run.left < 0:
-            raise InvariantError(f"{action.job} is to compute {-run.left} tasks more than its round has left")
+            raise InvariantError(f"{action.job} is to compute {-run.left} tasks more than its step has left")
         self.gpus.take(action.job, action.gpus)
         for node, mask in action.gpus:
             seconds = tasks.seconds[self.topology.type_of[node]]
@@ -82,13 +82,13 @@ class TaskRuns:
             run.used[node] = run.used.get(node, 0) | mask
             for bit in bits(mask):
                 end = now + (self.gpus.turn(action.job, node, bit, job.cold) + seconds)
-                if end not in run.ends:  # tasks of a round that end together are one event
+                if end not in run.ends:  # tasks of a step that end together are one event
                     run.ends[end] = {}
                     heappush(self.pending, (end, next(self.numbers), job, run, TaskEvent.COMPUTED))
                 run.ends[end][node] = run.ends[end].get(node, 0) | bit
 
     def next_time(self) -> float:
-        """Return when the next event of a round comes; inf if none will."""
+        """Return when the next event of a step comes; inf if none will."""
         pending = self.pending
         while pending and pending[0][2].run is not pending[0][3]:
             heappop(pending)
@@ -109,8 +109,8 @@ class TaskRuns:
                 self.leave(job, run)
                 events.append(job.fail_attempt(run.epoch))
 
-    def _computed(self, job: SimulatedJob, run: TaskRound, time: float, now: float, events: list[Event]) -> None:
-        """Free the GPUs of tasks that are done. After the last task of the round comes its synchronisation."""
+    def _computed(self, job: SimulatedJob, run: TaskStep, time: float, now: float, events: list[Event]) -> None:
+        """Free the GPUs of tasks that are done. After the last task of the step comes its synchronisation."""
         gpus = merged(run.ends.pop(time).items())
         self.gpus.free(gpus)
         events.append(Computed(job.id, run.epoch, gpus))
@@ -124,8 +124,8 @@ class TaskRuns:
         else:
             self._synchronised(job, run, now, events)
 
-    def _synchronised(self, job: SimulatedJob, run: TaskRound, now: float, events: list[Event]) -> None:
-        """Complete the round: one more step is done, perhaps the last one."""
+    def _synchronised(self, job: SimulatedJob, run: TaskStep, now: float, events: list[Event]) -> None:
+        """Complete the step, perhaps the last one."""
         self.leave(job, run)
         job.attempt_seconds += now - run.began
         job.steps = min(job.steps + 1.0, job.total)
@@ -139,14 +139,14 @@ class TaskRuns:
             events.append(Progressed(job.id, run.epoch, job.steps, curve.loss(job.steps)))
         events.append(Synchronised(job.id, run.epoch, job.steps))
 
-    def halt(self, job: SimulatedJob, run: TaskRound, now: float) -> Stopped:
-        """Stop the round from outside."""
+    def halt(self, job: SimulatedJob, run: TaskStep, now: float) -> Stopped:
+        """Stop the step from outside."""
         self.leave(job, run)
         job.attempt_seconds += now - run.began
         return Stopped(job.id, run.epoch, job.steps)
 
-    def leave(self, job: SimulatedJob, run: TaskRound) -> None:
-        """End the round; whatever computes for it stops."""
+    def leave(self, job: SimulatedJob, run: TaskStep) -> None:
+        """End the step; whatever computes for it stops."""
         job.run = None
         del self.running[job.id]
         for gpus in run.ends.values():
@@ -155,7 +155,7 @@ class TaskRuns:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """What it costs a GPU to turn to another job whose rounds divide into tasks (docs/algorithms/hare.md).
+    """What it costs a GPU to turn to another job whose steps divide into tasks (docs/algorithms/hare.md).
 
     It is free if the same job ran last, `resident` seconds if the GPU still keeps the job's model, and otherwise (cold)
     the size of the model ÷ the bandwidth of the bus.

@@ -25,7 +25,7 @@ from math import inf
 from typing import assert_never
 
 from poise.lab.simulator.outages import Outage, node_events
-from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskRound
+from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskStep
 from poise.lab.simulator.tasks import ResidentModels, Switching, TaskRuns, unknown_size
 from poise.lab.traces.schema import JobOutcome, TraceJob
 from poise.scheduler.model.action import (
@@ -74,11 +74,11 @@ class ReportedSpeeds(Enum):
 class Truth:
     """What running costs in the simulated world. Seconds.
 
-    restart_overhead   time without progress at each start, of jobs whose rounds do not divide into tasks
+    restart_overhead   time without progress at each start, of jobs whose steps do not divide into tasks
     checkpoint_every   running time between checkpoints; a lost node or a failure destroys the work since the last one
     reported_speeds    which speeds the scheduler is told
     report_every       running time between two reports of loss, of jobs that report it; above 0
-    switching          time without progress where a GPU turns to another job whose rounds divide; None: such a job pays
+    switching          time without progress where a GPU turns to another job whose steps divide; None: such a job pays
                        the restart overhead on each GPU that did not run it last
     """
 
@@ -131,7 +131,7 @@ class Simulator:
         self._next_node = 0
         self._wake = inf
         self._first_of_kind: dict[str, Job] = {}  # the scheduler is told each kind's speeds once
-        # Jobs whose rounds divide into tasks. Most traces have none: then no GPU's models are looked at.
+        # Jobs whose steps divide into tasks. Most traces have none: then no GPU's models are looked at.
         self._divides = any(each.job.micro_batches is not None for each in jobs)
         switching = self._truth.switching or Switching(keep=1)
         self._gpus = ResidentModels(len(cluster.nodes), switching.keep, switching.resident)
@@ -289,7 +289,7 @@ class Simulator:
 
     def _cancel(self, job: SimulatedJob, now: float) -> None:
         self.ended += 1
-        if isinstance(job.run, TaskRound):
+        if isinstance(job.run, TaskStep):
             self._tasks.leave(job, job.run)
         elif job.run is not None:
             self._leave(job, job.run, now)
@@ -321,7 +321,7 @@ class Simulator:
     def _halt(self, job: SimulatedJob, now: float, events: list[Event], *, checkpoint_every: float) -> None:
         """Stop a run from outside. It loses the work since its last checkpoint; 0: it has just written one."""
         run = job.run
-        if isinstance(run, TaskRound):
+        if isinstance(run, TaskStep):
             events.append(self._tasks.halt(job, run, now))
         elif run is not None:
             self._leave(job, run, now)

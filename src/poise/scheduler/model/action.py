@@ -56,9 +56,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute one task of the job's current round of training on each of these GPUs, and free each when done (`Computed`).
+    """Compute one task of the job's current training step on each of these GPUs, and free each when done (`Computed`).
 
-    The first tasks of a round begin a new epoch; further tasks of the same round may follow on other GPUs.
+    The first tasks of a step begin a new epoch; further tasks of the same step may follow on other GPUs.
     """
 
     job: str

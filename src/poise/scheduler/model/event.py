@@ -157,7 +157,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Each of these GPUs has computed one task of the job's current round of training, and is free again."""
+    """Each of these GPUs has computed one task of the job's current training step, and is free again."""
 
     job: str
     epoch: int
@@ -166,7 +166,7 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Synchronised:
-    """All tasks of the job's round have been computed and combined. That ends the run; the job resumes from `steps`."""
+    """All tasks of the job's step have been computed and combined. That ends the run; the job resumes from `steps`."""
 
     job: str
     epoch: int

@@ -56,11 +56,11 @@ class JobTable:
         self.app = array("q")  # row of the first job of its app (apps belong to one tenant); its own row if it has no app
         self.tenant_weights: list[float] = []  # by index of tenant; the last value stated counts
 
-        # What it needs. Written by `append`, and by `divide` for jobs whose rounds divide into tasks.
+        # What it needs. Written by `append`, and by `divide` for jobs whose steps divide into tasks.
         self.gang = array("q")  # GPUs that it asks for, >= 1
         self.least = array("q")  # fewest GPUs that it can run on, 1 <= least <= gang
         self.most = array("q")  # most GPUs that it can use, >= gang
-        self.tasks = array("q")  # tasks of a round; 0 if rounds do not divide
+        self.tasks = array("q")  # tasks of a step; 0 if steps do not divide
         self.steps = array("d")  # declared work, in steps; inf if unknown
         self.best = array("d")  # believed steps per second on its fastest GPU type, packed; 0 if it can run nowhere
 
@@ -82,7 +82,7 @@ class JobTable:
         self.counted_from = array("d")  # the same without the overhead, <= progress_from
         self.ahead = array("d")  # steps until `counted_from` beyond `steps_done`, if the run had had no overhead; >= 0
         self.repaid = array("d")  # when the run has worked for as long as it took to start
-        self.ready = array("q")  # tasks of the current round that are yet to be started, 0 to `tasks`
+        self.ready = array("q")  # tasks of the current step that are yet to be started, 0 to `tasks`
 
         self._tenants: dict[str, int] = {}
         self._apps: dict[tuple[int, str], int] = {}
@@ -114,7 +114,7 @@ class JobTable:
         return row
 
     def divide(self, row: int, tasks: Tasks) -> None:
-        """Note that the rounds of a waiting job divide into tasks: it needs no gang, and runs on any GPUs."""
+        """Note that the steps of a waiting job divide into tasks: it needs no gang, and runs on any GPUs."""
         self.gang[row] = tasks.gang
         self.least[row] = 1
         self.most[row] = self.tasks[row] = self.ready[row] = tasks.count

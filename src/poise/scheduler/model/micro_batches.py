@@ -1,9 +1,9 @@
 """Rounds of training that divide into tasks: K micro-batches, each computed on any one GPU (docs/algorithms/hare.md).
 
-The gradients of all K micro-batches are averaged before the next round begins, so it does not matter on which GPUs, or on
+The gradients of all K micro-batches are averaged before the next step begins, so it does not matter on which GPUs, or on
 how many at once, they are computed. Such a job has a speed on any set of GPUs: mixed types, fewer or more than K.
 
-    split        n_g tasks on GPU g, Σ n_g = K; a round takes max n_g · t_g to compute, plus the synchronisation
+    split        n_g tasks on GPU g, Σ n_g = K; a step takes max n_g · t_g to compute, plus the synchronisation
     best split   the shortest T with Σ_g floor(T / t_g) >= K
 """
 
@@ -21,7 +21,7 @@ Mix = tuple[int, ...]
 
 
 class Split(NamedTuple):
-    """A best split: seconds to compute a round, and by GPU type the tasks that one GPU can do in that time."""
+    """A best split: seconds to compute a step, and by GPU type the tasks that one GPU can do in that time."""
 
     seconds: float
     quota: tuple[int, ...]
@@ -29,11 +29,11 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """The tasks of one round.
+    """The tasks of one step.
 
-    count     K, the micro-batches of a round
+    count     K, the micro-batches of a step
     seconds   to compute one of them, by GPU type; 0 where it cannot be computed
-    sync      seconds of synchronisation after a round, by GPU type and Locality; the longest of a mix counts
+    sync      seconds of synchronisation after a step, by GPU type and Locality; the longest of a mix counts
     gang      GPUs of one type that gang-scheduling policies ask for
     """
 
@@ -68,7 +68,7 @@ class Tasks:
         return self._splits[key]
 
     def _best_split(self, mix: Mix) -> Split | None:
-        """Start from the quotas of the shortest conceivable round, in which all GPUs finish at once; then, while tasks are
+        """Start from the quotas of the shortest conceivable step, in which all GPUs finish at once; then, while tasks are
 
         left, give one more to each GPU of the type that would finish first.
         """
@@ -90,7 +90,7 @@ class Tasks:
         return Split(length, tuple(quota))
 
     def fewest(self, mix: Sequence[int]) -> Mix | None:
-        """The fewest of these GPUs on which a round is as short as on all of them; the last is no faster than it must be."""
+        """The fewest of these GPUs on which a step is as short as on all of them; the last is no faster than it must be."""
         split = self.split(mix)
         if split is None:
             return None
@@ -108,8 +108,8 @@ class Tasks:
                 break
         return tuple(chosen)
 
-    def round_seconds(self, mix: Sequence[int], locality: int) -> float | None:
-        """Seconds of a whole round on these GPUs; None if the job can use none of them."""
+    def step_seconds(self, mix: Sequence[int], locality: int) -> float | None:
+        """Seconds of a whole step on these GPUs; None if the job can use none of them."""
         split = self.split(mix)
         if split is None:
             return None

@@ -99,7 +99,7 @@ class Order:
 
 
 class Grain(Enum):
-    """How long a job gets GPUs: until a later decision, or on each GPU for one task of its current round."""
+    """How long a job gets GPUs: until a later decision, or on each GPU for one task of its current step."""
 
     LEASE = auto()
     TASK = auto()
@@ -113,8 +113,8 @@ class Claim(NamedTuple):
     beside   row of another job of equal gang that is to share these GPUs; it must hold none, or share them already
     gpus     how many, within what the job can use; None: the gang that it asks for
     site     exactly these nodes, with as many GPUs on each, whatever `locality` and `types` say; adds up to `gpus`
-    mix      number of GPUs of each type, whatever `types` and `gpus` say; for jobs whose rounds divide into tasks
-    grain    TASK: one task of the current round on each GPU of `mix` or `site`, besides those already being computed
+    mix      number of GPUs of each type, whatever `types` and `gpus` say; for jobs whose steps divide into tasks
+    grain    TASK: one task of the current step on each GPU of `mix` or `site`, besides those already being computed
     """
 
     row: int

@@ -59,5 +59,5 @@ class Estimate:
 
     def on(self, mix: Mix, locality: Locality) -> float:
         """Steps per second, on any mix of GPUs, of a job whose rounds divide; 0 if it can use none of them."""
-        seconds = None if self.tasks is None else self.tasks.round_seconds(mix, locality)
+        seconds = None if self.tasks is None else self.tasks.step_seconds(mix, locality)
         return 1.0 / seconds if seconds else 0.0

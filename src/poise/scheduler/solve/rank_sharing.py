@@ -133,4 +133,4 @@ def _seconds(tasks: Tasks, mix: Mix, supply: GpuSupply) -> float:
     """Seconds of a round, if GPUs that can be close together are."""
     used = [kind for kind, gpus in enumerate(mix) if gpus]
     is_near = not tasks.suffers_from_distance or (len(used) == 1 and mix[used[0]] <= supply.together[used[0]])
-    return tasks.round_seconds(mix, Locality.PACKED if is_near else supply.apart) or 0.0
+    return tasks.step_seconds(mix, Locality.PACKED if is_near else supply.apart) or 0.0

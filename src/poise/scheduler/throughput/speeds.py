@@ -88,7 +88,7 @@ class Speeds:
         rates, tasks = self._rates(job, job.gpus), None
         if job.micro_batches is not None:
             tasks = self._tasks(job, job.micro_batches, rates)
-            # Every number of GPUs of one type that makes a round shorter is worth having.
+            # Every number of GPUs of one type that makes a step shorter is worth having.
             numbers = [gpus for gpus in _worthwhile(tasks.count, self._most_of_use(rates)) if gpus != tasks.gang]
             others = tuple((gpus, _of_one_type(tasks, gpus)) for gpus in numbers)
             rates = _of_one_type(tasks, tasks.gang)
@@ -180,7 +180,7 @@ class Speeds:
             seconds.append((step - sync) / in_turn if is_able else 0.0)
             packed, rack, cluster = (sync + max(0.0, _seconds(rate) - step) for rate in row)
             syncs.append((packed, rack, cluster) if is_able else CANNOT_RUN)
-        # The fewest GPUs on which a round takes no longer than on the gang, if all are equally fast.
+        # The fewest GPUs on which a step takes no longer than on the gang, if all are equally fast.
         fewest = -(-count // _in_turn(count, min(job.gpus, self._most_of_use(gang))))
         return Tasks(count, tuple(seconds), tuple(syncs), fewest)
 
@@ -250,7 +250,7 @@ def _in_turn(count: int, gpus: int) -> int:
 
 
 def _worthwhile(count: int, most: int) -> Iterator[int]:
-    """The numbers of GPUs of one type, up to `most`, with which a round of `count` tasks is shorter than with one fewer."""
+    """The numbers of GPUs of one type, up to `most`, with which a step of `count` tasks is shorter than with one fewer."""
     gpus = 1
     while gpus <= most:
         yield gpus
