@@ -98,7 +98,7 @@ def main(asked: argparse.Namespace) -> None:
         cells = "".join(f"{each:8.2f}" for each in (*before.gpus, *after.gpus))
         sys.stdout.write(f"{tenant:12}{cells}{gains[tenant]:+8.1%}\n")
     sys.stdout.write("\ntrades of the last run:\n")
-    for deal in found[-1][1].deals:
+    for deal in found[-1][1].trades:
         terms = f"{deal.gpus:.2f} {deal.fast} of {deal.seller} for {deal.price:.2f} {deal.slow} each"
         sys.stdout.write(f"  {deal.buyer} buys {terms}\n")
     title = "More work done thanks to trades, by tenant"

@@ -96,9 +96,8 @@ class Life:
 
     def _want(self, job: str) -> None:
         with suppress(RequestRefusedError):
-            getattr(
-                self.service.engine, self.draw.choice(("hold", "hold", "stop", "release", "release", "release", "cancel"))
-            )(ALICE, job)
+            verb = self.draw.choice(("hold", "hold", "stop", "release", "release", "release", "cancel"))
+            self.service.engine.change(ALICE, job, Verb(verb))
 
     def renew(self) -> None:
         """A new chapter."""
