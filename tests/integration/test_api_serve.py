@@ -372,5 +372,5 @@ def test_tokens_are_made_listed_and_revoked(shared: Server, monkeypatch: pytest.
     assert poise("tokens", "--revoke", "ann").out == "ann is revoked\n"
     assert shared.call("GET", "/v1/me", authorization=f"Bearer {made.out.strip()}")[0] == 401
     assert poise("tokens", "--revoke", "ann").refusal == "there is no token 'ann'"
-    assert poise("tokens", "--make", "a", "--revoke", "b").refusal.startswith("--make and --revoke are two wishes")
+    assert poise("tokens", "--make", "a", "--revoke", "b").refusal.startswith("--make and --revoke exclude each other")
     assert poise("tokens", "--role", "admin").refusal.startswith("--tenant, --role and --days describe")

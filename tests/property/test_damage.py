@@ -197,7 +197,7 @@ def tried(blows: list[Blow], name: str, *, closed: bool) -> None:
 
 @pytest.mark.slow
 @given(st.lists(BLOWS, min_size=1, max_size=3))
-@settings(max_examples=(settings().max_examples + 1) // 2)
+@settings(max_examples=settings().max_examples * 5 // 8)
 @example([Blow(0.5, None)])
 @example([Blow(0.0, None)])
 def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -> None:
@@ -206,7 +206,7 @@ def test_a_log_that_is_damaged_loses_nothing_without_a_word(blows: list[Blow]) -
 
 @pytest.mark.slow
 @given(st.lists(BLOWS, min_size=1, max_size=3))
-@settings(max_examples=(settings().max_examples + 1) // 2)
+@settings(max_examples=settings().max_examples * 5 // 8)
 @example([Blow(0.5, None)])
 @example([Blow(0.0, bytes(4096))])
 @example([Blow(60, b"\0\0\0\1")])

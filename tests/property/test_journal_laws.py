@@ -212,7 +212,7 @@ def fresh(header: Header) -> Scheduler:
     )
 
 
-@settings(max_examples=(settings().max_examples + 1) // 2)
+@settings(max_examples=settings().max_examples * 5 // 8)
 @given(worlds(policy=named))
 def test_a_run_that_went_through_a_file_replays_exactly(world: World) -> None:
     story = world.played()

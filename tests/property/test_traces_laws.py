@@ -136,7 +136,7 @@ def test_what_is_written_is_read_again(trace: Trace) -> None:
 
 
 @given(traces)
-@settings(max_examples=(settings().max_examples + 1) // 2)
+@settings(max_examples=settings().max_examples * 5 // 8)
 def test_packing_does_not_change_a_trace(trace: Trace) -> None:
     data = written(trace)
     assert read_bytes(gzip.compress(data)) == read_bytes(lzma.compress(data)) == read_bytes(data)
@@ -191,6 +191,7 @@ def test_no_text_is_of_two_formats(text: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=2, max_size=4), st.randoms())
+@settings(max_examples=settings().max_examples * 5 // 4)
 def test_merging_does_not_depend_on_the_order_of_files_in_an_archive(files: list[list[int]], shuffle: object) -> None:
     header = "job_id,submission_time,duration,num_gpu\n"
     rows = ["".join(f"{index},{time},1,1\n" for index, time in enumerate(file)) for file in files]

@@ -179,7 +179,7 @@ def test_what_somebody_else_owns_is_not_believed(
     me = os.geteuid()
     who = iter([me + 1] if name == "state" else [me, me + 1])  # as asked for the folder, and for the file
     monkeypatch.setattr(os, "geteuid", lambda: next(who))
-    said = "belongs to somebody else, who could have your token sent elsewhere; set POISE_URL and POISE_TOKEN"
+    said = "belongs to another user, who could have your token sent elsewhere; set POISE_URL and POISE_TOKEN"
     assert refusal({**environ, "POISE_TOKEN": "mine"}) == f"{tmp_path / name}: {said}"
 
 

@@ -166,11 +166,16 @@ def in_phase(phase: JobPhase) -> tuple[Scheduler, int]:
     return core, row
 
 
-@pytest.mark.parametrize("phase", [phase for phase in JobPhase if phase is not JobPhase.NEW])
-@pytest.mark.parametrize("name", [name for name in TRANSITIONS if name not in ("arrive", "carry_over")])
+REFUSED = [
+    (name, phase)
+    for name, (begins, _) in TRANSITIONS.items()
+    for phase in JobPhase
+    if JobPhase.NEW not in begins and phase not in begins and phase is not JobPhase.NEW
+]
+
+
+@pytest.mark.parametrize(("name", "phase"), REFUSED)
 def test_a_transition_refuses_a_job_in_a_phase_that_it_does_not_begin_in(name: str, phase: JobPhase) -> None:
-    if phase in TRANSITIONS[name][0]:
-        return
     core, row = in_phase(phase)
     with pytest.raises(InvariantError, match=f"is {phase}; {name} is for jobs that are"):
         getattr(core.lifecycle, name)(row, *ARGUMENTS.get(name, (1.0,)))

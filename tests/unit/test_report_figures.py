@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poise.lab.report.axes import FloatArray
@@ -219,6 +219,7 @@ def test_no_data_is_said() -> None:
         assert "no data" in svg
 
 
+@settings(max_examples=settings().max_examples * 5 // 4)
 @given(st.lists(st.one_of(st.floats(0, 1e7), st.just(0.0)), min_size=1, max_size=60))
 def test_cdf_rises_from_left_to_right_up_to_all(samples: list[float]) -> None:
     root = ET.fromstring(cdf({"a": values_of(samples)}, title="t", x_label="x"))
