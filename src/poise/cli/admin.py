@@ -49,7 +49,7 @@ def tokens(
 ) -> None:
     """List the tokens of the running service, make one or revoke one. Only admins may."""
     if make is not None and revoke is not None:
-        raise RequestError("--make and --revoke are two wishes; say one at a time")
+        raise RequestError("--make and --revoke exclude each other; use one at a time")
     if make is None and (tenant, role, days) != (None, None, None):
         raise RequestError("--tenant, --role and --days describe a token that --make makes")
     with connected() as client:

@@ -55,7 +55,7 @@ Examples:
     type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
-    help="Draw every built-in instance from so many seeds, from --seed on.",
+    help="Draw every built-in instance from this many seeds, from --seed on.",
 )
 @click.option(
     "--turn",

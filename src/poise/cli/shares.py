@@ -36,7 +36,7 @@ def shares(journal: Path | None, weights: tuple[str, ...], as_json: bool) -> int
     """Show what the tenants of the running service are entitled to, hold and have received.
 
     Of JOURNAL (a file, a directory that --out wrote, or the state of a service), what they were entitled to, and what they
-    got. Entitlements are counted while anybody waits, since only then they matter. GPU-hours by GPU type. Of a journal that
+    got. Entitlements are counted while a job waits, since only then they matter. GPU-hours by GPU type. Of a journal that
     is damaged, cut off or too new, what could be read is shown, with exit code 1.
     """
     if journal is None:

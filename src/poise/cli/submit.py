@@ -77,7 +77,7 @@ _OPTIONS = (
     click.option("--priority", type=int, help="For policies that have priorities; none of the catalogue does."),
     click.option("--preemption", type=choice_of(PreemptionMode),
         help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]"),
-    click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints that nobody asked for."),
+    click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints while the job runs undisturbed."),
     click.option("--deadline", metavar="TIME", help="Time to write a checkpoint.  [default: 60]"),
     click.option("--retries", type=int, metavar="N", help="Failed runs that are forgiven."),
     click.option("--max-duration", metavar="TIME", help="Running time after which it is stopped for good."),

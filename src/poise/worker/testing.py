@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def preempting(after_steps: int | Sequence[int]) -> Iterator["Preempting"]:
-    """Make a fake Poise that ends the lease of each run after so many steps; a sequence: of the first, the second, ...
+    """Make a fake Poise that ends the lease of each run after this many steps; a sequence: of the first run, the second, ...
 
     Runs after the last of a sequence are not preempted. Checkpoints are kept in a directory that is removed at the end.
     """

@@ -20,7 +20,7 @@ from poise.scheduler.core.settings import Settings
 from poise.scheduler.policies.catalogue import POLICIES, PolicyProperty
 
 LYING = 2
-"""In the first so many of the standing instances, agents lie."""
+"""Number of the standing instances, from the first on, in which agents lie."""
 LIARS = 3
 """Agents that lie in each of them."""
 INFLATION = frozenset({LieKind.SPEED_UPS, LieKind.INFLATION, LieKind.BUYERS_INFLATION})

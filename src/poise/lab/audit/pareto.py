@@ -86,7 +86,7 @@ def cases_at_moments(run: InstanceRun) -> Iterator[Case]:
     gain, moment, how = worst
     when = amount(moment - run.jobs[0].submitted, "seconds")
     text = (
-        f"after {when} {how or 'nobody could have been faster'}; on average over their lives,"
+        f"after {when} {how or 'no agent could have been faster'}; on average over their lives,"
         f" jobs could have had {amount(mean, 'percent')} more of their fastest speed"
     )
     yield run.case(mean, bound, text, moment=moment, gain=gain, mean_gain=mean, how=how)
@@ -130,7 +130,7 @@ def _gain(run: InstanceRun, interval: UnchangedInterval) -> tuple[float, str]:
     most = int(np.argmax((now.after(better) - now.now) / np.maximum(now.speed.max(axis=1), 1e-300)))
     names = run.cluster.gpu_types
     had = "waited" if now.held[most] == WAITS else f"ran on {names[now.held[most]]}"
-    return gain, f"{jobs[most].id} {had} and could have run on {names[better[most]]} with nobody slower"
+    return gain, f"{jobs[most].id} {had} and could have run on {names[better[most]]} with no other job slower"
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def cases_of_shares(run: InstanceRun) -> Iterator[Case]:
         f"{agents[place]} {amount(better[place], 'plain')} steps/s instead of {amount(had[place], 'plain')}"
         for place in most
     )
-    text = f"other shares of time would have given {', '.join(more) or 'nobody more'}, with nobody slower"
+    text = f"other shares of time would have given {', '.join(more) or 'no agent more'}, with none slower"
     data = {"agents": agents, "had": had.tolist(), "could_have": np.maximum(better, had).tolist(), "mean_gain": mean}
     yield run.case(mean, 2.0 * run.instance.turn / window, text, **data)
 

@@ -309,7 +309,7 @@ class DecisionDraft:
             if had is not None:
                 self.free.take(had)
         self.sites.pop(row, None)
-        if self.before.get(row) is None:  # otherwise it had lost its GPUs to somebody, and still has
+        if self.before.get(row) is None:  # otherwise it had lost its GPUs to another claim, and still has
             self.before.pop(row, None)
             self.after.pop(row, None)
         else:

@@ -179,7 +179,7 @@ class MaxThroughput(Memoryless):
 
 MAX_THROUGHPUT = share_listing(
     "max-throughput",
-    "the most throughput in total; promises nobody anything",
+    "the most throughput in total; promises no job anything",
     f"{GAVEL} §4.2",
     (PolicyProperty.NO_DURATIONS, PolicyProperty.WORK_CONSERVING, PolicyProperty.PARETO),
     MaxThroughput,

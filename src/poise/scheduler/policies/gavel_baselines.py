@@ -53,7 +53,7 @@ PROPORTIONAL = share_listing(
     promise=among_jobs_alike,
     optimises="nothing: the normaliser",
     fairness="time on every type by how many GPUs there are of it",
-    heterogeneity="gives everybody the same mix of types",
+    heterogeneity="gives every job the same mix of types",
     verified="allocations are feasible in random worlds and do not look at speeds",
 )
 
@@ -79,7 +79,7 @@ ISOLATED = share_listing(
     promise=among_jobs_alike,
     optimises="nothing: the baseline of sharing incentive",
     fairness="an n-th of every type for each job",
-    heterogeneity="gives everybody the same mix of types",
+    heterogeneity="gives every job the same mix of types",
     verified="the same least share as max-min blind to types; the numbers of Gavel's code, within 0.5 %",
 )
 

@@ -136,7 +136,7 @@ LISTING = Listing(
         fairness="a quota of GPUs a tenant; idle ones are lent and taken back when 90 % are in use",
         heterogeneity="blind: quotas count GPUs of any type",
         gang="whole, on the fewest nodes; after failed tries in one rack, then anywhere",
-        verified="nobody within quota is preempted; tries relax at the published moments; "
+        verified="no job within quota is preempted; tries relax at the published moments; "
         "on the Philly trace delay shifts from fair share to fragmentation as gangs grow",
     ),
 )

@@ -245,7 +245,7 @@ def _announced_process(state: Path) -> Process | None:
 def _check_own(path: Path, found: os.stat_result) -> None:
     """Raise RequestError for what others own or may write."""
     if found.st_uid != os.geteuid():
-        text = "belongs to somebody else, who could have your token sent elsewhere"
+        text = "belongs to another user, who could have your token sent elsewhere"
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         text = f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o}), and could have your token sent elsewhere"
     else:

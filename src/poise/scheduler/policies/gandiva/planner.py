@@ -139,7 +139,7 @@ LISTING = Listing(
         fairness="none: jobs of a node take turns",
         heterogeneity="blind: the fastest type with room",
         gang="whole gangs; turns together",
-        elasticity="grows onto idle GPUs of the node, gives them back before anybody waits",
+        elasticity="grows onto idle GPUs of the node, gives them back before a job has to wait",
         verified="no pair while demand fits; a pair that loses is parted within a period; a shrink comes before a wait",
     ),
 )

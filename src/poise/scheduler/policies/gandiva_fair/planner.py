@@ -173,7 +173,7 @@ LISTING = Listing(
         elasticity="none; time slices and migration",
         verified="the published tables and trades; every hour within 3 % of the tickets' share of the GPU time used "
         "with gangs of 1 to 16, and mostly of all GPU time; two of four tenants gain about 30 % by trade and "
-        "nobody loses",
+        "none loses",
     ),
 )
 

@@ -83,7 +83,7 @@ LISTING = Listing(
     hare,
     (
         Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
-        Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+        Parameter("long", "30", "tasks that take at least this many seconds are given GPUs one by one", positive),
         Parameter("recompute", "1800", "least seconds between two relaxations; newcomers are fitted in until then", number),
     ),
     can=frozenset({Capability.LISTS_TASKS}),

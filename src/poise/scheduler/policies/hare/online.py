@@ -67,7 +67,7 @@ LISTING = Listing(
     hlas,
     (
         Parameter("lease", "360", "seconds after which GPUs are dealt out anew", positive),
-        Parameter("long", "30", "tasks of at least so many seconds are dealt with one by one", positive),
+        Parameter("long", "30", "tasks that take at least this many seconds are given GPUs one by one", positive),
         Parameter(
             "guard", "off", "whether a task waits for a faster GPU where that gets it done sooner", choice(StarvationGuard)
         ),

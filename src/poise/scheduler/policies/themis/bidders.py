@@ -100,7 +100,7 @@ class Member:
     counts   GPUs that it can run with, ascending;  gang: GPUs that it asks for
     held     GPUs under a lease that goes on, with `speed` steps/s; 0 and 0 if there are none
     left     steps left;  best: steps/s of its gang on its fastest type, packed
-    rates    steps/s with so many GPUs;  gpu_type: of those that it holds, -1 if it holds none
+    rates    steps/s by number of GPUs;  gpu_type: of those that it holds, -1 if it holds none
     """
 
     row: int

@@ -131,7 +131,7 @@ class Themis(AuctionRules):
     """The arbiter: the rules of its auctions, and beyond them
 
     lease     seconds
-    halving   one in so many jobs of a sweep goes on beyond each rung (`halving.py`)
+    halving   beyond each rung, one in this many jobs of a sweep goes on (`halving.py`)
     """
 
     lease: float = 600.0
@@ -223,7 +223,7 @@ LISTING = Listing(
         Parameter("error", "0", "bids are off by up to this part, as drawn", portion),
         Parameter("payment", "gpus", "winners pay with GPUs of what they won, or with time of their lease", choice(Payment)),
         Parameter("seed", "0", "of what is drawn: who gets what is left over, and how bids are off", whole_number),
-        Parameter("halving", "2", "one in so many jobs of a sweep goes on beyond each rung; 1: all do", positive),
+        Parameter("halving", "2", "beyond each rung, one in this many jobs of a sweep goes on; 1: all do", positive),
     ),
     can=frozenset({Capability.AUCTIONS, Capability.ELASTIC}),
     traits=Traits(

@@ -56,7 +56,7 @@ class EventLoop:
             pass
 
     def after(self, seconds: float, callback: Callback) -> None:
-        """Call back after so many seconds."""
+        """Call back after this many seconds."""
         heapq.heappush(self._timers, (monotonic() + seconds, next(self._numbers), callback))
 
     def watch(self, handle: int, callback: Callback) -> None:
