@@ -56,7 +56,7 @@ class Whim:
                 stops=tuple(row for row in snapshot.active if chance.random() < 0.1),
                 stopping=chance.choice((StopMode.FOR_OTHERS, StopMode.FIRM)),
                 ends=ends,
-                held=held,
+                over_share=held,
                 notes=(Remark("on a whim"), Entitled("nobody", (0.5,))) if chance.random() < 0.1 else (),
             ),
             memory + 1,

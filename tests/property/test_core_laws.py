@@ -137,7 +137,7 @@ def test_gpu_time_is_conserved(world: World) -> None:
     state = story.scheduler.state
     for each in world.jobs:
         seconds = sum(run.seconds for run in story.runs_of(each.job.id) if not story.is_trial(run.gpus))
-        assert state.columns.held[state.rows[each.job.id]] == pytest.approx(seconds)
+        assert state.columns.received[state.rows[each.job.id]] == pytest.approx(seconds)
 
 
 @given(worlds())

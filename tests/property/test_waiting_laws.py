@@ -67,7 +67,7 @@ class Oracle:
 
     def _cause(self, state: SchedulerState, row: int, free: FreeGpus) -> WaitCause:
         shape = state.shape_of[row]
-        if row in state.suspended or shape.is_held:
+        if row in state.suspended or shape.is_over_share:
             return WaitCause.ORDER
         gang = 1 if shape.tasks else shape.gang
         enough = [kind for kind in shape.types if _count(free, kind) >= gang]

@@ -93,8 +93,8 @@ def test_an_ending_of_a_waiting_job_ends_its_wait() -> None:
 
 def test_a_job_held_back_waits_for_its_tenants_share_whatever_is_free() -> None:
     jobs = [a_job("runs", gpus=4, seconds=30), a_job("held", gpus=4)]
-    held = a_plan(held=(1,))
-    plans = {0.0: a_plan(Claim(0), held=(1,)), 20.0: held, 30.0: held, 50.0: a_plan(Claim(1))}
+    held = a_plan(over_share=(1,))
+    plans = {0.0: a_plan(Claim(0), over_share=(1,)), 20.0: held, 30.0: held, 50.0: a_plan(Claim(1))}
     story = simulate(jobs, scripted(plans), until=40)
     assert story.scheduler.explain("held").code is Code.SHARE
     assert story.scheduler.explain("held").text == "would take tenant default beyond its share of the cluster"
@@ -104,14 +104,14 @@ def test_a_job_held_back_waits_for_its_tenants_share_whatever_is_free() -> None:
 
 def test_a_job_that_the_next_plan_does_not_hold_back_waits_for_something_else() -> None:
     jobs = [a_job("runs", gpus=4, seconds=50), a_job("waits", gpus=4)]
-    plans = {0.0: a_plan(Claim(0), held=(1,)), 20.0: a_plan(), 50.0: a_plan(Claim(1))}
+    plans = {0.0: a_plan(Claim(0), over_share=(1,)), 20.0: a_plan(), 50.0: a_plan(Claim(1))}
     story = simulate(jobs, scripted(plans))
     assert [launch.waited for _, launch in story.actions(Launch) if launch.job == "waits"] == [(20, 0, 30)]
 
 
 def test_a_job_that_a_plan_stops_and_holds_back_waits_for_its_share() -> None:
     jobs = [a_job("over", gpus=4, seconds=30), a_job("other", at=10, gpus=4, seconds=20)]
-    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(1), stops=(0,), held=(0,)), 30.0: a_plan(Claim(0))}
+    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(1), stops=(0,), over_share=(0,)), 30.0: a_plan(Claim(0))}
     story = simulate(jobs, scripted(plans), until=20)
     assert story.scheduler.explain("over").code is Code.SHARE
     story = simulate(jobs, scripted(plans))
@@ -120,14 +120,19 @@ def test_a_job_that_a_plan_stops_and_holds_back_waits_for_its_share() -> None:
 
 def test_a_job_that_was_held_back_once_is_not_for_ever() -> None:
     jobs = [a_job("a", gpus=4, seconds=30), a_job("b", at=20, gpus=4, seconds=10)]
-    plans = {0.0: a_plan(held=(0,)), 10.0: a_plan(Claim(0)), 20.0: a_plan(Claim(1), stops=(0,)), 30.0: a_plan(Claim(0))}
+    plans = {
+        0.0: a_plan(over_share=(0,)),
+        10.0: a_plan(Claim(0)),
+        20.0: a_plan(Claim(1), stops=(0,)),
+        30.0: a_plan(Claim(0)),
+    }
     story = simulate(jobs, scripted(plans))
     assert [launch.waited for _, launch in story.actions(Launch) if launch.job == "a"] == [(10, 0, 0), (0, 0, 10)]
 
 
 def test_stops_of_jobs_that_do_not_run_and_holds_of_jobs_that_do_mean_nothing() -> None:
     jobs = [a_job("a", gpus=2, seconds=30), a_job("b", gpus=4, seconds=30)]
-    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(stops=(1,), held=(0,)), 30.0: a_plan(Claim(1))}
+    plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(stops=(1,), over_share=(0,)), 30.0: a_plan(Claim(1))}
     story = simulate(jobs, scripted(plans))
     assert story.finishes == {"a": 30, "b": 60}
 

@@ -132,7 +132,7 @@ def test_a_carried_job_runs_on_where_it_ran() -> None:
     core = a_core()
     assert names(core.handle(10.0, [carried("a", gpus=True), carried("b", gpus=False)])) == []
     columns, row = core.state.columns, core.state.rows["a"]
-    assert (columns.epoch[row], columns.held[row], columns.started[row], columns.failures[row]) == (3, 50.0, 5.0, 1)
+    assert (columns.epoch[row], columns.received[row], columns.started[row], columns.failures[row]) == (3, 50.0, 5.0, 1)
     assert core.state.of(row) == (Slots(0, 0b11),)
     assert names(core.handle(60.0, [Finished("a", 3)])) == [("Launch", "b")]
     assert columns.epoch[core.state.rows["b"]] == 4
@@ -250,7 +250,7 @@ def test_of_two_carried_jobs_that_share_gpus_the_later_one_makes_way(policy: str
     assert actions[0] == Preempt("b", 3, PreemptionCause.UNPLANNED, None)
     assert names(actions) == [("Preempt", "b")]
     columns, row = core.state.columns, core.state.rows["b"]
-    assert (columns.epoch[row], columns.held[row], columns.waiting_since[row]) == (3, 55.0, 10.0)
+    assert (columns.epoch[row], columns.received[row], columns.waiting_since[row]) == (3, 55.0, 10.0)
     core.handle(12.0, [Stopped("b", 3, 44.0)])
     assert columns.steps_done[row] == 44
     assert names(core.handle(20.0, [Finished("a", 3)])) == [("Launch", "b")]
@@ -339,7 +339,7 @@ def test_of_two_carried_jobs_that_share_the_one_leaves_that_may_be_preempted(
     assert did == [("Preempt", leaver)]
     assert core.explain(leaver).code != "running"
     assert core.state.columns.rate[1 - "ab".index(leaver)] == 1.0
-    assert core.state.columns.held["ab".index(leaver)] == 55.0
+    assert core.state.columns.received["ab".index(leaver)] == 55.0
 
 
 def test_beside_a_carried_job_that_may_not_be_preempted_others_take_turns() -> None:

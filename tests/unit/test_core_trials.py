@@ -160,4 +160,4 @@ def test_a_job_may_be_cancelled_on_trial_and_before(job: str, when: float) -> No
 
 def test_service_on_trial_does_not_count() -> None:
     story = simulate([a_job("a", gpus=4, seconds=100)], "las", "gpu:8", settings=POOL)
-    assert story.scheduler.state.columns.held[0] == 100
+    assert story.scheduler.state.columns.received[0] == 100

@@ -31,13 +31,13 @@ NO_WAIT = Waited(0.0, 0.0, 0.0)
 class ClaimShape:
     """Gang, GPU types by preference, and locality: what decides whether a claim fits.
 
-    waiting  number of jobs that wait with this shape
-    tasks    the micro-batches of a step, if steps divide: then a claim fits as soon as any usable GPU is free
-    held     the twin of this shape for jobs that are held back for their tenant's share, whatever is free; a twin's twin
-             is itself; None until the first such job
+    waiting     number of jobs that wait with this shape
+    tasks       the micro-batches of a step, if steps divide: then a claim fits as soon as any usable GPU is free
+    over_share  the twin of this shape for jobs that would exceed their tenant's share, whatever is free; a twin's twin
+                is itself; None until the first such job
     """
 
-    __slots__ = ("_clock", "_since", "cause", "gang", "held", "index", "locality", "tasks", "types", "waiting")
+    __slots__ = ("_clock", "_since", "cause", "gang", "index", "locality", "over_share", "tasks", "types", "waiting")
 
     def __init__(
         self, index: int, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None = None
@@ -48,14 +48,14 @@ class ClaimShape:
         self.locality = locality
         self.tasks = tasks
         self.waiting = 0
-        self.held: ClaimShape | None = None
+        self.over_share: ClaimShape | None = None
         self.cause = WaitCause.CAPACITY
         self._since = 0.0
         self._clock = [0.0, 0.0, 0.0]
 
     def classify(self, free: FreeGpus, placement: Placement) -> WaitCause:
         """Say why a claim of this shape waits, given what is free now."""
-        if self.is_held:
+        if self.is_over_share:
             return WaitCause.ORDER
         gang, idle = self.gang if self.tasks is None else 1, free.idle
         for gpu_type in self.types:
@@ -75,9 +75,9 @@ class ClaimShape:
         return gpu_type in self.types and (len(holding) == 1 or all(type_of[slots.node] == gpu_type for slots in holding))
 
     @property
-    def is_held(self) -> bool:
-        """Whether claims of this shape are held back for their tenant's share."""
-        return self.held is self
+    def is_over_share(self) -> bool:
+        """Whether claims of this shape would exceed their tenant's share."""
+        return self.over_share is self
 
     def because(self, cause: WaitCause, now: float) -> None:
         """Charge waiting from now on to this cause."""

@@ -25,7 +25,7 @@ class LocalityWaits:
             if not state.waits(row):
                 continue
             before, shape = state.shape_of[row], state.default_shape(row, now)
-            state.clocks.change(row, state.held_back(shape) if before.is_held else shape, now)
+            state.clocks.change(row, state.over_share(shape) if before.is_over_share else shape, now)
             if state.shape_of[row] is not before:
                 self._driver.reshaped(row, now)
                 any_relaxed = True

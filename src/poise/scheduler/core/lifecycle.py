@@ -156,13 +156,13 @@ class Lifecycle:
         if row is None:
             return ENDED
         state, columns = self._state, self._columns
-        columns.steps_done[row], columns.held[row], columns.failures[row] = event.done, event.received, event.failures
+        columns.steps_done[row], columns.received[row], columns.failures[row] = event.done, event.received, event.failures
         types = {state.topology.type_of[slots.node] for slots in event.gpus}
         can_use = bool(types) and types.issubset(state.shape_of[row].types)
         beside = self._carried_beside(event, row, now) if can_use and not state.free.are_free(event.gpus) else None
         stays = beside is not None or (can_use and state.free.are_free(event.gpus))
         if event.gpus and not stays:
-            columns.held[row] += now - event.since
+            columns.received[row] += now - event.since
             columns.waiting_since[row] = now
             self.actions.append(Preempt(event.job.id, event.epoch, PreemptionCause.UNPLANNED, None))
         columns.epoch[row] = event.epoch - stays  # a run that stays is started below, which counts its epoch again
@@ -594,9 +594,9 @@ class Lifecycle:
 
     def _close_trial(self, row: int, now: float) -> None:
         """Close a trial's run. The time on trial does not count as attained service."""
-        held = self._columns.held[row]
+        held = self._columns.received[row]
         self._close_run(row, now, Status.WAITING)
-        self._columns.held[row] = held
+        self._columns.received[row] = held
         self._state.suspended[row] = now
 
     def _begin_waiting(self, row: int, now: float) -> None:

@@ -29,9 +29,9 @@ class PlanPause(Protocol):
 class PlanDriver:
     """Asks for a whole plan at each decision; what happened since the last one shows in the snapshot.
 
-    _plan   the plan of the decision under way
-    _wake   when the last plan wants to be replaced
-    _held   jobs that the last plan held back for their tenant's share
+    _plan         the plan of the decision under way
+    _wake         when the last plan wants to be replaced
+    _over_share   jobs that would exceed their tenant's share under the last plan
     """
 
     drifts = False
@@ -47,7 +47,7 @@ class PlanDriver:
         self._memory: Any = planner.start()
         self._wake = inf
         self._plan: Plan | None = None
-        self._held: tuple[int, ...] = ()
+        self._over_share: tuple[int, ...] = ()
 
     def arrived(self, row: int, now: float) -> None:
         """Do nothing: the next snapshot shows it."""
@@ -174,13 +174,13 @@ class PlanDriver:
             for claim in plan.claims:
                 if claim.site is None and state.waits(claim.row):
                     state.clocks.change(claim.row, self._shape(now, claim), now)
-            for row in set(self._held).difference(plan.held) if plan.held is not self._held else ():
-                if state.waits(row) and state.shape_of[row].is_held:
+            for row in set(self._over_share).difference(plan.over_share) if plan.over_share is not self._over_share else ():
+                if state.waits(row) and state.shape_of[row].is_over_share:
                     state.clocks.change(row, state.default_shape(row, now), now)
-            self._held = plan.held
-            for row in plan.held:
+            self._over_share = plan.over_share
+            for row in plan.over_share:
                 if state.waits(row):
-                    state.clocks.change(row, state.held_back(state.shape_of[row]), now)
+                    state.clocks.change(row, state.over_share(state.shape_of[row]), now)
         return self._wake <= now
 
     def line(self, most: int) -> list[int]:

@@ -70,7 +70,7 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
             text = "waits for a short trial on one GPU before it competes for its gang"
         return Reason(Code.HELD, text)
     shape = state.shape_of[row]
-    if shape.is_held:
+    if shape.is_over_share:
         return Reason(Code.SHARE, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
     cause, gang = shape.classify(state.free, state.placement), counted(shape.gang, "GPU")

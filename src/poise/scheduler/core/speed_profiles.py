@@ -265,12 +265,12 @@ class ClaimShapes:
             shape = profile.shapes[gpus, types, locality] = self._shape((gpus, asked, nearest, profile.tasks))
         return shape
 
-    def held_back(self, shape: ClaimShape) -> ClaimShape:
-        """The twin of a shape for jobs that are held back for their tenant's share."""
-        if shape.held is None:
-            shape.held = self._make(shape.gang, shape.types, shape.locality, shape.tasks)
-            shape.held.held = shape.held
-        return shape.held
+    def over_share(self, shape: ClaimShape) -> ClaimShape:
+        """The twin of a shape for jobs that would exceed their tenant's share."""
+        if shape.over_share is None:
+            shape.over_share = self._make(shape.gang, shape.types, shape.locality, shape.tasks)
+            shape.over_share.over_share = shape.over_share
+        return shape.over_share
 
     def _shape(self, key: ShapeKey) -> ClaimShape:
         shape = self._known.get(key)

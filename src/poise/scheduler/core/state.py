@@ -233,9 +233,9 @@ class SchedulerState:
             return self.default_shapes[row]
         return self.shape(row, self.required_locality(row, now, self.asked[row]))
 
-    def held_back(self, shape: ClaimShape) -> ClaimShape:
-        """The twin of a shape for jobs that are held back for their tenant's share."""
-        return self._shapes.held_back(shape)
+    def over_share(self, shape: ClaimShape) -> ClaimShape:
+        """The twin of a shape for jobs that would exceed their tenant's share."""
+        return self._shapes.over_share(shape)
 
     def required_locality(self, row: int, now: float, asked: Locality) -> Locality:
         """The locality that a claim requires: what the policy asks, or what delay scheduling still requires if it waits."""

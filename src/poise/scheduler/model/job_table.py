@@ -69,7 +69,7 @@ class JobTable:
         self.epoch = array("q")  # launches so far; the current run's, while it runs
         self.failures = array("q")  # runs that failed
         self.waiting_since = array("d")  # when it was submitted, or when its last run ended
-        self.held = array("d")  # seconds with GPUs, in runs that have ended
+        self.received = array("d")  # seconds with GPUs, in runs that have ended
         self.steps_done = array("d")  # steps done when `rate` was last changed; of a waiting job, all that it has done
 
         # The current run. `rate`, `gpus` and `place` are 0 while the job does not run; the others keep their last value.
@@ -160,7 +160,7 @@ class JobTable:
         """End the run. The steps it is believed to have done count until the back end reports otherwise (`report`)."""
         if now > self.progress_from[row]:
             self.steps_done[row] += self.rate[row] * (now - self.progress_from[row])
-        self.held[row] += now - self.started[row]
+        self.received[row] += now - self.started[row]
         self.rate[row] = 0.0
         self.place[row] = 0
         self.gpus[row] = 0
@@ -217,7 +217,7 @@ class JobView:
     def attained_seconds(self) -> float:
         """Seconds with GPUs."""
         columns, row = self._columns, self.row
-        held = columns.held[row]
+        held = columns.received[row]
         return held + self.now - columns.started[row] if columns.status[row] == Status.RUNNING else held
 
     @property
@@ -307,7 +307,7 @@ class Snapshot:
     def attained_seconds(self) -> Floats:
         """Seconds with GPUs."""
         now = np.where(self.running, self.now - self.floats(self.columns.started), 0.0)
-        return _frozen(self.floats(self.columns.held) + now)
+        return _frozen(self.floats(self.columns.received) + now)
 
     @cached_property
     def steps_left(self) -> Floats:

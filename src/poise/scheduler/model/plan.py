@@ -150,12 +150,12 @@ def no_claims(_idle: tuple[int, ...]) -> tuple[Claim, ...]:
 class Plan:
     """Claims in order of priority. A running job continues if its claim allows what it holds, and is moved if not.
 
-    wake      time at which to plan again even if nothing happened
-    stops     rows of running jobs to stop; None: all that have no claim
-    more      (free GPUs by type) -> further claims, asked for if GPUs are free once all claims have been served
-    ends      jobs to cancel, before anything else
-    held      rows of waiting jobs that wait for their tenant's share, whatever is free; used to explain why they wait
-    notes     for the journal
+    wake        time at which to plan again even if nothing happened
+    stops       rows of running jobs to stop; None: all that have no claim
+    more        (free GPUs by type) -> further claims, asked for if GPUs are free once all claims have been served
+    ends        jobs to cancel, before anything else
+    over_share  rows of waiting jobs that would exceed their tenant's share, whatever is free: why they wait
+    notes       for the journal
     """
 
     claims: tuple[Claim, ...]
@@ -166,7 +166,7 @@ class Plan:
     stopping: StopMode = StopMode.FIRM
     more: Callable[[tuple[int, ...]], tuple[Claim, ...]] = no_claims
     ends: tuple[JobEnding, ...] = ()
-    held: tuple[int, ...] = ()
+    over_share: tuple[int, ...] = ()
     notes: tuple[Note, ...] = ()
 
     @staticmethod

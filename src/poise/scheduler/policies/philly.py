@@ -87,7 +87,7 @@ class Philly:
         held = queue.held(draft.sites)
         looks_again = bool(draft.stops) and memory.looked < snapshot.now
         plan = Plan.changing(draft.claims(), tuple(sorted(draft.stops)), snapshot.now if looks_again else wake)
-        return replace(plan, held=held), Memory(
+        return replace(plan, over_share=held), Memory(
             tenants, queue.since, frozenset(held), snapshot.now if looks_again else memory.looked
         )
 

@@ -107,7 +107,7 @@ def reason_counts(state: ServiceState) -> dict[str, int]:
     counts: Counter[str] = Counter({Code.RUNNING.value: len(state.running), Code.HELD.value: away})
     counts[Code.REJECTED.value] += len(state.stranded)
     for shape in core.waiting_shapes.values():
-        code = Code.SHARE if shape.is_held else _CODES[shape.classify(core.free, core.placement)]
+        code = Code.SHARE if shape.is_over_share else _CODES[shape.classify(core.free, core.placement)]
         counts[code.value] += shape.waiting
     return dict(counts)
 

@@ -54,7 +54,7 @@ def credited(accounts: TenantAccounts, now: float, shares: Mapping[Place, float]
 
 def seconds_run(columns: JobTable, row: int, now: float) -> float:
     """Wall time that a job has had GPUs, whether it is still there or not."""
-    held = columns.held[row]
+    held = columns.received[row]
     return held + now - columns.started[row] if columns.status[row] == Status.RUNNING else held
 
 
