@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: counters that the engine and the API feed, and gauges read from the engine at each scrape.
+"""Metrics for Prometheus: counters that the engine and the API feed, and gauges read from the service at each scrape.
 
 Every label has a bounded number of values. Times are in seconds, shares are fractions of 1.
 """
@@ -49,39 +49,39 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
-    def watch(self, engine: ServiceApi) -> None:
-        """Add gauges of this engine."""
-        self.registry.register(EngineGauges(engine))
+    def watch(self, service: ServiceApi) -> None:
+        """Add gauges of this service."""
+        self.registry.register(ServiceGauges(service))
 
     def text(self) -> bytes:
         """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
-class EngineGauges:
-    """A collector that reads the engine's state at each scrape."""
+class ServiceGauges:
+    """A collector that reads the state of the service at each scrape."""
 
-    def __init__(self, engine: ServiceApi) -> None:
-        self._engine = engine
+    def __init__(self, service: ServiceApi) -> None:
+        self._service = service
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: `register` would call `collect` otherwise, before the engine has started."""
+        """Nothing: `register` would call `collect` otherwise, before the service has started."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """All gauges."""
-        engine = self._engine
-        counts = engine.states()
+        service = self._service
+        counts = service.states()
         yield _family("poise_jobs", "Jobs by state", ("state",), (((s.value,), counts.get(s.value, 0)) for s in JobState))
-        reasons = (((code,), count) for code, count in sorted(engine.reasons().items()))
+        reasons = (((code,), count) for code, count in sorted(service.reasons().items()))
         yield _family("poise_reasons", "Jobs that have not ended, by reason", ("code",), reasons)
         gpus: dict[tuple[str, str], int] = {}
-        for node in engine.nodes().nodes:
+        for node in service.nodes().nodes:
             free, lost = (node.free, 0) if node.alive else (0, node.free)
             for state, count in (("held", node.gpus - node.free), ("free", free), ("lost", lost)):
                 gpus[node.gpu_type, state] = gpus.get((node.gpu_type, state), 0) + count
         yield _family("poise_gpus", "GPUs by type and state", ("type", "state"), gpus.items())
-        tenants = engine.shares().tenants
+        tenants = service.shares().tenants
         most = sorted(tenants, key=lambda each: (-each.held, -each.waiting, -each.gpu_seconds, each.tenant))[:MOST_TENANTS]
         text = "Part of all held GPUs that a tenant holds"
         yield _family("poise_tenant_share", text, ("tenant",), (((each.tenant,), each.held) for each in most))
@@ -89,9 +89,9 @@ class EngineGauges:
         text = "Part of all GPUs that the policy promises a tenant, if it promises any"
         yield _family("poise_tenant_entitled", text, ("tenant",), entitled)
         yield GaugeMetricFamily("poise_tenants", "Tenants that the service knows", len(tenants))
-        service = engine.service()
-        yield GaugeMetricFamily("poise_ready", "1 while the service decides and keeps what it decides", int(service.ready))
-        yield GaugeMetricFamily("poise_start_time_seconds", "When the service started, since 1970", service.started)
+        described = service.service()
+        yield GaugeMetricFamily("poise_ready", "1 while the service decides and keeps what it decides", int(described.ready))
+        yield GaugeMetricFamily("poise_start_time_seconds", "When the service started, since 1970", described.started)
 
 
 def _family(

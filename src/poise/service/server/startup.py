@@ -1,7 +1,7 @@
 """Start-up: a live service from beginning to end.
 
 `serve` is what `poise serve` runs: lock the state directory, bind the socket, open the accounts, start the engine, answer
-requests until a signal. `open_service` puts the engine together: store, core, back end, and what to tell the operator.
+requests until a signal. `open_service` puts it together: store, core, engine, back end, and what to tell the operator.
 """
 
 import asyncio
@@ -145,24 +145,24 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
         bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
         accounts = TokenStore(state)
         is_first = accounts.ensure_admin(renew=options.new_admin_token)
-        engine = open_service(replace(setup, state=state))
-        engine.start()
-        stack.callback(engine.close)
-        app = create_app(engine, accounts, ApiOptions(hosts, metrics=setup.metrics, log=setup.log))
+        service = open_service(replace(setup, state=state))
+        service.start()
+        stack.callback(service.close)
+        app = create_app(service, accounts, ApiOptions(hosts, metrics=setup.metrics, log=setup.log))
         url = options.url(bound)
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
-        running = Running(url, os.getpid(), state, accounts.admin_file, is_first, engine.service().warnings)
+        running = Running(url, os.getpid(), state, accounts.admin_file, is_first, service.service().warnings)
         tls = None if options.certificate is None else options.certificate.context()
         serving = serve_http(
-            app, bound, tls, log=setup.log, ready=lambda: ready(running), is_over=lambda: engine.failed is not None
+            app, bound, tls, log=setup.log, ready=lambda: ready(running), is_over=lambda: service.failed is not None
         )
         asyncio.run(serving)
-        if engine.failed is not None:
+        if service.failed is not None:
             setup.log.info("stopping")
-            raise PoiseError(f"the engine stopped: {engine.failed}") from engine.failed
-        setup.log.info("stopping", jobs_going_on=len(holders(engine.nodes())))
+            raise PoiseError(f"the engine stopped: {service.failed}") from service.failed
+        setup.log.info("stopping", jobs_going_on=len(holders(service.nodes())))
 
 
 def holders(nodes: NodeList) -> set[str]:
@@ -171,7 +171,7 @@ def holders(nodes: NodeList) -> set[str]:
 
 
 def open_service(setup: Setup) -> LiveService:
-    """An engine on the store of this state directory, ready to be started."""
+    """A service on the store of this state directory, ready to be started."""
     cluster = live_cluster(setup.cluster)
     isolation, warnings = _isolation(setup)
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)

@@ -2,8 +2,8 @@
 
 All bodies and answers are JSON models of `poise.service.wire`; every answer that is not 2xx is a ProblemView. A request
 comes through the guard (`guard.py`) and the check of role and query (`checked`) to one handler below, which checks whose job
-it is and calls the engine. Reading methods answer from the current state; commands are answered once they are in the journal
-(`when_committed`).
+it is and calls the service. Reading methods answer from the current state; commands are answered once they are in the
+journal (`when_committed`).
 """
 
 import asyncio
@@ -178,17 +178,17 @@ async def body_of(request: Request, model: type[W]) -> W:
     return await run_in_threadpool(parse) if len(raw) > LARGE else parse()
 
 
-def create_app(engine: ServiceApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
-    """The application over an engine. Every path and method needs a token of these accounts.
+def create_app(service: ServiceApi, accounts: TokenStore, options: ApiOptions | None = None) -> FastAPI:
+    """The application over a service. Every path and method needs a token of these accounts.
 
     FastAPI's interactive pages are left out: they load scripts from other hosts.
     """
     options = options or ApiOptions()
-    options.metrics.watch(engine)
+    options.metrics.watch(service)
     app = FastAPI(
         title="Poise", version=__version__, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    routes = JobRoutes(engine), ServiceRoutes(engine), TokenRoutes(accounts, options.log)
+    routes = JobRoutes(service), ServiceRoutes(service), TokenRoutes(accounts, options.log)
     endpoints = tuple(endpoint for each in routes for endpoint in each.endpoints())
     for endpoint in endpoints:
         endpoint.add_to(app)
@@ -242,7 +242,7 @@ _COMMANDS = ThreadPoolExecutor(16, "commands")
 
 
 async def when_committed(command: "Callable[[], Future[W]]", status: int = HTTPStatus.OK) -> Response:
-    """Issue a command to the engine, and answer with its result once it is in the journal.
+    """Issue a command to the service, and answer with its result once it is in the journal.
 
     Issuing it can block (it waits for a lock, or looks for a file), so a thread does that; the event loop is woken once, for
     the result. A caller that gives up does not take the command back.
@@ -315,8 +315,8 @@ class EventsQuery(Wire):
 class JobRoutes:
     """The endpoints of jobs. Their docstrings are part of the OpenAPI description."""
 
-    def __init__(self, engine: ServiceApi) -> None:
-        self._engine = engine
+    def __init__(self, service: ServiceApi) -> None:
+        self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """All of them."""
@@ -339,26 +339,26 @@ class JobRoutes:
         submission = await body_of(request, Submission)
         if not is_at_least(by, Role.OPERATOR):
             _check_user_submission(by, submission)
-        return await when_committed(lambda: self._engine.submit(by, submission), HTTPStatus.CREATED)
+        return await when_committed(lambda: self._service.submit(by, submission), HTTPStatus.CREATED)
 
     def queue(self, query: Annotated[QueueQuery, Query()]) -> Response:
         """List jobs in scheduling order."""
         wanted = JobFilter(frozenset(query.state), query.tenant, query.app, query.name)
-        return answer(self._engine.queue(wanted, limit=query.limit, offset=query.offset))
+        return answer(self._service.queue(wanted, limit=query.limit, offset=query.offset))
 
     def show(self, by: Caller, job: NamePart) -> Response:
         """Show a job; its command and environment only to its owner and to operators."""
-        detail = self._engine.show(job)
+        detail = self._service.show(job)
         return answer(detail if self._may_change(by, job) else detail.model_copy(update={"request": None}))
 
     def why(self, job: NamePart) -> Response:
         """Say why a job runs, waits or has ended."""
-        return answer(self._engine.why(job))
+        return answer(self._service.why(job))
 
     def logs(self, by: Caller, job: NamePart, query: Annotated[LogQuery, Query()]) -> Response:
         """Read a part of a replica's log; only its owner and operators may."""
         self._require_owner(by, job)
-        return answer(self._engine.log(job, replica=query.replica, offset=query.offset, limit=query.limit))
+        return answer(self._service.log(job, replica=query.replica, offset=query.offset, limit=query.limit))
 
     async def cancel(self, by: Caller, job: NamePart) -> Response:
         """Withdraw a job."""
@@ -369,7 +369,7 @@ class JobRoutes:
         if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
             text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
             raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
-        return await when_committed(lambda: self._engine.cancel_all(by, tenant))
+        return await when_committed(lambda: self._service.cancel_all(by, tenant))
 
     async def hold(self, by: Caller, job: NamePart, query: Annotated[HoldQuery, Query()]) -> Response:
         """Keep a job from running until it is released. One that runs goes on as long as to end it would lose work."""
@@ -384,17 +384,17 @@ class JobRoutes:
 
         def issue() -> "Future[views.CommandResult]":
             self._require_owner(by, job)
-            return self._engine.change(by, job, verb)
+            return self._service.change(by, job, verb)
 
         return await when_committed(issue)
 
     def _may_change(self, by: Account, job: str) -> bool:
         """Whether the job is the caller's tenant's, or the caller an operator; raises for a job that does not exist."""
-        return self._engine.owner(job) == by.tenant or is_at_least(by, Role.OPERATOR)
+        return self._service.owner(job) == by.tenant or is_at_least(by, Role.OPERATOR)
 
     def _require_owner(self, by: Account, job: str) -> None:
         if not self._may_change(by, job):
-            text = f"job {job} is of tenant {self._engine.owner(job)}; only its owner and operators may do that"
+            text = f"job {job} is of tenant {self._service.owner(job)}; only its owner and operators may do that"
             raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
 
 
@@ -417,8 +417,8 @@ def _check_user_submission(by: Account, submission: Submission) -> None:
 class ServiceRoutes:
     """The endpoints of the service as a whole: nodes, shares, policy, events."""
 
-    def __init__(self, engine: ServiceApi) -> None:
-        self._engine = engine
+    def __init__(self, service: ServiceApi) -> None:
+        self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """All of them."""
@@ -434,34 +434,34 @@ class ServiceRoutes:
 
     def nodes(self) -> Response:
         """List nodes and who holds their GPUs."""
-        return answer(self._engine.nodes())
+        return answer(self._service.nodes())
 
     def shares(self) -> Response:
         """List tenants, what they are entitled to and what they hold."""
-        return answer(self._engine.shares())
+        return answer(self._service.shares())
 
     async def set_weight(self, by: Caller, tenant: NamePart, request: Request) -> Response:
         """Change a tenant's weight."""
         wanted = await body_of(request, Weight)
-        return await when_committed(lambda: self._engine.set_weight(by, tenant, wanted.weight))
+        return await when_committed(lambda: self._service.set_weight(by, tenant, wanted.weight))
 
     def service(self) -> Response:
         """Say what runs here."""
-        return answer(self._engine.service())
+        return answer(self._service.service())
 
     def policy(self) -> Response:
         """Say which policy decides."""
-        return answer(views.PolicyName(policy=self._engine.service().policy))
+        return answer(views.PolicyName(policy=self._service.service().policy))
 
     async def set_policy(self, request: Request) -> Response:
         """Go on under another policy."""
         by = caller_of(request)
         wanted = await body_of(request, views.PolicyName)
-        return await when_committed(lambda: self._engine.set_policy(by, wanted.policy))
+        return await when_committed(lambda: self._service.set_policy(by, wanted.policy))
 
     def events(self, query: Annotated[EventsQuery, Query()]) -> Response:
         """Read what happened, in order."""
-        found = self._engine.events(after=query.after, job=query.job, tenant=query.tenant, limit=query.limit)
+        found = self._service.events(after=query.after, job=query.job, tenant=query.tenant, limit=query.limit)
         return answer(found)
 
 

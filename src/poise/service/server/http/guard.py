@@ -104,7 +104,7 @@ class AllowedHosts:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What an API has beside engine and accounts; the defaults are for loopback."""
+    """What an API has beside service and accounts; the defaults are for loopback."""
 
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     limits: RequestLimits = field(default_factory=RequestLimits)
