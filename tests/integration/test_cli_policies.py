@@ -19,7 +19,10 @@ def test_json_lists_the_whole_catalogue() -> None:
     rows = poise("policies", "--json").json
     assert [row["name"] for row in rows] == list(POLICIES)
     for row in rows:
-        assert set(row) == {"name", "family", "summary", "paper", "claims", "parameters", "traits"}
+        assert set(row) == {
+            "name", "family", "summary", "paper", "claims", "parameters", "traits", "capabilities",
+        }  # fmt: skip
+        assert row["capabilities"] == sorted(POLICIES[row["name"]].capabilities)
         assert all(isinstance(row[key], str) and row[key] for key in ("name", "family", "summary", "paper"))
         assert all(isinstance(claim, str) for claim in row["claims"])
         assert all(set(each) == {"name", "default", "meaning"} for each in row["parameters"])
