@@ -83,6 +83,17 @@ def test_run_that_is_stopped_yields_once(scene: LocalScene | NullScene) -> None:
     assert len(scene.of(RunEnded, "1")) == 1
 
 
+def test_run_begins_only_once_the_run_before_it_has_left_its_gpus(scene: LocalScene | NullScene) -> None:
+    """Orders name their GPUs, and the engine does not wait between a stop and the launch that it makes room for."""
+    scene.backend.launch(scene.order("first", LONG, preemption="restart"))
+    scene.wait(RunBegan, "first")
+    scene.backend.stop("first", 1, notice())
+    scene.backend.launch(scene.order("second", SHORT))
+    scene.wait(RunEnded, "second")
+    told = [(type(each), each.job) for each in scene.news]
+    assert told.index((RunEnded, "first")) < told.index((RunBegan, "second"))
+
+
 def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | NullScene) -> None:
     order = scene.order("1", SHORT)
     scene.backend.launch(order)
