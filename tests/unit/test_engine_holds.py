@@ -55,7 +55,7 @@ def test_a_hold_on_a_job_that_cannot_save_is_deferred_and_every_view_says_so(
     assert (row.state, row.gpus) == (JobState.RUNNING, 2)
     assert Flag.HELD in row.flags
     why = slow.engine.why(job)
-    assert "is to be held" in why.reason.text
+    assert "will be held" in why.reason.text
     assert why.reason == row.reason
     assert why.advice is not None
     assert f"poise hold --stop {job} {costs}" in why.advice

@@ -129,7 +129,7 @@ def time_allocation(
 
 
 def allocator_of(policy: Policy) -> Allocator:
-    """What is to be timed. Raises RequestError if the policy does not answer with shares."""
+    """The allocator of a policy. Raises RequestError if the policy does not answer with shares."""
     if not isinstance(policy.answer, Allocator):
         raise RequestError(f"bench solve times policies that answer with shares, themis and hare; not {policy.name!r}")
     return policy.answer

@@ -48,7 +48,7 @@ def parse_outages(spec: str, cluster: Cluster, *, start: float, horizon: float, 
     if mtbf <= 0 or repair <= 0:
         raise RequestError(f"faults {spec!r}: mtbf and repair are longer than 0 seconds")
     if len(cluster.nodes) * horizon / (mtbf + repair) > MOST_OUTAGES:
-        raise RequestError(f"faults: more than {MOST_OUTAGES:,} outages are to be expected; give a longer mtbf")
+        raise RequestError(f"faults: more than {MOST_OUTAGES:,} outages would be expected; give a longer mtbf")
     found: list[Outage] = []
     # One random stream per node: its outages stay the same whatever other nodes the cluster has.
     for node, child in enumerate(np.random.SeedSequence(seed).spawn(len(cluster.nodes))):

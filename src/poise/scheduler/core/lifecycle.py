@@ -15,8 +15,8 @@ changes columns, ledger, free GPUs, waiting clocks and the policy's driver toget
 - a waiting clock runs for a row exactly if it is WAITING;
 - the driver has been told of every change to an active job.
 
-Who gives GPUs back? A `DecisionDraft` moves GPUs in `free` while it is made, so whatever `apply` stops or starts finds
-`free` as it is to be. All other transitions happen outside a decision and give back to `free` what the run held. Three
+Who gives GPUs back? A `DecisionDraft` moves GPUs in `free` while it is made, so `free` is already right when `apply` stops
+and starts jobs. All other transitions happen outside a decision and give back to `free` what the run held. Three
 cases give nothing: a job that shared its GPUs, because they stay with the other job; a trial, because its GPU is the pool's;
 and the job that has to leave when a carried one takes its place (`_carried_beside` gives, then preempts).
 

@@ -264,7 +264,7 @@ class Rounds:
         if is_steady:
             is_whole = accounts.share[np.arange(workload.jobs), served.column] >= WHOLE
             is_steady = bool((is_whole if workload.pinned is None else is_whole | workload.pinned).all())
-        if wait == inf or is_steady:  # steady: every job is where it is to be all the time, or where it stays anyhow
+        if wait == inf or is_steady:  # steady: every job runs where it has its whole share, or where it is pinned
             return inf
         return next_round_end(accounts.origin, workload.now + max(wait - self.round, 0.0), self.round)
 

@@ -236,7 +236,7 @@ def greedily(
 
 
 def site_for(draft: PlacementDraft, gpu_type: int, gpus: int, nodes: FreeNodes) -> Site | None:
-    """Where as many GPUs of a type are to be had; None if there are not enough.
+    """A site with this many free GPUs of a type; None if there are not enough.
 
     The emptiest: one node if it holds the gang; else the least k such that the k emptiest nodes hold it in parts that
     differ by one GPU at most; else as the tightest.

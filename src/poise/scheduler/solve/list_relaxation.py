@@ -8,7 +8,7 @@ start + p/2):
     Σ_{i∈A} W_i H_i >= (Σ_{i∈A} W_i)² / 2M                                      for every set A of rounds, W = K p
 
 Two facts make it small. A chain is never stretched: delaying its first round costs as much as delaying a later one and
-helps every cut at least as much, so one delay D_n >= 0 of the chain as a whole is to be found. And the H that satisfy all
+helps every cut at least as much, so the unknown is one delay D_n >= 0 of the chain as a whole. And the H that satisfy all
 cuts are those not below the mean busy times m of a mixture of orders on one machine that is M times as fast. So with E, the
 middles without delay, and prices λ of the rounds, it is a game that has a value:
 

@@ -75,7 +75,7 @@ def reason_of(state: ServiceState, record: JobRecord, now: float) -> ReasonView:
             text = f"was asked to leave; it does not save by poise.worker, {lost}"
         return ReasonView(code=LiveCode.CHECKPOINTING, text=f"{text}; until it is gone it keeps {gpus}")
     if found.code is Code.RUNNING and is_hold_deferred(record):
-        return ReasonView(code=code, text=f"{text}, and is to be held: {deferral(record)}")
+        return ReasonView(code=code, text=f"{text}, and will be held: {deferral(record)}")
     until = state.scheduler.backs_off_until(job)
     if until is not None:
         last = record.runs[-1]

@@ -47,7 +47,7 @@ class RoundWork:
 
     @property
     def first(self) -> int:
-        """Tasks of the first round that are to be placed."""
+        """Tasks of the first round that have no GPU yet."""
         return self.tasks if self.left is None else self.left
 
     def is_computable(self, kinds: Collection[int]) -> bool:
@@ -187,7 +187,7 @@ def _able(job: RoundWork, kinds: Iterable[int]) -> list[int]:
 
 
 def _chain(job: RoundWork, kinds: Sequence[int]) -> Chain | None:
-    """What the relaxation sees of it; None if no task is to be placed.
+    """The job as the relaxation sees it; None if all its tasks have GPUs.
 
     Tasks that are on GPUs already are left out of it. To put off a first round until the second may follow at once costs
     nothing, so that `until` is met by a later release.

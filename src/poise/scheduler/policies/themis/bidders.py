@@ -371,7 +371,7 @@ class Bidders:
         return Member(row, gang, counts, held, speed, left, best, estimate.at, gpu_type)
 
     def view(self, place: int, members: Sequence[Member]) -> App:
-        """An app, with its members in the order in which they are to be served."""
+        """An app, with its members in the order in which it serves them."""
         return App(float(self.elapsed[place]), float(self.alone[place]), tuple(members))
 
 
