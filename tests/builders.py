@@ -134,7 +134,7 @@ class Story:
     """True speeds."""
 
     def actions(self, kind: type[A]) -> list[tuple[float, A]]:
-        """All wishes of one kind with their moments."""
+        """All actions of one kind with their moments."""
         return [(entry.now, each) for entry in self.entries for each in entry.actions if isinstance(each, kind)]
 
     def events(self, kind: type[E]) -> list[tuple[float, E]]:
@@ -151,9 +151,9 @@ class Story:
         """When each job started first, in the order of starting."""
         starts: dict[str, float] = {}
         for now, _, actions in self.entries:
-            for wish in actions:
-                if isinstance(wish, Launch | Compute) and wish.epoch == 1:
-                    starts.setdefault(wish.job, now)
+            for action in actions:
+                if isinstance(action, Launch | Compute) and action.epoch == 1:
+                    starts.setdefault(action.job, now)
         return starts
 
     @property
@@ -171,7 +171,7 @@ class Story:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Every run, by the moment of its launch; reconstructed from facts and wishes alone."""
+        """Every run, by the moment of its launch; reconstructed from events and actions alone."""
         return sorted(_runs(self.entries), key=lambda run: (run.began, run.job))
 
     def runs_of(self, job: str) -> list[Run]:
@@ -227,19 +227,21 @@ class _Book:
             return self.busy[run.job].get(node, 0) > 0
         return any(slots.node == node for slots in run.gpus)
 
-    def carry_out(self, now: float, wish: Action) -> None:
-        if isinstance(wish, Preempt | Cancel):
-            self.close(wish.job, now, wish)
-        elif isinstance(wish, Launch):
-            assert wish.job not in self.open, f"{wish.job} was launched while it ran"
-            self.open[wish.job] = Run(wish.job, wish.epoch, wish.gpus, now)
-        elif isinstance(wish, Compute):
-            run = self.open.setdefault(wish.job, Run(wish.job, wish.epoch, (), now, grain=Grain.TASK))
-            assert (run.epoch, run.grain) == (wish.epoch, Grain.TASK), f"{wish.job} was to compute while it ran otherwise"
-            self.open[wish.job] = replace(run, gpus=merged((*run.gpus, *wish.gpus)))
-            busy = self.busy.setdefault(wish.job, {})
-            for node, mask in wish.gpus:
-                assert not busy.get(node, 0) & mask, f"{wish.job} computes two tasks on one GPU at once"
+    def carry_out(self, now: float, action: Action) -> None:
+        if isinstance(action, Preempt | Cancel):
+            self.close(action.job, now, action)
+        elif isinstance(action, Launch):
+            assert action.job not in self.open, f"{action.job} was launched while it ran"
+            self.open[action.job] = Run(action.job, action.epoch, action.gpus, now)
+        elif isinstance(action, Compute):
+            run = self.open.setdefault(action.job, Run(action.job, action.epoch, (), now, grain=Grain.TASK))
+            assert (run.epoch, run.grain) == (action.epoch, Grain.TASK), (
+                f"{action.job} was to compute while it ran otherwise"
+            )
+            self.open[action.job] = replace(run, gpus=merged((*run.gpus, *action.gpus)))
+            busy = self.busy.setdefault(action.job, {})
+            for node, mask in action.gpus:
+                assert not busy.get(node, 0) & mask, f"{action.job} computes two tasks on one GPU at once"
                 busy[node] = busy.get(node, 0) | mask
                 self.since |= {(node, bit): now for bit in _bits(mask)}
 
@@ -259,8 +261,8 @@ def _runs(entries: list[JournalEntry]) -> list[Run]:
     for now, events, actions in entries:
         for fact in events:
             book.read(now, fact)
-        for wish in actions:
-            book.carry_out(now, wish)
+        for action in actions:
+            book.carry_out(now, action)
     return [*book.closed, *book.open.values()]
 
 

@@ -25,8 +25,8 @@ def a_certificate(folder: Path) -> tuple[Path, Path]:
     openssl = which("openssl")
     if openssl is None:
         pytest.skip("openssl is not installed")
-    wish, chain, key = folder / "wish.cnf", folder / "cert.pem", folder / "key.pem"
-    wish.write_text(_WISH)
-    words = f"req -x509 -config {wish} -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {chain}"
+    action, chain, key = folder / "action.cnf", folder / "cert.pem", folder / "key.pem"
+    action.write_text(_WISH)
+    words = f"req -x509 -config {action} -newkey rsa:2048 -nodes -days 2 -keyout {key} -out {chain}"
     subprocess.run([openssl, *words.split()], check=True, capture_output=True, timeout=LONG)
     return chain, key

@@ -94,7 +94,7 @@ def theirs(policy: str, jobs: Iterable[Job], gpus: int, queues: type[Queues] = Q
 
 def stops(story: Story) -> int:
     """Jobs that ran and then waited; one that went on elsewhere did not wait."""
-    return sum(wish.why is not PreemptionCause.MOVED for _, wish in story.actions(Preempt))
+    return sum(action.why is not PreemptionCause.MOVED for _, action in story.actions(Preempt))
 
 
 def assert_same(policy: str, jobs: list[Job], gpus: int) -> None:

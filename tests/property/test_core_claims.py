@@ -35,9 +35,11 @@ def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
     story = world.played()
     divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
     assert not [
-        wish for _, wish in story.actions(Preempt) if wish.why in (PreemptionCause.OUTRANKED, PreemptionCause.UNPLANNED)
+        action
+        for _, action in story.actions(Preempt)
+        if action.why in (PreemptionCause.OUTRANKED, PreemptionCause.UNPLANNED)
     ]
-    whys = {wish.why for _, wish in story.actions(Preempt) if wish.job not in divides}
+    whys = {action.why for _, action in story.actions(Preempt) if action.job not in divides}
     assert whys <= {PreemptionCause.MOVED, PreemptionCause.VALIDATED}
     assert PreemptionCause.MOVED not in whys or world.settings.defragment
     assert PreemptionCause.VALIDATED not in whys or world.settings.validation_gpus
@@ -50,9 +52,9 @@ def test_a_policy_that_claims_order_starts_jobs_in_the_order_of_submission(world
     queue = [each.job.id for each in world.jobs if each.job.id in story.starts]
     first: dict[str, int] = {}
     for number, entry in enumerate(story.entries):
-        for wish in entry.actions:
-            if isinstance(wish, Launch | Compute):
-                first.setdefault(wish.job, number)
+        for action in entry.actions:
+            if isinstance(action, Launch | Compute):
+                first.setdefault(action.job, number)
     assert [first[job] for job in queue] == sorted(first.values())
     if isinstance(policy_named(world.policy).answer, Order):
         assert list(story.starts) == queue
@@ -94,8 +96,8 @@ def test_what_no_schedule_can_be_below_is_not_gone_below(world: World) -> None:
     story = world.played()
     ends = story.finishes
     jobs = {fact.job.id: (now, fact.job.weight) for now, fact in story.events(Submitted)}
-    for _, wish in story.actions(Reject):
-        del jobs[wish.job]
+    for _, action in story.actions(Reject):
+        del jobs[action.job]
     for said, remark in story.actions(Remark):
         there = {job: weight for job, (at, weight) in jobs.items() if at <= said <= ends.get(job, inf)}
         if there.keys() <= ends.keys():

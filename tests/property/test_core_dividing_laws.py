@@ -105,5 +105,5 @@ def test_tasks_are_never_preempted(world: World) -> None:
     story = world.played()
     divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
     trials = {(run.job, run.epoch) for run in story.runs if story.is_trial(run.gpus)}
-    stopped = {(wish.job, wish.epoch) for _, wish in story.actions(Preempt) if wish.job in divides}
+    stopped = {(action.job, action.epoch) for _, action in story.actions(Preempt) if action.job in divides}
     assert stopped <= trials

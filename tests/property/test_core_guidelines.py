@@ -38,9 +38,9 @@ def test_a_gang_is_spread_only_after_it_has_waited_for_less(world: World) -> Non
     story = world.played()
     state, topology = story.scheduler.state, Topology(world.cluster)
     moved = {
-        (wish.job, wish.epoch + 1)
-        for _, wish in story.actions(Preempt)
-        if wish.why in (PreemptionCause.MOVED, PreemptionCause.RESIZED)
+        (action.job, action.epoch + 1)
+        for _, action in story.actions(Preempt)
+        if action.why in (PreemptionCause.MOVED, PreemptionCause.RESIZED)
     }
     for now, launch in story.actions(Launch):
         row = state.rows[launch.job]

@@ -64,12 +64,12 @@ class Held:
             case _:
                 pass
 
-    def carry_out(self, wish: Action) -> None:
-        if isinstance(wish, Preempt | Cancel):
-            self.by_job.pop(wish.job, None)
-        elif isinstance(wish, Launch | Compute):
-            assert isinstance(wish, Compute) or wish.job not in self.by_job
-            self.by_job[wish.job] = changed(self.by_job.get(wish.job, {}), wish.gpus)
+    def carry_out(self, action: Action) -> None:
+        if isinstance(action, Preempt | Cancel):
+            self.by_job.pop(action.job, None)
+        elif isinstance(action, Launch | Compute):
+            assert isinstance(action, Compute) or action.job not in self.by_job
+            self.by_job[action.job] = changed(self.by_job.get(action.job, {}), action.gpus)
 
     def check(self, full: list[int]) -> None:
         for node, slots in enumerate(full):
@@ -88,13 +88,13 @@ def test_every_decision_gives_gpus_that_a_job_can_do_with_on_live_nodes_and_none
     for _, events, actions in story.entries:
         for fact in events:
             held.read(fact)
-        for wish in actions:
-            held.carry_out(wish)
-            if isinstance(wish, Launch | Compute):
-                kinds = {topology.type_of[slots.node] for slots in wish.gpus}
-                tasks = story.speeds.estimate(jobs[wish.job]).tasks
+        for action in actions:
+            held.carry_out(action)
+            if isinstance(action, Launch | Compute):
+                kinds = {topology.type_of[slots.node] for slots in action.gpus}
+                tasks = story.speeds.estimate(jobs[action.job]).tasks
                 assert len(kinds) == 1 if tasks is None else kinds.issubset(tasks.types)
-                assert gpu_count(wish.gpus) in enough(jobs[wish.job], story.is_trial(wish.gpus))
+                assert gpu_count(action.gpus) in enough(jobs[action.job], story.is_trial(action.gpus))
         held.check(topology.full)
 
 
@@ -147,12 +147,12 @@ def test_waiting_by_cause_sums_to_the_time_waited(world: World) -> None:
     ends: dict[tuple[str, int], float] = {(run.job, run.epoch): run.ended for run in story.runs}
     began: set[tuple[str, int]] = set()
     starts: list[tuple[float, Launch | Compute]] = [*story.actions(Launch), *story.actions(Compute)]
-    for now, wish in starts:
-        since = ends.get((wish.job, wish.epoch - 1), free_since[wish.job])
-        goes_on = isinstance(wish, Compute) and (wish.job, wish.epoch) in began
-        assert sum(wish.waited) == (0 if goes_on else pytest.approx(now - since))
-        assert min(wish.waited) >= -1e-9
-        began.add((wish.job, wish.epoch))
+    for now, action in starts:
+        since = ends.get((action.job, action.epoch - 1), free_since[action.job])
+        goes_on = isinstance(action, Compute) and (action.job, action.epoch) in began
+        assert sum(action.waited) == (0 if goes_on else pytest.approx(now - since))
+        assert min(action.waited) >= -1e-9
+        began.add((action.job, action.epoch))
 
 
 @given(worlds())
@@ -210,30 +210,30 @@ def test_the_core_believes_the_truth_of_progress_where_it_knows_the_speeds(world
         assert did == pytest.approx(steps, abs=1e-6) or steps < did < steps + surplus(story.runs_of(fact.job)) + 1e-6
 
 
-def is_of_trial(story: Story, wish: Action) -> bool:
-    """The wish begins or ends a trial; those come before the decision."""
-    if isinstance(wish, Launch):
-        return story.is_trial(wish.gpus)
-    return isinstance(wish, Preempt) and wish.why is PreemptionCause.VALIDATED
+def is_of_trial(story: Story, action: Action) -> bool:
+    """The action begins or ends a trial; those come before the decision."""
+    if isinstance(action, Launch):
+        return story.is_trial(action.gpus)
+    return isinstance(action, Preempt) and action.why is PreemptionCause.VALIDATED
 
 
 @given(worlds())
 def test_every_preemption_makes_room_for_a_job_that_is_launched_with_it(world: World) -> None:
     story = world.played()
     for _, _, everything in story.entries:
-        actions = [wish for wish in everything if not is_of_trial(story, wish)]
-        launches = {wish.job for wish in actions if isinstance(wish, Launch | Compute)}
-        kinds = [type(wish) for wish in actions if isinstance(wish, Launch | Preempt)]
+        actions = [action for action in everything if not is_of_trial(story, action)]
+        launches = {action.job for action in actions if isinstance(action, Launch | Compute)}
+        kinds = [type(action) for action in actions if isinstance(action, Launch | Preempt)]
         assert kinds == sorted(kinds, key=lambda kind: kind is Launch), "preemptions first"
-        for wish in actions:
-            if isinstance(wish, Preempt):
-                match wish.why:
+        for action in actions:
+            if isinstance(action, Preempt):
+                match action.why:
                     case PreemptionCause.MOVED | PreemptionCause.RESIZED:
-                        assert wish.job in launches
-                        assert wish.beneficiary is None
+                        assert action.job in launches
+                        assert action.beneficiary is None
                     case PreemptionCause.OUTRANKED:
-                        assert wish.beneficiary in launches or "+packed" in world.policy  # or the one it shared with
-                        assert wish.job not in launches
+                        assert action.beneficiary in launches or "+packed" in world.policy  # or the one it shared with
+                        assert action.job not in launches
                     case PreemptionCause.VALIDATED:
                         raise AssertionError("left out above")
                     case PreemptionCause.UNPLANNED:
@@ -258,8 +258,8 @@ def test_a_job_that_just_started_is_not_preempted_but_to_be_faster_elsewhere(wor
 def test_epochs_count_launches_and_wake_ups_lie_ahead(world: World) -> None:
     story = world.played()
     for each in world.jobs:
-        runs = [(now, wish.epoch) for now, wish in story.actions(Launch) if wish.job == each.job.id]
-        rounds = {wish.epoch: now for now, wish in reversed(story.actions(Compute)) if wish.job == each.job.id}
+        runs = [(now, action.epoch) for now, action in story.actions(Launch) if action.job == each.job.id]
+        rounds = {action.epoch: now for now, action in reversed(story.actions(Compute)) if action.job == each.job.id}
         epochs = sorted([*runs, *((now, epoch) for epoch, now in rounds.items())])
         assert [epoch for _, epoch in epochs] == [*range(1, len(epochs) + 1)]
-    assert all(wish.time > now for now, wish in story.actions(WakeAt))
+    assert all(action.time > now for now, action in story.actions(WakeAt))

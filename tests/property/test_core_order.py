@@ -259,12 +259,12 @@ def test_the_order_kept_is_the_order_sorted_from_scratch(policy: str, world: Wor
     def watch(scheduler: Scheduler, entry: JournalEntry) -> None:
         naive.places = dict(running)
         want = naive.handle(entry.now, entry.events)
-        for wish in entry.actions:
-            if isinstance(wish, Preempt):
-                assert wish.why is PreemptionCause.OUTRANKED, "where GPUs are all alike nobody need be moved"
-                running.pop(wish.job)
-            elif isinstance(wish, Launch):
-                running[wish.job] = wish.gpus
+        for action in entry.actions:
+            if isinstance(action, Preempt):
+                assert action.why is PreemptionCause.OUTRANKED, "where GPUs are all alike nobody need be moved"
+                running.pop(action.job)
+            elif isinstance(action, Launch):
+                running[action.job] = action.gpus
         state = scheduler.state
         got = {state.columns.ids[row] for row in state.active if state.running(row)}
         assert got == want, f"{entry}\nin order: {sorted((job.key(entry.now), name) for name, job in naive.jobs.items())}"

@@ -1,4 +1,4 @@
-"""The same facts give the same wishes: runs repeat, journals replay, names mean nothing, and the unit of time neither."""
+"""The same events give the same actions: runs repeat, journals replay, names mean nothing, and the unit of time neither."""
 
 import re
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """A hostile but truthful world: random facts at random moments, late, stale, repeated and about jobs nobody knows.
 
-After every batch the whole state of the core is audited against a book that is kept from facts and wishes alone.
+After every batch the whole state of the core is audited against a book that is kept from events and actions alone.
 """
 
 from typing import Any
@@ -67,7 +67,7 @@ def divided(gang: int, numbers: list[int]) -> Estimate:
 
 
 class Book:
-    """What runs where, from facts and wishes. `left` is what rounds that are computed task by task have yet to start."""
+    """What runs where, from events and actions. `left` is what rounds that are computed task by task have yet to start."""
 
     def __init__(self) -> None:
         self.running: dict[str, tuple[int, Holding]] = {}
@@ -108,8 +108,8 @@ class Book:
             case _:
                 pass
 
-    def carry_out(self, now: float, wish: Action) -> None:
-        match wish:
+    def carry_out(self, now: float, action: Action) -> None:
+        match action:
             case Launch(job, epoch, gpus):
                 assert job not in self.running
                 assert job not in self.ended
@@ -156,8 +156,8 @@ class HostileWorld(RuleBasedStateMachine):
     def tell(self, *facts: Event) -> None:
         for fact in facts:
             self.book.read(fact)
-        for wish in self.scheduler.handle(self.now, facts):
-            self.book.carry_out(self.now, wish)
+        for action in self.scheduler.handle(self.now, facts):
+            self.book.carry_out(self.now, action)
 
     def some_run(self, number: int) -> tuple[str, int]:
         names = sorted(self.book.running)

@@ -154,8 +154,8 @@ def no_round_skipped() -> Iterator[None]:
 
 def told(story: Story) -> list[Any]:
     """Launches, preemptions and ends, with their moments."""
-    launches = [(now, wish.job, wish.gpus) for now, wish in story.actions(Launch)]
-    preemptions = [(now, wish.job) for now, wish in story.actions(Preempt)]
+    launches = [(now, action.job, action.gpus) for now, action in story.actions(Launch)]
+    preemptions = [(now, action.job) for now, action in story.actions(Preempt)]
     return [launches, preemptions, story.finishes]
 
 

@@ -77,7 +77,7 @@ def test_stints_say_how_they_ended_and_what_was_left_of_the_work() -> None:
     ]
     assert [(each.steps_before, each.steps_after) for each in found] == [(0, 200), (200, 400), (0, 100), (400, 1000)]
     assert found[0].cause
-    assert PreemptionCause.OUTRANKED in {wish.why for _, wish in story.actions(Preempt)}
+    assert PreemptionCause.OUTRANKED in {action.why for _, action in story.actions(Preempt)}
 
 
 def test_a_job_that_moves_says_afterwards_how_far_it_had_come() -> None:

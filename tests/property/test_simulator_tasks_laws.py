@@ -115,8 +115,10 @@ def _held(entries: list[JournalEntry]) -> dict[str, float]:
                 ended = [key for key in since if key[0] == fact.job]
             for key in ended:
                 total[key[0]] = total.get(key[0], 0.0) + now - since.pop(key)
-        for wish in actions:
-            if isinstance(wish, Compute):
-                since |= {(wish.job, node, slot): now for node, mask in wish.gpus for slot in range(8) if mask >> slot & 1}
+        for action in actions:
+            if isinstance(action, Compute):
+                since |= {
+                    (action.job, node, slot): now for node, mask in action.gpus for slot in range(8) if mask >> slot & 1
+                }
     assert not since
     return total

@@ -1,4 +1,4 @@
-"""What became of every job, read off facts and wishes."""
+"""What became of every job, read off events and actions."""
 
 from math import isnan
 

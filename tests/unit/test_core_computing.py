@@ -44,16 +44,16 @@ def begun(plans: dict[float, Plan]) -> tuple[Scheduler, tuple[Action, ...]]:
 
 
 def computes(actions: tuple[Action, ...]) -> list[Compute]:
-    return [wish for wish in actions if isinstance(wish, Compute)]
+    return [action for action in actions if isinstance(action, Compute)]
 
 
 def test_tasks_begin_a_run_and_further_ones_are_of_the_same_epoch() -> None:
     scheduler, first = begun({0.0: a_task(1, 1), 1.0: a_task(1, 0)})
     columns = scheduler.state.columns
-    assert [(wish.epoch, gpu_count(wish.gpus)) for wish in computes(first)] == [(1, 2)]
+    assert [(action.epoch, gpu_count(action.gpus)) for action in computes(first)] == [(1, 2)]
     assert (columns.ready[0], columns.gpus[0]) == (2, 2)
     second = scheduler.handle(1.0, [Computed("a", 1, (Slots(0, 1),))])
-    assert [(wish.epoch, gpu_count(wish.gpus)) for wish in computes(second)] == [(1, 1)]
+    assert [(action.epoch, gpu_count(action.gpus)) for action in computes(second)] == [(1, 1)]
     assert (columns.ready[0], columns.gpus[0]) == (1, 2)
 
 
@@ -81,7 +81,7 @@ def test_a_synchronised_round_makes_all_tasks_ready_and_counts_as_told() -> None
     scheduler.handle(1.0, [Computed("a", 1, (Slots(0, 3),))])
     scheduler.handle(3.0, [Computed("a", 1, (Slots(1, 3),))])
     again = scheduler.handle(3.5, [Synchronised("a", 1, 1.0)])
-    assert [wish.epoch for wish in computes(again)] == [2]
+    assert [action.epoch for action in computes(again)] == [2]
     assert (scheduler.state.columns.ready[0], scheduler.state.columns.steps_done[0]) == (2, 1.0)
 
 
@@ -110,7 +110,7 @@ def test_news_of_an_earlier_round_changes_nothing() -> None:
 
 def test_no_more_tasks_begin_than_gpus_are_free() -> None:
     _, actions = begun({0.0: a_task(4, 0)})
-    assert [gpu_count(wish.gpus) for wish in computes(actions)] == [2]
+    assert [gpu_count(action.gpus) for action in computes(actions)] == [2]
 
 
 def test_more_tasks_than_are_ready_are_refused() -> None:
@@ -122,7 +122,7 @@ def test_more_tasks_than_are_ready_are_refused() -> None:
 def test_tasks_of_a_job_that_holds_a_lease_are_refused() -> None:
     plans = {0.0: a_plan(Claim(0, mix=(1, 0))), 1.0: a_task(1, 0)}
     scheduler, actions = begun(plans)
-    assert [type(wish) for wish in actions[:1]] == [Launch]
+    assert [type(action) for action in actions[:1]] == [Launch]
     with pytest.raises(InvariantError, match="to compute 1 task,"):
         scheduler.handle(1.0, [NodeReturned(0)])
 

@@ -60,7 +60,7 @@ def test_a_job_grows_when_gpus_come_free() -> None:
     """On two K80s a round of 8 takes 12 s; half of one is done at 6, and on all four 1.5 rounds take 4.5 s."""
     story = played([a_job("gang", gpus=2, seconds=6), a_round("a", 8, 2)], "fifo")
     assert mixes(story, "a") == [(0, 6, (0, 2)), (6, 10.5, (2, 2))]
-    assert [wish.why for _, wish in story.actions(Preempt)] == [PreemptionCause.RESIZED]
+    assert [action.why for _, action in story.actions(Preempt)] == [PreemptionCause.RESIZED]
 
 
 def test_a_job_shrinks_for_one_of_better_rank_and_grows_back() -> None:

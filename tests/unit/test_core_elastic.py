@@ -30,7 +30,7 @@ def test_a_claim_for_more_gpus_resizes_a_running_job(types: tuple[int, ...] | No
     plans = {0.0: a_plan(Claim(0)), 10.0: a_plan(Claim(0, types=types, gpus=8))}
     story = simulate([elastic("a", 1, 8, gpus=4, seconds=40)], scripted(plans), "gpu:8")
     assert [gpu_count(run.gpus) for run in story.runs] == [4, 8]
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(10, PreemptionCause.RESIZED)]
+    assert [(now, action.why) for now, action in story.actions(Preempt)] == [(10, PreemptionCause.RESIZED)]
     assert story.finishes == {"a": 25}
     life = History.of(story.entries, story.cluster).jobs["a"]
     assert life.gpu_seconds == 10 * 4 + 15 * 8

@@ -70,5 +70,5 @@ def test_room_for_a_packed_gang_is_made_in_one_rack() -> None:
     cluster = nodes(4, 4, 4, 4, racks=(0, 1, 1, 0))
     story = simulate(jobs, "tiresias:limits=20", cluster, placement="consolidate")
     assert story.starts["vgg"] == 50
-    stopped = [(wish.job, wish.why.value) for _, wish in story.actions(Preempt)]
+    stopped = [(action.job, action.why.value) for _, action in story.actions(Preempt)]
     assert stopped == [("y", "outranked"), ("z", "moved"), ("x", "outranked")]

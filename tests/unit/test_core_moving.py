@@ -24,8 +24,8 @@ def played(jobs: list[TraceJob], policy: str = "fifo", how: Settings = MOVES, un
 
 
 def moves(story: Story) -> list[tuple[float, str]]:
-    assert {wish.why for _, wish in story.actions(Preempt)} <= {PreemptionCause.MOVED}
-    return [(now, wish.job) for now, wish in story.actions(Preempt)]
+    assert {action.why for _, action in story.actions(Preempt)} <= {PreemptionCause.MOVED}
+    return [(now, action.job) for now, action in story.actions(Preempt)]
 
 
 GANG = a_job("gang", at=20, gpus=4, seconds=200)

@@ -21,7 +21,7 @@ def played(at_5: Plan, *others: TraceJob, pair: list[TraceJob] = PAIR) -> Story:
 
 
 def preempted(story: Story) -> list[tuple[str, str | None]]:
-    return [(wish.job, wish.beneficiary) for _, wish in story.actions(Preempt)]
+    return [(action.job, action.beneficiary) for _, action in story.actions(Preempt)]
 
 
 def test_two_that_are_stopped_for_nobody_go_on_together() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler fact by fact: what it takes in, what it wishes for, what it ignores and what it refuses."""
+"""The scheduler fact by fact: what it takes in, what it asks for, what it ignores and what it refuses."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -46,7 +46,7 @@ def arrival(name: str, *, gpus: int = 1, at: float = 0.0, steps: float = 10.0) -
 
 
 def launched(actions: tuple[Action, ...]) -> list[tuple[str, int]]:
-    return [(wish.job, wish.epoch) for wish in actions if isinstance(wish, Launch)]
+    return [(action.job, action.epoch) for action in actions if isinstance(action, Launch)]
 
 
 def test_a_job_that_fits_is_launched_in_the_instant_of_its_arrival() -> None:
@@ -169,7 +169,7 @@ def test_with_rounds_the_next_boundary_is_asked_for_while_a_decision_is_due() ->
     assert launched(scheduler.handle(7, arrival("a", at=7, steps=100))) == [("a", 1)]
     assert scheduler.handle(20, arrival("b", at=20, steps=1)) == (WakeAt(67),)
     assert scheduler.handle(30, arrival("c", at=30, steps=1)) == ()
-    assert [type(wish) for wish in scheduler.handle(67, [Woke()])] == [Preempt, Launch]
+    assert [type(action) for action in scheduler.handle(67, [Woke()])] == [Preempt, Launch]
 
 
 def test_a_moment_that_a_planner_named_long_ago_is_not_asked_for_again() -> None:

@@ -29,7 +29,7 @@ def test_a_running_job_whose_site_is_another_one_is_moved_and_pays_the_restart()
     plans = {0.0: a_plan(Claim(0, site=TWO)), 5.0: a_plan(Claim(0, site=(NodeGpus(1, 2),)))}
     how = replace(EVENTS, restart_overhead=1.0)
     story = simulate([a_job("a", gpus=2)], scripted(plans), nodes(4, 4, 4), settings=how)
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(5, PreemptionCause.MOVED)]
+    assert [(now, action.why) for now, action in story.actions(Preempt)] == [(5, PreemptionCause.MOVED)]
     assert [site_of(run.gpus) for run in story.runs] == [TWO, (NodeGpus(1, 2),)]
     assert story.finishes == {"a": 12}
 

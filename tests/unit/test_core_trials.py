@@ -38,7 +38,7 @@ def sizes(story: Story, job: str) -> list[tuple[float, int]]:
 def test_a_gang_is_tried_on_one_gpu_and_then_gets_its_gang(policy: str) -> None:
     story = simulate([a_job("a", gpus=4, seconds=100)], policy, "gpu:8", settings=POOL)
     assert sizes(story, "a") == [(0, 1), (30, 4)]
-    assert [(now, wish.why) for now, wish in story.actions(Preempt)] == [(30, PreemptionCause.VALIDATED)]
+    assert [(now, action.why) for now, action in story.actions(Preempt)] == [(30, PreemptionCause.VALIDATED)]
     assert story.finishes == {"a": 130}
 
 

@@ -84,7 +84,7 @@ def fractions(story: Story, until: float) -> list[list[float]]:
 
 
 def remarks(story: Story) -> list[tuple[float, str]]:
-    return [(now, wish.text) for now, wish in story.actions(Remark)]
+    return [(now, action.text) for now, action in story.actions(Remark)]
 
 
 # The worked table

@@ -225,7 +225,7 @@ def test_nobody_shares_while_there_are_gpus_for_all(drawn: list[tuple[str, float
 
 
 def moves(story: Story) -> list[tuple[float, str]]:
-    return [(now, wish.job) for now, wish in story.actions(Preempt) if wish.why is PreemptionCause.MOVED]
+    return [(now, action.job) for now, action in story.actions(Preempt) if action.why is PreemptionCause.MOVED]
 
 
 def test_a_gang_that_had_to_be_spread_is_drawn_together_when_there_is_room() -> None:
@@ -304,4 +304,4 @@ def test_every_launch_of_a_turn_comes_with_the_stops_it_needs(overhead: float) -
     jobs = [a_job(f"j{n}", at=7.0 * n, gpus=1 + n % 4, seconds=200.0) for n in range(12)]
     story = simulate(jobs, "gandiva", "gpu:8")
     assert len(story.finishes) == 12
-    assert all(gpu_count(wish.gpus) == 1 + int(wish.job[1:]) % 4 for _, wish in story.actions(Launch))
+    assert all(gpu_count(action.gpus) == 1 + int(action.job[1:]) % 4 for _, action in story.actions(Launch))

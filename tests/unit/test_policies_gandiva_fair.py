@@ -175,7 +175,7 @@ def test_hours_are_within_three_percent_of_what_was_used_where_gangs_cannot_fill
 @pytest.mark.slow
 def test_hardly_any_running_job_is_moved_for_that() -> None:
     story = simulate(mixed(0, EQUAL, gpus=64, load=2.0, gangs=GANGS), "gandiva-fair", "gpu:64@8", until=3 * HOUR)
-    causes = [wish.why for _, wish in story.actions(Preempt)]
+    causes = [action.why for _, action in story.actions(Preempt)]
     assert len(causes) > 200
     assert causes.count(PreemptionCause.MOVED) < 0.1 * len(causes)
 
@@ -238,7 +238,7 @@ def test_time_slicing_ends_when_nobody_waits_any_more() -> None:
     ended = story.finishes["ada-a"]
     assert ended == pytest.approx(1200, abs=60)
     assert not [now for now, _ in story.actions(Preempt) if now > ended]
-    assert not [wish for now, wish in story.actions(WakeAt) if now > ended + 60]
+    assert not [action for now, action in story.actions(WakeAt) if now > ended + 60]
 
 
 def test_gpus_freed_inside_a_quantum_go_to_those_who_wait() -> None:
@@ -295,12 +295,12 @@ def test_without_trades_every_tenant_gets_its_part_of_every_type() -> None:
 @pytest.mark.slow
 def test_trades_are_carried_out_as_the_journal_says() -> None:
     story = simulate(four_tenants(), "gandiva-fair", "v100:12,p100:24,k80:128", until=2 * HOUR)
-    last = {wish.tenant: wish.gpus for _, wish in story.actions(Entitled)}
+    last = {action.tenant: action.gpus for _, action in story.actions(Entitled)}
     want = {"vae": (0, 0, 56.81), "super": (0, 0, 56.81), "lstm": (0, 21.15, 14.38), "resnext": (12, 2.85, 0)}
     for tenant in MODELS:
         assert last[tenant] == pytest.approx(want[tenant], abs=0.01)
         assert gpus_by_type(story, tenant, 900, 2 * HOUR) == pytest.approx(want[tenant], rel=0.03, abs=0.1)
-    prices = {(wish.buyer, wish.fast, wish.slow): wish.price for _, wish in story.actions(Traded)}
+    prices = {(action.buyer, action.fast, action.slow): action.price for _, action in story.actions(Traded)}
     assert prices["resnext", "v100", "k80"] == pytest.approx(4.81, abs=1e-6)
     assert prices["lstm", "p100", "k80"] == pytest.approx(1.73, abs=1e-6)
 

@@ -47,7 +47,7 @@ def test_each_rung_lies_before_the_end_and_keeps_fewer_until_one_is_left(jobs: i
 
 def test_the_worst_half_is_given_up_at_each_rung_and_the_best_job_finishes() -> None:
     story = run(a_sweep([0.8, 0.1, 0.5, 0.7, 0.3, 0.6, 0.2, 0.4]))
-    given_up = [(now, wish.job) for now, wish in story.actions(Cancel)]
+    given_up = [(now, action.job) for now, action in story.actions(Cancel)]
     assert [job for _, job in given_up] == ["0", "2", "3", "5", "4", "7", "6"]
     assert [now / HOUR for now, _ in given_up] == pytest.approx([1, 1, 1, 1, 2, 2, 4])
     assert story.finishes == {"1": 8 * HOUR}
@@ -56,7 +56,7 @@ def test_the_worst_half_is_given_up_at_each_rung_and_the_best_job_finishes() -> 
 
 def test_why_a_job_was_given_up_is_said() -> None:
     story = run(a_sweep([0.5, 0.1]))
-    assert [wish.reason for _, wish in story.actions(Cancel)] == ["loss among the worst 1 of 2 after 0.5 of the work"]
+    assert [action.reason for _, action in story.actions(Cancel)] == ["loss among the worst 1 of 2 after 0.5 of the work"]
 
 
 def test_jobs_that_report_no_loss_are_never_given_up() -> None:
@@ -77,7 +77,7 @@ def test_two_tenants_may_call_their_apps_the_same() -> None:
         for number, each in enumerate(a_sweep([0.8, 0.7, 0.2, 0.1]))
     ]
     story = run(jobs)
-    assert [(now / HOUR, wish.job) for now, wish in story.actions(Cancel)] == [(4, "0"), (4, "2")]
+    assert [(now / HOUR, action.job) for now, action in story.actions(Cancel)] == [(4, "0"), (4, "2")]
     assert story.finishes == {"1": 8 * HOUR, "3": 8 * HOUR}
 
 
@@ -88,7 +88,7 @@ def test_halving_by_one_keeps_everybody() -> None:
 def test_jobs_of_a_sweep_take_turns_until_all_have_reached_the_rung() -> None:
     """Four jobs on two GPUs: nobody is judged before all four have done a quarter of their work, an hour each."""
     story = run(a_sweep([0.4, 0.3, 0.2, 0.1], seconds=4 * HOUR), "gpu:2")
-    assert [wish.job for _, wish in story.actions(Cancel)] == ["0", "1", "2"]
+    assert [action.job for _, action in story.actions(Cancel)] == ["0", "1", "2"]
     assert min(now for now, _ in story.actions(Cancel)) >= 2 * HOUR
     assert list(story.finishes) == ["3"]
 

@@ -72,7 +72,10 @@ def test_an_arrival_gets_the_next_free_gpu() -> None:
 def test_an_arrival_is_dealt_gpus_at_once_where_these_are_only_lent() -> None:
     story = played([a_round("a", 2, 9), a_round("b", 1, 1, at=0.5)], "hlas:lease=100,long=100", "v100:2")
     assert story.starts == {"a": 0, "b": 0.5}
-    assert [wish.job for _, wish in story.actions(Preempt)] == ["a", "a"]  # it makes do with one, and gets the other back
+    assert [action.job for _, action in story.actions(Preempt)] == [
+        "a",
+        "a",
+    ]  # it makes do with one, and gets the other back
     assert story.finishes == {"b": 1.5, "a": 9.5}
 
 

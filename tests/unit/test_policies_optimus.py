@@ -149,14 +149,14 @@ def test_an_earlier_gang_gets_its_gpus_at_the_end_of_the_interval() -> None:
     story = simulate(jobs, "optimus")
     assert story.starts["small-0"] == 2.0
     assert story.starts["wide"] == 600.0
-    assert {wish.job: wish.beneficiary for _, wish in story.actions(Preempt)} == {"small-0": "wide", "small-1": "wide"}
+    assert {action.job: action.beneficiary for _, action in story.actions(Preempt)} == {"small-0": "wide", "small-1": "wide"}
 
 
 def test_the_gpus_go_where_they_save_the_most_time() -> None:
     """Speed in proportion to GPUs: Q/w − Q/(w+1) is 50, 16.7, 8.3 for a and 200, 66.7, 33.3, 20 for b."""
     jobs = [elastic(a_job("a", gpus=1, seconds=100), 1, 6), elastic(a_job("b", gpus=1, seconds=400), 1, 6)]
     story = simulate(jobs, "optimus", "gpu:6@6")
-    first = {wish.job: gpu_count(wish.gpus) for now, wish in story.actions(Launch) if now == 0.0}
+    first = {action.job: gpu_count(action.gpus) for now, action in story.actions(Launch) if now == 0.0}
     assert first == {"a": 2, "b": 4}
 
 
@@ -164,7 +164,7 @@ def test_a_job_grows_onto_gpus_that_come_free_at_the_end_of_the_interval() -> No
     jobs = [a_job("short", gpus=2, seconds=100), elastic(a_job("long", gpus=1, seconds=10_000), 1, 4)]
     story = simulate(jobs, "optimus")
     assert [(run.began, gpu_count(run.gpus)) for run in story.runs_of("long")] == [(0.0, 2), (600.0, 4)]
-    assert [wish.why for _, wish in story.actions(Preempt)] == [PreemptionCause.RESIZED]
+    assert [action.why for _, action in story.actions(Preempt)] == [PreemptionCause.RESIZED]
     assert story.finishes["long"] == pytest.approx(600 + (10_000 - 2 * 600) / 4)
 
 
@@ -203,7 +203,7 @@ def test_a_job_of_unknown_length_has_its_least_number_of_gpus() -> None:
     story = simulate([elastic(a_job("a", gpus=2, seconds=100), 1, 4)], "optimus")
     blind = Scheduler(story.cluster, policy_named("optimus"), placement_named("count"), Settings(cadence=Cadence.EVENTS))
     facts = [replace(fact, steps=inf) if isinstance(fact, Submitted) else fact for fact in story.entries[0].events]
-    assert [gpu_count(wish.gpus) for wish in blind.handle(0.0, facts) if isinstance(wish, Launch)] == [1]
+    assert [gpu_count(action.gpus) for action in blind.handle(0.0, facts) if isinstance(action, Launch)] == [1]
     assert [gpu_count(run.gpus) for run in story.runs] == [4]
 
 

@@ -66,15 +66,15 @@ def test_las_at_events_alone_slices_no_time() -> None:
 
 def test_the_victim_is_told_who_comes_instead() -> None:
     story = simulate([a_job("long", seconds=100), a_job("short", at=10, seconds=20)], "srtf", "gpu:1")
-    [(when, wish)] = story.actions(Preempt)
-    assert (when, wish.job, wish.epoch, wish.why, wish.beneficiary) == (10, "long", 1, "outranked", "short")
+    [(when, action)] = story.actions(Preempt)
+    assert (when, action.job, action.epoch, action.why, action.beneficiary) == (10, "long", 1, "outranked", "short")
 
 
 def test_the_fewest_jobs_furthest_back_are_preempted() -> None:
     """The 2 GPUs for `urgent` come from c alone; b, which stands further ahead, is spared."""
     jobs = [a_job(name, gpus=gpus, seconds=s) for name, gpus, s in (("a", 1, 50), ("b", 1, 60), ("c", 2, 70))]
     story = simulate([*jobs, a_job("urgent", at=1, gpus=2, seconds=5)], "srtf")
-    assert [wish.job for _, wish in story.actions(Preempt)] == ["c"]
+    assert [action.job for _, action in story.actions(Preempt)] == ["c"]
 
 
 def test_a_job_is_not_moved_because_others_come_and_go() -> None:
@@ -82,7 +82,7 @@ def test_a_job_is_not_moved_because_others_come_and_go() -> None:
     jobs = [a_job("kept", gpus=2, seconds=4), a_job("wide", at=1, gpus=5, seconds=8)]
     three = [a_job(f"new-{i}", at=3, gpus=2, seconds=8) for i in range(3)]
     story = simulate([*jobs, *three], "lrtf", "gpu:8")
-    assert [wish.job for now, wish in story.actions(Preempt) if now == 3] == ["wide"]
+    assert [action.job for now, action in story.actions(Preempt) if now == 3] == ["wide"]
     assert [(run.began, run.ended) for run in story.runs_of("kept")] == [(0, 4)]
 
 
@@ -136,7 +136,7 @@ def test_a_newcomer_of_equal_rank_stands_behind(policy: str) -> None:
     """At 2 both have 4 s left and run; at 3 one of them has to go."""
     jobs = [a_job("first", gpus=2, seconds=6), a_job("equal", at=2, gpus=2, seconds=4)]
     story = simulate([*jobs, a_job("short", at=3, gpus=2, seconds=1)], policy)
-    assert [wish.job for _, wish in story.actions(Preempt)] == ["equal"]
+    assert [action.job for _, action in story.actions(Preempt)] == ["equal"]
 
 
 def test_keeping_a_job_in_place_leaves_no_gpus_idle_that_others_wait_for() -> None:

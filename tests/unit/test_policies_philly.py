@@ -35,7 +35,7 @@ def play(jobs: list[TraceJob], cluster: Cluster, policy: str = "philly") -> Stor
 
 
 def waited(story: Story, job: str) -> Waited:
-    return next(wish.waited for _, wish in story.actions(Launch) if wish.job == job)
+    return next(action.waited for _, action in story.actions(Launch) if action.job == job)
 
 
 # Tries
@@ -149,7 +149,7 @@ def test_a_job_over_quota_makes_way_when_nine_tenths_are_in_use() -> None:
     jobs = [of("a", f"a{i}", at=i, gpus=1, seconds=1000) for i in range(10)] + [of("b", "b", at=50, gpus=2, seconds=10)]
     story = play(jobs, nodes(10), "philly:quotas=a:5/b:5")
     stopped = story.actions(Preempt)
-    assert [(now, wish.job, wish.beneficiary) for now, wish in stopped] == [(50, "a8", "b"), (50, "a9", "b")]
+    assert [(now, action.job, action.beneficiary) for now, action in stopped] == [(50, "a8", "b"), (50, "a9", "b")]
     assert story.starts["b"] == 50
     assert len(story.finishes) == 11
 
@@ -157,7 +157,7 @@ def test_a_job_over_quota_makes_way_when_nine_tenths_are_in_use() -> None:
 def test_a_job_that_made_way_waits_for_its_share() -> None:
     jobs = [of("a", "a0", gpus=4, seconds=600), of("a", "a1", at=10, gpus=4, seconds=600)]
     story = play([*jobs, of("b", "b", at=100, gpus=4, seconds=100)], nodes(4, 4), "philly:quotas=a:4/b:4")
-    [first, second] = [wish.waited for _, wish in story.actions(Launch) if wish.job == "a1"]
+    [first, second] = [action.waited for _, action in story.actions(Launch) if action.job == "a1"]
     assert (first, second) == (Waited(0, 0, 0), Waited(100, 0, 0))
 
 
@@ -199,7 +199,7 @@ def test_jobs_make_way_on_nodes_where_that_helps() -> None:
     jobs = [of("a", "base", gpus=2, seconds=1000), of("a", "four", at=1, gpus=4, seconds=1000)]
     jobs += [of("a", "two", at=2, gpus=2, seconds=1000), of("b", "b", at=50, gpus=4, seconds=10)]
     story = play(jobs, nodes(4, 4), "philly:quotas=a:2/b:4")
-    assert [wish.job for _, wish in story.actions(Preempt)] == ["four"]
+    assert [action.job for _, action in story.actions(Preempt)] == ["four"]
     assert story.starts["b"] == 50
 
 
@@ -282,7 +282,7 @@ def test_above_ninety_percent_no_job_within_its_quota_waits_for_gpus_of_jobs_ove
 
     def watch(scheduler: Scheduler, entry: JournalEntry) -> None:
         state = scheduler.state
-        if not state.waiting_shapes or any(isinstance(wish, Preempt) for wish in entry.actions):
+        if not state.waiting_shapes or any(isinstance(action, Preempt) for action in entry.actions):
             return
         snapshot = state.snapshot(entry.now)
         roll = VirtualClusterUsage().called(state.columns, equal_or_per_tenant(quota))

@@ -154,7 +154,7 @@ def test_leases_end_together_after_half_to_one_and_a_half_of_their_length(grante
 def test_without_contention_nobody_is_stopped_and_no_moment_is_waited_for() -> None:
     story = simulate([a_job(f"{n}", at=700.0 * n, seconds=3000) for n in range(5)], "themis", "gpu:8")
     assert not story.preemptions
-    assert not [wish for _, wish in story.actions(WakeAt) if wish.time < inf]
+    assert not [action for _, action in story.actions(WakeAt) if action.time < inf]
 
 
 def test_jobs_are_stopped_only_when_their_leases_end() -> None:
@@ -180,7 +180,7 @@ def test_what_comes_back_is_just_what_was_leased_and_goes_to_who_waits() -> None
 def test_who_keeps_as_many_gpus_keeps_the_same_ones() -> None:
     jobs = [a_job(f"{n}", gpus=1 + n % 3, seconds=3000 + 100 * n) for n in range(7)]
     story = simulate(jobs, "themis:lease=300", "gpu:8")
-    launches = {(now, wish.job): wish.gpus for now, wish in story.actions(Launch)}
+    launches = {(now, action.job): action.gpus for now, action in story.actions(Launch)}
     for run in story.runs:
         again = launches.get((run.ended, run.job))
         assert again is None or again != run.gpus
@@ -196,7 +196,7 @@ def test_payment_with_time_shortens_leases_of_who_stands_in_others_way() -> None
     """Whoever has the one GPU takes all that it is worth from the others: a tenth of a lease is the least there is."""
     jobs = [a_job(f"{n}", seconds=2000) for n in range(3)]
     story = simulate(jobs, Policy("themis", Themis(f=0.0, payment=Payment.LEASE)), "gpu:1")
-    assert next(wish.time for _, wish in story.actions(WakeAt)) == 60
+    assert next(action.time for _, action in story.actions(WakeAt)) == 60
     assert len(story.finishes) == 3
 
 

@@ -225,7 +225,7 @@ def test_until_is_the_time_of_the_last_events() -> None:
 def test_a_job_that_can_never_run_is_rejected_when_it_arrives() -> None:
     jobs = [a_job("huge", gpus=9), a_job("wrong", gpu_types=("h100",)), a_job("fine")]
     story = simulate(jobs, cluster="v100:8")
-    assert {wish.job: wish.reason for _, wish in story.actions(Reject)} == {
+    assert {action.job: action.reason for _, action in story.actions(Reject)} == {
         "huge": "needs 9 GPUs of one type; the cluster has at most 8 (v100)",
         "wrong": "asks for h100; the cluster has v100",
     }

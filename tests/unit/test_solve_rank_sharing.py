@@ -12,8 +12,8 @@ def tasks(count: int, far: float = 0.0) -> Tasks:
     return Tasks(count, (1.0, 3.0), ((0.0, far, far),) * 2, 1)
 
 
-def shared(wishes: list[ShareRequest], left: list[int], ground: GpuSupply = NEAR) -> list[Mix | None]:
-    return [mix for _, mix in share_out(wishes, left, ground)]
+def shared(requests: list[ShareRequest], left: list[int], ground: GpuSupply = NEAR) -> list[Mix | None]:
+    return [mix for _, mix in share_out(requests, left, ground)]
 
 
 def test_a_gang_takes_gpus_of_the_first_type_that_has_enough_or_nothing() -> None:
@@ -33,8 +33,8 @@ def test_who_divides_takes_the_fewest_gpus_on_which_its_round_is_shortest() -> N
 
 
 def test_what_is_left_goes_down_and_the_rest_are_not_asked_once_nothing_is() -> None:
-    wishes = [ShareRequest(0, 1, BOTH, tasks(8)), ShareRequest(1, 1, BOTH), ShareRequest(2, 1, BOTH)]
-    assert shared(wishes, [1, 1]) == [(1, 1)]
+    requests = [ShareRequest(0, 1, BOTH, tasks(8)), ShareRequest(1, 1, BOTH), ShareRequest(2, 1, BOTH)]
+    assert shared(requests, [1, 1]) == [(1, 1)]
 
 
 def test_single_tasks_take_the_best_gpus_as_far_as_they_go() -> None:
