@@ -10,7 +10,7 @@ from math import inf
 from typing import TypeVar
 
 from poise.engine.assembly import with_rounds
-from poise.lab.simulator.outages import Outage
+from poise.lab.simulator.outages import Drain, Outage
 from poise.lab.simulator.world import ReportedSpeeds, Simulator, Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
@@ -276,7 +276,7 @@ def simulate(
     truth: Truth | None = None,
     believed: Throughputs | None = None,
     true: Throughputs | None = None,
-    outages: Iterable[Outage] = (),
+    outages: Iterable[Outage | Drain] = (),
     until: float = inf,
     watch: Callable[[Scheduler, JournalEntry], None] | None = None,
 ) -> Story:

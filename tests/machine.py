@@ -11,10 +11,12 @@ from typing import Any
 
 from poise.engine.journal import Header, read_header
 from poise.scheduler.core.settings import Settings
-from poise.scheduler.model.cluster import parse_cluster
+from poise.scheduler.model.cluster import Cluster, Node, parse_cluster
 from poise.service.backends.api import (
     DesiredState,
     LogPart,
+    NodeReport,
+    NodeState,
     OnEvent,
     RunBegan,
     RunEnded,
@@ -47,8 +49,10 @@ class Machine:
     """What is really there: it goes on whatever becomes of the service. Raises AssertionError if a job runs twice.
 
     leaving   runs that were asked to leave, where they take their time (`LingeringBackend`)
+    lost      runs that were lost with a node, and of which nothing was said yet
     unaware   jobs whose runs report nothing of themselves
     waiting   runs that wait until those are gone who are on their GPUs, or the run of their job before them
+    nodes     what is to be said of nodes, by name; said again to each new service
     """
 
     now: float = 1_000.0
@@ -57,10 +61,12 @@ class Machine:
     leaving: set[tuple[str, int]] = field(default_factory=set)
     waiting: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     alive: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
+    lost: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     ended: dict[tuple[str, int], RunEnded] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
     unaware: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
+    nodes: dict[str, NodeReport] = field(default_factory=dict)
     tell: OnEvent = lambda _news: None
 
     @property
@@ -74,9 +80,18 @@ class Machine:
             return  # carried out before
         busy = {gpu for job, gpu in self.busy() if job != order.beside}
         assert not busy & gpus_of(order), f"GPUs of {key} are busy"
+        assert order.job not in {job for job, _ in self.lost}, f"{order.job} goes on before its last run is known to be over"
         assert order.job not in {job for job, _ in self.alive}, f"{order.job} runs twice"
         assert order.job not in self.finished, f"{order.job} runs again though it has finished"
-        self._begin(order)
+        if any(map(self.is_lost, nodes_of(order))):
+            self.lost[key] = order
+            self.bury(key)
+        else:
+            self._begin(order)
+
+    def is_lost(self, node: str) -> bool:
+        """Nothing can run there."""
+        return node in self.nodes and self.nodes[node].state is NodeState.LOST
 
     def _begin(self, order: RunOrder) -> None:
         self.alive[order.job, order.epoch] = order
@@ -93,6 +108,27 @@ class Machine:
         """The job's run says how far it is."""
         epoch = next(epoch for name, epoch in self.alive if name == job)
         self.tell(RunProgressed(job, epoch, self.wall, steps, None, checkpoint, throughput, None))
+
+    def say(
+        self, node: Node | str, state: NodeState = NodeState.UP, evidence: str = "", *, withheld: tuple[int, ...] = ()
+    ) -> None:
+        """A node is so from now on. What runs on one that is lost is over, and nobody says so before `bury`."""
+        shape = self.nodes[node].node if isinstance(node, str) else node
+        evidence = evidence or f"its agent says {state}"
+        if state is NodeState.LOST:
+            self.lost |= {key: order for key, order in self.alive.items() if shape.name in nodes_of(order)}
+            self.alive = {key: order for key, order in self.alive.items() if key not in self.lost}
+        self.nodes[shape.name] = NodeReport(shape, state, self.wall, evidence, withheld)
+        self.tell(self.nodes[shape.name])
+
+    def bury(self, *keys: tuple[str, int]) -> None:
+        """Say of runs that were lost with a node that they are over; of all of them if none is named."""
+        for key in keys or [*self.lost]:
+            order = self.lost.pop(key)
+            steps = self.steps.get(order.job)
+            self.ended[key] = RunEnded(*key, self.wall, RunEnding.FAILED, steps, "node-lost", ())
+            self.tell(self.ended[key])
+        self.begin_waiting()
 
     def begin_waiting(self) -> None:
         """Those who can begin do."""
@@ -129,6 +165,10 @@ def gpus_of(order: RunOrder) -> set[tuple[str, int]]:
     return {(part.node, slot) for part in order.gpus for slot in part.slots}
 
 
+def nodes_of(order: RunOrder) -> set[str]:
+    return {part.node for part in order.gpus}
+
+
 class FakeBackend:
     """Implements `LiveBackend`; a run that is asked to leave does so at once."""
 
@@ -145,14 +185,18 @@ class FakeBackend:
             key = (order.job, order.epoch)
             if key in machine.ended:
                 machine.tell(machine.ended[key])
+            elif key in machine.lost and grip is not DesiredState.RUN:
+                machine.bury(key)
             elif key in machine.alive and grip is DesiredState.RUN:
                 machine.say_begun(*key)
             elif key in machine.alive:
                 machine.end(order.job, RunEnding.YIELDED)
             elif grip is not DesiredState.RUN:
                 machine.tell(RunEnded(*key, machine.wall, RunEnding.YIELDED, machine.steps.get(order.job, 0.0), None, ()))
+        for report in machine.nodes.values():
+            machine.tell(report)
         for order, grip in runs:
-            if grip is DesiredState.RUN and (order.job, order.epoch) not in machine.ended:
+            if grip is DesiredState.RUN and (order.job, order.epoch) not in {**machine.ended, **machine.lost}:
                 machine.start(order)
 
     def launch(self, order: RunOrder) -> None:
@@ -170,7 +214,9 @@ class FakeBackend:
     def _stop(self, job: str, epoch: int) -> None:
         self._crash()
         machine = self._machine
-        if (job, epoch) in machine.alive:
+        if (job, epoch) in machine.lost:
+            machine.bury((job, epoch))
+        elif (job, epoch) in machine.alive:
             machine.end(job, RunEnding.YIELDED, steps=1.0)
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
@@ -222,6 +268,7 @@ class LingeringBackend(FakeBackend):
 class Service:
     """One service over its life: `engine` is replaced at each restart.
 
+    cluster    "": what the nodes say that join
     crash_at   how many commits, launches and stops from now the service is gone; None: it is not
     """
 
@@ -244,9 +291,11 @@ class Service:
         machine, store = self.machine, CrashingStore(self.directory, self._tick)
         last = store.chapter()
         policy = self.policy or ("las" if last is None else read_header(last[0]).policy)
-        header = Header(
-            "live", live_cluster(parse_cluster(self.cluster)), policy, "consolidate", live_settings(self.settings), 0
-        )
+        if self.cluster:
+            cluster = parse_cluster(self.cluster)
+        else:
+            cluster = Cluster(()) if last is None else read_header(last[0]).cluster
+        header = Header("live", live_cluster(cluster), policy, "consolidate", live_settings(self.settings), 0)
         self.loop = ServiceEngine(
             Dependencies(
                 store=store,
@@ -258,6 +307,7 @@ class Service:
                 metrics=Metrics(),
                 retries=self.settings.retries,
                 keeps_policy=self.policy is None,
+                keeps_cluster=not self.cluster,
                 allowance=self.allowance,
                 new_clock=partial(ServiceClock, wall=lambda: machine.wall, steady=lambda: machine.now),
             )

@@ -70,7 +70,9 @@ def _check_counts(service: Service) -> None:
     assert (anew.states, anew.waiting, anew.holders, anew.held) == (kept.states, kept.waiting, kept.holders, kept.held)
     held = {(node, slot) for job in live.running for node, slot in _gpus(live.records[job])}
     assert set(kept.holders) == held
-    assert len(held) + sum(live.scheduler.state.free.idle) == live.header.cluster.gpus
+    in_use = [node for node in service.engine.nodes().nodes if node.alive and node.drained is None]
+    idle = {(node.name, slot) for node in in_use for slot in range(node.gpus) if slot not in node.withheld} - held
+    assert len(idle) == sum(live.scheduler.state.free.idle)
     unended = [record for record in live.records.values() if record.finished is None]
     assert sum(service.engine.reasons().values()) == len(unended)
     assert all(service.engine.why(job).reason.text for job in live.records)

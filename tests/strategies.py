@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import Story, simulate
 from tests.whims import WHIMS, whim
 
-from poise.lab.simulator.outages import Outage
+from poise.lab.simulator.outages import Drain, Outage
 from poise.lab.simulator.tasks import FREE, Switching
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, JobOutcome, LossCurve, TraceJob
@@ -213,11 +213,18 @@ def fitted(how: Settings, cluster: Cluster) -> Settings:
 
 
 @st.composite
-def outages(draw: st.DrawFn, cluster: Cluster, *, forever: bool = False) -> list[Outage]:
-    """Up to four lost nodes, overlapping at will."""
+def outages(draw: st.DrawFn, cluster: Cluster, *, forever: bool = False, stays: bool = True) -> list[Outage | Drain]:
+    """Up to four lost or drained nodes, overlapping at will; of some drained ones only every second GPU is closed.
+
+    stays   whether runs may be left where they are
+    """
     durations = (1.0, 0.0, 5.0, 20.0, *((inf,) if forever else ()))
-    each = choices(MOMENTS, range(len(cluster.nodes)), durations)
-    return [Outage(*parts) for parts in draw(st.lists(each, max_size=4))]
+    each = choices(MOMENTS, range(len(cluster.nodes)), durations, (0, 1, 0, 2), (True, not stays))
+    found: list[Outage | Drain] = []
+    for time, node, duration, step, leaves in draw(st.lists(each, max_size=4)):
+        slots = tuple(range(0, cluster.nodes[node].gpus, step or 1))
+        found.append(Drain(time, node, duration, slots, leaves) if step else Outage(time, node, duration))
+    return found
 
 
 @dataclass(frozen=True)
@@ -229,7 +236,7 @@ class World:
     policy: str
     placement: str
     settings: Settings
-    outages: list[Outage]
+    outages: list[Outage | Drain]
     truth: Truth
 
     def __repr__(self) -> str:

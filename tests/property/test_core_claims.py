@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.strategies import STABLE, VARIANTS, World, worlds
 
 from poise.engine.assembly import with_rounds
+from poise.lab.simulator.outages import Drain
 from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Cadence
 from poise.scheduler.model.action import Compute, JournalEntry, Launch, Preempt, PreemptionCause, Reject, Remark
@@ -31,7 +32,10 @@ def test_every_policy_of_the_catalogue_claims_something() -> None:
 
 @given(worlds(policy=claiming(PolicyProperty.NO_PREEMPTION)))
 def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
-    """Jobs are moved where the settings ask for it, and trials end; who can use any mix of GPUs may get better ones."""
+    """Jobs are moved where the settings ask for it, or where nodes are drained, and trials end.
+
+    Who can use any mix of GPUs may get better ones.
+    """
     story = world.played()
     divides = {each.job.id for each in world.jobs if each.job.micro_batches is not None}
     assert not [
@@ -40,7 +44,8 @@ def test_a_policy_that_claims_never_to_preempt_never_does(world: World) -> None:
         if action.why in (PreemptionCause.OUTRANKED, PreemptionCause.UNPLANNED)
     ]
     whys = {action.why for _, action in story.actions(Preempt) if action.job not in divides}
-    assert whys <= {PreemptionCause.MOVED, PreemptionCause.VALIDATED}
+    assert whys <= {PreemptionCause.MOVED, PreemptionCause.VALIDATED, PreemptionCause.DRAINED}
+    assert PreemptionCause.DRAINED not in whys or any(isinstance(each, Drain) for each in world.outages)
     assert PreemptionCause.MOVED not in whys or world.settings.defragment
     assert PreemptionCause.VALIDATED not in whys or world.settings.validation_gpus
 

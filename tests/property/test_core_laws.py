@@ -18,6 +18,7 @@ from poise.scheduler.model.event import (
     Failed,
     Finished,
     NodeLost,
+    NodeRestricted,
     NodeReturned,
     Synchronised,
 )
@@ -44,11 +45,12 @@ def changed(held: dict[int, int], gpus: Holding) -> dict[int, int]:
 
 
 class Held:
-    """Who holds which GPUs, as masks by node, and which nodes are lost."""
+    """Who holds which GPUs, as masks by node, which nodes are lost, and which GPUs are closed."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, dict[int, int]] = {}
         self.lost: set[int] = set()
+        self.closed: dict[int, int] = {}
 
     def read(self, fact: Event) -> None:
         match fact:
@@ -57,6 +59,8 @@ class Held:
                 self.by_job = {job: gpus for job, gpus in self.by_job.items() if node not in gpus}
             case NodeReturned(node):
                 self.lost.discard(node)
+            case NodeRestricted(node, closed):
+                self.closed[node] = sum(1 << slot for slot in closed)
             case Computed(job, _, gpus):
                 self.by_job[job] = changed(self.by_job[job], gpus)
             case Finished() | Failed() | Cancelled() | Synchronised():
@@ -69,6 +73,7 @@ class Held:
             self.by_job.pop(action.job, None)
         elif isinstance(action, Launch | Compute):
             assert isinstance(action, Compute) or action.job not in self.by_job
+            assert not any(self.closed.get(node, 0) & mask for node, mask in action.gpus)
             self.by_job[action.job] = changed(self.by_job.get(action.job, {}), action.gpus)
 
     def check(self, full: list[int]) -> None:
@@ -115,7 +120,7 @@ def test_every_job_that_does_not_end_has_a_reason_to_wait(world: World) -> None:
         status = story.status(each.job.id)
         assert status is not Status.RUNNING
         assert reason.text
-        waits = reason.code in {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
+        waits = reason.code in {Code.CAPACITY, Code.UNAVAILABLE, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
         assert waits == (status is Status.WAITING)
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.strategies import VARIANTS, World, worlds
 
 from poise.engine.assembly import with_rounds
-from poise.lab.simulator.outages import Outage
 from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import FailedAttempt, TraceJob
 from poise.scheduler.core.scheduler import Scheduler
@@ -86,7 +85,7 @@ def twice_as_slow(world: World) -> World:
         ),
         placement=world.placement,
         settings=replace(how, **{name: 2 * getattr(how, name) for name in TIMES}),
-        outages=[Outage(each.time * 2, each.node, each.duration * 2) for each in world.outages],
+        outages=[each._replace(time=each.time * 2, duration=each.duration * 2) for each in world.outages],
         truth=Truth(truth.restart_overhead * 2, truth.checkpoint_every * 2, report_every=truth.report_every * 2),
     )
 

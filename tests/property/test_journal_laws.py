@@ -34,7 +34,7 @@ from poise.scheduler.model.action import (
     Waited,
     WakeAt,
 )
-from poise.scheduler.model.cluster import Cluster, Node, Slots
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, Slots
 from poise.scheduler.model.event import (
     Attached,
     Belated,
@@ -48,6 +48,7 @@ from poise.scheduler.model.event import (
     Finished,
     Held,
     NodeLost,
+    NodeRestricted,
     NodeReturned,
     Progressed,
     Released,
@@ -130,6 +131,12 @@ EVENTS: dict[type, st.SearchStrategy[Event]] = {
     Released: st.builds(Released, names),
     NodeLost: st.builds(NodeLost, counts),
     NodeReturned: st.builds(NodeReturned, counts),
+    NodeRestricted: st.builds(
+        NodeRestricted,
+        counts,
+        st.sets(st.integers(0, MOST_GPUS - 1), max_size=3).map(lambda found: tuple(sorted(found))),
+        st.booleans(),
+    ),
     Belated: st.just(Belated()),
     Woke: st.just(Woke()),
 }

@@ -26,6 +26,7 @@ from poise.scheduler.model.event import (
     Failed,
     Finished,
     NodeLost,
+    NodeRestricted,
     NodeReturned,
     Progressed,
     Stopped,
@@ -48,7 +49,7 @@ DIVIDING = (1, 4)
 """Kinds of jobs whose rounds divide."""
 STEPS = (1.0, 4.0, 20.0, float("inf"))
 GHOST = "nobody knows this job"
-WAITING = {Code.CAPACITY, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
+WAITING = {Code.CAPACITY, Code.UNAVAILABLE, Code.FRAGMENTATION, Code.ORDER, Code.SHARE, Code.HELD}
 
 which = st.integers(0, 10**6)
 
@@ -75,13 +76,14 @@ class Book:
         self.tasks: dict[str, int] = {}
         self.stopping: list[tuple[str, int]] = []
         self.lost: set[int] = set()
+        self.closed: dict[int, int] = {}
         self.ended: set[str] = set()
 
     def read(self, fact: Event) -> None:
         self.note(fact)
         self.left = {job: left for job, left in self.left.items() if job in self.running}
 
-    def note(self, fact: Event) -> None:
+    def note(self, fact: Event) -> None:  # noqa: C901 - one case per event
         match fact:
             case Computed(job, epoch, gpus) if self.running.get(job, (0, ()))[0] == epoch:
                 held = dict(self.running[job][1])
@@ -105,6 +107,8 @@ class Book:
                         self.stopping.append((job, epoch))
             case NodeReturned(node):
                 self.lost.discard(node)
+            case NodeRestricted(node, closed):
+                self.closed[node] = sum(1 << slot for slot in closed)
             case _:
                 pass
 
@@ -272,6 +276,13 @@ class HostileWorld(RuleBasedStateMachine):
         """Perhaps one that was never away."""
         self.tell(NodeReturned(number % self.nodes))
 
+    @rule(number=which, closed=st.sets(st.integers(0, 7)), drained=st.booleans())
+    def node_is_restricted(self, number: int, closed: set[int], drained: bool) -> None:
+        """Or opened, be it lost or not."""
+        node = number % self.nodes
+        slots = tuple(sorted(slot for slot in closed if self.scheduler.state.topology.full[node] >> slot & 1))
+        self.tell(NodeRestricted(node, slots, drained))
+
     @rule(number=which)
     def everything_happens_at_once(self, number: int) -> None:
         ends = [Finished(*self.some_run(number))] if self.book.running and self.is_over(self.some_run(number)[0]) else []
@@ -309,7 +320,7 @@ def audit(scheduler: Scheduler, book: Book) -> None:
 def audit_gpus(scheduler: Scheduler, book: Book) -> None:
     state = scheduler.state
     held = [0] * len(state.topology.full)
-    kept = [sum(slots.mask for slots in state.pool.on(node)) for node in range(len(held))]
+    kept = [state.pool.on(node) for node in range(len(held))]
     for name, (epoch, gpus) in book.running.items():
         row = state.rows[name]
         assert state.of(row) == gpus
@@ -334,7 +345,15 @@ def audit_gpus(scheduler: Scheduler, book: Book) -> None:
     assert state.divisible == sum(state.columns.tasks[row] > 0 for row in (*state.active, *state.suspended))
     for node, full in enumerate(state.topology.full):
         assert state.free.alive[node] == (node not in book.lost)
-        assert state.free.masks[node] == (0 if node in book.lost else full & ~held[node] & ~kept[node])
+        closed, unheld = book.closed.get(node, 0), 0 if node in book.lost else full & ~held[node] & ~kept[node]
+        assert state.free.masks[node] == unheld & ~closed
+        assert state.free.withheld[node] == unheld & closed
+        holders = [
+            name for name, (_, gpus) in book.running.items() if any(each == node and mask & closed for each, mask in gpus)
+        ]
+        assert sorted(map(state.rows.__getitem__, holders)) == state.ledger.holders(node, closed)
+        if node in state.draining:
+            assert all(name in book.left or state.pool.tries(state.rows[name]) for name in holders)
         assert not held[node] or node not in book.lost
 
 

@@ -17,7 +17,7 @@ from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.action import Compute, JournalEntry, Launch
 from poise.scheduler.model.cluster import bits
-from poise.scheduler.model.event import NodeLost, NodeReturned
+from poise.scheduler.model.event import NodeLost, NodeRestricted, NodeReturned
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.placement.free_gpus import FreeGpus
@@ -28,6 +28,7 @@ class Oracle:
 
     def __init__(self) -> None:
         self.lost: set[int] = set()
+        self.closed: dict[int, tuple[int, ...]] = {}
         self.waited: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self.causes: dict[str, WaitCause] = {}
         self.last = 0.0
@@ -46,6 +47,8 @@ class Oracle:
                 self.lost.add(fact.node)
             elif isinstance(fact, NodeReturned):
                 self.lost.discard(fact.node)
+            elif isinstance(fact, NodeRestricted):
+                self.closed[fact.node] = fact.closed
         state = scheduler.state
         free = self._free(state)
         waiting = (row for row in state.rows.values() if state.columns.status[row] == Status.WAITING)
@@ -53,7 +56,7 @@ class Oracle:
         self.last = entry.now
 
     def _free(self, state: SchedulerState) -> FreeGpus:
-        """The cluster without lost nodes, and without what jobs hold and the pool has set aside."""
+        """The cluster without lost nodes and closed GPUs, and without what jobs hold and the pool has set aside."""
         free = FreeGpus(state.topology)
         for node in self.lost:
             free.lose(node)
@@ -63,6 +66,7 @@ class Oracle:
             for bit in bits(mask)
             if node not in self.lost
         }
+        taken |= {(node, 1 << slot) for node, slots in self.closed.items() for slot in slots if node not in self.lost}
         for node, bit in sorted(taken):
             free.take(((node, bit),))  # type: ignore[arg-type]
         return free

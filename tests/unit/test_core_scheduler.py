@@ -140,7 +140,7 @@ def test_a_node_lost_twice_is_lost_once() -> None:
     scheduler.handle(0, arrival("a", gpus=2))
     scheduler.handle(1, [NodeLost(0), NodeLost(0)])
     assert scheduler.state.live_gpus() == (1,)
-    assert scheduler.explain("a").code == "capacity"
+    assert scheduler.explain("a").code == "unavailable"
 
 
 def test_late_news_of_a_stop_reaches_a_job_that_runs_elsewhere() -> None:

@@ -37,6 +37,7 @@ from poise.scheduler.model.event import (
     Failed,
     Finished,
     NodeLost,
+    NodeRestricted,
     NodeReturned,
     Stopped,
     Submitted,
@@ -94,7 +95,14 @@ ENTRIES = (
     ),
     JournalEntry(
         60.0,
-        (Finished("a", 1), Failed("b", 1, "out of memory", 2.5), NodeLost(1), NodeReturned(1), Woke()),
+        (
+            Finished("a", 1),
+            Failed("b", 1, "out of memory", 2.5),
+            NodeLost(1),
+            NodeReturned(1),
+            NodeRestricted(1, (0, 2), True),
+            Woke(),
+        ),
         (
             Remark("no new shares"),
             Preempt("b", 2, PreemptionCause.OUTRANKED, "a"),
@@ -117,7 +125,8 @@ TEXT = """\
 ["submitted",{"id":"c","submitted":0.0,"gpus":999,"duration":1.0},"l",1.0]],[["reject","c","needs 999 GPUs"],\
 ["launch","a",1,[[0,3]],\
 [0.0,0.0,0.0]],["launch","b",1,[[0,12],[1,18446744073709551615]],[1.5,2.5,1e+300]],["wakeat",60.0]]]
-[60.0,[["finished","a",1],["failed","b",1,"out of memory",2.5,false],["nodelost",1],["nodereturned",1],["woke"]],\
+[60.0,[["finished","a",1],["failed","b",1,"out of memory",2.5,false],["nodelost",1],["nodereturned",1],\
+["noderestricted",1,[0,2],true],["woke"]],\
 [["remark","no new shares"],["preempt","b",2,"outranked","a"],["preempt","b",3,"moved",null],["abandon","b","run 1 failed"]]]
 [60.0,[["stopped","b",2,0.30000000000000004],["cancelled","b"],["failed","b",1,"x",0.0,true]],[]]
 [1000000000000.0,[],[["preempt","b",1,"unplanned",null]]]
@@ -319,6 +328,9 @@ WRONG = {
     "a number beyond all floats": ('"duration":10.0', '"duration":1e999', "expected a finite number, got inf"),
     "a whole number beyond all floats": ('"duration":10.0', f'"duration":{10**400}', "expected a finite number, got 1000"),
     "slots that are a fraction": ("[[0,3]]", "[[0,1.5]]", "expected a whole number, got 1.5"),
+    "slots from the other end": ("[0,2],true", "[-1,2],true", "expected a whole number of at least 0, got -1"),
+    "slots twice": ("[0,2],true", "[2,2],true", "expected slots of a node, ascending, got [2, 2]"),
+    "slots that fill the memory": ("[0,2],true", "[0,1000000000000],true", "expected slots of a node, ascending"),
     "a node from the other end": ('["nodelost",1]', '["nodelost",-1]', "expected a whole number of at least 0, got -1"),
     "slots below 0": ("[[0,3]]", "[[0,-3]]", "expected a whole number of at least 0, got -3"),
     "a truth that is a number": ('"x",0.0,true]', '"x",0.0,1]', "expected true or false, got 1"),

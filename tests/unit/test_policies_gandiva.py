@@ -26,7 +26,8 @@ def affinities(cluster: Cluster, free: Sequence[int], of: dict[int, int]) -> Aff
     topology = Topology(cluster)
     masks = [(1 << gpus) - 1 for gpus in free]
     alive = [True] * len(masks)
-    return Affinities(PlacementDraft(PlacementView(topology, masks, alive, {}, {})), alive, of)
+    floor = PlacementView(topology, masks, alive, {}, {})
+    return Affinities(PlacementDraft(floor), floor, of)
 
 
 def test_a_gang_goes_to_the_least_loaded_node_that_serves_its_size() -> None:

@@ -27,7 +27,7 @@ from poise.scheduler.core.settings import Cadence, RetryRule, Settings
 from poise.scheduler.model import action as actions
 from poise.scheduler.model import event as events
 from poise.scheduler.model.action import JournalEntry, Waited
-from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, Slots
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, Slots, populated
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.micro_batches import Tasks
@@ -37,7 +37,11 @@ from poise.scheduler.model.workload import Filling
 Read = TypeVar("Read")
 
 VERSION = 2
-"""Goes up whenever an event, an action, a job or the header gets other fields; `MIGRATIONS` then gets a step."""
+"""Goes up whenever an event, an action, a job or the header gets other fields; `MIGRATIONS` then gets a step.
+
+It does not for a new kind of event or action, nor for a new word of an enumeration: an earlier Poise refuses it by name.
+"""
+LIVE = "live"  # in the place of a trace: the journal of a live service, whose cluster may have no nodes yet
 COMPLETE, INTERRUPTED = "complete", "interrupted"
 
 
@@ -187,6 +191,14 @@ def _index(value: Any) -> int:  # noqa: ANN401
     return index
 
 
+def _closed(value: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Slots of a node, ascending. Each becomes a bit of a mask, so that a huge number would fill the memory."""
+    slots = tuple(map(_index, value))
+    if any(slot >= MOST_GPUS for slot in slots) or list(slots) != sorted(set(slots)):
+        raise ValueError(f"expected slots of a node, ascending, got {value!r:.60}")
+    return slots
+
+
 def _number(value: Any) -> float:  # noqa: ANN401
     # JSON's whole numbers may be larger than any float; such a one must not raise OverflowError later.
     if not isinstance(value, (float, int)) or isinstance(value, bool) or not -_MOST <= value <= _MOST:
@@ -254,6 +266,8 @@ _SPECIAL_READERS: dict[tuple[Any, str], Callable[[Any], Any]] = {
     (events.Carried, "steps"): _or_inf,
     (events.NodeLost, "node"): _index,
     (events.NodeReturned, "node"): _index,
+    (events.NodeRestricted, "node"): _index,
+    (events.NodeRestricted, "closed"): _closed,
     (actions.WakeAt, "time"): _or_inf,
 }
 _FIELD_READERS = {
@@ -297,9 +311,10 @@ def _header(document: dict[str, Any]) -> Header:
             raise ValueError(f"expected a number of GPUs, got {gpus!r}")
         nodes.append(Node(_text(name), _text(gpu_type), gpus, _text(rack)))
     by_type = [{_text(kind): float(each) for kind, each in document.get(name, {}).items()} for name in _BY_TYPE]
+    trace, cluster = _text(document["trace"]), Cluster(tuple(nodes), *by_type)
     return Header(
-        _text(document["trace"]),
-        Cluster(tuple(nodes), *by_type),
+        trace,
+        cluster if trace == LIVE else populated(cluster),
         _text(document["policy"]),
         _text(document["placement"]),
         Settings(**{**settings, **choices}),

@@ -84,6 +84,7 @@ class DecisionDraft:
 
     beneficiary       for each job that lost its GPUs, the job that they were taken for
     unworked          says whether a run has worked for less time than it took to start, and so is spared; None: none is
+    fixed             jobs that stay where they are, because they hold closed GPUs
     joins             jobs that will share GPUs, each with the job that holds them
     sites             nodes that a claim requires;  mixes: number of GPUs of each type that a claim asks for
     computes          GPUs on which tasks will be computed, by job
@@ -93,7 +94,7 @@ class DecisionDraft:
     """
 
     __slots__ = (
-        "_placement", "_protected", "_shapes", "_short", "_unworked", "after", "before", "beneficiary", "computes",
+        "_fixed", "_placement", "_protected", "_shapes", "_short", "_unworked", "after", "before", "beneficiary", "computes",
         "ends", "free", "joins", "mixes", "notes", "now", "protected_until", "sites",
     )  # fmt: skip
 
@@ -105,11 +106,13 @@ class DecisionDraft:
         now: float,
         protected: dict[int, float],
         unworked: Callable[[int], bool] | None,
+        fixed: Collection[int] = (),
     ) -> None:
         self.free = free
         self._placement = placement
         self.now = now
         self._protected = protected
+        self._fixed = fixed
         self._unworked = unworked
         self.before: dict[int, Holding | None] = {}
         self.after: dict[int, Holding | None] = {}
@@ -394,7 +397,7 @@ class DecisionDraft:
 
     def may_preempt(self, row: int) -> bool:
         """Say whether a running job may be stopped: it is not protected, and this decision has not moved it."""
-        if self.before.get(row) != self.after.get(row):
+        if self.before.get(row) != self.after.get(row) or row in self._fixed:
             return False
         until = self._protected.get(row)
         if until is None or until <= self.now:

@@ -3,6 +3,7 @@
 - No GPU is held twice, except by two jobs that share all of theirs.
 - Gangs are whole and of one type, except for jobs whose steps divide, which hold types that they can use.
 - Only GPUs that exist are held, and only on live nodes.
+- No run starts on a closed GPU. One that was there before goes on.
 
 The ledger is kept apart from `FreeGpus`, the structure that placements search, so that a mistake in one shows in the other.
 It looks only at what changes: everything else was checked when it changed.
@@ -20,27 +21,44 @@ class Ledger:
         self._topology = topology
         self._held = [0] * len(topology.full)
         self._alive = [True] * len(topology.full)
+        self._closed: dict[int, int] = {}
+        self._rows: list[set[int]] = [set() for _ in topology.full]
+        """By node: rows of the jobs that hold GPUs there, those on trial included."""
         self.holdings: dict[int, Holding] = {}
         self.trials: dict[int, Holding] = {}
         """What jobs on a validation trial hold, which policies do not see."""
         self.partner: dict[int, int] = {}
         """For jobs that share their GPUs: the other job, both ways."""
 
-    def join(self, row: int, other: int) -> Holding:
-        """Let a job share the GPUs of another one; return them."""
+    def join(self, row: int, other: int, *, is_carried: bool = False) -> Holding:
+        """Let a job share the GPUs of another one; return them. `is_carried` as for `open`."""
         if row in self.holdings or other in self.partner:
             raise InvariantError(f"job in row {row} is to share GPUs with row {other}, which is not possible twice")
+        for node, mask in self.holdings[other]:
+            if not is_carried:
+                self._check_open(row, node, mask)
+            self._rows[node].add(row)
         self.holdings[row] = self.holdings[other]
         self.partner[row], self.partner[other] = other, row
         return self.holdings[row]
 
-    def open(self, row: int, holding: Holding, least: int, most: int, mixed: tuple[int, ...] | None = None) -> int:
+    def open(
+        self,
+        row: int,
+        holding: Holding,
+        least: int,
+        most: int,
+        mixed: tuple[int, ...] | None = None,
+        *,
+        is_carried: bool = False,
+    ) -> int:
         """Let a job take these GPUs; return their number, which is within its bounds.
 
-        mixed   types that it can use at once; None: it needs GPUs of one type
+        mixed        types that it can use at once; None: it needs GPUs of one type
+        is_carried   its run was there before, so that GPUs may be closed
         """
         self._check_empty_handed(row)
-        got = self._take(row, holding, mixed)
+        got = self._take(row, holding, mixed, is_carried=is_carried)
         if not least <= got <= most:
             raise InvariantError(f"job in row {row} needs {least} to {most} GPUs and is to get {got}")
         self.holdings[row] = holding
@@ -60,6 +78,8 @@ class Ledger:
                 raise InvariantError(f"job in row {row} is to give back {slots}, which it does not hold")
             left[node] &= ~mask
             self._held[node] &= ~mask
+            if not left[node]:
+                self._rows[node].discard(row)
         self.holdings[row] = tuple(Slots(node, mask) for node, mask in left.items() if mask)
 
     def lend(self, row: int, holding: Holding) -> None:
@@ -72,7 +92,11 @@ class Ledger:
         if row in self.holdings or row in self.trials:
             raise InvariantError(f"job in row {row} is to hold GPUs twice")
 
-    def _take(self, row: int, holding: Holding, mixed: tuple[int, ...] | None) -> int:
+    def _check_open(self, row: int, node: int, mask: int) -> None:
+        if closed := self._closed.get(node, 0) & mask:
+            raise InvariantError(f"job in row {row} is to run on node {node}, whose slots {closed:b} are closed")
+
+    def _take(self, row: int, holding: Holding, mixed: tuple[int, ...] | None, *, is_carried: bool = False) -> int:
         first = self._topology.type_of[holding[0].node]
         got = 0
         for node, mask in holding:
@@ -87,7 +111,10 @@ class Ledger:
             if kind != first if mixed is None else kind not in mixed:
                 why = "GPUs of two types" if mixed is None else f"{self._topology.types[kind]}, which it cannot use"
                 raise InvariantError(f"job in row {row} is to run on {why}")
+            if self._closed and not is_carried:
+                self._check_open(row, node, mask)
             self._held[node] |= mask
+            self._rows[node].add(row)
         return got
 
     def close(self, row: int) -> Holding:
@@ -95,6 +122,8 @@ class Ledger:
         holding = self.holdings.pop(row) if row in self.holdings else self.trials.pop(row, None)
         if holding is None:
             raise InvariantError(f"job in row {row} is to give back GPUs and holds none")
+        for slots in holding:
+            self._rows[slots.node].discard(row)
         other = self.partner.pop(row, None)
         if other is not None:
             del self.partner[other]
@@ -115,11 +144,22 @@ class Ledger:
         """The GPUs of a running job."""
         return self.holdings[row]
 
+    def holders(self, node: int, mask: int) -> list[int]:
+        """Rows of the jobs that hold any of these slots of a node, ascending, those on trial included."""
+        held = ((row, self.holdings.get(row) or self.trials.get(row, ())) for row in sorted(self._rows[node]))
+        return [row for row, holding in held if any(slots.node == node and slots.mask & mask for slots in holding)]
+
+    def restrict(self, node: int, closed: int) -> None:
+        """Mark these slots of a node as closed, and all others as open."""
+        if closed:
+            self._closed[node] = closed
+        else:
+            self._closed.pop(node, None)
+
     def lose(self, node: int) -> list[int]:
         """Mark a node as lost; return the rows of the jobs that hold GPUs there, ascending."""
         self._alive[node] = False
-        held = (*self.holdings.items(), *self.trials.items())
-        return sorted(row for row, holding in held if any(slots.node == node for slots in holding))
+        return sorted(self._rows[node])
 
     def restore(self, node: int) -> None:
         """Mark a node as live."""

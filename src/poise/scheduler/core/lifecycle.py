@@ -148,9 +148,10 @@ class Lifecycle:
     def carry_over(self, event: Carried, now: float) -> JobPhase:
         """Take in a job of an earlier journal: it stands where it stood, and runs where it ran if it can.
 
-        Carried jobs arrive before any decision, so what they hold is free, unless two of them hold the same GPUs. Two that
-        share GPUs go on sharing if it is known how fast they are together, which it is where the policy shares GPUs, and
-        also if neither may be preempted. Otherwise the later one has to leave, or the earlier one if the later is pinned.
+        Carried jobs arrive before any decision, so no other job holds their GPUs, unless two of them hold the same ones. A
+        run goes on where GPUs are closed, and not where a node is lost. Two that share GPUs go on sharing if it is known how
+        fast they are together, which it is where the policy shares GPUs, and also if neither may be preempted. Otherwise
+        the later one has to leave, or the earlier one if the later is pinned.
         """
         row = self._enter(event, event.since, now)
         if row is None:
@@ -159,8 +160,8 @@ class Lifecycle:
         columns.steps_done[row], columns.received[row], columns.failures[row] = event.done, event.received, event.failures
         types = {state.topology.type_of[slots.node] for slots in event.gpus}
         can_use = bool(types) and types.issubset(state.shape_of[row].types)
-        beside = self._carried_beside(event, row, now) if can_use and not state.free.are_free(event.gpus) else None
-        stays = beside is not None or (can_use and state.free.are_free(event.gpus))
+        beside = self._carried_beside(event, row, now) if can_use and not state.free.are_unheld(event.gpus) else None
+        stays = beside is not None or (can_use and state.free.are_unheld(event.gpus))
         if event.gpus and not stays:
             columns.received[row] += now - event.since
             columns.waiting_since[row] = now
@@ -170,10 +171,10 @@ class Lifecycle:
         self._driver.arrived(row, now)
         if stays:
             if beside is None:
-                state.free.take(event.gpus)
-                self._start(row, event.gpus, event.since)
+                state.free.take_unheld(event.gpus)
+                self._start(row, event.gpus, event.since, is_carried=True)
             else:
-                self._join(row, beside, event.since)
+                self._join(row, beside, event.since, is_carried=True)
             self._protect(row, event.since)
             if event.attached is not None:
                 self.attached(row, event.attached)
@@ -302,16 +303,25 @@ class Lifecycle:
         self._driver.preempted(row, now)
         self.actions.append(Preempt(self._columns.ids[row], self._columns.epoch[row], cause, beneficiary))
 
-    def _start(self, row: int, holding: Holding, since: float) -> Waited:
+    def vacate(self, row: int, now: float) -> None:
+        """Preempt a run outside a decision, because its node is drained."""
+        self._driver.catch_up(now)
+        if row not in self._state.ledger.partner:
+            self._state.free.give(self._state.ledger.holding(row))
+        self.preempt(row, now, PreemptionCause.DRAINED, None)
+        self._driver.opened()
+
+    def _start(self, row: int, holding: Holding, since: float, *, is_carried: bool = False) -> Waited:
         """Open a run alone on these GPUs; return how long the job waited."""
         state, columns = self._state, self._columns
         profile, locality = state.profile_of[row], state.topology.locality(holding)
         if profile.tasks is None:
-            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row])
+            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row], is_carried=is_carried)
             gpu_type = state.topology.type_of[holding[0].node]
             rate = profile.rates_with(gpus)[gpu_type][locality]
         else:
-            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row], profile.types)
+            bounds = columns.least[row], columns.most[row]
+            gpus = state.ledger.open(row, holding, *bounds, profile.types, is_carried=is_carried)
             gpu_type = state.topology.main_type(holding)
             rate = profile.rate_on(holding, state.topology)
         waited = state.clocks.end(row, since, columns.waiting_since[row])
@@ -319,13 +329,13 @@ class Lifecycle:
         columns.start(row, since, place=place, gpus=gpus, rate=rate, overhead=self._overhead(row))
         return waited
 
-    def _join(self, row: int, other: int, since: float) -> Waited:
+    def _join(self, row: int, other: int, since: float, *, is_carried: bool = False) -> Waited:
         """Open a run beside another; return how long the job waited.
 
         Of two carried runs the other one may be the younger: they share from the moment that both are there.
         """
         state, columns = self._state, self._columns
-        holding = state.ledger.join(row, other)
+        holding = state.ledger.join(row, other, is_carried=is_carried)
         gpu_type = state.topology.type_of[holding[0].node]
         gpus, place = columns.gpus[other], columns.place[other] - 1
         waited = state.clocks.end(row, since, columns.waiting_since[row])
@@ -532,7 +542,7 @@ class Lifecycle:
 
     def end_suspensions(self, now: float) -> bool:
         """Bring back the jobs whose back-off or trial is over, and begin trials; say whether any job competes again."""
-        pool, alive = self._state.pool, self._state.free.alive
+        pool, is_open = self._state.pool, self._state.free.is_open
         back = []
         while self._returns and self._returns[0][0] <= now:
             until, row = heappop(self._returns)
@@ -541,13 +551,13 @@ class Lifecycle:
                 back.append(row)
         passed = pool.passed(now)
         back += passed
-        back += pool.waived(alive)
+        back += pool.waived(is_open)
         for row in back:
             if row in passed:
                 self.pass_trial(row, now)
             else:
                 self.resume(row, now)
-        for row, holding in pool.begin(now, alive):
+        for row, holding in pool.begin(now, is_open):
             self.begin_trial(row, holding, now)
         return bool(back)
 

@@ -45,11 +45,11 @@ class MixedTypeDecision:
     def decide(self) -> None:
         """Settle numbers and seat the jobs; again without a gang that finds no place, until none is left."""
         state, draft, index = self._state, self._draft, self._index
-        fixed = {row for row, until in state.protected.items() if until == inf}
+        fixed = {row for row, until in state.protected.items() if until == inf}.union(state.on_closed())
         requests: dict[int, ShareRequest] = {}
         for row, holding in state.ledger.holdings.items():
             if row in fixed or row in state.ledger.partner:
-                continue  # it cannot change: it computes single tasks, or shares GPUs
+                continue  # it cannot change: it computes single tasks, shares GPUs, or holds closed ones
             is_lent = self._preemption is PreemptionRule.BY_RANK and draft.may_preempt(row)
             title = Ownership.LENT if is_lent else Ownership.OWN
             requests[row] = self._request(row, state.shape_of[row], state.topology.mix(holding), title)

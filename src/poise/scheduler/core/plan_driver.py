@@ -130,13 +130,15 @@ class PlanDriver:
         return self._state.shape(claim.row, locality, claim.types, claim.gpus)
 
     def _join(self, row: int, other: int, draft: DecisionDraft) -> None:
-        """Put a job beside another one, if that one holds GPUs alone now and the job holds none."""
+        """Put a job beside another one, if that one holds GPUs alone now, none of them closed, and the job holds none."""
         state = self._state
         holding = draft.after[other] if other in draft.after else state.ledger.held_by(other)
         holds = draft.after[row] if row in draft.after else state.ledger.held_by(row)
         partner = state.ledger.partner.get(other)
         is_alone = partner is None or (partner in draft.before and draft.after[partner] is None)
-        if holding is not None and holds is None and is_alone:
+        if holding is None or holds is not None or not is_alone:
+            return
+        if state.free.is_open(holding):
             draft.join(row, other, holding)
 
     def _stop(self, plan: Plan, draft: DecisionDraft, allowed: PreemptionRule) -> tuple[set[int], set[int]]:

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from poise.scheduler.core.claim_shapes import WaitCause
+from poise.scheduler.core.claim_shapes import ClaimShape, WaitCause
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.speed import Locality
@@ -26,6 +26,7 @@ class Code(StrEnum):
     ORDER = "behind-others"
     FRAGMENTATION = "fragmentation"
     CAPACITY = "capacity"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Reason:
 _ENDED = {Status.REJECTED: Code.REJECTED, Status.FAILED: Code.FAILED, Status.CANCELLED: Code.CANCELLED}
 
 _TOGETHER = "puts together what the tasks of its step have computed"
+_CODES = {WaitCause.ORDER: Code.ORDER, WaitCause.FRAGMENTATION: Code.FRAGMENTATION, WaitCause.CAPACITY: Code.CAPACITY}
+
+MOST_NODES = 3
+"""Nodes that a sentence names; of others it gives the number."""
 
 
 def explain(state: SchedulerState, row: int) -> Reason:
@@ -70,19 +75,56 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
             text = "waits for a short trial on one GPU before it competes for its gang"
         return Reason(Code.HELD, text)
     shape = state.shape_of[row]
-    if shape.is_over_share:
-        return Reason(Code.SHARE, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
+    code = waiting_code(state, shape)
+    if code is Code.SHARE:
+        return Reason(code, f"would take tenant {state.columns.tenants[row]} beyond its share of the cluster")
     free = ", ".join(f"{state.free.idle[kind]} {state.topology.types[kind]}" for kind in shape.types)
-    cause, gang = shape.classify(state.free, state.placement), counted(shape.gang, "GPU")
+    gang, away = counted(shape.gang, "GPU"), unavailable(state, shape.types)
+    away = f"; {away}" if away else ""
     if shape.tasks is not None:  # its steps divide: one GPU is enough to begin with
-        if cause is WaitCause.CAPACITY:
-            return Reason(Code.CAPACITY, f"needs any one GPU that it can use; free now: {free}")
-        return Reason(Code.ORDER, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
-    match cause:
-        case WaitCause.CAPACITY:
-            return Reason(Code.CAPACITY, f"needs {gang} at once; free now: {free}")
-        case WaitCause.FRAGMENTATION:
-            want = f"needs {gang} {'in one rack' if shape.locality is Locality.RACK else 'on as few nodes as possible'}"
-            return Reason(Code.FRAGMENTATION, f"{want}; free now: {free}, but too far apart")
-        case WaitCause.ORDER:
-            return Reason(Code.ORDER, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")
+        if code is Code.ORDER:
+            return Reason(code, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
+        return Reason(code, f"needs any one GPU that it can use; free now: {free}{away}")
+    if code is Code.FRAGMENTATION:
+        want = f"needs {gang} {'in one rack' if shape.locality is Locality.RACK else 'on as few nodes as possible'}"
+        return Reason(code, f"{want}; free now: {free}, but too far apart{away}")
+    if code is Code.ORDER:
+        return Reason(code, f"needs {gang} and would fit (free now: {free}), but jobs ahead of it come first")
+    return Reason(code, f"needs {gang} at once; free now: {free}{away}")
+
+
+def waiting_code(state: SchedulerState, shape: ClaimShape) -> Code:
+    """Why jobs wait that wait with this shape. UNAVAILABLE: they could not run if they were alone, as things are."""
+    if shape.is_over_share:
+        return Code.SHARE
+    cause = shape.classify(state.free, state.placement)
+    if cause is WaitCause.CAPACITY and (state.free.closed or not all(state.free.alive)):
+        there = state.open_gpus()
+        gang = shape.gang if shape.tasks is None else 1
+        if all(there[kind] < gang for kind in shape.types):
+            return Code.UNAVAILABLE
+    return _CODES[cause]
+
+
+def unavailable(state: SchedulerState, types: tuple[int, ...]) -> str:
+    """Which nodes of these types are lost or not wholly given out, in words; empty if none is."""
+    named: list[str] = []
+    others = 0
+    for node, alive in enumerate(state.free.alive):
+        closed = state.free.closed.get(node, 0)
+        if (alive and not closed) or state.topology.type_of[node] not in types:
+            continue
+        if len(named) == MOST_NODES:
+            others += 1
+            continue
+        name, verb = state.topology.cluster.nodes[node].name, "drained" if node in state.draining else "closed"
+        if not alive:
+            named.append(f"{name} is lost")
+        elif closed == state.topology.full[node]:
+            named.append(f"{name} is {verb}")
+        else:
+            gpus = closed.bit_count()
+            named.append(f"{counted(gpus, 'GPU')} of {name} {'is' if gpus == 1 else 'are'} {verb}")
+    if others:
+        named.append(f"and {counted(others, 'other node')} likewise")
+    return ", ".join(named)

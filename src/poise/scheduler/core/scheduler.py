@@ -73,6 +73,8 @@ class Scheduler:
         """The events of this instant were reported late: others follow at once, and only then is there a decision."""
         self._spared_until = inf
         """When some job that a decision spared for having just started may be preempted."""
+        self._to_vacate: set[int] = set()
+        """Nodes that are drained, and where a run may have to leave that did not have to before."""
         self._wake = inf
         self._looked = -inf
 
@@ -83,6 +85,8 @@ class Scheduler:
             state.origin = now
         for event in events:
             self._take(event, now)
+        if self._to_vacate and not self._is_late:
+            self._vacate(now)
         if state.suspended and self.lifecycle.end_suspensions(now):
             self._pending = True
         if self._locality_waits and self._locality_waits.relax(now):
@@ -136,6 +140,7 @@ class Scheduler:
             case events.Carried():
                 if self.lifecycle.carry_over(event, now) is not ENDED:
                     self._pending = True
+                    self._to_vacate.update(slots.node for slots in event.gpus if self.state.draining)
             case events.Woke():
                 self._wake = inf
             case events.Belated():
@@ -150,7 +155,7 @@ class Scheduler:
                 self._commanded(event, now)
             case events.Estimated() | events.Colocated() | events.Progressed() | events.Revealed():
                 self._learn(event)
-            case events.NodeLost() | events.NodeReturned():
+            case events.NodeLost() | events.NodeReturned() | events.NodeRestricted():
                 self._node_changed(event, now)
             case _:
                 assert_never(event)
@@ -223,6 +228,7 @@ class Scheduler:
             return
         if isinstance(event, events.Attached):
             self._spared_until = min(self._spared_until, self.lifecycle.attached(row, now))
+            self._to_vacate.update(slots.node for slots in self.state.of(row) if self.state.draining)
             return
         if isinstance(event, events.Computed):
             self.lifecycle.computed(row, event.gpus, now)
@@ -246,23 +252,53 @@ class Scheduler:
             self.lifecycle.hold(row, now)
         self._pending = True
 
-    def _node_changed(self, event: events.NodeLost | events.NodeReturned, now: float) -> None:
+    def _node_changed(self, event: events.NodeEvent, now: float) -> None:
         """A decision is due even if nothing ran there: causes of waiting may differ, and plans count live GPUs."""
         state = self.state
         self._pending = True
+        if isinstance(event, events.NodeRestricted):
+            self._restrict(event)
+            return
         if isinstance(event, events.NodeReturned):
-            if not state.free.alive[event.node]:
-                state.free.restore(event.node)
-                state.free.take(state.pool.on(event.node))
+            state.free.restore(event.node, state.pool.on(event.node))
             state.ledger.restore(event.node)
             self._driver.opened()
             return
         state.free.lose(event.node)
         for row in state.ledger.lose(event.node):
+            state.stopping.add(row, state.columns.epoch[row])  # it may have finished before; that report may still come
             if state.pool.tries(row):
                 self.lifecycle.repeat_trial(row, now)
             else:
                 self._interrupt(row, now)
+
+    def _restrict(self, event: events.NodeRestricted) -> None:
+        state, node = self.state, event.node
+        if event.closed and event.closed[-1] >= state.topology.cluster.nodes[node].gpus:
+            raise IndexError(f"node {node} has no slot {event.closed[-1]}")
+        closed = sum(1 << slot for slot in event.closed)
+        state.free.restrict(node, closed)
+        state.ledger.restrict(node, closed)
+        state.draining.discard(node)
+        if event.drained:
+            state.draining.add(node)
+            self._to_vacate.add(node)
+        self._driver.opened()
+
+    def _vacate(self, now: float) -> None:
+        """Preempt the runs that hold closed GPUs of drained nodes, whatever the policy and its rounds say.
+
+        Whether a run can be preempted is a matter of its job alone. It stays for now if its job never yields, or not before
+        it has attached; if it computes single tasks, because they end with their step; and if it is a trial, which is short.
+        """
+        state = self.state
+        nodes, closed = self._to_vacate & state.draining, state.free.closed
+        self._to_vacate = set()
+        found = {row for node in nodes if node in closed for row in state.ledger.holders(node, closed[node])}
+        for row in sorted(found):
+            if row in state.ledger.holdings and state.protected.get(row) != inf:
+                self.lifecycle.vacate(row, now)
+                self._pending = True
 
     def _running_row(self, job: str, epoch: int) -> int | None:
         """The row of a run that is still under way; None if the news is of an earlier run."""
@@ -321,7 +357,10 @@ class Scheduler:
         state = self.state
         for _ in range(MOST_PLANS):
             unworked = (lambda row: now < state.columns.repaid[row]) if spares_unworked else None
-            draft = DecisionDraft(state.free, state.placement, now=now, protected=state.protected, unworked=unworked)
+            fixed = state.on_closed() if state.free.closed else ()
+            draft = DecisionDraft(
+                state.free, state.placement, now=now, protected=state.protected, unworked=unworked, fixed=fixed
+            )
             self._driver.decide(now, draft, allowed)
             self.lifecycle.apply(draft)
             self._spared_until = min(self._spared_until, draft.protected_until)

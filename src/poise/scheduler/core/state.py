@@ -88,6 +88,7 @@ class SchedulerState:
     reasons       why a job was rejected, failed or was cancelled, by row
     divisible     number of unended jobs whose steps divide into micro-batches
     origin        time of the first event; rounds are counted from it
+    draining      nodes from which runs that hold closed GPUs are to leave
     """
 
     def __init__(self, cluster: Cluster, placement: Placement, settings: Settings) -> None:
@@ -99,8 +100,9 @@ class SchedulerState:
         self.free = _all_free(self.topology, self.pool)
         self.ledger = Ledger(self.topology)
         self.placement_view = PlacementView(
-            self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner
+            self.topology, self.free.masks, self.free.alive, self.ledger.holdings, self.ledger.partner, self.free.withheld
         )
+        self.draining: set[int] = set()
         self.columns = JobTable()
         self.origin: float | None = None
         self.rows: dict[str, int] = {}
@@ -184,11 +186,18 @@ class SchedulerState:
         """Running jobs that must not be preempted: never, or not before something happens to them.
 
         Under a policy that does not share GPUs, two jobs that share some since before are pinned too: stopping one of them
-        frees nothing.
+        frees nothing. So are runs that hold closed GPUs; but not those at task grain, which end with their step.
         """
         running = self.protected if self.yields else {}  # most jobs of `yields` wait
         pinned = frozenset(row for row, until in running.items() if until == inf and row in self.yields)
+        if self.free.closed:
+            pinned = pinned.union(row for row in self.on_closed() if row in self.yields or self.protected.get(row) != inf)
         return pinned if self.workloads.knows_pairs else pinned.union(self.ledger.partner)
+
+    def on_closed(self) -> frozenset[int]:
+        """Running jobs that hold closed GPUs. No decision stops or moves them: what they hold would not be free then."""
+        found = (self.ledger.holders(node, closed) for node, closed in self.free.closed.items())
+        return frozenset(row for rows in found for row in rows if row in self.ledger.holdings)
 
     def snapshot(self, now: float) -> Snapshot:
         """All active jobs at this time, as a policy sees them."""
@@ -209,15 +218,25 @@ class SchedulerState:
         )
 
     def live_gpus(self) -> tuple[int, ...]:
-        """The number of GPUs of live nodes that jobs can get, by type."""
-        if not self.pool and all(self.free.alive):
+        """The number of GPUs of live nodes that jobs have or can get, by type: a closed one counts while a run holds it."""
+        if not self.pool and not self.free.closed and all(self.free.alive):
             return tuple(self.topology.totals)
         live = [0] * len(self.topology.types)
         for node, alive in enumerate(self.free.alive):
-            live[self.topology.type_of[node]] += alive * self.topology.full[node].bit_count()
+            live[self.topology.type_of[node]] += alive * (self.topology.full[node] ^ self.free.withheld[node]).bit_count()
         for slots in self.pool.slots:
             live[self.topology.type_of[slots.node]] -= self.free.alive[slots.node]
         return tuple(live)
+
+    def open_gpus(self) -> list[int]:
+        """By type, GPUs that jobs could get if no other job had any: of live nodes, not closed, and not the pool's."""
+        count = [0] * len(self.topology.types)
+        for node, alive in enumerate(self.free.alive):
+            is_open = self.topology.full[node] & ~self.free.closed.get(node, 0)
+            count[self.topology.type_of[node]] += alive * is_open.bit_count()
+        for slots in self.pool.slots:
+            count[self.topology.type_of[slots.node]] -= self.free.is_open((slots,))
+        return count
 
     # What claims ask for
 

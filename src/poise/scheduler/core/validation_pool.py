@@ -2,11 +2,11 @@
 
 This is Philly's third guideline (docs/algorithms/philly.md). A job of several GPUs begins with a trial on one GPU of the
 pool. Its progress there is thrown away, unless it can do with one GPU. A broken job dies having cost one GPU instead of its
-gang, and without having queued for it. Policies see neither the pool nor jobs on trial. Where the whole pool is lost, jobs
-compete untried.
+gang, and without having queued for it. Policies see neither the pool nor jobs on trial. Where the whole pool is lost or
+closed, jobs compete untried. A trial on a GPU that is closed goes on to its end, which is near.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 
 from poise.scheduler.model.cluster import Holding, Slots
@@ -22,7 +22,7 @@ class ValidationPool:
     """
 
     def __init__(self, topology: Topology, gpus: int, seconds: float) -> None:
-        if gpus >= sum(topology.totals):
+        if gpus and gpus >= sum(topology.totals):
             pool = counted(gpus, "GPU")
             raise RequestError(f"a validation pool of {pool} leaves none of {sum(topology.totals)} for the jobs")
         self._type_of = topology.type_of
@@ -63,9 +63,9 @@ class ValidationPool:
         """Say whether the job waits for its trial."""
         return row in self._queue
 
-    def on(self, node: int) -> Holding:
-        """The GPUs of the pool on a node."""
-        return tuple(slots for slots in self.slots if slots.node == node)
+    def on(self, node: int) -> int:
+        """The GPUs of the pool on a node, as a bit mask of slots."""
+        return sum(slots.mask for slots in self.slots if slots.node == node)
 
     def passed(self, now: float) -> list[int]:
         """Rows of the jobs whose trial is over, ascending; their GPUs are free again."""
@@ -74,9 +74,9 @@ class ValidationPool:
             self.drop(row)
         return over
 
-    def begin(self, now: float, alive: list[bool]) -> Iterator[tuple[int, Holding]]:
+    def begin(self, now: float, is_open: Callable[[Holding], bool]) -> Iterator[tuple[int, Holding]]:
         """Rows of the jobs whose trial begins now, each with its GPU."""
-        usable = [slots for slots in self._free if alive[slots.node]]
+        usable = [slots for slots in self._free if is_open((slots,))]
         for row, types in list(self._queue.items()) if usable else ():
             slots = next((each for each in reversed(usable) if self._type_of[each.node] in types), None)
             if slots is not None:
@@ -87,9 +87,9 @@ class ValidationPool:
                 self._until[row] = now + self._seconds
                 yield row, (slots,)
 
-    def waived(self, alive: list[bool]) -> list[int]:
-        """Rows of the queued jobs that no live GPU of the pool can try; they leave the queue."""
-        there = {self._type_of[slots.node] for slots in self.slots if alive[slots.node]}
+    def waived(self, is_open: Callable[[Holding], bool]) -> list[int]:
+        """Rows of the queued jobs that no GPU of the pool can try, all being lost or closed; they leave the queue."""
+        there = {self._type_of[slots.node] for slots in self.slots if is_open((slots,))}
         rows = [row for row, types in self._queue.items() if there.isdisjoint(types)]
         for row in rows:
             del self._queue[row]

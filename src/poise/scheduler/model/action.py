@@ -34,6 +34,7 @@ class PreemptionCause(StrEnum):
     RESIZED     the job continues with another number of GPUs
     VALIDATED   its trial run is over
     HELD        its owner put it on hold
+    DRAINED     its node is drained: GPUs that it holds are not given out any more
     """
 
     OUTRANKED = "outranked"
@@ -42,6 +43,7 @@ class PreemptionCause(StrEnum):
     RESIZED = "resized"
     VALIDATED = "validated"
     HELD = "held"
+    DRAINED = "drained"
 
 
 @dataclass(frozen=True, slots=True)

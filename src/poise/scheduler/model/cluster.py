@@ -83,7 +83,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in a fixed order; GPU types in order of first appearance.
+    """Nodes in a fixed order; GPU types in order of first appearance. Only a live service may have none yet (`populated`).
 
     speeds   speed of a type relative to the reference type, for types that no throughput table knows
     prices   per GPU-hour
@@ -94,8 +94,6 @@ class Cluster:
     prices: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.nodes:
-            raise ClusterError("the cluster has no node; give at least one, e.g. v100:4")
         if len({node.name for node in self.nodes}) < len(self.nodes):
             raise ClusterError("two nodes of the cluster have the same name")
         for node in self.nodes:
@@ -122,6 +120,13 @@ class Cluster:
             sizes.setdefault(node.gpu_type, []).append(node.gpus)
         per_node = {name: "" if max(each) == GPUS_PER_NODE else f"@{max(each)}" for name, each in sizes.items()}
         return ",".join(f"{name}:{sum(each)}{per_node[name]}" for name, each in sizes.items())
+
+
+def populated(cluster: Cluster) -> Cluster:
+    """Return the cluster; raise ClusterError if it has no node, as only that of a live service may, which waits for some."""
+    if not cluster.nodes:
+        raise ClusterError("the cluster has no node; give at least one, e.g. v100:4")
+    return cluster
 
 
 def parse_cluster(spec: str) -> Cluster:

@@ -1,9 +1,9 @@
 """Events: what a back end tells the core. Each is a fact, in the past tense, and true.
 
 Events arrive in batches that share one timestamp (`Scheduler.handle(now, events)`), and the core reads a batch in order:
-first what ended, then what was lost or returned, then what arrived. An event about a run carries the epoch of that run,
-which is the number of the job's launches so far. The core drops an event whose epoch is no longer current, so a late
-report of an earlier run does no harm.
+first what ended, then what was lost, returned or restricted, then what arrived. An event about a run carries the epoch of
+that run, which is the number of the job's launches so far. The core drops an event whose epoch is no longer current, so a
+late report of an earlier run does no harm.
 
 The journal stores the name of each class in lower case and its fields by position: renaming a class or changing its
 fields is another version of the journal (`engine/journal.py`).
@@ -74,7 +74,9 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A job that was submitted before this journal begins, in its present state. Only estimates come before it.
+    """A job that was submitted before this journal begins, in its present state.
+
+    Only estimates come before it, and what has happened to nodes.
 
     steps      declared work; inf if unknown
     epoch      of its current run, or of its last one
@@ -209,9 +211,28 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeReturned:
-    """A lost node is back, with all its GPUs free."""
+    """A lost node is back. Its GPUs are free, except those that are closed (`NodeRestricted`): they stay so."""
 
     node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRestricted:
+    """Which GPUs of a node are given out has changed. This replaces what was said of the node before.
+
+    Nothing starts on a closed GPU. The node may be lost: what is closed stays so when it returns. May come before `Carried`
+    jobs, whose runs are then treated as those that were there already.
+
+    closed    slots that are not given out from now on, ascending; () opens all
+    drained   whether runs that hold a closed slot are to leave as soon as they may be preempted, rather than go on
+    """
+
+    node: int
+    closed: tuple[int, ...]
+    drained: bool
+
+
+NodeEvent = NodeLost | NodeReturned | NodeRestricted
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,5 +247,5 @@ class Woke:
 
 Event = (
     Estimated | Colocated | Submitted | Revealed | Carried | Attached | Finished | Failed | Stopped | Computed | Synchronised
-    | Progressed | Cancelled | Held | Released | NodeLost | NodeReturned | Belated | Woke
+    | Progressed | Cancelled | Held | Released | NodeLost | NodeReturned | NodeRestricted | Belated | Woke
 )  # fmt: skip

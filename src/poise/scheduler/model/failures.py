@@ -39,7 +39,19 @@ CATEGORIES = (
     Category(
         "incorrect-inputs",
         Verdict.HOPELESS,
-        ("wrong input", "bad input", "invalid input", "no such file", "file not found", "virtual environment gone"),
+        (
+            "wrong input",
+            "bad input",
+            "invalid input",
+            "no such file",
+            "file not found",
+            "virtual environment gone",
+            "working directory missing",
+            "program missing",
+            "shipped files missing",
+            "checkpoint too large",
+            "checkpoint place unusable",
+        ),
     ),
     Category("syntax-error", Verdict.HOPELESS, ("indentation error", "name error")),
     Category("semantic-error", Verdict.HOPELESS, ("type error", "value error", "attribute error", "key error")),
@@ -57,7 +69,7 @@ CATEGORIES = (
     Category("gpu-ecc-error", Verdict.TRANSIENT, ("ecc error", "uncorrectable ecc error")),
     Category("mpi-error", Verdict.TRANSIENT, ("nccl error",)),
     Category("mpi-runtime-failure", Verdict.TRANSIENT),
-    Category("model-checkpoint-error", Verdict.TRANSIENT, ("checkpoint error",)),
+    Category("model-checkpoint-error", Verdict.TRANSIENT, ("checkpoint error", "checkpoint not kept")),
     Category("cuda-init-failed", Verdict.TRANSIENT, ("cuda initialisation error",)),
     Category(
         "network-error", Verdict.TRANSIENT, ("connection reset", "connection refused", "connection timeout", "timeout")

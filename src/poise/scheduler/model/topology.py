@@ -82,6 +82,7 @@ class PlacementView:
     alive      by node: False while it is lost
     holdings   by row: GPUs of each running job
     partner    by row: the job that shares its GPUs; symmetric, and only for jobs that share
+    withheld   by node: slots that are closed, and that no run holds, as a bit mask: as if they were not there; (): none
     """
 
     topology: Topology
@@ -89,7 +90,13 @@ class PlacementView:
     alive: Sequence[bool]
     holdings: Mapping[int, Holding]
     partner: Mapping[int, int]
+    withheld: Sequence[int] = ()
 
     def free(self) -> list[int]:
         """Number of free GPUs of each node."""
         return [mask.bit_count() for mask in self.masks]
+
+    def sizes(self) -> list[int]:
+        """Number of GPUs of each node that are not withheld, of lost nodes too."""
+        withheld = self.withheld or [0] * len(self.topology.full)
+        return [(full ^ mask).bit_count() for full, mask in zip(self.topology.full, withheld, strict=True)]

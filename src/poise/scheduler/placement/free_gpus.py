@@ -6,18 +6,22 @@ from poise.scheduler.model.topology import Topology
 
 
 class FreeGpus:
-    """Free GPUs of live nodes. The four tables are kept consistent with each other by `_change`.
+    """Free GPUs of live nodes. `idle`, `masks` and `levels` are kept consistent with each other by `_change`.
 
     idle[t]        number of free GPUs of type t
     masks[n]       free slots of node n as a bit mask; 0 for a lost node
     alive[n]       False while node n is lost
     levels[t][f]   live nodes of type t with exactly f free GPUs, as a bit mask of node indices
+    closed         by node, for those that have any: slots that are not given out, as a bit mask; kept while it is lost
+    withheld[n]    closed slots of node n that no run holds: as if they were not there; 0 for a lost node
     """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.masks = [0] * len(topology.full)
         self.alive = [False] * len(topology.full)
+        self.closed: dict[int, int] = {}
+        self.withheld = [0] * len(topology.full)
         self.idle = [0] * len(topology.types)
         self.levels = [[0] * (topology.largest_node(kind) + 1) for kind in range(len(topology.types))]
         for node in range(len(topology.full)):
@@ -32,30 +36,67 @@ class FreeGpus:
             self._change(node, free ^ mask)
 
     def give(self, holding: Holding) -> None:
-        """Mark these GPUs as free again; those of lost nodes stay lost."""
+        """Mark these GPUs as free again; those of lost nodes stay lost, and closed ones are withheld."""
         for node, mask in holding:
             if self.alive[node]:
-                if self.masks[node] & mask:
+                if (self.masks[node] | self.withheld[node]) & mask:
                     raise InvariantError(f"node {node}: slots {mask:b} given back while {self.masks[node]:b} are free")
-                self._change(node, self.masks[node] | mask)
+                if node in self.closed:
+                    self.withheld[node] |= mask & self.closed[node]
+                    self._change(node, self.masks[node] | mask & ~self.closed[node])
+                else:
+                    self._change(node, self.masks[node] | mask)
 
     def are_free(self, holding: Holding) -> bool:
         """Whether all of these GPUs are free, on live nodes."""
         return all(self.masks[node] & mask == mask for node, mask in holding)
 
+    def are_unheld(self, holding: Holding) -> bool:
+        """Whether no run holds any of these GPUs and their nodes live, be they closed or not."""
+        return all((self.masks[node] | self.withheld[node]) & mask == mask for node, mask in holding)
+
+    def take_unheld(self, holding: Holding) -> None:
+        """Mark GPUs as held by a run that has had them all along: it may go on though they are closed by now."""
+        for node, mask in holding:
+            if (self.masks[node] | self.withheld[node]) & mask != mask:
+                raise InvariantError(f"node {node}: slots {mask:b} taken while some of them are held, or lost")
+            self.withheld[node] &= ~mask
+            self._change(node, self.masks[node] & ~mask)
+
+    def is_open(self, holding: Holding) -> bool:
+        """Whether these GPUs may be given out: their nodes live, and none is closed."""
+        return all(self.alive[node] and not self.closed.get(node, 0) & mask for node, mask in holding)
+
+    def restrict(self, node: int, closed: int) -> None:
+        """Close these slots of a node, and open all others. Runs keep what they hold until they give it back."""
+        if closed:
+            self.closed[node] = closed
+        else:
+            self.closed.pop(node, None)
+        if self.alive[node]:
+            unheld = self.masks[node] | self.withheld[node]
+            self.withheld[node] = unheld & closed
+            self._change(node, unheld & ~closed)
+
     def lose(self, node: int) -> None:
         """Take the node out with all its GPUs. Losing a lost node changes nothing."""
         if self.alive[node]:
             self._change(node, 0)
+            self.withheld[node] = 0
             self.levels[self.topology.type_of[node]][0] ^= 1 << node
             self.alive[node] = False
 
-    def restore(self, node: int) -> None:
-        """Bring the node back with all its GPUs free. Restoring a live node changes nothing."""
+    def restore(self, node: int, but: int = 0) -> None:
+        """Bring the node back with all its GPUs free, except closed ones and those of the mask `but`.
+
+        Restoring a live node changes nothing.
+        """
         if not self.alive[node]:
             self.alive[node] = True
             self.levels[self.topology.type_of[node]][0] ^= 1 << node
-            self._change(node, self.topology.full[node])
+            unheld, closed = self.topology.full[node] & ~but, self.closed.get(node, 0)
+            self.withheld[node] = unheld & closed
+            self._change(node, unheld & ~closed)
 
     def _change(self, node: int, mask: int) -> None:
         """Set the free slots of a live node."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poise.scheduler.model.arithmetic import Bools, Floats, Ints, solved
+from poise.scheduler.model.arithmetic import Bools, Floats, Ints, cube, solved
 from poise.scheduler.model.errors import GaveUpError
 from poise.scheduler.solve.program import GpuMarket
 
@@ -181,7 +181,7 @@ class _LeaveOnePrograms:
         ahead = self._direction(at, np.zeros_like(mean))
         reach = np.minimum(1.0, _room(at, ahead))
         least = 0.1 * GOOD * self.log.sum(axis=1) / self.pairs  # nearer to the boundary rounding is all there is
-        step = self._direction(at, np.maximum((1.0 - reach) ** 3 * mean, least), ahead)
+        step = self._direction(at, np.maximum(cube(1.0 - reach) * mean, least), ahead)
         is_short = _room(at, step) < SHORT
         if is_short.any():
             step = step.where(~is_short, self._direction(at, 0.5 * mean))

@@ -57,7 +57,7 @@ class Speeds:
             stated = self._stated.get(gpu_type, 1.0 if gpu_type == GENERIC else None)
             self._relative[gpu_type] = stated if speedup is None else speedup
         self._gpus = tuple(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
-        self._most_gpus = max(self._gpus)
+        self._most_gpus = max(self._gpus, default=0)
         self._known: dict[tuple[str | None, int | None], bool] = {}
         self._kinds: dict[tuple[object, ...], str] = {}
         self._estimates: dict[str, Estimate] = {}

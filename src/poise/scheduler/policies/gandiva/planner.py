@@ -374,7 +374,7 @@ def draw_together(plan: GandivaPlan, since: float) -> None:
 
 def fragments(free: Sequence[int], floor: PlacementView, fragmented: float) -> list[int]:
     """Nodes that are not empty, but have at least this part of their GPUs free."""
-    sizes = [mask.bit_count() for mask in floor.topology.full]
+    sizes = floor.sizes()
     return [node for node, gpus in enumerate(free) if sizes[node] > gpus >= fragmented * sizes[node] and gpus]
 
 
@@ -383,10 +383,10 @@ def defragment(plan: GandivaPlan, fragmented: float, since: float) -> None:
 
     A node is emptied as a whole or left as it is. Jobs that came later than `since` stay where they are.
     """
-    claimed, free = plan.claimed(), plan.draft.free
+    claimed, free, sizes = plan.claimed(), plan.draft.free, plan.snapshot.placement.sizes()
     for node in sorted(fragments(free, plan.snapshot.placement, fragmented), key=lambda node: (-free[node], node)):
         units = plan.residents.get(node, [])
-        used = plan.draft.topology.full[node].bit_count() - free[node]
+        used = sizes[node] - free[node]
         may_move = all(len(unit.rows) == 1 and unit.rows[0] not in claimed for unit in units)
         if not (may_move and units and sum(unit.gpus for unit in units) == used):
             continue
@@ -400,13 +400,13 @@ def _emptied(plan: GandivaPlan, node: int, units: Iterable[PlacedUnit]) -> list[
     Each goes to a node in use of the same type that is no emptier: one that serves such gangs, if there is one; of those
     the fullest.
     """
-    free, topology, serves = plan.draft.free, plan.draft.topology, plan.affinities.of
+    free, topology, serves, sizes = plan.draft.free, plan.draft.topology, plan.affinities.of, plan.snapshot.placement.sizes()
     moves, most = list[tuple[int, int, int]](), free[node]
     for unit in sorted(units, key=lambda unit: (-unit.gpus, unit.rows)):
         gpus = unit.gpus
         roomy = [each for each, room in enumerate(free) if gpus <= room <= most and each != node]
         alike = [each for each in roomy if topology.type_of[each] == topology.type_of[node]]
-        in_use = [each for each in alike if free[each] < topology.full[each].bit_count()]
+        in_use = [each for each in alike if free[each] < sizes[each]]
         able = [(serves.get(each) != gpus, free[each], each) for each in in_use]
         if not able:
             for _, other, taken in moves:

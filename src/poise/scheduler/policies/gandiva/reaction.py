@@ -18,6 +18,7 @@ from poise.scheduler.model.cluster import NodeGpus, Site, site_of
 from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.plan import Claim
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.model.topology import PlacementView
 from poise.scheduler.policies.placement_draft import PlacementDraft
 
 Home = tuple[int, ...]
@@ -35,11 +36,11 @@ class Affinities:
     """
 
     def __init__(
-        self, draft: PlacementDraft, alive: Sequence[bool], of: Mapping[int, int], kept: Mapping[int, int] | None = None
+        self, draft: PlacementDraft, floor: PlacementView, of: Mapping[int, int], kept: Mapping[int, int] | None = None
     ) -> None:
         self.of = dict(of)
-        self._draft, self._alive, kept = draft, alive, kept or {}
-        self._size = [mask.bit_count() - kept.get(node, 0) for node, mask in enumerate(draft.topology.full)]
+        self._draft, self._alive, kept = draft, floor.alive, kept or {}
+        self._size = [size - kept.get(node, 0) for node, size in enumerate(floor.sizes())]
 
     def place(self, gang: int, types: Sequence[int]) -> Site | None:
         """Take free GPUs for a gang by the first three rules, types in order of preference; None if they do not do.
@@ -172,7 +173,7 @@ class GandivaPlan:
         waiting = set(snapshot.active).difference(snapshot.placement.holdings) if memory.homes else set()
         alive, homes = snapshot.placement.alive, memory.homes.items()
         self.homes = {row: home for row, home in homes if row in waiting and all(alive[node] for node in home)}
-        if snapshot.pinned:  # one of them may be in the way for good
+        if snapshot.pinned or any(snapshot.placement.withheld):  # something may be in the way for good
             gang = self.columns.gang
             self.homes = {row: home for row, home in self.homes.items() if self.affinities.holds(home, gang[row])}
         self._types: dict[int, tuple[int, ...]] = {}
@@ -189,7 +190,7 @@ class GandivaPlan:
         for holding in self.snapshot.kept().values():
             for node, gpus in site_of(holding):
                 kept[node] = kept.get(node, 0) + gpus
-        return Affinities(self.draft, self.snapshot.placement.alive, self.memory.affinity, kept)
+        return Affinities(self.draft, self.snapshot.placement, self.memory.affinity, kept)
 
     def affinity(self) -> MappingProxyType[int, int]:
         """Affinities to be remembered."""

@@ -26,8 +26,8 @@ from poise.scheduler.model.plan import Claim
 from poise.scheduler.model.speed import Locality
 from poise.scheduler.policies.placement_draft import PlacementDraft
 from poise.scheduler.policies.themis.bidders import (
-    Agent,
     App,
+    AppAgent,
     AppRegistry,
     Bid,
     Bidders,
@@ -65,7 +65,7 @@ class AuctionRules:
     error: float = 0.0
     payment: Payment = Payment.GPUS
     seed: int = 0
-    agents: Callable[[App], Agent] = Honest
+    agents: Callable[[App], AppAgent] = Honest
 
 
 def invited(apps: int, f: float) -> int:

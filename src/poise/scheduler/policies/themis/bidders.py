@@ -8,7 +8,7 @@ An app is jobs that belong together; a job that names none is one by itself. Wit
     T_sh(G)   = elapsed + Σ_k (GPU-seconds of work left in job k, where it would be) / |G|
     ρ(G)      = T_sh(G) / T_id;    ρ(∅) = 1e6;    V(G) = 1 / ρ(G)
 
-The file goes from the small to the large: a `Bid` and the `GpuOffer` that it answers; `Agent`, who bids for an app, and
+The file goes from the small to the large: a `Bid` and the `GpuOffer` that it answers; `AppAgent`, who bids for an app, and
 `Honest`, who does so as the scheduler believes; `AppRegistry`, which apps there are; `Bidders`, all of them at an auction.
 
 The arbiter knows an agent by `bid` alone, so that an app may send its own.
@@ -86,7 +86,7 @@ class GpuOffer:
         return found[before]
 
 
-class Agent(Protocol):
+class AppAgent(Protocol):
     """Who bids for an app."""
 
     def bid(self, offer: GpuOffer) -> Bid:
@@ -207,7 +207,7 @@ def _more(member: Member, has: int, work: float, offer: GpuOffer) -> tuple[int, 
 class Erring:
     """An agent that is wrong: each of its values is off by a factor from 1 − error to 1 + error, drawn from a stream."""
 
-    agent: Agent
+    agent: AppAgent
     error: float
     stream: int
 
