@@ -148,6 +148,8 @@ def test_a_truncated_journal_is_shown_as_far_as_it_goes(run: Path) -> None:
         ("[1e9, [], []]\n[5, [], []]", "not an entry of a journal"),
         ('[1e9, [["finished", "nobody", 1]], []]', "names a job or a node that is not there: 'nobody'"),
         ('[1e9, [["nodelost", 99]], []]', "node 99"),
+        ('[1e9, [["noderestricted", 99, [0], true]], []]', "node 99"),
+        ('[1e9, [["noderestricted", 0, [0, 999], true]], []]', "node 0, slot 999"),
         ('[1e9, [], [["launch", "nobody", 1, [[0, 1]], [0, 0, 0]]]]', "'nobody'"),
         ('[1e9, [["submitted", {"id": "x", "submitted": 1, "gpus": "many"}, "-/x1", 5]], []]', "got 'many'"),
         ('[1e9, [["submitted", {"id": "x", "submitted": 1, "gpus": 1}, "unheard", 5]], []]', "unheard"),

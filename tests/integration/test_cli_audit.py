@@ -127,6 +127,7 @@ def test_claims_are_not_looked_at_with_turns_that_are_not_those_of_the_policy() 
         (["--policy", "fifo", "--fairness", "app"], "--fairness: an audit is about tenants, or about jobs"),
         (["--policy", "fifo", "--turn", "0"], "--turn: expected more than 0 seconds"),
         (["--policy", "fifo", "--faults", "mtbf=1d,repair=1h"], "--faults: an audit is about the policy"),
+        (["--policy", "fifo", "--drain", "gpu-0@1h..2h"], "--drain: an audit is about the policy"),
         (["--policy", "fifo", "--instances", "0"], "--instances"),
         (["--policy", "fifo", "--instances", "2", "--trace", "synthetic:jobs=2"], "--instances is about built-in instances"),
         ([], "--policy"),

@@ -15,7 +15,7 @@ from poise.lab.analysis.sources import RecordReader
 from poise.lab.analysis.study import study
 from poise.lab.analysis.tables import ALL, StudyPart, Value
 from poise.scheduler.model.cluster import Slots
-from poise.scheduler.model.event import Failed, NodeLost, NodeReturned
+from poise.scheduler.model.event import Failed, NodeLost, NodeRestricted, NodeReturned
 
 
 def read(story: Story, world: World) -> RecordReader:
@@ -153,7 +153,7 @@ def slow_harm(story: Story, history: History, records: Records, reserved: frozen
         running = [run for run in runs if run.start <= now < run.end]
         later = [run for run in running if rank[run.job] > waiting[0]]
         others = [run for run in running if rank[run.job] <= waiting[0]]
-        idle, without = (_free(story, history, held, reserved, now) for held in (running, others))
+        idle, without = (_free(story, history, held, running, reserved, now) for held in (running, others))
         usable = [kind for kind, rate in enumerate(history.rates[head.kind]) if rate > 0]
         if any(idle[kind] >= head.min_gpus for kind in usable) or all(without[kind] < head.min_gpus for kind in usable):
             continue
@@ -163,17 +163,30 @@ def slow_harm(story: Story, history: History, records: Records, reserved: frozen
     return harmful, seconds
 
 
-def _free(story: Story, history: History, held: list[RunInterval], reserved: frozenset[Slots], now: float) -> list[int]:
-    """GPUs of each type that nobody of these holds."""
+def _free(
+    story: Story,
+    history: History,
+    held: list[RunInterval],
+    running: list[RunInterval],
+    reserved: frozenset[Slots],
+    now: float,
+) -> list[int]:
+    """GPUs of each type that none of `held` holds. A closed GPU is there only while a run holds it."""
     names = history.cluster.gpu_types
     alive = [True] * len(history.cluster.nodes)
+    closed = [0] * len(history.cluster.nodes)
     for entry in story.entries:
         for fact in entry.events if entry.now <= now else ():
             if isinstance(fact, NodeLost | NodeReturned):
                 alive[fact.node] = isinstance(fact, NodeReturned)
+            elif isinstance(fact, NodeRestricted):
+                closed[fact.node] = sum(1 << slot for slot in fact.closed)
+    for slots in (part for run in running for part in run.gpus):
+        closed[slots.node] &= ~slots.mask
     free = [(1 << node.gpus) - 1 if there else 0 for node, there in zip(history.cluster.nodes, alive, strict=True)]
     for slots in (*reserved, *(part for run in held for part in run.gpus)):
         free[slots.node] &= ~slots.mask
+    free = [mask & ~shut for mask, shut in zip(free, closed, strict=True)]
     counts = [0] * len(names)
     for node, mask in zip(history.cluster.nodes, free, strict=True):
         counts[names.index(node.gpu_type)] += mask.bit_count()

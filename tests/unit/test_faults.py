@@ -1,19 +1,22 @@
-"""Outages of nodes: drawn from a seed, or read from a file."""
+"""Outages of nodes, drawn from a seed or read from a file, and planned drains."""
 
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from poise.lab.simulator.outages import Outage, parse_outages
+from poise.lab.simulator.outages import Drain, Outage, node_events, parse_drain, parse_outages
 from poise.scheduler.model.cluster import parse_cluster
 from poise.scheduler.model.errors import RequestError, TraceError, UnknownNameError
+from poise.scheduler.model.event import NodeLost, NodeRestricted, NodeReturned
 
 CLUSTER = parse_cluster("v100:8,k80:8")
 DAY = 86_400.0
 
 
-def drawn(spec: str, *, seed: int = 0, days: float = 100, start: float = 0.0, cluster: str = "gpu:40") -> list[Outage]:
+def drawn(
+    spec: str, *, seed: int = 0, days: float = 100, start: float = 0.0, cluster: str = "gpu:40"
+) -> list[Outage | Drain]:
     return parse_outages(spec, parse_cluster(cluster), start=start, horizon=days * DAY, seed=seed)
 
 
@@ -81,7 +84,7 @@ def test_more_outages_than_anybody_can_mean_are_refused(spec: str, days: float) 
         drawn(spec, days=days)
 
 
-def read(tmp_path: Path, text: str | bytes) -> list[Outage]:
+def read(tmp_path: Path, text: str | bytes) -> list[Outage | Drain]:
     path = tmp_path / "faults.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return parse_outages(str(path), CLUSTER, start=0, horizon=1, seed=0)
@@ -90,6 +93,67 @@ def read(tmp_path: Path, text: str | bytes) -> list[Outage]:
 def test_a_file_says_which_node_is_lost_when_and_for_how_long(tmp_path: Path) -> None:
     text = '{"node": "k80-1", "time": 3600, "duration": 900}\n\n{"node": "v100-0", "time": 5, "duration": 0.5}\n'
     assert read(tmp_path, text) == [Outage(3600, 3, 900), Outage(5, 0, 0.5)]
+
+
+def test_a_file_may_have_drains_too_of_all_gpus_or_of_some(tmp_path: Path) -> None:
+    text = '{"node": "k80-1", "time": 60, "duration": 9, "drain": true}\n'
+    text += '{"node": "k80-0", "time": 60, "duration": 9, "drain": true, "slots": [2, 0]}\n'
+    text += '{"node": "k80-0", "time": 60, "duration": 9, "drain": false}\n'
+    assert read(tmp_path, text) == [Drain(60, 3, 9, (0, 1, 2, 3)), Drain(60, 2, 9, (0, 2)), Outage(60, 2, 9)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ("k80-1@1h..3h", Drain(103_600, 3, 7200, (0, 1, 2, 3))),
+        ("v100-0:3,0@0..1h30m", Drain(100_000, 0, 5400, (0, 3))),
+        ("v100-0@90..", Drain(100_090, 0, inf, (0, 1, 2, 3))),
+    ],
+)
+def test_a_drain_says_which_node_and_from_when_to_when_after_the_start(spec: str, want: Drain) -> None:
+    assert parse_drain(spec, CLUSTER, start=100_000) == want
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("", "expected NODE@FROM..UNTIL, such as v100-0@1h..3h"),
+        ("v100-0", "expected NODE@FROM..UNTIL"),
+        ("v100-0@1h", "expected NODE@FROM..UNTIL"),
+        ("@1h..2h", "expected NODE@FROM..UNTIL"),
+        ("v100-7@1h..2h", "unknown node 'v100-7'; did you mean v100-"),
+        ("v100-0@noon..2h", "not a duration: 'noon'"),
+        ("v100-0@1h..nan", "not a duration: 'nan'"),
+        ("v100-0@..2h", "not a duration: ''"),
+        ("v100-0@2h..1h", "it ends before it begins"),
+        ("v100-0@1h..1h", "it ends before it begins"),
+        ("v100-0:4@1h..2h", "expected slots of v100-0, which are 0 to 3"),
+        ("v100-0:-1@1h..2h", "expected slots of v100-0"),
+        ("v100-0:@1h..2h", "expected whole numbers after the colon, got ''"),
+        ("v100-0:a@1h..2h", "expected whole numbers after the colon, got 'a'"),
+    ],
+)
+def test_a_drain_that_cannot_be_is_refused(spec: str, complaint: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_drain(spec, CLUSTER, start=0)
+    assert complaint in str(caught.value)
+
+
+def test_drains_that_overlap_are_one_restriction_after_the_other_and_outages_come_first() -> None:
+    """A stay of two slots from 0 to 40 s, a drain of two from 10 to 30 s, one slot in both; the node is lost at 30 s."""
+    found = node_events([Drain(0, 1, 40, (0, 1), leaves=False), Drain(10, 1, 20, (1, 2)), Outage(30, 1, 5)])
+    assert found == [
+        (0, NodeRestricted(1, (0, 1), drained=False)),
+        (10, NodeRestricted(1, (0, 1, 2), drained=True)),
+        (30, NodeLost(1)),
+        (30, NodeRestricted(1, (0, 1), drained=False)),
+        (35, NodeReturned(1)),
+        (40, NodeRestricted(1, (), drained=False)),
+    ]
+    assert node_events([Drain(0, 0, 5, (0,)), Drain(5, 0, 5, (0,))]) == [
+        (0, NodeRestricted(0, (0,), drained=True)),
+        (10, NodeRestricted(0, (), drained=False)),
+    ]
 
 
 def test_an_empty_file_has_no_outages(tmp_path: Path) -> None:
@@ -117,6 +181,13 @@ WRONG_LINES = {
     "no duration": ('{"node": "v100-0", "time": 5, "duration": 0}', "expected a finite time and a finite duration above 0"),
     "NaN": ('{"node": "v100-0", "time": NaN, "duration": 9}', "expected a finite time and a finite duration above 0"),
     "infinity": ('{"node": "v100-0", "time": 5, "duration": Infinity}', "expected a finite time"),
+    "a drain in words": ('{"node": "v100-0", "time": 5, "duration": 9, "drain": "yes"}', "drain: expected true or false"),
+    "no such slot": (
+        '{"node": "v100-0", "time": 5, "duration": 9, "drain": true, "slots": [4]}',
+        "slots: expected slots of v",
+    ),
+    "slots in words": ('{"node": "v100-0", "time": 5, "duration": 9, "drain": true, "slots": "0"}', "got '0'"),
+    "half a slot": ('{"node": "v100-0", "time": 5, "duration": 9, "drain": true, "slots": [0.5]}', "got [0.5]"),
     "overflow": ('{"node": "v100-0", "time": 1e999, "duration": 9}', "expected a finite time"),
 }
 

@@ -116,6 +116,8 @@ def _refuse(context: click.Context, trace: str | None, turn: float | None, optio
         raise RequestError(f"--turn: expected more than 0 seconds, got {turn:g}")
     if options["faults"] is not None:
         raise RequestError("--faults: an audit is about the policy, on GPUs that are there; leave it out")
+    if options["drains"]:
+        raise RequestError("--drain: an audit is about the policy, on GPUs that are there; leave it out")
     if _is_given(context, "fairness"):
         raise RequestError("--fairness: an audit is about tenants, or about jobs if there is one tenant only; leave it out")
     if trace is not None and _is_given(context, "instances"):

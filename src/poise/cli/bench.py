@@ -92,9 +92,14 @@ _FIDELITY_OPTIONS = (
         help="Real processes, one after the other."),
     click.option("--cluster", default="v100:6", show_default=True, metavar="SPEC", help="Virtual GPUs."),
     click.option("--round", "round_", type=DURATION, default=4.0, show_default=True, help="Length of a round."),
+    click.option("--median", type=DURATION, default=6.0, show_default=True, help="Duration of half of the jobs at most."),
     click.option("--load", type=click.FloatRange(0.1, 10.0), default=1.5, show_default=True,
         help="Work that arrives ÷ work that can be done."),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the workload."),
+    click.option("--backend", type=click.Choice(["local", "remote"]), default="local", show_default=True,
+        help="Where jobs run: as processes of the service, or of an agent for each node, all on this machine."),
+    click.option("--runs", type=click.IntRange(1, 100), default=1, show_default=True,
+        help="Workloads, each drawn from the next seed; their mean counts."),
     click.option("--tolerance", type=click.FloatRange(0.0, 1.0), default=0.05, show_default=True,
         help="Largest difference; beyond it, exit code 1."),
     click.option("--quiet", is_flag=True, help="No progress bar."),
@@ -110,37 +115,54 @@ def fidelity(policies: tuple[str, ...], quiet: bool, as_json: bool, **options: A
     Jobs are real processes that take a few seconds each. What a start costs is measured live and told the simulator.
     """
     # `bench solve` needs no service.
-    from poise.service.fidelity.comparison import compare
-    from poise.service.fidelity.live_run import FidelitySetup, draw_workload
+    from poise.service.fidelity.comparison import compare, mean_of
+    from poise.service.fidelity.live_run import FidelitySetup, draw_workload, on_agents, on_this_machine
 
     cluster, count, length = read_cluster(options["cluster"]), options["jobs"], options["round_"]
     chosen = policies or POLICIES
     for spec in chosen:
         policy_named(spec)
-    jobs = draw_workload(count, options["seed"], cluster, options["load"])
-    found = []
+    seeds = range(options["seed"], options["seed"] + options["runs"])
+    served = {"local": on_this_machine, "remote": on_agents}[options["backend"]]
+    found, each_run = [], []
     for spec in chosen:
-        with Bar(f"{spec}, live", count, quiet=quiet or as_json) as bar:
-            found.append(compare(jobs, FidelitySetup(cluster, spec, length), bar.update))
+        runs = []
+        for seed in seeds:
+            jobs = draw_workload(count, seed, cluster, options["load"], options["median"])
+            with Bar(f"{spec}, live", count, quiet=quiet or as_json) as bar:
+                runs.append(compare(jobs, FidelitySetup(cluster, spec, length), bar.update, served))
+        found.append(mean_of(runs))
+        each_run += [(f"{spec}, seed {seed}", run) for seed, run in zip(seeds, runs, strict=True)]
     if as_json:
         setup = {"cluster": str(cluster), "jobs": count, "round": length, "load": options["load"], "seed": options["seed"]}
-        print_json(setup | {"tolerance": options["tolerance"], "policies": [*map(_fidelity_document, found)]})
+        setup |= {
+            "median": options["median"],
+            "backend": options["backend"],
+            "runs": options["runs"],
+            "tolerance": options["tolerance"],
+        }
+        print_json(setup | {"policies": [*map(_fidelity_document, found)]})
     else:
-        show_table(_fidelity_table(found), f"{counted(count, 'job')} on {cluster}, rounds of {length:g} s")
+        title = f"{counted(count, 'job')} on {cluster}, rounds of {length:g} s"
+        rows = [(each.policy, each) for each in found]
+        if options["runs"] > 1:
+            title += f"; mean of {options['runs']} workloads, and each"
+            rows += each_run
+        show_table(_fidelity_table(rows), title)
     return int(any(each.worst > options["tolerance"] for each in found))
 
 
-def _fidelity_table(found: "list[Comparison]") -> HtmlTable:
+def _fidelity_table(found: "list[tuple[str, Comparison]]") -> HtmlTable:
     measured = ("makespan", "average JCT")
     columns = ("policy", *(word for each in measured for word in (each, "simulated", "off by")), "preemptions", "simulated")
     rows = [
         (
-            each.policy,
+            name,
             f"{each.live.makespan:.2f} s", f"{each.simulated.makespan:.2f} s", f"{each.makespan_error:+.1%}",
             f"{each.live.avg_jct:.2f} s", f"{each.simulated.avg_jct:.2f} s", f"{each.jct_error:+.1%}",
             str(each.live.preemptions), str(each.simulated.preemptions), f"{each.overhead:.3f} s",
         )
-        for each in found
+        for name, each in found
     ]  # fmt: skip
     return HtmlTable((*columns, "a start"), tuple(rows), words=("policy",))
 

@@ -70,6 +70,9 @@ _OPTIONS = (
         "resident=SECONDS,bandwidth=BYTES,size=BYTES,keep=JOBS; naive (the restart overhead); or free.  "
         "[default: 3 ms if its model is resident, else model size / 12 GB/s]"),
     click.option("--faults", metavar="SPEC", help="Outages of nodes: mtbf=30d,repair=4h, or a JSON-lines file."),
+    click.option("--drain", "drains", multiple=True, metavar="NODE@FROM..UNTIL",
+        help="Drain a node, p100-0@1h..3h, or some of its GPUs, p100-0:0,1@1h..3h; times count from the first submission. "
+        "May be given more than once."),
     click.option("--failures", metavar="SPEC", default="none",
         help="Failures of jobs, for traces that have none: philly (as published), philly:rate=FRACTION,heal=FRACTION,"
         "killed=FRACTION, or a fraction of jobs, all of which pass in the end.  [default: none]"),
@@ -134,6 +137,7 @@ def read_experiment(source: str, options: dict[str, Any], policy: str) -> Experi
         truths=true,
         truth=Truth(settings.restart_overhead, options["checkpoint_every"], switching=parse_switching(options["switching"])),
         faults=options["faults"],
+        drains=options["drains"],
         fairness=Fairness(options["fairness"]),
         seed=options["seed"],
         until=inf if options["until"] is None else options["until"],

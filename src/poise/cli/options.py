@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, parse_cluster
+from poise.scheduler.model.cluster import MOST_GPUS, Cluster, Node, parse_cluster, populated
 from poise.scheduler.model.errors import ClusterError, RequestError
 from poise.scheduler.model.units import parse_seconds
 from poise.service.wire.jobfile import unreadable
@@ -143,7 +143,7 @@ def read_cluster(spec: str) -> Cluster:
             raise ClusterError(f"{path}: more than {MOST_GPUS:,} GPUs")
     figures = _figures(document.get("types") or {}, path)
     try:
-        return Cluster(tuple(nodes), figures["speed"], figures["price"])
+        return populated(Cluster(tuple(nodes), figures["speed"], figures["price"]))
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
 

@@ -18,7 +18,7 @@ from poise.engine.loop import collector_paused, run
 from poise.lab.analysis.fairness import Fairness
 from poise.lab.analysis.history import History
 from poise.lab.analysis.summary import Effort, Measured, Summary, SummaryLabels, measure, summarise
-from poise.lab.simulator.outages import Outage, parse_outages
+from poise.lab.simulator.outages import Drain, Outage, parse_drain, parse_outages
 from poise.lab.simulator.world import ReportedSpeeds, Simulator, Truth
 from poise.lab.traces.schema import Trace
 from poise.scheduler.core.settings import Cadence, Settings
@@ -41,6 +41,7 @@ class Experiment:
     truths      the world's throughputs where they differ from the believed ones
     estimates   how beliefs are made of the table: as it stands, or with what owners misreport; the world stays true
     faults      outages of nodes, as a specification or a file
+    drains      planned drains of nodes, each as a specification
     until       seconds after the first submission at which the simulation stops
     """
 
@@ -54,6 +55,7 @@ class Experiment:
     estimates: Callable[[Throughputs, Cluster], Speeds] = Speeds
     truth: Truth = field(default_factory=Truth)
     faults: str | None = None
+    drains: tuple[str, ...] = ()
     fairness: Fairness = Fairness.JOB
     seed: int = 0
     until: float = inf
@@ -148,13 +150,14 @@ def check(trace: Trace, experiment: Experiment) -> None:
     _outages(trace, experiment)
 
 
-def _outages(trace: Trace, experiment: Experiment) -> list[Outage]:
-    """Return the outages; drawn ones cover four times what the work takes on the whole cluster."""
+def _outages(trace: Trace, experiment: Experiment) -> list[Outage | Drain]:
+    """Return outages and drains; drawn outages cover four times what the work takes on the whole cluster."""
+    first, last = (trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted) if trace.jobs else (0.0, 0.0)
+    found: list[Outage | Drain] = [parse_drain(each, experiment.cluster, start=first) for each in experiment.drains]
     if experiment.faults is None or not trace.jobs:
-        return []
-    first, last = trace.jobs[0].job.submitted, trace.jobs[-1].job.submitted
+        return found
     horizon = last - first + 4 * _work(trace, speeds_of(experiment)[1]) / experiment.cluster.gpus
-    return parse_outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
+    return found + parse_outages(experiment.faults, experiment.cluster, start=first, horizon=horizon, seed=experiment.seed)
 
 
 def _work(trace: Trace, speeds: Speeds) -> float:

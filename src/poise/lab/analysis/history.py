@@ -12,6 +12,7 @@ from math import inf, nan
 
 import numpy as np
 
+from poise.lab.analysis.withheld import withheld_slots
 from poise.scheduler.model import action as actions
 from poise.scheduler.model import event as events
 from poise.scheduler.model.action import JournalEntry, Waited
@@ -140,6 +141,8 @@ class History:
     rejections   (job, why it can never run here)
     remarks      (time, what people should know of the decision)
     runs         in the order in which they ended; those that are open at the end of the journal come last
+    withheld     GPUs, by slot, that are closed on a live node and that no run holds: (time, slot, 1 from then on, -1: no
+                 more). `close` finds them, and takes them off `live`: a closed GPU is there while a run holds it
     end          time of the last entry
     """
 
@@ -152,8 +155,10 @@ class History:
     rejections: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[float, str]] = field(default_factory=list)
     runs: list[RunInterval] = field(default_factory=list)
+    withheld: list[tuple[float, Slots, int]] = field(default_factory=list)
     end: float = -inf
     _holders: dict[Holding, int] = field(default_factory=dict)
+    _nodes: list[tuple[float, events.NodeEvent]] = field(default_factory=list)
 
     @staticmethod
     def of(entries: Iterable[JournalEntry], cluster: Cluster) -> "History":
@@ -183,6 +188,8 @@ class History:
                 self.runs += (
                     RunInterval(job.id, since, self.end, (Slots(*gpu),), RunEnd.OPEN) for gpu, since in job.tasks.items()
                 )
+        self.withheld = withheld_slots(self._nodes, ((run.start, run.end, run.gpus) for run in self.runs))
+        self.live += ((time, -more) for time, _, more in self.withheld)
 
     def rates_of(self, job: JobHistory) -> tuple[float, ...]:
         """Return steps per second by GPU type, packed: the true ones where the journal tells them, else those believed."""
@@ -216,11 +223,28 @@ class History:
                 self.rates[event.kind] = event.estimate.packed
             case events.Revealed():
                 self.jobs[event.job].steps, self.jobs[event.job].rates = event.steps, event.rates
-            case events.NodeLost() | events.NodeReturned():
-                gpus = self.cluster.nodes[event.node].gpus
-                self.live.append((now, gpus if isinstance(event, events.NodeReturned) else -gpus))
+            case events.NodeLost() | events.NodeReturned() | events.NodeRestricted():
+                self._node_changed(event, now)
             case _:
                 pass
+
+    def _node_changed(self, event: events.NodeEvent, now: float) -> None:
+        self._nodes.append((now, event))
+        if not isinstance(event, events.NodeRestricted):  # what is closed counts only while no run holds it: see `close`
+            gpus = self.cluster.nodes[event.node].gpus
+            self.live.append((now, gpus if isinstance(event, events.NodeReturned) else -gpus))
+        if isinstance(event, events.NodeLost):
+            self._lose_runs(event.node, now)
+
+    def _lose_runs(self, node: int, now: float) -> None:
+        """End the runs on a lost node that have not ended yet: a live service hears of that later, the simulator before."""
+        if not any(slots.node == node for holding in self._holders for slots in holding):
+            return
+        for job in self.jobs.values():
+            is_there = job.holding is not None and any(slots.node == node for slots in job.holding)
+            if is_there and job.status is Status.RUNNING:
+                job.restarts += 1
+                self._release(job, now, Status.WAITING, RunEnd.LOST)
 
     def _job_ended(self, event: events.Finished | events.Cancelled, now: float) -> None:
         job = self.jobs[event.job]

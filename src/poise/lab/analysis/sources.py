@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf, isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,7 @@ from poise.scheduler.model.event import (
     Event,
     Finished,
     NodeLost,
+    NodeRestricted,
     NodeReturned,
     Revealed,
     Submitted,
@@ -162,7 +164,13 @@ class RecordReader:
         """End the journal here and return what it tells."""
         self.history.close()
         with np.errstate(over="ignore", invalid="ignore"):  # times may be anything that a float can be
-            return records_of(self.history, Supply(tuple(self._changes), self._pool))
+            withheld = (
+                SupplyChange(time, self._topology.type_of[slot.node], -more)
+                for time, slot, more in self.history.withheld
+                if slot not in self._pool
+            )
+            changes = sorted((*self._changes, *withheld), key=attrgetter("time"))
+            return records_of(self.history, Supply(tuple(changes), self._pool))
 
     def _check(self, fact: Event | Action, now: float) -> None:
         match fact:
@@ -181,6 +189,10 @@ class RecordReader:
                 raise ValueError(f"job {fact.job!r} ends a second time")
             case NodeLost() | NodeReturned():
                 self._node_changed(fact, now)
+            case NodeRestricted():
+                self._check_node(fact.node)
+                if fact.closed and fact.closed[-1] >= self.history.cluster.nodes[fact.node].gpus:
+                    raise IndexError(f"node {fact.node}, slot {fact.closed[-1]}")
 
     def _check_job(self, job: Job, kind: str) -> None:
         if kind not in self._kinds:
@@ -209,9 +221,12 @@ class RecordReader:
             if not (0 <= node < len(self._alive)) or not 0 < mask <= self._topology.full[node]:
                 raise IndexError(f"node {node}, slots {mask}")
 
+    def _check_node(self, node: int) -> None:
+        if not 0 <= node < len(self._alive):
+            raise IndexError(f"node {node}")
+
     def _node_changed(self, fact: NodeLost | NodeReturned, now: float) -> None:
-        if not 0 <= fact.node < len(self._alive):
-            raise IndexError(f"node {fact.node}")
+        self._check_node(fact.node)
         is_back = isinstance(fact, NodeReturned)
         if self._alive[fact.node] is not is_back:
             self._alive[fact.node] = is_back

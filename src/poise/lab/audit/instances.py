@@ -174,7 +174,13 @@ class InstanceGenerator:
     def _instance(self, shape: InstanceShape, agents: "_AgentSpeeds", jobs: Sequence[Job], until: float = inf) -> Instance:
         trace = Trace(f"{shape.name}, seed {self.seed}", tuple(map(TraceJob, jobs)))
         experiment = replace(
-            self.experiment, cluster=agents.cluster, throughputs=agents.table(), truths=None, until=until, faults=None
+            self.experiment,
+            cluster=agents.cluster,
+            throughputs=agents.table(),
+            truths=None,
+            until=until,
+            faults=None,
+            drains=(),
         )
         return Instance(trace, experiment, self.turn)
 

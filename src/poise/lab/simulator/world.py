@@ -4,13 +4,13 @@ The core decides; the simulator knows what the core does not and lets it happen:
 
 - the true speed of each job (`truths`), where it differs from the speed that the core is told (`beliefs`);
 - when attempts fail, and how a job ends once its work is done (`TraceJob`);
-- when nodes are lost and return (`outages`);
+- when nodes are lost and return, and when they are drained (`outages`);
 - what a start costs, and how much work since the last checkpoint a failure or a lost node destroys (`Truth`).
 
 Time is exact: a run ends at the very time its work is done, whatever rounds the scheduler has. `batches` yields all
 events of one time as one batch, always in this order: runs that the last actions stopped, reports of loss, runs that
-ended, nodes that were lost or returned, arrivals, the wake-up. Ends of runs come by the time and then by the sequence
-number of their forecast. So one trace gives one journal.
+ended, nodes that were lost, returned or restricted, arrivals, the wake-up. Ends of runs come by the time and then by
+the sequence number of their forecast. So one trace gives one journal.
 
 The end of a run is forecast when the run starts and whenever its speed changes, which happens when jobs begin or stop
 to share its GPUs. Forecasts are never deleted from the heap: one that is void is recognised by its number.
@@ -24,7 +24,7 @@ from itertools import count
 from math import inf
 from typing import assert_never
 
-from poise.lab.simulator.outages import Outage, node_events
+from poise.lab.simulator.outages import Drain, Outage, node_events
 from poise.lab.simulator.runs import SimulatedJob, SimulatedRun, TaskStep
 from poise.lab.simulator.tasks import ResidentModels, Switching, TaskRuns, unknown_size
 from poise.lab.traces.schema import JobOutcome, TraceJob
@@ -107,7 +107,7 @@ class Simulator:
         truths: Speeds,
         truth: Truth | None = None,
         sizes: Callable[[Job], float | None] = unknown_size,
-        outages: Iterable[Outage] = (),
+        outages: Iterable[Outage | Drain] = (),
         until: float = inf,
     ) -> None:
         self.ended = 0
