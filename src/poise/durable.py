@@ -1,4 +1,4 @@
-"""File names that survive a power failure: a file on the disk is lost if the directory that names it was not synced.
+"""Files and names that survive a power failure: a file on the disk is lost if the directory that names it was not synced.
 
 Imported by runners and training scripts: standard library only.
 """
@@ -31,6 +31,27 @@ def replace_durably(part: "str | Path", path: "str | Path", *, folder: int | Non
     """
     os.replace(part, path, src_dir_fd=folder, dst_dir_fd=folder)
     sync_folder((os.path.dirname(path) or ".") if folder is None else folder)
+
+
+def replace_file(path: "Path", text: str) -> None:
+    """Replace a file, mode 0600, in one step: a crash leaves the old one or the new one."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    create_file(new, text)
+    replace_durably(new, path)
+
+
+def create_file(path: "Path", text: str) -> None:
+    """Write a file, mode 0600, that must not exist yet, and sync its contents."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(path)  # an error of a descriptor, such as a full disk, has none
+        raise
 
 
 def make_folders(path: "str | Path", mode: int = 0o700) -> None:

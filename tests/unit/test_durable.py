@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from poise.durable import replace_file
 from poise.service.backends.local.lease_files import EXIT, ORDER, SET_UP, open_below, put
 from poise.service.backends.local.state_dir import StateDir
-from poise.service.server.storage.state_dir import replace_file
 from poise.worker.checkpoints import Checkpoints
 
 

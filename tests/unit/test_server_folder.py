@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from poise.durable import create_file, replace_file
 from poise.scheduler.model.errors import RequestError
 from poise.service.server.http.listener import BindAddress, Certificate, bind
 from poise.service.server.startup import BindOptions
-from poise.service.server.storage.state_dir import FolderLock, create_file, open_folder, replace_file
+from poise.service.server.storage.state_dir import FolderLock, open_folder
 
 
 def test_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from poise.durable import sync_folder
+from poise.durable import create_file, replace_file, sync_folder
 from poise.scheduler.model.errors import PoiseError
 from poise.service.server.service_api import RefusalCode, RequestRefusedError
-from poise.service.server.storage.state_dir import create_file, open_private, replace_file
+from poise.service.server.storage.state_dir import open_private
 from poise.service.wire.request import Wire
 from poise.service.wire.views import Account, Actor, MadeToken, NewToken, Role
 

@@ -7,11 +7,9 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from poise.durable import make_folders, replace_durably
+from poise.durable import make_folders
 from poise.scheduler.model.errors import PoiseError, RequestError
 
 LOCK = "lock"
@@ -66,9 +64,12 @@ class FolderLock:
             os.close(self._file)
             by = f" (process {holder})" if holder.isdecimal() else ""
             raise RequestError(f"--state {folder}: another server holds it{by}; stop that one, or name another") from None
-        with _naming(folder / LOCK):
+        try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            error.filename = str(folder / LOCK)  # an error of a descriptor has none
+            raise
 
     def release(self) -> None:
         """Release the lock."""
@@ -90,30 +91,3 @@ def open_private(path: Path, flags: int) -> int:
     if stat.S_ISREG(mode):
         raise PoiseError(f"{path}: others may read it (mode {stat.S_IMODE(mode):04o}); run chmod 600 {path}")
     raise PoiseError(f"{path}: is no file; move it away")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace a file, mode 0600, in one step: a crash leaves the old one or the new one."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    create_file(new, text)
-    replace_durably(new, path)
-
-
-def create_file(path: Path, text: str) -> None:
-    """Write a file, mode 0600, that must not exist yet, and sync its contents."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with _naming(path), os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(descriptor)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to an OSError on a descriptor (a full disk, say), which has none."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
