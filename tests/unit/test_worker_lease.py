@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.backends import until
 
 from poise.worker import CHECKPOINT_FAILED, YIELDED, Lease, Notice, StopRequest, WorkerError, Writers, attach
 from poise.worker.protocol import replace_json
@@ -321,6 +323,48 @@ def test_ranks_stop_at_the_same_step_whichever_comes_first(run: Run, monkeypatch
     assert [training.done for training, _ in ranks] == [list(range(5))] * 3
     assert run.says("stop.json") == {"version": 1, "step": 5}
     assert run.saved() == ["ranks-5.json", "step-5"]
+
+
+def test_rank_0_takes_the_last_step_only_once_all_nodes_know_that_it_is_the_last(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_NODES", "2")
+    training, steps = _ranks(2, monkeypatch)[0]
+    training.done.append(next(steps))
+    run.end()
+    went_on = threading.Event()
+
+    def acknowledge() -> None:
+        until(lambda: (run.folder / "stop.json").exists())
+        sleep(0.1)
+        assert not went_on.is_set()
+        replace_json(str(run.folder), "stop.acknowledged.json", {"step": 2})
+
+    agent = threading.Thread(target=acknowledge)
+    agent.start()
+    training.done.append(next(steps))
+    went_on.set()
+    agent.join()
+    with pytest.raises(SystemExit) as left:
+        next(steps)
+    assert left.value.code == YIELDED
+    assert training.done == [0, 1]
+    assert "step-2" in run.saved()
+
+
+def test_rank_0_leaves_where_it_stands_if_term_comes_before_all_nodes_know(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POISE_NODES", "2")
+    training, steps = _ranks(2, monkeypatch)[0]
+    training.done.append(next(steps))
+    run.end()
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as left:
+        next(steps)
+    assert left.value.code == YIELDED
+    assert run.says("stop.json") == {"version": 1, "step": 2}
+    assert "step-1" in run.saved()
 
 
 def test_rank_0_alone_writes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import NoReturn, SupportsFloat
 
@@ -25,6 +25,7 @@ from poise.worker.protocol import Notice, WatchedFile, WorkerEnv, WorkerError, s
 from poise.worker.rank_state import RankStates
 
 UsePath = Callable[[str], object]  # takes the path of a checkpoint, and writes or reads it
+POLL_SECONDS = 0.002  # between two looks at whether other nodes know what rank 0 has decided
 
 _loops: dict[tuple[int, str, int], object] = {}
 """Which lease uses a job's checkpoints, by process, run directory and rank (`Lease._require_only_loop`)."""
@@ -93,8 +94,11 @@ class Lease:
         self._rank_states = RankStates(env)
         self._progress = Progress(env.run_dir if env.rank == 0 else None)
         self._lease_file = WatchedFile(env.run_dir, protocol.LEASE)
-        self._stopping, self._saving = StepBarrier(env, protocol.STOP), StepBarrier(env, protocol.SAVE)
+        self._stopping, self._saving = (
+            StepBarrier(env, name, self._is_cut_short) for name in (protocol.STOP, protocol.SAVE)
+        )
         self._notice: Notice | None = None
+        self._got_term = False
         self._first: int | None = None  # steps done when this run began; None: it has not
         self._saved = 0  # steps of the last checkpoint
         self._tried: int | None = None  # step of the last `save` on all ranks, whatever came of it
@@ -161,7 +165,9 @@ class Lease:
     def preemption_notice(self) -> Notice | None:
         """Return why, and by when, this process has to leave; None: it does not."""
         if self._notice is None:
-            self._notice = protocol.notice_in(self._lease_file.fields())
+            found = protocol.notice_in(self._lease_file.fields())
+            if found is not None:  # else TERM, which may have come meanwhile, would be forgotten
+                self._notice = found
         return self._notice
 
     def newest(self) -> str | None:
@@ -317,12 +323,19 @@ class Lease:
             return False
         return monotonic() >= self._last_save + every
 
+    def _is_cut_short(self) -> bool:
+        """Whether TERM has come, so that there is no time to agree with ranks on nodes that do not answer."""
+        if self._got_term:
+            self._rank_states.hurry()
+        return self._got_term
+
     def _handle_term(self) -> None:
         """From now on TERM means: leave at the next boundary. Child processes still die of it."""
         before, process = signal.getsignal(signal.SIGTERM), os.getpid()
 
         def handler(number: int, frame: FrameType | None) -> None:
             if os.getpid() == process:
+                self._got_term = True
                 self._notice = self._notice or Notice(None, "term", "the process was sent TERM")
             else:  # a fork, such as a worker of a data loader, has inherited this handler
                 signal.signal(number, signal.SIG_DFL)
@@ -342,11 +355,15 @@ class StepBarrier:
     Rank 0 decides. Alone, it acts at once. With others, it publishes the boundary after the next step before it takes that
     step: in synchronous training no rank can complete a step without rank 0, so all have read the file when the boundary
     comes. Steps never go back.
+
+    Other nodes get the file from their agents, so rank 0 waits before that step until all of them have it. If it is cut
+    short in that, a node has gone or does not answer, and no step will ever be completed with it: rank 0 acts at once.
     """
 
-    def __init__(self, env: WorkerEnv, name: str) -> None:
-        self._env, self._name = env, name
+    def __init__(self, env: WorkerEnv, name: str, is_cut_short: Callable[[], bool] = lambda: False) -> None:
+        self._env, self._name, self._is_cut_short = env, name, is_cut_short
         self._file = WatchedFile(env.run_dir, name)
+        self._acknowledged = WatchedFile(env.run_dir, protocol.acknowledged(name)) if env.nodes > 1 else None
         self._at: int | None = None
         self._past: int | None = None  # the last boundary that was done: its file is still there
 
@@ -361,10 +378,19 @@ class StepBarrier:
             else:
                 try:
                     protocol.replace_json(self._env.run_dir, self._name, {"step": step + 1})
-                    self._at = step + 1
+                    self._at = step + 1 if self._is_known_everywhere(step + 1) else step
                 except OSError as error:
                     say(f"the other ranks cannot be told to stop or save, so this one goes on: {error}")
         return self._at is not None and step >= self._at
+
+    def _is_known_everywhere(self, step: int) -> bool:
+        """Wait until all nodes have the file; False: it was cut short."""
+        if self._acknowledged is not None:
+            while self._acknowledged.fields().get("step") != step:
+                if self._is_cut_short():
+                    return False
+                sleep(POLL_SECONDS)
+        return True
 
     def reset(self) -> None:
         """Note that it was done; there may be another."""

@@ -5,6 +5,8 @@ Files are in the run's directory, JSON, each replaced atomically:
     lease.json      read by rank 0: {"version", "job", "epoch", "ends", "cause", "text"}; once `ends` is a number, leave
     stop.json       written by rank 0, read by the others: {"version", "step"}: stop before that step
     save.json       the same for checkpoints that all ranks take part in
+    stop.acknowledged.json, save.acknowledged.json
+                    read by rank 0 of a run of several nodes: {"version", "step"}: all nodes have that file
     rank-<r>.json   see rank_state.py
     progress.json   written by rank 0, see progress.py
     failure.json    {"version", "cause", "text"}: why the run is about to leave with exit code 73
@@ -28,6 +30,11 @@ LEASE, STOP, SAVE, PROGRESS, FAILURE = "lease.json", "stop.json", "save.json", "
 Value = TypeVar("Value")
 
 
+def acknowledged(name: str) -> str:
+    """Return the file that says which version of a file of rank 0 all nodes of the run have."""
+    return f"{name.removesuffix('.json')}.acknowledged.json"
+
+
 class WorkerError(RuntimeError):
     """The training script, or the environment that it was started in, is not as this library expects it."""
 
@@ -48,6 +55,7 @@ class WorkerEnv(NamedTuple):
     checkpoint_every: float | None  # seconds between periodic checkpoints; None: none
     rank: int
     world_size: int
+    nodes: int  # nodes that the processes are on
     micro_batches: int | None  # per step of the job; None: not said
     rank_speeds: tuple[float, ...]  # relative speed by rank; empty: all alike
     lease_steps: int | None  # steps after which the lease ends, for tests; None: when Poise says so
@@ -74,6 +82,7 @@ def worker_env(variables: Mapping[str, str]) -> WorkerEnv:
         checkpoint_every=_read(variables, "POISE_CHECKPOINT_EVERY", _positive),
         rank=rank,
         world_size=world_size,
+        nodes=_read(variables, "POISE_NODES", _count) or 1,
         micro_batches=_read(variables, "POISE_MICRO_BATCHES", _count),
         rank_speeds=speeds,
         lease_steps=_read(variables, "POISE_LEASE_STEPS", _count),

@@ -39,6 +39,10 @@ class RankStates:
             with suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, _name(self._rank)))
 
+    def hurry(self) -> None:
+        """Wait for no rank for long: some may be gone."""
+        self._patience = min(self._patience, AGAIN)
+
     def publish(self, step: int) -> None:
         """Note this rank's generators as they are at this boundary, and pass them to rank 0."""
         if self._run_dir is None:
