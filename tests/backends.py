@@ -15,6 +15,7 @@ from poise.scheduler.model.cluster import parse_cluster
 from poise.service.backends.api import (
     BackendFailed,
     DesiredState,
+    NodeReport,
     RunBegan,
     RunEnded,
     RunEvent,
@@ -96,12 +97,16 @@ class Stage:
 
     def __init__(self) -> None:
         self.news: list[RunEvent] = []
+        self.reports: list[NodeReport] = []
         self._arrived = Condition()
 
-    def tell(self, news: RunEvent | BackendFailed) -> None:
+    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
         assert not isinstance(news, BackendFailed), news.problem
         with self._arrived:
-            self.news.append(news)
+            if isinstance(news, NodeReport):
+                self.reports.append(news)
+            else:
+                self.news.append(news)
             self._arrived.notify_all()
 
     def of(self, kind: type[N], job: str, epoch: int = 1) -> list[N]:

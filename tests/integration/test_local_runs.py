@@ -199,14 +199,15 @@ def test_replica_that_is_killed_from_outside_fails_as_killed(stage: LocalStage) 
 def test_program_that_vanished_before_the_start_fails_the_run(stage: LocalStage) -> None:
     stage.run("1", ("/no/such/program",))
     ended = stage.wait(RunEnded, "1")
-    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "incorrect-inputs", (127,))
+    assert (ended.how, ended.cause, ended.codes) == (RunEnding.FAILED, "program-missing", (127,))
     assert "cannot start: /no/such/program: No such file or directory" in stage.text("1")
     assert not stage.of(RunBegan, "1")
 
 
 def test_working_directory_that_vanished_fails_the_run(stage: LocalStage) -> None:
     stage.run("1", "", cwd="/no/such/directory")
-    assert stage.wait(RunEnded, "1").cause == "incorrect-inputs"
+    assert stage.wait(RunEnded, "1").cause == "working-directory-missing"
+    assert "the working directory /no/such/directory: No such file or directory; `poise submit --ship`" in stage.text("1")
 
 
 def test_file_that_is_no_program_fails_the_run(stage: LocalStage, tmp_path: Path) -> None:

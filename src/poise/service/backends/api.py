@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from poise.scheduler.model.cluster import Node
 from poise.service.wire.request import JobRequest
 
 
@@ -82,6 +83,18 @@ class RunPart(NamedTuple):
     slots: tuple[int, ...]
 
 
+class GangPart(NamedTuple):
+    """The part of a run that one node starts, where the others are elsewhere.
+
+    master   address of the node that has rank 0
+    port     MASTER_PORT of the run; 0: that node is this one, and chooses it
+    """
+
+    node: str
+    master: str
+    port: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunOrder:
     """Start the job's processes on exactly these GPUs. Rebuilt from the journal after a restart (`LiveBackend.adopt`).
@@ -98,6 +111,12 @@ class RunOrder:
     beside: str | None = None  # job that shares these GPUs: the run need not wait for it to leave them
     speeds: Mapping[str, float] = field(default_factory=dict, hash=False)
     reason: str | None = None  # of an adopted run that is to end: why, as users were told; None: not known
+    part: GangPart | None = None  # start only this part of it; None: all of it
+
+    @property
+    def parts_here(self) -> tuple[RunPart, ...]:
+        """The GPUs on which this order starts processes."""
+        return self.gpus if self.part is None else tuple(each for each in self.gpus if each.node == self.part.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +191,37 @@ class RunEnded:
     codes: tuple[int | None, ...]
 
 
+class NodeState(StrEnum):
+    """What is known of a node.
+
+    UP            it takes orders
+    UNREACHABLE   it has been silent for a while; its runs may go on, and orders for it wait
+    LOST          nothing runs there any more, and nothing can be started
+    """
+
+    UP = "up"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node is and how it is, from now on. Reported when that changes, also for a node that was unknown so far.
+
+    A node that is LOST has ended its runs; their `RunEnded` come before or after this. Runs that are reported to be UP again
+    are none that were lost with it. A back end whose nodes cannot change (this machine) reports none.
+
+    evidence   why, in words for people
+    withheld   slots that are used by others and must not be given out
+    """
+
+    node: Node
+    state: NodeState
+    at: float
+    evidence: str
+    withheld: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class BackendFailed:
     """The back end cannot go on, by a fault of its own. The last event of all."""
@@ -180,7 +230,7 @@ class BackendFailed:
 
 
 RunEvent = RunBegan | RunProgressed | RunEnded
-OnEvent = Callable[[RunEvent | BackendFailed], None]
+OnEvent = Callable[[RunEvent | NodeReport | BackendFailed], None]
 """How a back end reports. Given to its constructor; events of one run come in the order in which they became known."""
 
 

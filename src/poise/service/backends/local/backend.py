@@ -27,12 +27,10 @@ order. Two runs never share a GPU because of a file that lies.
 import logging
 import os
 import signal
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import count
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
@@ -55,12 +53,11 @@ from poise.service.backends.local.lease_files import Fields, now
 from poise.service.backends.local.logs import read_log
 from poise.service.backends.local.orders import Devices, LocalSettings
 from poise.service.backends.local.state_dir import StateDir, token
+from poise.service.backends.run_table import Gpu, Key, RunTable
 
 P = ParamSpec("P")
 RunCallback = Callable[Concatenate["LocalRun", P], None]
 LOG = logging.getLogger("poise.local")
-Key = tuple[str, int]  # job and epoch
-Gpu = tuple[str, int]  # node and slot
 
 RUN_DIR = b"POISE_RUN_DIR"  # the variable that marks all processes of a run
 LOOK_SECONDS = 0.02
@@ -134,6 +131,18 @@ class LocalBackend:
         """List the steps of a job's complete checkpoints, the latest first; from any thread."""
         return self._state.checkpoints(job)
 
+    def has_run(self, job: str, epoch: int) -> bool:
+        """Whether there is a directory of this run; from any thread."""
+        return self._state.has(job, epoch)
+
+    def master_port(self, job: str, epoch: int) -> int:
+        """Return the MASTER_PORT of a run; 0 if there is none; from any thread."""
+        return run_files.port_in(self._state.get(job, epoch, lease_files.ORDER))
+
+    def failed_at(self, job: str, epoch: int) -> float | None:
+        """Return when the first replica of a run failed; None if none did, or that is not known; from any thread."""
+        return run_files.number((self._state.get(job, epoch, lease_files.EXIT) or {}).get("failed_at"))
+
 
 class Phase(Enum):
     """How far a run has come."""
@@ -177,7 +186,7 @@ class LocalRun:
     @classmethod
     def of(cls, order: RunOrder, desired: DesiredState) -> "LocalRun":
         """Make the run of an order."""
-        gpus = frozenset((part.node, slot) for part in order.gpus for slot in part.slots)
+        gpus = frozenset((part.node, slot) for part in order.parts_here for slot in part.slots)
         return cls((order.job, order.epoch), gpus, order, desired)
 
     @property
@@ -201,55 +210,6 @@ class LocalRun:
         self.lock = -1
 
 
-class RunTable:
-    """All runs that are not over, by job and by GPU."""
-
-    def __init__(self) -> None:
-        self._runs: dict[Key, LocalRun] = {}
-        self._by_job: defaultdict[str, set[Key]] = defaultdict(set)
-        self._on: defaultdict[Gpu, set[Key]] = defaultdict(set)
-        self._sequence = count()
-
-    def __iter__(self) -> Iterator[LocalRun]:
-        """Iterate over a copy: callbacks remove runs."""
-        return iter([*self._runs.values()])
-
-    def get(self, key: Key) -> LocalRun | None:
-        """Return the run; None if it is over or unknown."""
-        return self._runs.get(key)
-
-    def enter(self, run: LocalRun) -> None:
-        """Add a run; it comes after all others."""
-        run.sequence = next(self._sequence)
-        self._runs[run.key] = run
-        self._by_job[run.key[0]].add(run.key)
-        for gpu in run.gpus:
-            self._on[gpu].add(run.key)
-
-    def remove(self, run: LocalRun) -> None:
-        """Remove a run that is over: its GPUs are free."""
-        del self._runs[run.key]
-        job = run.key[0]
-        self._by_job[job].discard(run.key)
-        if not self._by_job[job]:
-            del self._by_job[job]  # a service sees jobs without end; GPUs are few
-        for gpu in run.gpus:
-            self._on[gpu].discard(run.key)
-
-    def blockers(self, run: LocalRun) -> list[LocalRun]:
-        """Return the runs that have to be gone first: earlier runs of its job, and other jobs' runs on its GPUs.
-
-        Not the run of the job that it shares GPUs with. Not runs that came later and are to stay: they wait for this one,
-        and waiting only for earlier or ending runs is what keeps two runs from waiting for each other.
-        """
-        job, epoch = run.key
-        earlier = {key for key in self._by_job.get(job, ()) if key[1] < epoch}
-        beside = None if run.order is None else run.order.beside
-        there = (self._runs[key] for gpu in run.gpus for key in self._on.get(gpu, ()) if key[0] not in (job, beside))
-        before = {each.key for each in there if each.must_end or each.sequence < run.sequence}
-        return [self._runs[key] for key in sorted(earlier | before)]
-
-
 class Runs:
     """All runs of a local back end."""
 
@@ -264,7 +224,7 @@ class Runs:
     ) -> None:
         self._state, self._on_event, self._loop, self._settings = state, on_event, loop, settings
         self._base, self._devices = base, devices
-        self.table = RunTable()
+        self.table: RunTable[LocalRun] = RunTable()
         self._ports: set[int] = set()  # MASTER_PORT of all runs that are not over
 
     def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
@@ -419,7 +379,9 @@ class Runs:
 
     def _begin(self, run: LocalRun) -> None:
         """Start a run of which nothing exists, once those that it has to wait for are gone."""
-        if run.must_end or run.order is None or run_files.has_finished(self._state, *run.key):
+        # What a part of a run over several nodes has come to says nothing of the others: the server knows all of them.
+        is_whole = run.order is not None and run.order.part is None
+        if run.must_end or run.order is None or (is_whole and run_files.has_finished(self._state, *run.key)):
             self._over(run, run_files.unbegun_fields())
             return
         blockers = self.table.blockers(run)
@@ -445,9 +407,10 @@ class Runs:
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
         run.is_new, run.died_at, run.runner_code = False, None, None
         self._state.make_run(*run.key)
-        self._take_port(run, orders.free_port(self._ports))
+        self._take_port(run, orders.free_port(self._ports) if order.part is None or not order.part.port else 0)
         base, devices = self._base, self._devices
-        fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=run.port)
+        port = run.port or (0 if order.part is None else order.part.port)
+        fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=port)
         self._state.put(*run.key, lease_files.ORDER, fields)
         self._state.put(*run.key, lease_files.LEASE, orders.lease_fields(*run.key, None, None, ""))
         path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)
@@ -606,7 +569,7 @@ class Runs:
 
     def _lost_fields(self, run: LocalRun) -> Fields:
         """Return what exit.json would say of a run that began, and whose runner has not said how it ended."""
-        replicas = 0 if run.order is None else orders.replica_count(run.order)
+        ranks = [] if run.order is None else orders.ranks_here(run.order)
         is_wanted = run.desired is DesiredState.RUN
         died_at = run.died_at if run.died_at is not None else self._state.last_sign(*run.key)
         # A runner that was killed is no fault of the job. One that exited by itself was kept from writing by the job.
@@ -616,7 +579,7 @@ class Runs:
             "at": died_at if began is None else max(began, died_at),
             "began": began,
             "how": "failed" if is_wanted else "yielded",
-            "replicas": [{"rank": rank, "code": None} for rank in range(replicas)],
+            "replicas": [{"rank": rank, "code": None} for rank in ranks],
             "made_to": None if is_wanted else "KILL",
             "cause": cause if is_wanted else None,
         }

@@ -88,8 +88,8 @@ def open_run(path: str) -> int:
         os.close(folder)
 
 
-def put(folder: int, name: str, fields: Fields) -> None:
-    """Replace a file atomically: readers see the old or the new version, also after a power failure.
+def put(folder: int, name: str, fields: Fields, *, forced: bool = True) -> None:
+    """Replace a file atomically: readers see the old or the new version, also after a power failure if it is `forced`.
 
     A file in LASTING is certain to have the new version after a power failure once this returns.
     """
@@ -101,7 +101,8 @@ def put(folder: int, name: str, fields: Fields) -> None:
     try:
         while text:
             text = text[os.write(handle, text) :]
-        os.fsync(handle)
+        if forced:
+            os.fsync(handle)
     finally:
         os.close(handle)
     if name in LASTING:

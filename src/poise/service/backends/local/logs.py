@@ -53,6 +53,14 @@ class LogFile:
         del self.tail[:-TAIL]
         self._append(data)
 
+    def append_all(self, data: bytes) -> None:
+        """Append data of another log, all of it; OSError if that fails, with as much of it written as could be."""
+        if self._handle < 0:
+            self._open()
+        if self._size and self._size + len(data) > self._most:
+            self._rotate()
+        self._write_all(data)
+
     def close(self) -> None:
         """Close the file."""
         if self._handle >= 0:
@@ -157,6 +165,14 @@ def _read(folder: int, replica: int, offset: int, limit: int) -> tuple[bytes, in
     incomplete = len(decoder.getstate()[0])  # bytes of a character at the end, which comes with the next read
     text = bytes(data[:-incomplete] if 0 < incomplete < len(data) else data)
     return text, begin, begin + len(text)
+
+
+def end_of(folder: int, replica: int) -> int:
+    """Return the length of a log, with what has been deleted of it."""
+    for _ in range(TRIES):
+        with suppress(FileNotFoundError):
+            return _end(_pieces(folder, replica))
+    raise BlockingIOError(f"log {replica} is being rotated")
 
 
 def _pieces(folder: int, replica: int) -> list[Piece]:

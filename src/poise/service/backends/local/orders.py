@@ -10,10 +10,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.api import RunNotice, RunOrder, RunPart
 from poise.service.backends.local.lease_files import VERSION, Fields
+from poise.service.backends.local.shipped_files import SHIPPED, archive_path
 from poise.service.backends.local.state_dir import StateDir
 from poise.service.backends.local.venvs import has_python, inside, path_inside
 from poise.service.wire.request import JobRequest, PreemptionMode, Replicas
@@ -32,6 +34,19 @@ class Isolation(StrEnum):
     FULL = "full"  # nor processes other than their own; nothing that they start outlives their run
 
 
+class NodeLease(NamedTuple):
+    """The time for which this node may run anything (`runner/fence.py`).
+
+    file      says until when
+    seconds   for how long each renewal is
+    since     since when the node has had a lease without a gap, in seconds since boot
+    """
+
+    file: str
+    seconds: float
+    since: float
+
+
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
     """How runs are kept. Times in seconds."""
@@ -43,6 +58,7 @@ class LocalSettings:
     log_bytes: int = 10 << 20  # per part of a replica's log
     log_files: int = 5  # parts of it that are kept
     isolation: Isolation = Isolation.NONE  # a run that cannot be isolated like this does not start
+    node_lease: NodeLease | None = None  # of a node that has to end its runs if it is cut off; None: it need not
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +72,7 @@ def order_fields(
     """Return the contents of order.json.
 
     base   environment that all jobs start from (`inherited`)
-    port   MASTER_PORT, which the service keeps free of other runs
+    port   MASTER_PORT, which the service keeps free of other runs unless rank 0 is on another node
     """
     request = order.request
     most = request.max_duration
@@ -69,17 +85,24 @@ def order_fields(
         "gpus": [[part.node, part.gpu_type, list(part.slots)] for part in order.gpus],
         "argv": list(request.command),
         "setup": list(request.setup),
-        "directory": request.cwd or str(folder / "work"),
+        "directory": str(folder / SHIPPED) if request.files else request.cwd or str(folder / "work"),
+        "files": None if request.files is None else _archive(state, order.tenant, request.files),
         "venv": request.venv,
         "environment": {**own, **_run_variables(order, state, port)},  # ours last: a job cannot override them
         "replicas": list(_replicas(order, devices)),
         "limits": request.limits.model_dump(),
         "deadline": request.checkpoint.deadline,
+        "saves": request.preemption is PreemptionMode.CHECKPOINT,
         "term_seconds": settings.term_seconds,
         "seconds_left": None if most is None else max(0.0, most - order.ran),
         "log": {"bytes": settings.log_bytes, "files": settings.log_files},
         "isolation": None if settings.isolation is Isolation.NONE else hidden,
+        "node_lease": None if settings.node_lease is None else list(settings.node_lease),
     }
+
+
+def _archive(state: StateDir, tenant: str, sha256: str) -> Fields:
+    return {"archive": str(archive_path(state.path.parent, tenant, sha256)), "sha256": sha256}
 
 
 def lease_fields(job: str, epoch: int, ends: float | None, notice: RunNotice | None, mode: str) -> Fields:
@@ -120,9 +143,11 @@ def _run_variables(order: RunOrder, state: StateDir, port: int) -> dict[str, str
         "POISE_CHECKPOINT_DIR": state.job_path(order.job) / "checkpoint",
         "POISE_GPUS": sum(len(part.slots) for part in order.gpus),
         "POISE_LEASE_VERSION": VERSION,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": "127.0.0.1" if order.part is None else order.part.master,
         "MASTER_PORT": port,
     }
+    if order.part is not None and len(order.gpus) > 1:
+        values["POISE_NODES"] = len(order.gpus)
     if request.checkpoint.every is not None:
         values["POISE_CHECKPOINT_EVERY"] = request.checkpoint.every
     if request.micro_batches is not None:
@@ -135,9 +160,14 @@ def _run_variables(order: RunOrder, state: StateDir, port: int) -> dict[str, str
     return {**run_marks(state, order.job, order.epoch), **{name: str(value) for name, value in values.items()}}
 
 
-def replica_count(order: RunOrder) -> int:
-    """Return the number of processes of a run."""
-    return sum(_replicas_on(part, order.request) for part in order.gpus)
+def world_size(order: RunOrder) -> int:
+    """Return the number of processes of a run, on all nodes."""
+    return sum(replicas_on(part, order.request) for part in order.gpus)
+
+
+def ranks_here(order: RunOrder) -> list[int]:
+    """Return the ranks that the order starts on this machine."""
+    return [each["rank"] for each in _replicas(order, {})]
 
 
 def rank_speeds(order: RunOrder) -> list[float]:
@@ -145,20 +175,24 @@ def rank_speeds(order: RunOrder) -> list[float]:
     fastest = max((order.speeds.get(part.gpu_type, 1.0) for part in order.gpus), default=1.0)
     found: list[float] = []
     for part in order.gpus:
-        one, ranks = order.speeds.get(part.gpu_type, 1.0) / fastest, _replicas_on(part, order.request)
+        one, ranks = order.speeds.get(part.gpu_type, 1.0) / fastest, replicas_on(part, order.request)
         found += [one * len(part.slots) / ranks] * ranks
     return found
 
 
-def _replicas_on(part: RunPart, request: JobRequest) -> int:
+def replicas_on(part: RunPart, request: JobRequest) -> int:
+    """Return how many processes of a run these GPUs get."""
     return 1 if request.replicas is Replicas.NODE else len(part.slots)
 
 
 def _replicas(order: RunOrder, devices: Devices) -> Iterator[Fields]:
     """Number ranks by node, as torchrun does. All replicas on a node see all GPUs that the run has there."""
-    size, rank = replica_count(order), 0
+    size, rank, parts_here = world_size(order), 0, order.parts_here
     for group, part in enumerate(order.gpus):
-        here = _replicas_on(part, order.request)
+        here = replicas_on(part, order.request)
+        if part not in parts_here:
+            rank += here
+            continue
         visible = ",".join(devices.get((part.node, slot), str(slot)) for slot in part.slots)
         for local in range(here):
             yield {
@@ -191,7 +225,9 @@ def check_request(request: JobRequest, environ: Mapping[str, str] | None = None,
     """
     base = inherited(os.environ if environ is None else environ)
     cwd, venv = request.cwd, request.venv
-    if cwd is not None and not os.path.isdir(cwd):
+    if request.files is not None:
+        cwd = "/"  # programs of the archive are looked for when it is unpacked
+    elif cwd is not None and not os.path.isdir(cwd):
         what = "is not a directory" if os.path.exists(cwd) else "does not exist"
         raise RequestError(f"cwd: {cwd[:LONGEST_SHOWN]!r} {what}; name a directory of the machine that the service runs on")
     _check_visible("cwd", cwd, hidden)
@@ -203,7 +239,8 @@ def check_request(request: JobRequest, environ: Mapping[str, str] | None = None,
     for field, command in (("command", request.command), ("setup", request.setup)):
         if command:
             _check_size(field, {f"argument {number}": text for number, text in enumerate(command)})
-            _check_program(field, command[0], cwd, path)
+            if request.files is None or "/" not in command[0]:
+                _check_program(field, command[0], cwd, path)
             _check_visible(field, command[0] if command[0].startswith("/") else None, hidden)
     _check_size("env", {name: f"{name}={value}" for name, value in request.env.items()})
 

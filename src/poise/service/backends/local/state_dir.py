@@ -53,6 +53,13 @@ class StateDir:
         make_folders(self.path)
         self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
 
+    def reopen(self) -> None:
+        """Have another directory in its place: it was renamed, and what is kept from now on is of other jobs."""
+        make_folders(self.path)
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        os.dup2(handle, self.handle, inheritable=False)
+        os.close(handle)
+
     def close(self) -> None:
         """Close the directory."""
         os.close(self.handle)
@@ -82,6 +89,38 @@ class StateDir:
             for old in _numbers(runs)[:-KEPT_RUNS]:
                 with suppress(OSError):
                     remove_tree(runs, str(old))
+
+    def open_job(self, job: str, *below: str, lasting: bool = True) -> int:
+        """Open the directory of a job, or one below it, which is made if it is not there."""
+        with suppress(FileNotFoundError):
+            return open_below(self.handle, token(job), *below)
+        _make(self.handle, token(job), lasting=lasting)
+        if below:
+            with self._opened(job) as folder:
+                _make(folder, *below, lasting=lasting)
+        return open_below(self.handle, token(job), *below)
+
+    def open_logs(self, job: str, *, lasting: bool = True) -> int:
+        """Open the directory of a job's logs, which is made if it is not there."""
+        return self.open_job(job, "log", lasting=lasting)
+
+    def open_checkpoints(self, job: str) -> int:
+        """Open the directory of a job's checkpoints, made if it is not there. A link or a file in its place is removed."""
+        _make(self.handle, token(job))
+        with self._opened(job) as folder:
+            with suppress(OSError):
+                os.unlink("checkpoint", dir_fd=folder)
+            _make(folder, "checkpoint")
+        return open_below(self.handle, token(job), "checkpoint")
+
+    def link_checkpoints(self, job: str, target: str) -> None:
+        """Have a job's checkpoints written to another directory, which the nodes share."""
+        _make(self.handle, token(job))
+        with self._opened(job) as folder:
+            with suppress(FileNotFoundError):
+                remove(folder, "checkpoint")
+            os.symlink(target, "checkpoint", dir_fd=folder)
+            sync_folder(folder)
 
     def has(self, job: str, epoch: int, *file: str) -> bool:
         """Whether the run has a directory, or that file in it; True if that cannot be found out now."""
@@ -154,20 +193,28 @@ class StateDir:
         return self._opened(job, "runs", str(epoch))
 
 
-def _make(folder: int, *names: str) -> None:
-    """Make directories, unless they are there; they survive a power failure."""
+def _make(folder: int, *names: str, lasting: bool = True) -> None:
+    """Make directories, unless they are there. Those that are to last survive a power failure."""
     is_changed = False
     for name in names:
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=folder)
             is_changed = True
-    if is_changed:
+    if is_changed and lasting:
         sync_folder(folder)
 
 
 def _numbers(folder: int | Path) -> list[int]:
     """List the names in a directory that are whole numbers, in order."""
     return sorted(int(name) for name in os.listdir(folder) if _NUMBER.fullmatch(name))
+
+
+def remove(parent: int, name: str) -> None:
+    """Remove a file, a link, or a directory with all that is in it."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except IsADirectoryError:
+        remove_tree(parent, name)
 
 
 def remove_tree(parent: int, name: str) -> None:

@@ -27,19 +27,24 @@ _CAUSES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "node-exhausted"),
     errno.ENOSPC: "storage-full",
 }
+_MISSING = {"directory": "working-directory-missing", "program": "program-missing"}
+"""Causes by what this machine lacks."""
 KILL_AFTER = 5  # seconds of CPU time between XCPU, which says what happened, and KILL, which does not
 
 
 class CannotStartError(Exception):
     """A replica could not be started: the exit code that a shell would have given, a cause, and a line for the log."""
 
-    def __init__(self, program: str, number: int, stage: str) -> None:
-        names = {"directory": "the working directory", "limits": "the limits", "program": program}
-        super().__init__(f"cannot start: {names.get(stage, f'{program} ({stage})')}: {os.strerror(number)}")
+    def __init__(self, program: str, number: int, stage: str, directory: str = "") -> None:
+        names = {"directory": f"the working directory {directory}", "limits": "the limits", "program": program}
+        is_missing = number in (errno.ENOENT, errno.ENOTDIR)
+        hint = "; `poise submit --ship` brings it along" if stage == "directory" and is_missing else ""
+        super().__init__(f"cannot start: {names.get(stage, f'{program} ({stage})')}: {os.strerror(number)}{hint}")
         self.code = 126 if number == errno.EACCES else 127
         # The job's own limit on processes shows as EAGAIN too, but only at exec: at fork it is the machine that is full.
         is_machine_full = stage == "fork" and number == errno.EAGAIN
-        self.cause = "node-exhausted" if is_machine_full else _CAUSES.get(number, "incorrect-inputs")
+        missing = _MISSING.get(stage) if is_missing else None
+        self.cause = "node-exhausted" if is_machine_full else missing or _CAUSES.get(number, "incorrect-inputs")
 
 
 class Replica:
@@ -135,7 +140,7 @@ def _fork_and_exec(argv: list[str], environment: dict[str, str], order: Fields, 
     if said:
         os.waitpid(pid, 0)
         number, _, stage = said.decode(errors="replace").partition(":")
-        raise CannotStartError(argv[0], int(number), stage)
+        raise CannotStartError(argv[0], int(number), stage, order["directory"])
     return pid
 
 

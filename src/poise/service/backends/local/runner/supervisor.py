@@ -26,6 +26,7 @@ from poise.service.backends.local.lease_files import (
 )
 from poise.service.backends.local.logs import LogFile
 from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, oom_kills, start_of, stat_of
+from poise.service.backends.local.runner.fence import Fence
 from poise.service.backends.local.runner.isolation import PR_SET_CHILD_SUBREAPER, Sandbox, libc, make_sandbox
 from poise.service.backends.local.runner.replica import CannotStartError, Replica
 from poise.service.backends.local.venvs import VENV_GONE, has_python
@@ -85,11 +86,13 @@ class Supervisor:
         self._replicas: list[Replica] = []
         self._unstarted_rank: int | None = None
         self._failure: tuple[int, str, str | None] | None = None  # exit code, end of the log, cause if known
+        self._failed_at: float | None = None
         self._sent: str | None = None  # the last signal sent to the replicas: TERM, KILL
         self._got_term = False  # the runner itself was sent TERM: the machine goes down
         self._is_overdue = False
         self._sandbox: Sandbox | None = None
         self._lease = RunnerLease(folder, order)
+        self._fence = Fence(*order["node_lease"]) if order.get("node_lease") else None
         # A pipe that gets one byte, the signal's number, for each signal that the runner handles.
         self._wake, write_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -113,7 +116,7 @@ class Supervisor:
         """Run everything. Returns an exit code once nothing of the run is left and exit.json says how it ended."""
         for log, each in zip(self._logs, self._order["replicas"], strict=True):
             log.title(each["title"])
-        if self._isolate() and self._set_up():
+        if self._isolate() and self._unpack() and self._set_up():
             for log, each in zip(self._logs, self._order["replicas"], strict=True):
                 replica = self._start(each["rank"], self._order["argv"], each["environment"], log)
                 if replica is None:
@@ -138,6 +141,21 @@ class Supervisor:
         except OSError as error:
             self._logs[0].title(f"cannot start: isolation ({error.filename}): {error.strerror}")
             self._fail(127, "", NO_SANDBOX)
+            return False
+        return True
+
+    def _unpack(self) -> bool:
+        """Unpack the files that were shipped with the job, unless an earlier run on this machine did."""
+        if self._order.get("files") is None or os.path.isdir(self._order["directory"]):
+            return True
+        from poise.service.backends.local.shipped_files import ShippedFilesError, unpack_files  # only jobs with files pay
+
+        try:
+            files: Fields = self._order["files"]
+            unpack_files(files["archive"], files["sha256"], self._order["directory"], self._renew_fence)
+        except ShippedFilesError as error:
+            self._logs[0].title(f"cannot start: {error}")
+            self._fail(127, "", error.cause)
             return False
         return True
 
@@ -208,6 +226,7 @@ class Supervisor:
                         poll.unregister(handle)
             if monotonic() >= next_look:
                 self._lease.look()
+                self._heed_fence()
                 if not self._is_recorded:
                     self._record()
                 if monotonic() >= self._next_sign:
@@ -217,6 +236,19 @@ class Supervisor:
                 next_look = monotonic() + LOOK_SECONDS
             self._send_due_signal(replicas)
         self._sweep(replicas)
+
+    def _heed_fence(self) -> None:
+        """Renew the node's lease. When it runs out, have a job leave that saves when asked to: KILL comes when it ends."""
+        self._renew_fence()
+        if self._fence is not None:
+            if self._fence.has_run_out:
+                self._lease.at_once(monotonic())
+            elif self._fence.is_running_out and self._order["saves"]:
+                self._lease.soon(monotonic())
+
+    def _renew_fence(self) -> None:
+        if self._fence is not None:
+            self._fence.renew()
 
     def _has_work(self, replicas: list[Replica]) -> bool:
         """Whether there is something left to wait for. After KILL there is not: what is left is swept away."""
@@ -257,6 +289,7 @@ class Supervisor:
         """Note the first failure, and have the other replicas stopped."""
         if self._failure is None:
             self._failure = (code, tail, cause)
+            self._failed_at = now()
             self._lease.soon(monotonic())
 
     def _next_signal(self) -> float:
@@ -290,6 +323,7 @@ class Supervisor:
 
         pause = SWEEP_SECONDS
         while self._reap(replicas):
+            self._renew_fence()
             with suppress(OSError):  # for want of files: try again
                 if not kill_where(is_leftover) and first:
                     break
@@ -300,6 +334,8 @@ class Supervisor:
             each.hang_up()
 
     def _write_exit(self) -> int:
+        if self._fence is not None:
+            self._fence.lift()
         how, cause = self._outcome()
         codes = {each.rank: each.code for each in self._replicas}
         if self._unstarted_rank is not None and self._failure is not None:
@@ -312,6 +348,7 @@ class Supervisor:
             "replicas": [{"rank": each["rank"], "code": codes.get(each["rank"])} for each in self._order["replicas"]],
             "made_to": asked if self._failure is not None or self._sent is None else self._sent,
             "cause": cause,
+            "failed_at": self._failed_at,
         }
         tries = 0
         while tries < MOST_TRIES:
@@ -391,6 +428,10 @@ class RunnerLease:
     def soon(self, at: float) -> None:
         """Send TERM at that time, and KILL `term_seconds` later."""
         self._sooner(at, at + self._term_seconds)
+
+    def at_once(self, at: float) -> None:
+        """Send TERM and KILL at that time."""
+        self._sooner(at, at)
 
     def yielded(self) -> None:
         """A replica has left without being asked to: the others have as long as if they had been asked."""
