@@ -25,11 +25,14 @@ from poise.service.wire.views import (
     CommandResult,
     EventPage,
     EventRow,
+    FilePiece,
+    FileReceived,
     JobDetail,
     JobRow,
     JobState,
     Log,
     NewToken,
+    NodeCondition,
     NodeList,
     NodeRow,
     ProblemView,
@@ -77,6 +80,7 @@ class FakeEngine:
     lock: threading.Lock = field(default_factory=threading.Lock)
     failed: BaseException | None = None
     closed: bool = False
+    drained: tuple[str, str | None] | None = None
 
     def start(self) -> None:
         """Nothing has to be done."""
@@ -88,7 +92,7 @@ class FakeEngine:
             for job, request in zip(ids, submission.jobs, strict=True):
                 self.jobs[job] = Kept(request.tenant or by.tenant, request)
                 self._happens("submitted", job, by)
-        return _done(SubmittedView(jobs=tuple(ids), notes=notes_on(submission.jobs)))
+        return done(SubmittedView(jobs=tuple(ids), notes=notes_on(submission.jobs)))
 
     def change(self, by: Account, job: str, verb: Verb) -> "Future[CommandResult]":
         return self._put(by, job, AFTER[verb])
@@ -98,18 +102,18 @@ class FakeEngine:
         live = [job for job, kept in self.jobs.items() if kept.tenant == tenant and not kept.state.is_final]
         for job in live:
             self._put(by, job, JobState.CANCELLED)
-        return _done(CancelledJobs(tenant=tenant, jobs=len(live)))
+        return done(CancelledJobs(tenant=tenant, jobs=len(live)))
 
     def set_weight(self, by: Account, tenant: str, weight: float) -> "Future[Shares]":
         self._may_fail()
         self.weights[tenant] = weight
-        return _done(self.shares())
+        return done(self.shares())
 
     def set_policy(self, by: Account, policy: str) -> "Future[ServiceView]":
         self._may_fail()
         policy_named(policy)
         self.current = policy
-        return _done(self.service())
+        return done(self.service())
 
     def owner(self, job: str) -> str:
         return self._of(job).tenant
@@ -156,10 +160,26 @@ class FakeEngine:
         return Log(text=text, offset=start, next=start + len(text), ended=False)
 
     def nodes(self) -> NodeList:
+        by, reason = self.drained or (None, None)
         node = NodeRow(
-            name="gpu-0", gpu_type="gpu", gpus=4, free=3, rack="rack-0", alive=True, jobs=("job-0", None, None, None)
-        )
+            name="gpu-0", gpu_type="gpu", gpus=4, free=3, rack="rack-0", alive=True, jobs=("job-0", None, None, None),
+            state=NodeCondition.UP if by is None else NodeCondition.DRAINING, drained=None if by is None else NOW,
+            drained_by=by, drain_reason=reason,
+        )  # fmt: skip
         return NodeList(nodes=(node,))
+
+    def drain(self, by: Account, node: str, reason: str | None) -> "Future[NodeRow]":
+        return self._set_drain(node, (by.name, reason))
+
+    def return_node(self, by: Account, node: str) -> "Future[NodeRow]":
+        return self._set_drain(node, None)
+
+    def _set_drain(self, node: str, drained: tuple[str, str | None] | None) -> "Future[NodeRow]":
+        self._may_fail()
+        if node != "gpu-0":
+            raise RequestRefusedError(RefusalCode.UNKNOWN, f"unknown node {node!r}; known: gpu-0")
+        self.drained = drained
+        return done(self.nodes().nodes[0])
 
     def shares(self) -> Shares:
         tenants = sorted({each.tenant for each in self.jobs.values()} | set(self.weights))
@@ -178,6 +198,10 @@ class FakeEngine:
 
     def reasons(self) -> dict[str, int]:
         return {"capacity": len(self.jobs)}
+
+    def receive_file(self, tenant: str, sha256: str, piece: FilePiece) -> FileReceived:
+        self._may_fail()
+        return FileReceived(received=piece.offset, complete=False)
 
     def service(self) -> ServiceView:
         self._may_fail()
@@ -209,12 +233,12 @@ class FakeEngine:
     def _put(self, by: Account, job: str, state: JobState) -> "Future[CommandResult]":
         kept = self._of(job)
         if kept.state is state is JobState.CANCELLED:
-            return _done(CommandResult(job=job, state=state))
+            return done(CommandResult(job=job, state=state))
         if kept.state.is_final:
             raise RequestRefusedError(RefusalCode.CONFLICT, f"job {job} has ended")
         self.jobs[job] = Kept(kept.tenant, kept.request, state)
         self._happens(state.value.lower(), job, by)
-        return _done(CommandResult(job=job, state=state))
+        return done(CommandResult(job=job, state=state))
 
     def _happens(self, kind: str, job: str, by: Account) -> None:
         number = len(self.happened) + 1
@@ -254,7 +278,7 @@ def _share(tenant: str, weight: float) -> TenantShare:
     )
 
 
-def _done(result: T) -> "Future[T]":
+def done(result: T) -> "Future[T]":
     future: Future[T] = Future()
     future.set_result(result)
     return future

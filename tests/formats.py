@@ -22,6 +22,7 @@ from poise.scheduler.model.cluster import Cluster, Node, Slots
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.micro_batches import Tasks
 from poise.scheduler.model.speed import Estimate
+from poise.service.server.node_records import NodeRecord
 from poise.service.server.records import JobRecord, RunRecord
 from poise.service.server.storage.schema import INDEXES, TABLES, VERSION
 from poise.service.wire.request import JobRequest
@@ -29,8 +30,9 @@ from poise.service.wire.request import JobRequest
 FOLDER = Path(__file__).parent / "data" / "formats"
 FILE = FOLDER / f"store-{VERSION}.txt"
 _DOCUMENTS: dict[type, str] = {
-    JobRecord: "job record", RunRecord: "run record", Header: "journal header", Settings: "settings", Cluster: "cluster",
-    Node: "node", Slots: "slots", Job: "job", Estimate: "estimate", Tasks: "tasks", Waited: "waited",
+    JobRecord: "job record", RunRecord: "run record", NodeRecord: "node record", Header: "journal header",
+    Settings: "settings", Cluster: "cluster", Node: "node", Slots: "slots", Job: "job", Estimate: "estimate",
+    Tasks: "tasks", Waited: "waited",
     **{kind: f"event {kind.__name__.lower()}" for kind in event.Event.__args__},
     **{kind: f"action {kind.__name__.lower()}" for kind in action.Action.__args__},
 }  # fmt: skip

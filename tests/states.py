@@ -125,6 +125,7 @@ def make(folder: Path) -> str:
         stays = maker.submit("-n", "stays", "--preemption", "never", "--", "sleep", "1000")
         maker.poise("hold", "--json", stays)
         maker.poise("release", "--json", stays)
+        maker.poise("drain", "--json", "--no-wait", "--reason", "a new driver", "v100-0")
     finally:
         maker.close()
     return dump(maker.state)

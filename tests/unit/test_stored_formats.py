@@ -150,10 +150,11 @@ def test_there_is_a_step_from_every_version_and_a_state_of_each() -> None:
 
 def test_nothing_that_is_stored_changes_without_another_version() -> None:
     """If this fails: raise VERSION in service/server/storage/schema.py (for events, actions, jobs, headers also that of
-    engine/journal.py).
+    engine/journal.py). A new kind of event or action, or a new word, needs none: earlier versions refuse it by name.
 
     Add a step to service/server/storage/schema.py (and to engine/journal.py). Then run `python -m tests.formats`, and
-    `python tests/states.py tests/data/states/VERSION.0.sql`.
+    `python tests/states.py tests/data/states/VERSION.0.sql`. A new field of a request that has a default needs no other
+    version: what is stored of a request are the fields that differ from their defaults.
     """
     assert formats.FILE.exists(), test_nothing_that_is_stored_changes_without_another_version.__doc__
     kept = formats.FILE.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from poise.scheduler.throughput.table import Throughputs, shipped
 from poise.service.server.service_api import RefusalCode, RequestRefusedError
 from poise.service.wire.request import JobRequest, PreemptionMode
 
+NO_NODE = "no node has joined the cluster yet"  # why a job waits that may well be possible once some have
 UNKNOWN = "default"  # tenant under which a request that names none is checked
 MOST_KINDS = 2_000  # kinds of jobs for which the answer is remembered
 
@@ -51,9 +52,12 @@ class Admission:
         self._possible: dict[tuple[str, int, tuple[str, ...]], str | None] = {}
 
     def admit(self, request: JobRequest) -> None:
-        """Raise RequestRefusedError, in one line, for a job that can never run here as it is asked for."""
+        """Raise RequestRefusedError, in one line, for a job that can never run here as it is asked for.
+
+        While the cluster has no nodes at all, what it will have is not known, and everything else is accepted.
+        """
         try:
-            for name in request.gpu_types:
+            for name in request.gpu_types if self._cluster.nodes else ():
                 if name not in self._cluster.gpu_types:
                     here = ", ".join(self._cluster.gpu_types)
                     raise RequestError(f"gpu_types: the cluster has no {name!r}; it has {here}")
@@ -61,11 +65,13 @@ class Admission:
         except PoiseError as error:
             raise RequestRefusedError(RefusalCode.WRONG, str(error)) from error
         problem = self.why_stranded(job_of(request, "new", 0.0, request.tenant or UNKNOWN, 1.0))
-        if problem:
+        if problem and self._cluster.nodes:
             raise RequestRefusedError(RefusalCode.WRONG, problem)
 
     def why_stranded(self, job: Job) -> str | None:
         """Why a job cannot run on this cluster, however long it waits; None: it can."""
+        if not self._cluster.nodes:
+            return NO_NODE
         try:
             kind, estimate, _ = self.resolve(job)
         except PoiseError as error:

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from poise.scheduler.model.errors import UnknownNameError
 from poise.scheduler.model.event import (
     Attached,
     Cancelled,
     Failed,
     Finished,
     Held,
+    NodeLost,
+    NodeReturned,
     Progressed,
     Released,
     Stopped,
@@ -24,17 +27,27 @@ from poise.scheduler.model.event import (
 from poise.scheduler.model.failures import Verdict, verdict
 from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import format_seconds
-from poise.service.backends.api import RunBegan, RunEnded, RunEnding, RunEvent, RunProgressed
+from poise.service.backends.api import (
+    NodeReport,
+    NodeState,
+    RunBegan,
+    RunEnded,
+    RunEnding,
+    RunEvent,
+    RunProgressed,
+)
 from poise.service.server import service_api as api
 from poise.service.server.admission import job_of
 from poise.service.server.dependencies import Dependencies
+from poise.service.server.node_records import NodeRecord, withheld_slots
+from poise.service.server.queue_view import node_row
 from poise.service.server.quotas import size_of
 from poise.service.server.records import LOST, JobRecord, RunRecord
 from poise.service.server.service_api import Command, RefusalCode, RequestRefusedError, Verb, fulfil, refuse
-from poise.service.server.service_state import DEFERRED, Batch, ServiceState
+from poise.service.server.service_state import ACCEPTED, DEFERRED, Batch, ServiceState
 from poise.service.server.storage.store import check_same, holder
 from poise.service.wire import views
-from poise.service.wire.request import JobRequest, notes_on
+from poise.service.wire.request import JobRequest
 
 MOST_QUEUED = 200_000  # jobs that have not ended
 CANCELLED_AT_ONCE = 512  # jobs that one batch cancels of a tenant whose jobs are all to be cancelled
@@ -119,11 +132,13 @@ class BatchBuilder:
 
     loss_reported   by job, when its loss was last reported to the core: the engine's, as it outlives the batch
     followups       commands to run after the commit: the rest of a large cancellation, and those that start a new chapter
+    reports         of nodes that the cluster lacks as they are, and of losses: a new chapter takes in those that stay
     """
 
     def __init__(self, state: ServiceState, deps: Dependencies, loss_reported: dict[str, float], now: float) -> None:
         self.batch = Batch(now)
         self.followups: list[Command] = []
+        self.reports: list[NodeReport] = []
         self._now = now
         self._state = state
         self._deps = deps
@@ -132,9 +147,10 @@ class BatchBuilder:
         """Ids and requests of submissions of this batch, by key and whose it is: the store does not have them yet."""
         self._last_id = 0
         self._finished: set[str] = set()  # jobs that end with this batch; their records say so only once it is applied
+        self._lost: set[str] = set()  # nodes that are lost with this batch: the core has given up the runs there
         self._hold_told: set[str] = set()  # jobs whose hold or release the core is told of in this batch
 
-    def take(self, item: Command | RunEvent) -> None:
+    def take(self, item: Command | RunEvent | NodeReport) -> None:
         """Take one command, or one piece of news."""
         match item:
             case api.SubmitJobs():
@@ -145,6 +161,10 @@ class BatchBuilder:
                 self._cancel_tenant(item)
             case api.SetWeight() | api.SetPolicy():
                 self.followups.append(item)
+            case api.ChangeNode():
+                self._change_node(item)
+            case NodeReport():
+                self._hear_of_node(item)
             case RunBegan() | RunProgressed() | RunEnded():
                 self._hear(item)
 
@@ -182,7 +202,7 @@ class BatchBuilder:
             if submission.key is not None:
                 self._keys[submission.key, whose] = ids, submission.jobs
                 self.batch.keys.append((submission.key, whose, json.dumps(ids)))
-        self._reply(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
+        self._reply(command, views.SubmittedView(jobs=ids, notes=self._deps.notes(submission.jobs)))
 
     def _new_job(self, request: JobRequest, text: str, by: views.Account) -> str:
         """Add a new job and return its id. It counts at once: the next submission of this batch comes on top of it."""
@@ -190,12 +210,15 @@ class BatchBuilder:
         self._last_id = 1 + (self._last_id or max(deps.store.highest, deps.highest_job))
         tenant = request.tenant or by.tenant
         job = job_of(request, str(self._last_id), self._now, tenant, state.weight_of(tenant))
-        kind, estimate, steps = state.admission.resolve(job)
-        for estimated in state.admission.estimates(job, kind, estimate):
-            self.batch.add(estimated)
-        self.batch.add(Submitted(job, kind, steps), by=by.name)
-        if request.hold:
-            self.batch.add(Held(job.id), by=by.name)
+        if state.header.cluster.nodes:
+            kind, estimate, steps = state.admission.resolve(job)
+            for estimated in state.admission.estimates(job, kind, estimate):
+                self.batch.add(estimated)
+            self.batch.add(Submitted(job, kind, steps), by=by.name)
+            if request.hold:
+                self.batch.add(Held(job.id), by=by.name)
+        else:  # there is nothing to decide on: it is carried over into the chapter that begins with the first node
+            self.batch.notes.setdefault(ACCEPTED, {})[job.id] = by.name
         record = JobRecord.of(job, request, by.name, size_of(text))
         state.usage.submitted(record)
         self.batch.arrivals.append((record, text))
@@ -288,7 +311,8 @@ class BatchBuilder:
         self._deps.metrics.ended.labels(news.how.value).inc()
         values = {"how": news.how.value, "cause": news.cause, "codes": news.codes}
         self._deps.log.info("run-ended", job=news.job, epoch=news.epoch, **values)
-        steps, is_current = self._work(record, news.steps), record.current is run
+        steps = self._work(record, news.steps)
+        is_current = record.current is run and self._lost.isdisjoint(run.gpus)
         record.end_run(run, news, self._now)
         self._state.note_stopping(record)
         self.batch.touched.add(news.job)
@@ -307,8 +331,9 @@ class BatchBuilder:
     def _failure(self, news: RunEnded, record: JobRecord, steps: float) -> Failed:
         """The failure of a run that ended by itself; whether it counts against the job's retries depends on the cause."""
         cause = "job-preempted" if news.how is RunEnding.YIELDED else news.cause or "no-signature"
-        # A run that was lost with its runner had replicas: it was killed, and as this service runs on the same machine there
-        # is no node to wait for. Without replicas no runner could be started at all.
+        # A run that was lost with its runner had replicas: it was killed, and there is no node to wait for. If its node is
+        # lost too, the core hears that first, and the run is not the job's current one any more. Without replicas no runner
+        # could be started at all, or the node was lost before that: the core waits a while.
         if cause == LOST and news.codes:
             cause = KILLED
         shell_codes = (code if code is None or code >= 0 else 128 - code for code in news.codes)
@@ -320,6 +345,93 @@ class BatchBuilder:
         most = self._deps.retries if record.on_errors is None else record.on_errors
         final = record.faults > most or record.failures >= MOST_FAILURES or cause == OVERDUE
         return Failed(news.job, news.epoch, cause, steps, final=final)
+
+    # Nodes. The core is told what concerns it; what does not is noted for the log of events.
+
+    def _hear_of_node(self, news: NodeReport) -> None:
+        """Take a report. One that says what is known already changes nothing but the evidence."""
+        place, state = self._state.places.get(news.node.name), self._state
+        is_lost = news.state is NodeState.LOST
+        if is_lost or place is None or place[1] != news.node:
+            self.reports.append(news)
+        if place is None or (place[1] != news.node and not is_lost):
+            return
+        (index, node), name = place, news.node.name
+        record = state.nodes.get(name) or NodeRecord(name)
+        before, was_known, withheld = record.state, record.since is not None, record.withheld
+        restriction = record.restriction(index, node.gpus)
+        if before is NodeState.LOST and news.state is NodeState.UNREACHABLE:
+            return  # it is lost until it takes orders
+        if before is news.state and was_known and record.evidence == news.evidence and withheld == withheld_slots(news):
+            return
+        state.nodes[name] = record
+        record.report(news, self._now)
+        self.batch.nodes.add(name)
+        self._note_withheld(record, withheld)
+        if record.restriction(index, node.gpus) != restriction:
+            self.batch.add(record.restriction(index, node.gpus))
+        if before is news.state and was_known:
+            return
+        if is_lost:
+            self._lost.add(name)
+            self.batch.add(NodeLost(index))
+            self._note_node("node-lost", name, f"is lost: {news.evidence}")
+        elif before is NodeState.LOST:
+            self.batch.add(NodeReturned(index))
+            self._note_node("node-returned", name, f"is back: {news.evidence}")
+        elif news.state is NodeState.UNREACHABLE:
+            self._note_node("node-unreachable", name, f"cannot be reached; its runs may go on: {news.evidence}")
+        else:
+            self._note_node("node-reachable" if was_known else "node-joined", name, news.evidence)
+
+    def _note_withheld(self, record: NodeRecord, before: tuple[int, ...]) -> None:
+        """GPUs of a node are used by others, or not any more."""
+        if record.withheld == before:
+            return
+        slots = ", ".join(map(str, record.withheld))
+        text = f"GPUs {slots} are used by others, and not given out" if slots else "all its GPUs can be given out again"
+        self._note_node("node-withheld", record.name, f"{text}: {record.evidence}")
+
+    def _change_node(self, command: api.ChangeNode) -> None:
+        name, by = command.node, command.by.name
+        place = self._state.places.get(name)
+        if place is None:
+            known = "" if self._state.places else " (no node has joined the cluster yet)"
+            text = f"{UnknownNameError('node', name, self._state.places)}{known}"
+            refuse(command, RequestRefusedError(RefusalCode.UNKNOWN, text))
+            return
+        index, node = place
+        record = self._state.nodes.setdefault(name, NodeRecord(name))
+        if command.is_drain and record.drained is None:
+            record.drain(self._now, by, command.reason)
+            because = f": {command.reason}" if command.reason else ""
+            self.batch.note_node("node-drained", name, by, f"drained: nothing starts there, and its runs leave{because}")
+            self.batch.add(record.restriction(index, node.gpus))
+        elif command.is_drain and command.reason not in (None, record.reason):
+            record.reason = command.reason
+            self.batch.note_node("node-drained", name, by, f"stays drained: {command.reason}")
+        elif not command.is_drain and record.drained is not None:
+            record.open()
+            self.batch.note_node("node-opened", name, by, "given back: it takes new runs again")
+            self.batch.add(record.restriction(index, node.gpus))
+        # As it is after the commit, hence read late.
+        state, now = self._state, self._now
+        self.batch.replies.append(lambda: fulfil(command, node_row(state, name, now)))
+
+    def note_empty_nodes(self) -> None:
+        """Note which drained nodes nothing runs on any more. Called once all that arrived was taken."""
+        draining = [each for each in self._state.nodes.values() if each.drained is not None and each.emptied is None]
+        if not draining:
+            return
+        records, jobs = self._state.records, {**self._state.running, **self._state.stopping}
+        used = {node for job in jobs for run in records[job].open_runs() for node in run.gpus}
+        for each in draining:
+            if each.name not in used:
+                each.emptied = self._now
+                self._note_node("node-empty", each.name, "nothing runs there any more")
+
+    def _note_node(self, kind: str, node: str, text: str) -> None:
+        self.batch.note_node(kind, node, views.Actor.SERVICE.value, text)
 
     def _hold_now(self, record: JobRecord) -> None:
         """Carry out a hold that was deferred, if there is one: it loses no work any more."""
@@ -339,14 +451,30 @@ class BatchBuilder:
         return job.duration * min(1.0, steps / record.total) if record.total else believed
 
 
-def late_runs(news: Sequence[RunEvent], since: float) -> tuple[list[list[RunEvent]], list[RunEvent]]:
-    """Split off the runs that ended before `since`, in the order of their ends, each with all its news; and the rest."""
-    late = sorted((each for each in news if isinstance(each, RunEnded) and each.at < since), key=lambda each: each.at)
-    before: dict[tuple[str, int], list[RunEvent]] = {(each.job, each.epoch): [] for each in late}
-    rest: list[RunEvent] = []
+def late_news(
+    news: Sequence[RunEvent | NodeReport], since: float
+) -> tuple[list[list[RunEvent | NodeReport]], list[RunEvent | NodeReport]]:
+    """Split off what ended before `since`, in the order of the ends; and the rest.
+
+    What ended is a run, with all its news; or a node that is lost by now, with all reports of it.
+    """
+    last = {each.node.name: each for each in news if isinstance(each, NodeReport)}
+    late: list[RunEnded | NodeReport] = [each for each in last.values() if each.state is NodeState.LOST and each.at < since]
+    late += [each for each in news if isinstance(each, RunEnded) and each.at < since]
+    lost = max((each.at for each in late if isinstance(each, NodeReport)), default=-inf)
+    late.sort(key=lambda each: max(each.at, lost) if is_lost_run(each) else each.at)
+    groups: dict[object, list[RunEvent | NodeReport]] = {_about(each): [] for each in late}
+    rest: list[RunEvent | NodeReport] = []
     for each in news:
-        if (each.job, each.epoch) not in before:
-            rest.append(each)
-        elif not isinstance(each, RunEnded):
-            before[each.job, each.epoch].append(each)
-    return [[*before[each.job, each.epoch], each] for each in late], rest
+        groups.get(_about(each), rest).append(each)
+    return [sorted(group, key=lambda each: isinstance(each, RunEnded)) for group in groups.values()], rest
+
+
+def is_lost_run(news: RunEvent | NodeReport) -> bool:
+    """Whether a run has ended because its node, or its runner, was lost. The loss of the node may be reported after it."""
+    return isinstance(news, RunEnded) and news.how is RunEnding.FAILED and news.cause == LOST
+
+
+def _about(news: RunEvent | NodeReport) -> str | tuple[str, int]:
+    """Which node or run a piece of news is about."""
+    return news.node.name if isinstance(news, NodeReport) else (news.job, news.epoch)

@@ -1,6 +1,6 @@
 """What an engine is built from: the store, the back end, the core, a clock. `startup.py` makes them; tests make others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, time  # noqa: TID251 - the one place where the service looks at a clock
 
@@ -18,7 +18,9 @@ from poise.service.server.admission import Admission
 from poise.service.server.logs import Logbook
 from poise.service.server.metrics import Metrics
 from poise.service.server.quotas import Allowance
+from poise.service.server.shipped_archives import ShippedArchives
 from poise.service.server.storage.store import Store
+from poise.service.wire.request import JobRequest, notes_on
 
 NEVER = 1_000_000
 """Retries that the core itself counts to: how many a job has depends on the job, and the engine counts them."""
@@ -54,9 +56,12 @@ class Dependencies:
 
     header         cluster, policy and settings that the service was started with
     keeps_policy   no policy was named at the start: the header has the one that was in force
+    keeps_cluster  no cluster was named at the start: the header has the one that was in force, and nodes may join it
     highest_job    ids of new jobs are above this one, whatever the store knows
     latest_epoch   the latest run of a job of which there is any trace on disk; 0: none
     warnings       what the operator should know of how the service was started
+    files          working directories that were shipped with jobs
+    notes          what the owner of new jobs should know of them
     """
 
     store: Store
@@ -69,8 +74,11 @@ class Dependencies:
     retries: int
     highest_job: int = 0
     keeps_policy: bool = False
+    keeps_cluster: bool = False
     allowance: Allowance = field(default_factory=Allowance)
     warnings: tuple[str, ...] = ()
+    files: ShippedArchives = field(default_factory=lambda: ShippedArchives(None))
+    notes: Callable[[Sequence[JobRequest]], tuple[str, ...]] = notes_on
     latest_epoch: Callable[[str], int] = lambda _job: 0
     new_clock: Callable[[float], ServiceClock] = ServiceClock
 

@@ -20,12 +20,12 @@ from the store. The inbox is never stored: commands in it are refused, and news 
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, thread_time
 
 from poise.engine.journal import Header
 from poise.engine.loop import collector_paused, freeze_heap
@@ -35,16 +35,25 @@ from poise.service.backends.api import (
     BackendFailed,
     DesiredState,
     LiveBackend,
+    NodeReport,
+    NodeState,
     RunBegan,
     RunEnded,
     RunEvent,
     RunOrder,
 )
 from poise.service.server import service_api as api
-from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, late_runs
+from poise.service.server.batch import CANCELLED_AT_ONCE, BatchBuilder, is_lost_run, late_news
 from poise.service.server.dependencies import Dependencies
 from poise.service.server.records import JobRecord, RunRecord
-from poise.service.server.recovery import is_started_as_before, recover, renewed, set_aside, set_weight
+from poise.service.server.recovery import (
+    is_started_as_before,
+    recover,
+    renewed,
+    set_aside,
+    set_weight,
+    wanted_header,
+)
 from poise.service.server.service_api import (
     Command,
     RefusalCode,
@@ -53,7 +62,7 @@ from poise.service.server.service_api import (
     fulfil,
     refuse,
 )
-from poise.service.server.service_state import DEFERRED, JOB_ENDED, Batch, Outcome, ServiceState
+from poise.service.server.service_state import JOB_ENDED, Batch, Outcome, ServiceState
 from poise.service.server.storage.store import Changes, StorageError, Store
 from poise.service.wire.request import JobRequest
 
@@ -65,9 +74,13 @@ RETRY_SECONDS = 1.0  # between two attempts to write to a disk that is full
 GROWTH = 10_000  # new jobs after which the objects in memory are frozen: the garbage collector looks at them no more
 LONGEST_WAIT = 3_600.0  # seconds without a look at the clock
 LATE = 2.0  # seconds after which news is late: the core is told of it as of when it happened
+JOIN_SECONDS = 1.0  # for how long after a node has joined others are waited for, so that all of them are one new chapter
+REST = 8.0  # CPU time of a turn × this: for how long news waits for more news after it, so that many are decided together
+LONGEST_REST = 0.5
 STOPPING = "the service is stopping"
 
-Item = Command | RunEvent | BackendFailed
+News = RunEvent | NodeReport
+Item = Command | News | BackendFailed
 
 
 class ServiceEngine:
@@ -94,7 +107,10 @@ class ServiceEngine:
         self._loss_reported: dict[str, float] = {}
         self._deciding = 0.0  # seconds of decision time in this chapter
         self._busy = inf, -inf  # when the last turn began to do something, and when it was done
+        self._rest_until = -inf  # on the monotonic clock
         self._frozen = 0
+        self._joining: dict[str, NodeReport] = {}  # nodes that are to be part of the cluster, as they were last reported
+        self._join_at = inf  # when that chapter is due
         self._last = self.store.last_time()  # time of the last entry of the journal; entries never go back in time
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -122,7 +138,7 @@ class ServiceEngine:
             if self._over.is_set():  # that was too late for the engine to see it
                 self._refuse(self._drain())
 
-    def _hear(self, news: RunEvent | BackendFailed) -> None:
+    def _hear(self, news: News | BackendFailed) -> None:
         """Enqueue news, dated by the service's clock. Called from any thread of the back end."""
         self._inbox.put(news if isinstance(news, BackendFailed) else replace(news, at=self.clock.from_wall(news.at)))
 
@@ -148,21 +164,26 @@ class ServiceEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing has arrived, and it is not time to wake the core."""
+        """Nothing has arrived, and it is time neither to wake the core nor to take in nodes."""
+        return self._inbox.empty() and self._next_time() > self.clock.now()
+
+    def _next_time(self) -> float:
+        """When there is something to do even if nothing arrives."""
         wake = self.state.wake
-        return self._inbox.empty() and (wake is None or wake > self.clock.now())
+        return min(inf if wake is None else wake, self._join_at)
 
     def _timeout(self) -> float | None:
-        """Seconds until the core has to be woken or a full disk looked at; None: neither."""
+        """Seconds until the core has to be woken, nodes taken in, or a full disk looked at; None: none of them."""
         if self._full is not None:
             return RETRY_SECONDS
-        wake = self.state.wake
-        return None if wake is None else min(max(0.0, wake - self.clock.now()), LONGEST_WAIT)
+        at = self._next_time()
+        return None if at == inf else min(max(0.0, at - self.clock.now()), LONGEST_WAIT)
 
     def turn(self, timeout: float | None) -> None:
         """Process what has arrived, or arrives within `timeout` seconds; wake the core if it is time for that."""
         # 1. Take what has arrived.
         items = list(self._take(timeout))
+        cpu = thread_time()
         commands = [each for each in items if isinstance(each, Command)]
         began = self.clock.now()
         try:
@@ -176,6 +197,8 @@ class ServiceEngine:
             if news or commands:
                 followups = self._process((self.clock.now(), [], [*news, *commands]))  # ends free GPUs for new jobs
                 self._follow_up(followups)
+            if self._join_at <= self.clock.now():
+                self._take_in_nodes()
             # A restart has to decide the whole chapter again, and the core remembers every job of it.
             ended = len(self.state.scheduler.state.rows) - len(self.state.records)
             if self._deciding > SLOW_CHAPTER or self.store.chapter_length > LONG_CHAPTER or ended > MANY_ENDED:
@@ -190,9 +213,15 @@ class ServiceEngine:
             self._frozen = len(self.state.records)
             freeze_heap()
         self._busy = began, self.clock.now()
+        self._rest_until = monotonic() + min(REST * (thread_time() - cpu), LONGEST_REST)
 
     def _take(self, timeout: float | None) -> Iterator[Item]:
+        """Take what has arrived. News waits for more for a moment: a decision costs the same for one piece and for many.
+
+        Commands do not wait, because a user waits for the answer. Nor does the core when it has to be woken.
+        """
         left = MOST_AT_ONCE
+        rest_until = self._rest_until if timeout is None else min(self._rest_until, monotonic() + timeout)
         with suppress(Empty):
             item = self._inbox.get(timeout=timeout)
             while item is not None:
@@ -206,9 +235,12 @@ class ServiceEngine:
                         left -= 1
                 if left <= 0:
                     return
-                item = self._inbox.get_nowait()
+                if not isinstance(item, RunEvent):
+                    rest_until = -inf
+                rest = rest_until - monotonic()
+                item = self._inbox.get(timeout=rest) if rest > 0 else self._inbox.get_nowait()
 
-    def _process(self, *arrived: tuple[float, Sequence[Event], Sequence[Command | RunEvent]]) -> list[Command]:
+    def _process(self, *arrived: tuple[float, Sequence[Event], Sequence[Command | News]]) -> list[Command]:
         """Take what arrived through steps 2 to 6; return the commands that have to follow.
 
         Each element is one entry of the journal: its time, facts of the engine's own, and what arrived. All are committed
@@ -226,11 +258,13 @@ class ServiceEngine:
                     builder.batch.add(event)
                 for item in items:
                     builder.take(item)
+                builder.note_empty_nodes()
                 followups += builder.followups
+                self._note_joining(builder.reports)
                 # 3. Ask the core.
                 outcome = self._decide(builder.batch)
             outcomes.append(outcome)
-            if outcome.actions is not None or outcome.batch.touched:
+            if outcome.actions is not None or outcome.batch.touched or outcome.batch.nodes:
                 changes.append(self.state.changes(outcome))
         # 4. Commit. If that fails, what follows does not happen: no run was started or stopped, no client was
         # answered, and `turn` goes back to what the store has.
@@ -245,7 +279,7 @@ class ServiceEngine:
 
     def _decide(self, batch: Batch) -> Outcome:
         """Ask the core, unless the batch says nothing that concerns it: records may still have changed."""
-        if not batch.events and DEFERRED not in batch.notes:
+        if not batch.events and not batch.notes:
             self.state.count(batch.touched)
             return Outcome(batch)
         began = perf_counter()
@@ -288,16 +322,16 @@ class ServiceEngine:
             log.info("launch", job=order.job, epoch=run.epoch, gpus=run.gpus)
             self.backend.launch(order)
 
-    def _process_late(self, news: list[RunEvent], since: float) -> list[RunEvent]:
-        """Tell the core of runs that ended before `since`, as of when they ended; return the rest of the news.
+    def _process_late(self, news: list[News], since: float) -> list[News]:
+        """Tell the core of runs that ended and nodes that were lost before `since`, as of then; return the rest of the news.
 
         No job is charged for time in which the engine did not look. The core decides nothing about the past: it is woken
         for that afterwards.
         """
-        late, rest = late_runs(news, since)
+        late, rest = late_news(news, since)
         if not late:
             return news
-        self._process(*((max(run[-1].at, self._last), [Belated()], run) for run in late))
+        self._process(*((max(each[-1].at, self._last), [Belated()], each) for each in late))
         now, wake = self.clock.now(), self.state.wake
         self.state.wake = now if wake is None else min(wake, now)
         return rest
@@ -369,7 +403,7 @@ class ServiceEngine:
         if not self.store.reserve.make():
             self.deps.log.warning("no-reserve", bytes=self.store.reserve.size)
         if not is_started_as_before(self.deps):
-            self._begin_chapter(None, self.deps.header)
+            self._begin_chapter(None, wanted_header(self.deps, self.state.header))
 
     def _replace_state(self, state: ServiceState) -> None:
         """From now on this is the state. Its core releases the lock while it plans, so that readers need not wait."""
@@ -385,8 +419,36 @@ class ServiceEngine:
         finally:
             self.lock.acquire()
 
-    def _begin_chapter(self, command: api.SetWeight | api.SetPolicy | None, header: Header | None = None) -> None:
-        """Replace the core: with what a command sets, with another header, or because the chapter has become long."""
+    def _note_joining(self, reports: Iterable[NodeReport]) -> None:
+        """Remember nodes that are not part of the cluster as they are, and forget those that are lost before they were.
+
+        The first nodes of all are taken in at once, as nothing can run before. Later ones wait a moment for others, as each
+        new chapter takes the core through all jobs.
+        """
+        wait = JOIN_SECONDS if self.state.header.cluster.nodes else 0.0
+        for news in reports:
+            self._joining.pop(news.node.name, None)
+            if news.state is not NodeState.LOST:
+                self._joining[news.node.name] = news
+                self._join_at = min(self._join_at, news.at + wait)
+        if not self._joining:
+            self._join_at = inf
+
+    def _take_in_nodes(self) -> None:
+        """Begin a chapter with the nodes that have joined. Those that make no cluster with the others are left out."""
+        joining, self._joining, self._join_at = self._joining, {}, inf
+        try:
+            self._begin_chapter(None, joining=joining)
+        except RequestError as error:
+            self.deps.log.error("nodes-refused", nodes=[*joining], problem=str(error))  # noqa: TRY400
+
+    def _begin_chapter(
+        self,
+        command: api.SetWeight | api.SetPolicy | None,
+        header: Header | None = None,
+        joining: Mapping[str, NodeReport] | None = None,
+    ) -> None:
+        """Replace the core: with what a command sets, with another header, with more nodes, or as the chapter is long."""
         now, before = self.clock.now(), self.state
         if isinstance(command, api.SetWeight) and command.tenant not in before.counts.jobs:
             # A tenant without jobs: there is nothing to decide, so an entry with a note will do.
@@ -397,7 +459,8 @@ class ServiceEngine:
         else:
             try:
                 with collector_paused():
-                    state, outcome = renewed(self.deps, before, header or before.header, now, command, self.lock)
+                    base = header or before.header
+                    state, outcome = renewed(self.deps, before, base, now, command, self.lock, joining)
             except RequestError as error:
                 if command is None:
                     raise
@@ -462,10 +525,10 @@ class ServiceEngine:
             return False
         return True
 
-    def _process_on_full_disk(self, commands: Sequence[Command], news: Sequence[RunEvent]) -> None:
+    def _process_on_full_disk(self, commands: Sequence[Command], news: Sequence[News]) -> None:
         """Process ends of runs and what frees room, without a decision; then look whether there is room again."""
         self._refuse(command for command in commands if not frees_room(command))
-        items: list[Command | RunEvent] = [each for each in news if isinstance(each, RunBegan | RunEnded)]
+        items: list[Command | News] = [each for each in news if isinstance(each, RunBegan | RunEnded | NodeReport)]
         items += [command for command in commands if frees_room(command)]  # of the news, progress is reported again
         if items:
             self._follow_up(self._process((self.clock.now(), [Belated()], items)))
@@ -494,12 +557,13 @@ class ServiceEngine:
         return commands
 
 
-def _news(items: Iterable[Item]) -> list[RunEvent]:
+def _news(items: Iterable[Item]) -> list[News]:
     """The news among what arrived; raises InvariantError if the back end has failed."""
     for each in items:
         if isinstance(each, BackendFailed):
             raise InvariantError(f"the back end has stopped: {each.problem}")
-    return [each for each in items if isinstance(each, RunEvent)]
+    # A run that was lost with its node ends after that: what the core hears first says whether it failed by itself.
+    return sorted((each for each in items if isinstance(each, News)), key=is_lost_run)
 
 
 # Orders, which describe a run to the back end.
@@ -528,7 +592,7 @@ def _orders(store: Store, state: ServiceState, runs: Sequence[tuple[JobRecord, R
         types = () if tasks is None else zip(core.topology.types, tasks.seconds, strict=True)
         speeds = {name: 1.0 / seconds for name, seconds in types if seconds > 0}
         # Why a run has to end, in the words that its worker gets.
-        reasons = {DesiredState.LEAVE: run.cause, DesiredState.GONE: record.cause or JOB_ENDED}
+        reasons = {DesiredState.LEAVE: run.cause, DesiredState.GONE: record.cause or run.cause or JOB_ENDED}
         yield RunOrder(
             job, run.epoch, state.run_parts(run), request, record.job.tenant, record.busy, beside, speeds,
             reasons.get(run.grip),

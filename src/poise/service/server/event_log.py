@@ -28,7 +28,7 @@ from poise.scheduler.model.event import (
 from poise.scheduler.model.job import Job
 from poise.scheduler.model.units import counted
 from poise.service.server.records import slots_by_node
-from poise.service.server.service_state import DEFERRED, STOPS, WHOLE
+from poise.service.server.service_state import ACCEPTED, DEFERRED, INTERRUPTED, NODES, STOPS, WHOLE, NodeNote
 from poise.service.server.storage.store import ASIDE, EntryFilter, Reader, StoredEntry
 from poise.service.wire.views import Actor, EventPage, EventRow
 
@@ -95,7 +95,8 @@ class EventReader:
         first = self._chapters[bisect_right(self._chapters, written.number) - 1]
         if first not in self._clusters:
             self._clusters[first] = read_header(self._reader.header_at(first)).cluster
-        jobs = [*notes.get(DEFERRED, {})]  # that the entry is about
+        about_jobs = (notes.get(key, {}) for key in (DEFERRED, ACCEPTED, INTERRUPTED))
+        jobs = [job for each in about_jobs for job in each]  # that the entry is about
         for each in (*entry.events, *entry.actions):
             about = None if isinstance(each, Carried) else getattr(each, "job", None)
             if about is not None:
@@ -113,12 +114,16 @@ class _EntryText:
     time: float
     tenants: Mapping[str, str]
 
-    def row(self, kind: str, actor: str, job: str | None, text: str, tenant: str | None = None) -> EventRow:
+    def row(
+        self, kind: str, actor: str, job: str | None, text: str, tenant: str | None = None, node: str | None = None
+    ) -> EventRow:
         tenant = tenant if job is None else self.tenants.get(job)
-        return EventRow(number=self.number, time=self.time, actor=actor, kind=kind, job=job, tenant=tenant, text=text)
+        return EventRow(
+            number=self.number, time=self.time, actor=actor, kind=kind, job=job, tenant=tenant, text=text, node=node
+        )
 
-    def rows(self, entry: JournalEntry, notes: Mapping[int, Mapping[str, Any]], cluster: Cluster) -> Iterator[EventRow]:
-        """What happened, in order: changes for all jobs, facts, deferred holds, decisions."""
+    def rows(self, entry: JournalEntry, notes: Mapping[int, Any], cluster: Cluster) -> Iterator[EventRow]:
+        """What happened, in order: changes for all jobs, nodes, facts, deferred holds, decisions."""
         whole = notes.get(WHOLE, {})
         for job, text in whole.get(ASIDE, {}).items():
             yield self.row("set-aside", Actor.SERVICE, job, text)
@@ -128,6 +133,7 @@ class _EntryText:
         elif "policy" in whole:
             text = f"policy {whole['policy']} from now on; before: {whole['before']}"
             yield self.row("policy-changed", whole["by"], None, text)
+        yield from self._nodes(notes)
         given_up = {action.job for action in entry.actions if isinstance(action, Reject | Abandon | Cancel)}
         for position, event in enumerate(entry.events):
             if (fact := self._fact(event, notes.get(position, {}), given_up)) is not None:
@@ -139,6 +145,16 @@ class _EntryText:
         for action in entry.actions:
             if (decision := self._decision(action, cluster, notes.get(STOPS, {}))) is not None:
                 yield decision
+
+    def _nodes(self, notes: Mapping[int, Any]) -> Iterator[EventRow]:
+        """What happened to nodes, to runs on nodes that were lost, and to jobs before there was any node."""
+        for happened in notes.get(NODES, ()):
+            note = NodeNote(*happened)
+            yield self.row(note.kind, note.by, None, f"node {note.node}: {note.text}", node=note.node)
+        for job, text in notes.get(INTERRUPTED, {}).items():
+            yield self.row("interrupted", Actor.SERVICE, job, text)
+        for job, by in notes.get(ACCEPTED, {}).items():
+            yield self.row("submitted", by, job, "submitted, before there was any node")
 
     def _fact(self, event: Event, note: Mapping[str, object], given_up: Set[str]) -> EventRow | None:
         """`given_up`: jobs that end in the same instant, and so have no next run."""

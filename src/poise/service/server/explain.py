@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from enum import StrEnum
 from heapq import nsmallest
 
-from poise.scheduler.core.claim_shapes import WaitCause
-from poise.scheduler.core.reasons import Code
+from poise.scheduler.core.reasons import Code, waiting_code
 from poise.scheduler.core.settings import Cadence
-from poise.scheduler.model.job import Yields
 from poise.scheduler.model.units import counted, format_seconds
 from poise.scheduler.policies.catalogue import (
     POLICIES,
@@ -25,11 +23,12 @@ from poise.scheduler.policies.catalogue import (
 )
 from poise.service.backends.api import RunEnding
 from poise.service.server.batch import deferral, is_hold_deferred, stop_advice
+from poise.service.server.node_records import out_of_use
 from poise.service.server.records import Contention, JobRecord
 from poise.service.server.service_state import ServiceState
 from poise.service.wire.views import JobState, ReasonView, WhyView
 
-_CODES = {WaitCause.ORDER: Code.ORDER, WaitCause.FRAGMENTATION: Code.FRAGMENTATION, WaitCause.CAPACITY: Code.CAPACITY}
+MOST_NODES = 3  # nodes that cannot be used which are named to a job that waits
 MOST_HOLDERS = 3  # jobs that are named as holding what another one waits for
 
 
@@ -107,8 +106,7 @@ def reason_counts(state: ServiceState) -> dict[str, int]:
     counts: Counter[str] = Counter({Code.RUNNING.value: len(state.running), Code.HELD.value: away})
     counts[Code.REJECTED.value] += len(state.stranded)
     for shape in core.waiting_shapes.values():
-        code = Code.SHARE if shape.is_over_share else _CODES[shape.classify(core.free, core.placement)]
-        counts[code.value] += shape.waiting
+        counts[waiting_code(core, shape).value] += shape.waiting
     return dict(counts)
 
 
@@ -133,7 +131,7 @@ def _history(record: JobRecord, now: float) -> Iterator[str]:
 
 def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -> Iterator[str]:
     """Who holds what a job waits for, and how its tenant stands; for a job that runs, whether it keeps its GPUs."""
-    if (stays := _why_pinned(state, record, now)) is not None:
+    if (stays := record.why_pinned(now, state.header.settings.round)) is not None:
         yield f"it is not preempted: {stays}"
         return
     if code in {Code.REJECTED, Code.RUNNING, Code.HELD, *LiveCode}:
@@ -145,7 +143,7 @@ def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -
     named = []
     for each, by_type in found.largest:
         held = " and ".join(f"{count} {gpu_type}" for gpu_type, count in by_type.items())
-        pinned = ", not preempted" if _why_pinned(state, each, now) is not None else ""
+        pinned = ", not preempted" if each.why_pinned(now, state.header.settings.round) is not None else ""
         named.append(f"job {each.job.id} (tenant {each.job.tenant}, {held}{pinned})")
     if named:
         yield f"held {'among others ' if found.jobs > MOST_HOLDERS else ''}by {', '.join(named)}"
@@ -155,7 +153,16 @@ def _contention(state: ServiceState, record: JobRecord, code: str, now: float) -
         left += [f"{counts[gpu_type]} {gpu_type} by job {job}" for gpu_type in usable if counts[gpu_type]]
     if left:
         yield f"still being vacated: {', '.join(left[:MOST_HOLDERS])}"
+    yield from _missing_nodes(state, usable)
     yield f"tenant {tenant} holds {state.counts.held[tenant]} of {counted(cluster.gpus, 'GPU')}"
+
+
+def _missing_nodes(state: ServiceState, usable: tuple[str, ...]) -> Iterator[str]:
+    """Which nodes that a job could use are lost, drained or used by others: why, and since when."""
+    missing = list(out_of_use(state.nodes, state.header.cluster, usable))
+    yield from missing[:MOST_NODES]
+    if len(missing) > MOST_NODES:
+        yield f"and {counted(len(missing) - MOST_NODES, 'more node')} that cannot be used, or not all of it: poise nodes"
 
 
 def _contended(state: ServiceState, usable: tuple[str, ...]) -> Contention:
@@ -169,17 +176,6 @@ def _contended(state: ServiceState, usable: tuple[str, ...]) -> Contention:
     most = nsmallest(MOST_HOLDERS, using, key=lambda pair: (-sum(pair[1].values()), pair[0].job.submitted))
     nodes = {node.name for node in state.header.cluster.nodes if node.gpu_type in usable}
     return Contention(sum(node in nodes for node, _ in state.counts.holders), len(using), tuple(most))
-
-
-def _why_pinned(state: ServiceState, record: JobRecord, now: float) -> str | None:
-    """Why a job keeps its GPUs while others wait; None: it has none, may be preempted, or has only just started."""
-    run = record.current
-    if run is None or record.job.yields is Yields.ANY_TIME:
-        return None
-    if record.job.yields is Yields.NEVER:
-        return "its owner wants it so"
-    is_new = now - run.started < state.header.settings.round
-    return None if is_new or run.attached is not None else "it has not reported that it did a step and can save it"
 
 
 # The advice: one next step.
@@ -197,6 +193,8 @@ def _advice(state: ServiceState, record: JobRecord, code: str, now: float) -> st
         return f"poise logs {job}"
     if code in {Code.CAPACITY, Code.FRAGMENTATION}:
         return _smaller(state, record) or _patience(state, record, now)
+    if code == Code.UNAVAILABLE:
+        return _smaller(state, record) or "Nothing to do: it starts when nodes are back, or given out again"
     if code == Code.ORDER:
         return "Nothing to do: it gets its turn as those ahead of it have had theirs"
     return _larger_share(state, record.job.tenant) if code == Code.SHARE else None
@@ -231,7 +229,7 @@ def _patience(state: ServiceState, record: JobRecord, now: float) -> str:
     current = ((state.records[job], state.records[job].current) for job in state.running)
     wanted = record.job.gpu_types
     holders = (each for each, run in current if run is not None and (not wanted or set(wanted) & run.by_type.keys()))
-    are_pinned = (_why_pinned(state, each, now) is not None for each in holders)
+    are_pinned = (each.why_pinned(now, state.header.settings.round) is not None for each in holders)
     if next(are_pinned, False) and all(are_pinned):  # lazily: usually the first holder already settles it
         return f"{free}; the jobs that hold them now are not preempted"
     if listing.family is Family.QUEUE:

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from poise import __version__
 from poise.service.server.service_api import ServiceApi
-from poise.service.wire.views import JobState
+from poise.service.wire.views import JobState, NodeCondition
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100  # tenants that have a time series of their own: those that hold most
@@ -76,11 +76,16 @@ class ServiceGauges:
         reasons = (((code,), count) for code, count in sorted(service.reasons().items()))
         yield _family("poise_reasons", "Jobs that have not ended, by reason", ("code",), reasons)
         gpus: dict[tuple[str, str], int] = {}
+        conditions: dict[NodeCondition, int] = dict.fromkeys(NodeCondition, 0)
         for node in service.nodes().nodes:
-            free, lost = (node.free, 0) if node.alive else (0, node.free)
-            for state, count in (("held", node.gpus - node.free), ("free", free), ("lost", lost)):
+            conditions[node.state] += 1
+            free = 0 if not node.alive else node.free if node.available is None else node.available
+            lost, closed = (0, node.free - free) if node.alive else (node.free, 0)
+            for state, count in (("held", node.gpus - node.free), ("free", free), ("lost", lost), ("closed", closed)):
                 gpus[node.gpu_type, state] = gpus.get((node.gpu_type, state), 0) + count
         yield _family("poise_gpus", "GPUs by type and state", ("type", "state"), gpus.items())
+        by_state = (((each.value,), conditions[each]) for each in NodeCondition)
+        yield _family("poise_nodes", "Nodes by state", ("state",), by_state)
         tenants = service.shares().tenants
         most = sorted(tenants, key=lambda each: (-each.held, -each.waiting, -each.gpu_seconds, each.tenant))[:MOST_TENANTS]
         text = "Part of all held GPUs that a tenant holds"

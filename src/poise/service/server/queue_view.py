@@ -8,12 +8,16 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, filterfalse, islice
 from typing import NamedTuple
 
+from poise.scheduler.model.cluster import Node
+from poise.scheduler.model.job import Yields
 from poise.scheduler.policies.catalogue import promise_of
 from poise.scheduler.policies.promises import Claimant
-from poise.service.server.records import JobRecord, RunRecord, Slot
+from poise.service.backends.api import NodeState
+from poise.service.server.node_records import NodeRecord
+from poise.service.server.records import JobRecord, RunRecord
 from poise.service.server.service_api import JobFilter
 from poise.service.server.service_state import ServiceState, TenantTotals
-from poise.service.wire.views import NodeList, NodeRow, Shares, TenantShare
+from poise.service.wire.views import NodeList, NodeRow, NodeRun, Shares, TenantShare
 
 IN_LINE = 2_000
 """Waiting jobs whose position is computed; those behind them are listed in order of submission.
@@ -64,34 +68,64 @@ def _matches(record: JobRecord, wanted: JobFilter) -> bool:
     return is_named and (not wanted.states or record.state in wanted.states) and wanted.app in (None, record.job.app)
 
 
-def nodes(state: ServiceState) -> NodeList:
-    """All nodes, the jobs that hold their GPUs, and those whose processes are still leaving them."""
-    records = state.records
-    current = ((job, records[job].current) for job in state.running)
-    holders = _by_slot((job, run) for job, run in current if run is not None)
-    leaving = _by_slot((job, run) for job in state.stopping for run in records[job].stopping_runs())
-    rows = []
-    for node, alive in zip(state.header.cluster.nodes, state.scheduler.state.free.alive, strict=True):
-        held, left = (
-            tuple(SHARING.join(jobs.get((node.name, slot), ())) or None for slot in range(node.gpus))
-            for jobs in (holders, leaving)
-        )
-        rows.append(
-            NodeRow(
-                name=node.name, gpu_type=node.gpu_type, gpus=node.gpus, rack=node.rack, alive=alive,
-                free=list(zip(held, left, strict=True)).count((None, None)), jobs=held, leaving=left,
-            )
-        )  # fmt: skip
+def nodes(state: ServiceState, now: float) -> NodeList:
+    """All nodes, how they are, the jobs that hold their GPUs, and those whose processes are still leaving them."""
+    runs = _runs_by_node(state)
+    rows = (_node_row(state, node, runs.get(node.name, ()), now) for node in state.header.cluster.nodes)
     return NodeList(nodes=tuple(rows))
 
 
-def _by_slot(runs: Iterable[tuple[str, RunRecord]]) -> dict[Slot, list[str]]:
-    found: dict[Slot, list[str]] = {}
-    for job, run in runs:
-        for node, slots in run.gpus.items():
-            for slot in slots:
-                found.setdefault((node, slot), []).append(job)
+def node_row(state: ServiceState, name: str, now: float) -> NodeRow:
+    """One node of the cluster."""
+    return _node_row(state, state.places[name][1], _runs_by_node(state).get(name, ()), now)
+
+
+Tenure = tuple[JobRecord, RunRecord]  # a run whose processes may be there, and its job
+
+
+def _runs_by_node(state: ServiceState) -> dict[str, list[Tenure]]:
+    """Runs that hold GPUs, or have not left them yet, by node: those that hold some come first."""
+    found: dict[str, list[Tenure]] = {}
+    jobs = chain(state.running, filterfalse(state.running.__contains__, state.stopping))
+    for record in map(state.records.__getitem__, jobs):
+        for run in record.open_runs():
+            for name in run.gpus:
+                found.setdefault(name, []).append((record, run))
+    for each in found.values():
+        each.sort(key=lambda pair: pair[1] is not pair[0].current)
     return found
+
+
+def _node_row(state: ServiceState, node: Node, runs: Iterable[Tenure], now: float) -> NodeRow:
+    known = state.nodes.get(node.name) or NodeRecord(node.name)
+    holders: dict[int, list[str]] = {}
+    leaving: dict[int, list[str]] = {}
+    for record, run in runs:
+        for slot in run.gpus[node.name]:
+            (holders if run is record.current else leaving).setdefault(slot, []).append(record.job.id)
+    held, left = (tuple(SHARING.join(by.get(slot, ())) or None for slot in range(node.gpus)) for by in (holders, leaving))
+    empty = [slot for slot in range(node.gpus) if held[slot] is left[slot] is None]
+    is_open = known.state is NodeState.UP and known.drained is None
+    return NodeRow(
+        name=node.name, gpu_type=node.gpu_type, gpus=node.gpus, rack=node.rack, alive=not known.is_lost,
+        free=len(empty), jobs=held, leaving=left, state=known.condition,
+        available=len(set(empty) - set(known.withheld)) if is_open else 0,
+        since=known.since, evidence=known.evidence or None, withheld=known.withheld,
+        drained=known.drained, drained_by=known.by, drain_reason=known.reason, emptied=known.emptied,
+        runs=tuple(_node_run(state, node, known, record, run, now) for record, run in runs),
+    )  # fmt: skip
+
+
+def _node_run(state: ServiceState, node: Node, known: NodeRecord, record: JobRecord, run: RunRecord, now: float) -> NodeRun:
+    is_leaving, stays = run is not record.current, None
+    if not is_leaving and known.drained is not None:
+        pinned = record.why_pinned(now, state.header.settings.round)
+        until = "it ends" if record.job.yields is Yields.NEVER else "it can save its work, or ends"
+        stays = "it leaves as soon as it may be preempted" if pinned is None else f"it stays until {until}: {pinned}"
+    return NodeRun(
+        job=record.job.id, name=record.name, tenant=record.job.tenant, epoch=run.epoch, slots=run.gpus[node.name],
+        leaving=is_leaving, stays=stays,
+    )  # fmt: skip
 
 
 def shares(state: ServiceState, now: float) -> Shares:

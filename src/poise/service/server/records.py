@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from poise.scheduler.model.cluster import Cluster, Holding, bits
-from poise.scheduler.model.job import Job
+from poise.scheduler.model.job import Job, Yields
 from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunProgressed
 from poise.service.wire.request import JobRequest, PreemptionMode
 from poise.service.wire.views import Flag, JobState, RunView
@@ -190,6 +190,19 @@ class JobRecord:
         if not has_stepped or news.checkpoint is None:
             return False
         return not self.unsaved or news.checkpoint > run.begun
+
+    def why_pinned(self, now: float, spared: float) -> str | None:
+        """Why it keeps its GPUs while others want them; None: it has none, may be preempted, or has only just started.
+
+        spared   seconds for which nothing is said of a run that has not reported yet
+        """
+        run = self.current
+        if run is None or self.job.yields is Yields.ANY_TIME:
+            return None
+        if self.job.yields is Yields.NEVER:
+            return "its owner wants it so"
+        is_new = now - run.started < spared
+        return None if is_new or run.attached is not None else "it has not reported that it did a step and can save it"
 
     def end_run(self, run: RunRecord, news: RunEnded, now: float) -> None:
         """Note that the processes of a run are gone: what it saved, and how much of its work is lost."""

@@ -2,15 +2,16 @@
 
 `recover`     at every start, and after a commit that failed: read the records and replay the last chapter into a fresh core;
               where that is not possible, begin a new chapter from the records alone
-`renewed`     while the service runs: another policy, other weights, or a chapter that has become long
+`renewed`     while the service runs: another policy, other weights, a chapter that has become long, or nodes that joined
 `set_aside`   after a start: go on without jobs whose rows were damaged
 
-A new chapter begins with a `Carried` fact per job: what it has received and where it runs (docs/design/0009-live.md). All of
-them return the new state with the outcome of its first batch, which the engine commits before it does anything else.
+A new chapter begins with a `Carried` fact per job: what it has received and where it runs (docs/design/0009-live.md). Facts
+about nodes that are lost, drained or used by others follow. All of them return the new state with the outcome of its first
+batch, which the engine commits before it does anything else.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -19,8 +20,10 @@ from poise.engine.loop import collector_paused, replay
 from poise.scheduler.model.action import JournalEntry, PreemptionCause, WakeAt
 from poise.scheduler.model.errors import ReplayError
 from poise.scheduler.model.event import Belated, Cancelled, Carried, Colocated, Estimated, Submitted, Woke
-from poise.service.backends.api import DesiredState, RunNotice
-from poise.service.server.dependencies import Dependencies
+from poise.scheduler.model.units import counted
+from poise.service.backends.api import DesiredState, NodeReport, RunNotice
+from poise.service.server.dependencies import Dependencies, live_cluster
+from poise.service.server.node_records import NodeRecord, joined, node_facts
 from poise.service.server.quotas import HOUR, SLOT, Sent, slot_of
 from poise.service.server.records import JobRecord
 from poise.service.server.service_api import SetPolicy, SetWeight
@@ -70,30 +73,53 @@ def _restored(deps: Dependencies, now: float) -> tuple[ServiceState, Outcome]:
     """
     last = deps.store.chapter()
     state = _from_records(deps, deps.header if last is None else read_header(last[0]), now)
-    header = state.header if is_started_as_before(deps) else deps.header
+    header = state.header if is_started_as_before(deps) else wanted_header(deps, state.header)
     return _carry_over(deps, state, header, Batch(now))
 
 
 def is_started_as_before(deps: Dependencies) -> bool:
     """The service was started with the same options as last time: what was changed while it ran then still holds.
 
-    Without a policy among the options, the one in force is wanted.
+    Without a policy or a cluster among the options, the one in force is wanted.
     """
     last = deps.store.chapter()
     asked = deps.header if last is None else read_header(last[1])
-    return deps.header == (replace(asked, policy=deps.header.policy) if deps.keeps_policy else asked)
+    return deps.header == wanted_header(deps, deps.header, asked)
+
+
+def wanted_header(deps: Dependencies, in_force: Header, asked: Header | None = None) -> Header:
+    """The header that options ask for, with what they leave open as it is in force.
+
+    asked   None: the options of this start
+    """
+    asked = deps.header if asked is None else asked
+    if deps.keeps_policy:
+        asked = replace(asked, policy=in_force.policy)
+    return replace(asked, cluster=in_force.cluster) if deps.keeps_cluster else asked
 
 
 def renewed(
-    deps: Dependencies, before: ServiceState, header: Header, now: float, command: SetWeight | SetPolicy | None, lock: _Lock
+    deps: Dependencies,
+    before: ServiceState,
+    header: Header,
+    now: float,
+    command: SetWeight | SetPolicy | None,
+    lock: _Lock,
+    joining: Mapping[str, NodeReport] | None = None,
 ) -> tuple[ServiceState, Outcome]:
     """A new chapter with this header, and with the policy or the tenant's weight that a command sets.
 
-    Raises RequestError for an unknown policy.
+    Raises RequestError for an unknown policy, and if no core can be made for the cluster with these nodes.
 
-    lock   held while the records change; until then readers see the state before
+    lock      held while the records change; until then readers see the state before
+    joining   nodes that are new, or not as they were, by name
     """
     batch = Batch(now)
+    if joining:
+        header = replace(header, cluster=live_cluster(joined(header.cluster, (each.node for each in joining.values()))))
+        deps.new_scheduler(header)  # before any record changes: options may not fit such a cluster
+        with lock:
+            _take_in(before, joining, batch)
     if isinstance(command, SetPolicy):
         header = replace(header, policy=command.policy)
         batch.notes[WHOLE] = {"by": command.by.name, "policy": header.policy, "before": before.header.policy}
@@ -101,6 +127,20 @@ def renewed(
         with lock:
             set_weight(before, command, batch)
     return _carry_over(deps, before, header, batch, lock)
+
+
+def _take_in(state: ServiceState, joining: Mapping[str, NodeReport], batch: Batch) -> None:
+    """Note what nodes are like that the next chapter begins with."""
+    for name, news in joining.items():
+        node, record = news.node, state.nodes.setdefault(name, NodeRecord(name))
+        was_lost = record.is_lost
+        record.report(news, batch.now)
+        gpus = f"{counted(node.gpus, 'GPU')} of type {node.gpu_type}, in {node.rack}"
+        if name not in state.places:
+            batch.note_node("node-joined", name, Actor.SERVICE.value, f"has joined, with {gpus}: {news.evidence}")
+        else:
+            back = "is back, and " if was_lost else ""
+            batch.note_node("node-changed", name, Actor.SERVICE.value, f"{back}has {gpus} now: {news.evidence}")
 
 
 def set_weight(state: ServiceState, command: SetWeight, batch: Batch) -> None:
@@ -150,6 +190,7 @@ def _from_records(deps: Dependencies, header: Header, now: float) -> ServiceStat
             state.damaged.append((row, str(error)))
     state.totals = {name: TenantTotals(*totals) for name, totals in store.tenants().items()}
     state.ended = Counter(store.ended())
+    state.nodes = {name: NodeRecord.read(text) for name, text in store.nodes().items()}
     holders = (record for record in state.records.values() if record.current is not None)
     state.running = {record.job.id: None for record in sorted(holders, key=lambda record: record.since)}
     # Quotas: what is queued, and what was sent within the last hour, also by jobs that have ended since.
@@ -215,6 +256,7 @@ def _carry_over(
         batch.events += estimates
         carried.append(replace(fact, epoch=max(fact.epoch, latest)))
     batch.events += carried
+    batch.events += node_facts(state.nodes, header.cluster)
     if header.policy != before.header.policy:
         note = {"by": Actor.SERVICE, "policy": header.policy, "before": before.header.policy}
         batch.notes.setdefault(WHOLE, note)

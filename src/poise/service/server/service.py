@@ -23,10 +23,11 @@ from poise.service.server.service_api import JobFilter, RefusalCode, RequestRefu
 from poise.service.server.storage.damaged_jobs import DamagedRowError, read_record, request_of, set_aside
 from poise.service.server.storage.store import EntryFilter, Reader, StoredJob
 from poise.service.wire import views
-from poise.service.wire.request import Replicas, Submission, notes_on
+from poise.service.wire.request import Replicas, Submission
 from poise.service.wire.views import Account
 
 Answer = TypeVar("Answer")
+NO_CLUSTER = "no nodes yet"  # in the place of a cluster's specification
 
 
 class LiveService:
@@ -56,13 +57,19 @@ class LiveService:
         command = api.SubmitJobs(by, submission)
         ids = self._reader().submissions.taken(by, submission)
         if ids is not None:
-            fulfil(command, views.SubmittedView(jobs=ids, notes=notes_on(submission.jobs)))
+            fulfil(command, views.SubmittedView(jobs=ids, notes=self._engine.deps.notes(submission.jobs)))
             return command.reply
         admission = self._engine.state.admission
         for request in submission.jobs:
             admission.admit(request)
+        for tenant, sha256 in {(each.tenant or by.tenant, each.files) for each in submission.jobs if each.files}:
+            self._engine.deps.files.require(tenant, sha256)
         self._engine.put(command)
         return command.reply
+
+    def receive_file(self, tenant: str, sha256: str, piece: views.FilePiece) -> views.FileReceived:
+        """Take a piece of an archive."""
+        return self._engine.deps.files.receive(tenant, sha256, piece, self._reader().shipped_files)
 
     def cancel_all(self, by: Account, tenant: str) -> "Future[views.CancelledJobs]":
         """Cancel all jobs of a tenant."""
@@ -88,6 +95,18 @@ class LiveService:
         command = api.SetPolicy(by, policy)
         self._engine.put(command)
         return _then(command.reply, self.service)
+
+    def drain(self, by: Account, node: str, reason: str | None) -> "Future[views.NodeRow]":
+        """Keep runs away from a node."""
+        command = api.ChangeNode(by, node, is_drain=True, reason=reason)
+        self._engine.put(command)
+        return command.reply
+
+    def return_node(self, by: Account, node: str) -> "Future[views.NodeRow]":
+        """End a drain."""
+        command = api.ChangeNode(by, node, is_drain=False)
+        self._engine.put(command)
+        return command.reply
 
     # Questions.
 
@@ -164,7 +183,7 @@ class LiveService:
     def nodes(self) -> views.NodeList:
         """All nodes."""
         with self._engine.lock:
-            return nodes(self._engine.state)
+            return nodes(self._engine.state, self._engine.clock.now())
 
     def shares(self) -> views.Shares:
         """Every tenant's share."""
@@ -193,8 +212,8 @@ class LiveService:
         engine = self._engine
         header, trouble = engine.state.header, engine.trouble
         return views.ServiceView(
-            version=__version__, policy=header.policy, cluster=str(header.cluster), round=header.settings.round,
-            now=engine.clock.now(), started=engine.began, ready=trouble is None,
+            version=__version__, policy=header.policy, cluster=str(header.cluster) or NO_CLUSTER,
+            round=header.settings.round, now=engine.clock.now(), started=engine.began, ready=trouble is None,
             problem=None if trouble is None else str(trouble),
             jobs=len(engine.state.records), warnings=engine.deps.warnings,
         )  # fmt: skip

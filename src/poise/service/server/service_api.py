@@ -50,6 +50,12 @@ class ServiceApi(Protocol):
     def set_policy(self, by: Account, policy: str) -> "Future[views.ServiceView]":
         """Switch to another policy; running jobs stay where they are until it decides otherwise."""
 
+    def drain(self, by: Account, node: str, reason: str | None) -> "Future[views.NodeRow]":
+        """Keep new runs away from a node, and have those that are there leave. RefusalCode.UNKNOWN for an unknown node."""
+
+    def return_node(self, by: Account, node: str) -> "Future[views.NodeRow]":
+        """End the drain of a node. RefusalCode.UNKNOWN for an unknown node."""
+
     def owner(self, job: str) -> str:
         """The tenant that a job belongs to."""
 
@@ -66,7 +72,7 @@ class ServiceApi(Protocol):
         """At most `limit` bytes of a replica's log from `offset` on; a negative offset counts from the end."""
 
     def nodes(self) -> views.NodeList:
-        """All nodes, and which jobs hold their GPUs."""
+        """All nodes: how they are, and which jobs hold their GPUs."""
 
     def shares(self) -> views.Shares:
         """Every tenant's share."""
@@ -79,6 +85,9 @@ class ServiceApi(Protocol):
 
     def reasons(self) -> dict[str, int]:
         """Number of jobs that have not ended, by reason code."""
+
+    def receive_file(self, tenant: str, sha256: str, piece: views.FilePiece) -> views.FileReceived:
+        """Take a piece of an archive that a tenant's jobs will name."""
 
     def service(self) -> views.ServiceView:
         """Version, policy, cluster and health of this service."""
@@ -181,7 +190,18 @@ class SetPolicy:
     reply: "Future[None]" = field(default_factory=Future)
 
 
-Command = SubmitJobs | ChangeJob | CancelTenant | SetWeight | SetPolicy
+@dataclass(frozen=True, slots=True)
+class ChangeNode:
+    """Drain a node, for a reason that people are told, or end its drain. Either may be asked for twice."""
+
+    by: Account
+    node: str
+    is_drain: bool
+    reason: str | None = None
+    reply: "Future[views.NodeRow]" = field(default_factory=Future)
+
+
+Command = SubmitJobs | ChangeJob | CancelTenant | SetWeight | SetPolicy | ChangeNode
 
 
 def frees_room(command: Command) -> bool:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from poise.engine.journal import Header, entry_line, job_line
 from poise.scheduler.core.scheduler import Scheduler
@@ -28,21 +28,25 @@ from poise.scheduler.model.action import (
 )
 from poise.scheduler.model.cluster import Holding, gpu_count, merged
 from poise.scheduler.model.errors import InvariantError
-from poise.scheduler.model.event import Cancelled, Carried, Event, Failed, Finished, Held, Released, Submitted
+from poise.scheduler.model.event import Cancelled, Carried, Event, Failed, Finished, Held, NodeLost, Released, Submitted
 from poise.scheduler.model.job import Job
 from poise.service.backends.api import DesiredState, RunNotice, RunPart
-from poise.service.server.admission import Admission
+from poise.service.server.admission import NO_NODE, Admission
+from poise.service.server.node_records import NodeRecord
 from poise.service.server.quotas import Usage
 from poise.service.server.records import JobRecord, RunRecord, StateCounts, slots_by_node, type_counts
 from poise.service.server.storage.store import Changes, StoredJob, mentioned_by
 from poise.service.wire.views import Flag, JobState
 
-WHOLE, STOPS, DEFERRED = -1, -2, -3
+WHOLE, STOPS, DEFERRED, ACCEPTED, NODES, INTERRUPTED = -1, -2, -3, -4, -5, -6
 """Keys of notes on a batch as a whole; notes on its events have their positions as keys. Stored: they must not change.
 
 WHOLE      who changed a policy or a weight, or which jobs were set aside
 STOPS      by job: the notice that its stopping run gets
 DEFERRED   by job: who asked for a hold that waits until it loses no work, or lifted one; and which of the two
+ACCEPTED   by job: who submitted it while the cluster had no nodes; the core learns of it in the next chapter
+NODES      what happened to nodes, each a NodeNote as a list
+INTERRUPTED   by job: why its run ended that was lost with a node
 """
 JOB_ENDED = "its job has ended"  # why a run is to end if its job states no cause
 
@@ -59,7 +63,17 @@ _RULES = {
     PreemptionCause.RESIZED: "it goes on with another number of GPUs",
     PreemptionCause.VALIDATED: "its trial is over",
     PreemptionCause.HELD: "it was put on hold",
+    PreemptionCause.DRAINED: "its node is drained; it comes back by itself",
 }
+
+
+class NodeNote(NamedTuple):
+    """What happened to a node, for the log of events: which kind of event, to which node, by whom, in words."""
+
+    kind: str
+    node: str
+    by: str
+    text: str
 
 
 @dataclass
@@ -69,6 +83,7 @@ class Batch:
     notes       by position of the event: who asked, and what else is known; stored beside the journal entry
     arrivals    records of new jobs, each with its request as JSON
     touched     jobs whose records changed without the core being told;  charged: tenants whose totals did
+    nodes       nodes whose records changed, whether the core is told or not
     keys        keys of submissions: (key, whose it is, ids of the jobs as JSON)
     aside       rows of damaged jobs, as they are stored from now on
     chapter     if a chapter begins with it: its header, and the header that the service was started with, as JSON
@@ -78,10 +93,11 @@ class Batch:
 
     now: float
     events: list[Event] = field(default_factory=list)
-    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    notes: dict[int, Any] = field(default_factory=dict)
     arrivals: list[tuple[JobRecord, str]] = field(default_factory=list)
     touched: set[str] = field(default_factory=set)
     charged: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
     keys: list[tuple[str, str, str]] = field(default_factory=list)
     aside: list[StoredJob] = field(default_factory=list)
     chapter: tuple[str, str] | None = None
@@ -94,6 +110,11 @@ class Batch:
             self.notes[len(self.events)] = note
         self.events.append(event)
 
+    def note_node(self, kind: str, node: str, by: str, text: str) -> None:
+        """Add what happened to a node, whose record has changed; the core may have to be told of it, or not."""
+        self.notes.setdefault(NODES, []).append(NodeNote(kind, node, by, text))
+        self.nodes.add(node)
+
 
 @dataclass
 class Outcome:
@@ -102,6 +123,7 @@ class Outcome:
     actions   of the core; None: it was not asked, and the journal gets no entry
     jobs      that facts or actions name, except those only carried into a new chapter;  tenants: whose totals changed
     launches, stops, kills   what the back end is told after the commit
+    interrupted              by job: why its run ended that was lost with a node
     """
 
     batch: Batch
@@ -111,6 +133,7 @@ class Outcome:
     launches: list[tuple[JobRecord, RunRecord]] = field(default_factory=list)
     stops: list[tuple[str, int, RunNotice]] = field(default_factory=list)
     kills: list[tuple[str, int, str]] = field(default_factory=list)
+    interrupted: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -129,6 +152,7 @@ class ServiceState:
     running    jobs that hold GPUs, in the order in which they got them
     stopping   jobs with processes on GPUs that the core has taken back
     stranded   jobs that cannot run on the cluster as it is, and why: the core does not know them
+    nodes      what is known of nodes, by name; one without a record is up
     damaged    jobs that have not ended and cannot be read, and why: recovery sets them aside
     ended      number of jobs that have ended, by final state
     wake       when the core asked to be woken
@@ -143,17 +167,19 @@ class ServiceState:
         self.running: dict[str, None] = {}
         self.stopping: dict[str, None] = {}
         self.stranded: dict[str, str] = {}
+        self.nodes: dict[str, NodeRecord] = {}
         self.damaged: list[tuple[StoredJob, str]] = []
         self.ended: Counter[str] = Counter()
         self.counts = StateCounts()
         self.usage = Usage()
         self.wake: float | None = None
-        self._nodes = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}
+        self.places = {node.name: (index, node) for index, node in enumerate(header.cluster.nodes)}  # of nodes, by name
 
     def continue_from(self, before: "ServiceState") -> None:
         """Take over all but the core. Shared, not copied: `before` is only read from now on, until it is replaced."""
         self.records, self.totals, self.damaged, self.ended = before.records, before.totals, before.damaged, before.ended
         self.running, self.stopping, self.counts, self.usage = before.running, before.stopping, before.counts, before.usage
+        self.nodes = before.nodes
 
     def apply(self, batch: Batch, lock: AbstractContextManager[object] = nullcontext()) -> Outcome:  # noqa: B008
         """Put the facts to the core, and apply facts and actions to the records.
@@ -167,6 +193,7 @@ class ServiceState:
             outcome = Outcome(batch, actions, jobs)
             for record, _ in batch.arrivals:
                 self.records[record.job.id] = record
+            self.stranded |= dict.fromkeys(batch.notes.get(ACCEPTED, ()), NO_NODE)
             for event in batch.events:
                 self._apply_event(event, outcome)
             for action in actions:
@@ -182,9 +209,11 @@ class ServiceState:
         if outcome.actions is not None:
             changes.entry = entry_line(JournalEntry(batch.now, tuple(batch.events), outcome.actions))
             stops = {job: notice.text for job, _, notice in outcome.stops}
-            notes = batch.notes | ({STOPS: stops} if stops else {})
+            lost = {INTERRUPTED: outcome.interrupted} if outcome.interrupted else {}
+            notes = batch.notes | ({STOPS: stops} if stops else {}) | lost
             changes.notes = json.dumps(notes, separators=(",", ":")) if notes else None
-            changes.mentions = outcome.jobs | mentioned_by(batch.notes.get(WHOLE, {})) | set(batch.notes.get(DEFERRED, {}))
+            by_note = {*batch.notes.get(DEFERRED, ()), *batch.notes.get(ACCEPTED, ())}
+            changes.mentions = outcome.jobs | mentioned_by(batch.notes.get(WHOLE, {})) | by_note
         for record, request in batch.arrivals:  # some may have been launched, or rejected, in the same instant
             job, state = record.job, record.state.value
             row = StoredJob(job.id, job.tenant, job.app, record.ended, state, job_line(job), request, record.text())
@@ -195,6 +224,7 @@ class ServiceState:
         for tenant in sorted(outcome.tenants | batch.charged):
             totals = self.totals_of(tenant)
             changes.tenants[tenant] = totals.weight, totals.gpu_seconds, totals.preemptions
+        changes.nodes = {name: self.nodes[name].text() for name in sorted(batch.nodes)}
         return changes
 
     def committed(self, changes: Changes) -> None:
@@ -222,15 +252,16 @@ class ServiceState:
         return self.totals.get(tenant, TenantTotals()).weight
 
     def holding(self, run: RunRecord) -> Holding:
-        """A run's GPUs as the core names them; empty if the cluster lacks any of them."""
-        nodes = self._nodes
-        if any(name not in nodes or slots[-1] >= nodes[name][1].gpus for name, slots in run.gpus.items()):
-            return ()
+        """A run's GPUs as the core names them; empty if the cluster lacks any of them, or has others in their place."""
+        nodes = self.places
+        for name, slots in run.gpus.items():
+            if name not in nodes or slots[-1] >= nodes[name][1].gpus or nodes[name][1].gpu_type not in run.by_type:
+                return ()
         return merged((nodes[name][0], sum(1 << slot for slot in slots)) for name, slots in run.gpus.items())
 
     def run_parts(self, run: RunRecord) -> tuple[RunPart, ...]:
         """A run's GPUs as the back end names them."""
-        nodes = self._nodes
+        nodes = self.places
         return tuple(
             RunPart(name, nodes[name][1].gpu_type if name in nodes else run.gpu_type, slots)
             for name, slots in run.gpus.items()
@@ -239,6 +270,9 @@ class ServiceState:
     # Facts and actions, applied to the records.
 
     def _apply_event(self, event: Event, outcome: Outcome) -> None:
+        if isinstance(event, NodeLost):
+            self._lose_runs(self.header.cluster.nodes[event.node].name, outcome)
+            return
         name = _job_of(event)
         record = self.records.get(name) if name is not None else None
         if record is None:
@@ -255,6 +289,28 @@ class ServiceState:
                 record.held = isinstance(event, Held)
             case Submitted():
                 outcome.tenants.add(record.job.tenant)
+
+    def _lose_runs(self, node: str, outcome: Outcome) -> None:
+        """Give up all runs with a part on a lost node. The core has taken back the GPUs of those that held any.
+
+        The back end is told to kill them: it may not have reported their ends yet, parts of them may live on other nodes,
+        and a node that comes back must not go on with them.
+        """
+        known = self.nodes.get(node)
+        text = f"node {node} was lost" + (f": {known.evidence}" if known is not None and known.evidence else "")
+        for job in [*self.running, *(job for job in self.stopping if job not in self.running)]:
+            record = self.records[job]
+            current = record.current
+            if current is not None and node in current.gpus:
+                outcome.interrupted[job] = f"run {current.epoch} is over: {text}"
+                self.release(record, outcome.batch.now, outcome.tenants)
+                outcome.jobs.add(job)
+            for run in record.open_runs():
+                if node in run.gpus and run.grip is not DesiredState.GONE:
+                    run.grip, run.cause = DesiredState.GONE, text
+                    outcome.kills.append((job, run.epoch, text))
+                    outcome.jobs.add(job)
+            record.update_state()
 
     def _apply_action(self, action: Action, outcome: Outcome) -> None:
         match action:
@@ -290,6 +346,8 @@ class ServiceState:
             rule = f"another job {rule}; it comes back by itself"
         elif action.why is PreemptionCause.UNPLANNED:
             rule = "it is not its turn"
+        elif action.why is PreemptionCause.DRAINED:
+            rule = f"{self._drains(run)}; it comes back by itself"
         notice = RunNotice(action.why.value, f"preempted ({action.why}): {rule}", record.deadline)
         run.grip, run.cause = DesiredState.LEAVE, notice.text
         if action.why is not PreemptionCause.HELD:
@@ -297,6 +355,11 @@ class ServiceState:
             self.totals_of(record.job.tenant).preemptions += 1
         self.release(record, outcome.batch.now, outcome.tenants)
         outcome.stops.append((action.job, action.epoch, notice))
+
+    def _drains(self, run: RunRecord) -> str:
+        """Which nodes of a run are drained, by whom and why."""
+        named = ((name, self.nodes.get(name)) for name in run.gpus)
+        return ", ".join(f"node {name} is {each.drain_text()}" for name, each in named if each and each.drained is not None)
 
     def _end(self, record: JobRecord, state: JobState, cause: str | None, outcome: Outcome) -> None:
         if record.finished is not None:

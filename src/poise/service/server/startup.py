@@ -18,7 +18,7 @@ from socket import socket
 
 from poise.engine.journal import Header, read_header
 from poise.scheduler.core.settings import Settings
-from poise.scheduler.model.cluster import Cluster
+from poise.scheduler.model.cluster import Cluster, Node
 from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
 from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.local.backend import LocalBackend
@@ -26,6 +26,9 @@ from poise.service.backends.local.isolation import Isolate, IsolationLevel, isol
 from poise.service.backends.local.orders import Isolation, LocalSettings, check_request
 from poise.service.backends.local.state_dir import JOBS, highest_number, latest_epoch
 from poise.service.backends.null import NullBackend
+from poise.service.backends.ray.backend import RayBackend, RayOptions
+from poise.service.backends.remote.backend import LEASE_SECONDS, AgentAccess, RemoteBackend
+from poise.service.backends.remote.relay import CheckpointPlaces
 from poise.service.server.accounts import TokenStore
 from poise.service.server.admission import Admission
 from poise.service.server.dependencies import Dependencies, core_of, live_cluster, live_settings
@@ -39,12 +42,15 @@ from poise.service.server.metrics import Metrics
 from poise.service.server.queue_view import SHARING
 from poise.service.server.quotas import Allowance
 from poise.service.server.service import LiveService
+from poise.service.server.shipped_archives import SHIP_BYTES, ShippedArchives
 from poise.service.server.storage.schema import VERSION
 from poise.service.server.storage.sidecar import MARK
 from poise.service.server.storage.state_dir import FolderLock, open_folder
 from poise.service.server.storage.store import LARGEST_CHECKED, Store
+from poise.service.server.submission_notes import submission_notes
 from poise.service.wire.views import NodeList
 
+MOST_REMOTE_GPUS = 100_000  # for how many GPUs there are files open if it is not known how many there will be
 DEFAULT_POLICY = "max-min"  # policy of a service that never had another one
 SWITCH_SECONDS = 0.001  # for how long a thread may go on while others wait: requests are answered while the engine decides
 AS_ROOT = (
@@ -58,10 +64,23 @@ NO_MARK = (
 
 
 class BackendKind(StrEnum):
-    """What runs the jobs: processes of this machine, or nothing at all (for measurements of the service itself)."""
+    """What runs the jobs.
+
+    LOCAL    processes of this machine
+    REMOTE   agents on other machines, which connect to this one
+    RAY      the same, started by Poise on the nodes of a Ray cluster
+    NULL     nothing at all, for measurements of the service itself
+    """
 
     LOCAL = "local"
+    REMOTE = "remote"
+    RAY = "ray"
     NULL = "null"
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether runs are on other machines."""
+        return self in (BackendKind.REMOTE, BackendKind.RAY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +88,19 @@ class Setup:
     """All options of a live service except how it listens.
 
     state        a directory that only its owner can read, and that this process has locked
+    cluster      None: what the nodes say that join
+    agents       how runs get to other machines; None: they do not
     policy       None: the one that was in force when the service last ran
     devices      the UUIDs of real GPUs by node and slot; virtual ones have none
     allowance    what users may queue, keep and send
     isolate      what jobs are kept from
+    ship_bytes   bytes of a working directory that may be shipped
+    checkpoints  where those of runs on other machines are kept
     allow_root   do not warn if the service runs as root
     """
 
     state: Path
-    cluster: Cluster
+    cluster: Cluster | None
     policy: str | None
     placement: str
     settings: Settings
@@ -88,6 +111,11 @@ class Setup:
     allowance: Allowance = field(default_factory=Allowance)
     isolate: Isolate = Isolate.OFF
     allow_root: bool = False
+    agents: AgentAccess | None = None
+    fence: float = LEASE_SECONDS
+    ship_bytes: int = SHIP_BYTES
+    checkpoints: CheckpointPlaces = field(default_factory=CheckpointPlaces)
+    ray: RayOptions = field(default_factory=RayOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +125,7 @@ class BindOptions:
     names             host names that it answers to, beside the loopback ones
     insecure          tokens may cross a network unprotected
     new_admin_token   replace the token that the first start made
+    agents            where agents of nodes connect; None: there are none
     """
 
     address: BindAddress
@@ -104,14 +133,17 @@ class BindOptions:
     names: tuple[str, ...] = ()
     insecure: bool = False
     new_admin_token: bool = False
+    agents: BindAddress | None = None
 
     def check(self) -> AllowedHosts:
         """Refuse what would show tokens to others; return the names that the service answers to."""
         if self.certificate is not None:
             self.certificate.context()
-        elif not self.address.is_loopback and not self.insecure:
+        elif not self.insecure:
             text = "others could read tokens on the way; give --tls-cert and --tls-key, or say --insecure"
-            raise RequestError(f"--listen {self.address}: {text}")
+            for option, address in (("--listen", self.address), ("--agents", self.agents)):
+                if address is not None and not address.is_loopback:
+                    raise RequestError(f"{option} {address}: {text}")
         everywhere = {"0.0.0.0", "::"}
         return AllowedHosts.of(self.names if self.address.host in everywhere else (self.address.host, *self.names))
 
@@ -122,10 +154,16 @@ class BindOptions:
         host = self.names[0] if self.names else self.address.host
         return url_of(BindAddress(host, self.address.port), bound, "https")
 
+    def agents_url(self, bound: socket) -> str:
+        """What agents call: by the first of the server's names, if there is one; they may be on other machines."""
+        assert self.agents is not None
+        host = self.names[0] if self.names else self.agents.host
+        return url_of(BindAddress(host, self.agents.port), bound, "http" if self.certificate is None else "https")
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A service that answers. `is_first`: the token in the file was made just now."""
+    """A service that answers. `is_first`: the token in the file was made just now. `agents`: the URL for agents, if any."""
 
     url: str
     pid: int
@@ -133,6 +171,7 @@ class Running:
     token_file: Path
     is_first: bool
     warnings: tuple[str, ...] = ()
+    agents: str | None = None
 
 
 def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) -> None:
@@ -141,8 +180,12 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
     with ExitStack() as stack:
         state = open_folder(setup.state)
         stack.callback(FolderLock(state).release)
-        raise_open_files_limit(setup.cluster.gpus)
+        raise_open_files_limit(MOST_REMOTE_GPUS if setup.cluster is None else setup.cluster.gpus)
         bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
+        tls = None if options.certificate is None else options.certificate.context()
+        if options.agents is not None:
+            for_agents = stack.enter_context(bind(options.agents, "--agents"))
+            setup = replace(setup, agents=AgentAccess(for_agents, options.agents_url(for_agents), tls))
         accounts = TokenStore(state)
         is_first = accounts.ensure_admin(renew=options.new_admin_token)
         service = open_service(replace(setup, state=state))
@@ -153,8 +196,8 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.freeze()  # what is there now stays: no need to look through it for cycles again and again
         stack.enter_context(announced(state, url))
-        running = Running(url, os.getpid(), state, accounts.admin_file, is_first, service.service().warnings)
-        tls = None if options.certificate is None else options.certificate.context()
+        agents = None if setup.agents is None else setup.agents.url
+        running = Running(url, os.getpid(), state, accounts.admin_file, is_first, service.service().warnings, agents)
         serving = serve_http(
             app, bound, tls, log=setup.log, ready=lambda: ready(running), is_over=lambda: service.failed is not None
         )
@@ -172,29 +215,51 @@ def holders(nodes: NodeList) -> set[str]:
 
 def open_service(setup: Setup) -> LiveService:
     """A service on the store of this state directory, ready to be started."""
-    cluster = live_cluster(setup.cluster)
     isolation, warnings = _isolation(setup)
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)
-    # Where nothing is started, any request will do.
+    # What other machines have is not known here, and where nothing is started, any request will do.
     check = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else lambda _request: None
-
-    def new_backend(on_event: OnEvent) -> LiveBackend:
-        if setup.backend is BackendKind.NULL:
-            return NullBackend(on_event)
-        settings = LocalSettings(isolation=isolation.level)
-        return LocalBackend(cluster, setup.state, on_event, devices=setup.devices, settings=settings)
-
     store, highest = _open_store(setup)
     last = store.chapter()
-    policy = setup.policy or (DEFAULT_POLICY if last is None else read_header(last[0]).policy)
+    before = None if last is None else read_header(last[0])
+    policy = setup.policy or (DEFAULT_POLICY if before is None else before.policy)
+    cluster = live_cluster(setup.cluster or (Cluster(()) if before is None else before.cluster))
+
+    def known_nodes() -> tuple[Node, ...]:
+        """Nodes of the cluster in force, to which some may have joined, and of the one that was asked for."""
+        chapter = store.chapter()
+        in_force = () if chapter is None else read_header(chapter[0]).cluster.nodes
+        return tuple({node.name: node for node in (*in_force, *cluster.nodes)}.values())
+
+    def new_backend(on_event: OnEvent) -> LiveBackend:
+        match setup.backend:
+            case BackendKind.NULL:
+                return NullBackend(on_event)
+            case BackendKind.LOCAL:
+                settings = LocalSettings(isolation=isolation.level)
+                return LocalBackend(cluster, setup.state, on_event, devices=setup.devices, settings=settings)
+            case BackendKind.REMOTE:
+                assert setup.agents is not None
+                return RemoteBackend(
+                    known_nodes(), setup.state, on_event, setup.agents, lease=setup.fence, checkpoints=setup.checkpoints
+                )
+            case BackendKind.RAY:
+                assert setup.agents is not None
+                return RayBackend(
+                    known_nodes(), setup.state, on_event, setup.agents, setup.ray, setup.log, lease=setup.fence,
+                    checkpoints=setup.checkpoints,
+                )  # fmt: skip
+
     header = Header("live", cluster, policy, setup.placement, live_settings(setup.settings), 0)
     core_of(header)  # options that make no core are refused here, before anything is changed
     deps = Dependencies(
         store=store, header=header, new_scheduler=core_of, new_backend=new_backend,
         new_admission=lambda each: Admission(each.cluster, check, each.policy),
         log=setup.log, metrics=setup.metrics, retries=setup.settings.retries, highest_job=highest,
-        keeps_policy=setup.policy is None, allowance=setup.allowance, warnings=warnings,
+        keeps_policy=setup.policy is None, keeps_cluster=setup.cluster is None, allowance=setup.allowance, warnings=warnings,
         latest_epoch=lambda job: latest_epoch(setup.state, job),
+        files=ShippedArchives(setup.state, setup.ship_bytes, setup.allowance.tenant_bytes),
+        notes=partial(submission_notes, places=setup.checkpoints if setup.backend.has_agents else None),
     )  # fmt: skip
     return LiveService(ServiceEngine(deps))
 

@@ -1,8 +1,8 @@
 """What the server answers, one type per kind of answer: jobs, nodes, tenants, events, logs, tokens, the service itself.
 
 All times are in seconds. `submitted`, `started`, `finished`, `ended`, `time`, `now` and `expires` are timestamps since 1970
-(UTC); everything else is a duration. Fields are part of the HTTP API (docs/reference/api.md): they may be added, and neither
-renamed nor removed.
+(UTC), and so are `since`, `drained` and `emptied` of a node; everything else is a duration. Fields are part of the HTTP API
+(docs/reference/api.md): they may be added, and neither renamed nor removed.
 """
 
 from enum import StrEnum
@@ -11,6 +11,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from poise.service.wire.request import JobRequest, Name, Wire
+
+MOST_PIECE = 3 << 17  # bytes of an archive in one request, which are a third more as text
 
 
 class JobState(StrEnum):
@@ -147,6 +149,21 @@ class QueuePage(Wire):
     counts: dict[str, int]
 
 
+class FilePiece(Wire):
+    """A piece of an archive that is uploaded: from byte `offset` on, of `total` bytes in all. An empty one only asks."""
+
+    total: Annotated[int, Field(ge=1, le=1 << 40)]
+    offset: Annotated[int, Field(ge=0, le=1 << 40)]
+    data: Annotated[str, StringConstraints(max_length=MOST_PIECE * 4 // 3, pattern=r"^[A-Za-z0-9+/]*={0,2}$")]
+
+
+class FileReceived(Wire):
+    """How many bytes of an archive the service has; complete: all, and they are what the name says."""
+
+    received: int
+    complete: bool
+
+
 class SubmittedView(Wire):
     """An accepted submission: the ids of its jobs, in order. `notes`: what was asked for and has no effect."""
 
@@ -169,12 +186,52 @@ class CancelledJobs(Wire):
     jobs: int
 
 
+class NodeCondition(StrEnum):
+    """How a node is.
+
+    UP            it takes new runs
+    UNREACHABLE   nothing is heard of it at the moment; its runs may go on
+    LOST          nothing runs there any more, and nothing can be started
+    DRAINING      an operator keeps new runs away; some are still there
+    DRAINED       the same, and nothing runs there any more
+    """
+
+    UP = "up"
+    UNREACHABLE = "unreachable"
+    LOST = "lost"
+    DRAINING = "draining"
+    DRAINED = "drained"
+
+
+class NodeRun(Wire):
+    """A run that holds GPUs of a node, or has not left them yet.
+
+    slots     its GPUs on this node
+    leaving   it was told to leave
+    stays     of a run on a drained node that was not: why it goes on, and until when
+    """
+
+    job: str
+    name: str
+    tenant: str
+    epoch: int
+    slots: tuple[int, ...]
+    leaving: bool
+    stays: str | None = None
+
+
 class NodeRow(Wire):
     """A node.
 
-    jobs      ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: two jobs share it
-    leaving   likewise, jobs whose processes still run though the GPU is no longer theirs
-    free      GPUs without either
+    jobs        ids of the jobs that hold its GPUs, by slot; None: free; `1+2`: two jobs share it
+    leaving     likewise, jobs whose processes still run though the GPU is no longer theirs
+    free        GPUs without either
+    available   of those, GPUs that new runs may get; None: the server is too old to say
+    alive       False: it is lost
+    since       when it came into its state, if that is known;  evidence: why it is in that state
+    withheld    slots that others use, which are not given out
+    drained     since when it is drained; None: it is not. `drained_by` whom, and for what `drain_reason`
+    emptied     since when nothing runs there, once it is drained
     """
 
     name: str
@@ -185,12 +242,28 @@ class NodeRow(Wire):
     alive: bool
     jobs: tuple[str | None, ...]
     leaving: tuple[str | None, ...] = ()
+    state: NodeCondition = NodeCondition.UP
+    available: int | None = None
+    since: float | None = None
+    evidence: str | None = None
+    withheld: tuple[int, ...] = ()
+    drained: float | None = None
+    drained_by: str | None = None
+    drain_reason: str | None = None
+    emptied: float | None = None
+    runs: tuple[NodeRun, ...] = ()
 
 
 class NodeList(Wire):
     """All nodes, in the cluster's order."""
 
     nodes: tuple[NodeRow, ...]
+
+
+class NewDrain(Wire):
+    """Why a node is drained, for those who ask."""
+
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] | None = None
 
 
 class TenantShare(Wire):
@@ -246,6 +319,7 @@ class EventRow(Wire):
 
     number   position in the journal; later events are asked for by it
     actor    an Actor, or the name of a person's token
+    node     that it is about, if it is about one
     """
 
     number: int
@@ -255,6 +329,7 @@ class EventRow(Wire):
     job: str | None
     tenant: str | None
     text: str
+    node: str | None = None
 
 
 class EventPage(Wire):
@@ -278,7 +353,7 @@ class Role(StrEnum):
 
     READER     see everything except other people's logs, commands and environments
     USER       submit jobs and control its own
-    OPERATOR   control all jobs
+    OPERATOR   control all jobs, and drain nodes
     ADMIN      change policy, shares and tokens
     """
 

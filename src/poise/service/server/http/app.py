@@ -157,6 +157,10 @@ NamePart = Annotated[str, Path(pattern=f"^{NAME}$", max_length=64)]
 """A name in a path. It is looked up, and never made part of a file's path."""
 
 
+ShaPart = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")]
+"""A SHA-256 in a path. It names a file, and can name no other."""
+
+
 def answer(model: BaseModel, status: int = HTTPStatus.OK) -> Response:
     """A model as JSON, not validated again."""
     return Response(encoded(model), status, media_type=JSON)
@@ -303,6 +307,12 @@ class HoldQuery(Wire):
     stop: bool = False
 
 
+class FileQuery(Wire):
+    """Whose files; the token's tenant's if none is named."""
+
+    tenant: Name | None = None
+
+
 class EventsQuery(Wire):
     """Events after a number of the journal; negative: the last ones, that many."""
 
@@ -331,6 +341,7 @@ class JobRoutes:
             Endpoint("POST", "/v1/tenants/{tenant}/cancel", Role.USER, self.cancel_all, views.CancelledJobs),
             Endpoint("POST", f"{one}/hold", Role.USER, self.hold, views.CommandResult, problems=(404, 409)),
             Endpoint("POST", f"{one}/release", Role.USER, self.release, views.CommandResult, problems=(404, 409)),
+            Endpoint("POST", "/v1/files/{sha256}", Role.USER, self.receive_file, views.FileReceived, views.FilePiece),
         )
 
     async def submit(self, request: Request) -> Response:
@@ -370,6 +381,17 @@ class JobRoutes:
             text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
             raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
         return await when_committed(lambda: self._service.cancel_all(by, tenant))
+
+    async def receive_file(
+        self, by: Caller, sha256: ShaPart, query: Annotated[FileQuery, Query()], request: Request
+    ) -> Response:
+        """Take a piece of an archive of a working directory. Jobs name it by its SHA-256."""
+        tenant = query.tenant or by.tenant
+        if tenant != by.tenant and not is_at_least(by, Role.OPERATOR):
+            text = f"token {by.name!r} is of tenant {by.tenant}, not of {tenant}; only operators may do that"
+            raise RequestRefusedError(RefusalCode.FORBIDDEN, text)
+        piece = await body_of(request, views.FilePiece)
+        return answer(await run_in_threadpool(self._service.receive_file, tenant, sha256, piece))
 
     async def hold(self, by: Caller, job: NamePart, query: Annotated[HoldQuery, Query()]) -> Response:
         """Keep a job from running until it is released. One that runs goes on as long as to end it would lose work."""
@@ -422,8 +444,11 @@ class ServiceRoutes:
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """All of them."""
+        node = "/v1/nodes/{node}"
         return (
             Endpoint("GET", "/v1/nodes", Role.READER, self.nodes, views.NodeList),
+            Endpoint("POST", f"{node}/drain", Role.OPERATOR, self.drain, views.NodeRow, views.NewDrain, problems=(404,)),
+            Endpoint("POST", f"{node}/return", Role.OPERATOR, self.return_node, views.NodeRow, problems=(404,)),
             Endpoint("GET", "/v1/shares", Role.READER, self.shares, views.Shares),
             Endpoint("PUT", "/v1/shares/{tenant}", Role.ADMIN, self.set_weight, views.Shares, Weight, problems=(404, 409)),
             Endpoint("GET", "/v1/service", Role.READER, self.service, views.ServiceView),
@@ -433,8 +458,17 @@ class ServiceRoutes:
         )
 
     def nodes(self) -> Response:
-        """List nodes and who holds their GPUs."""
+        """List nodes, how they are, and who holds their GPUs."""
         return answer(self._service.nodes())
+
+    async def drain(self, by: Caller, node: NamePart, request: Request) -> Response:
+        """Take a node out of service: nothing starts there any more, and its runs are saved and go on elsewhere."""
+        wanted = await body_of(request, views.NewDrain)
+        return await when_committed(lambda: self._service.drain(by, node, wanted.reason))
+
+    async def return_node(self, by: Caller, node: NamePart) -> Response:
+        """Give a node back that was drained."""
+        return await when_committed(lambda: self._service.return_node(by, node))
 
     def shares(self) -> Response:
         """List tenants, what they are entitled to and what they hold."""

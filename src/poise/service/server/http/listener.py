@@ -26,12 +26,13 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from poise.durable import replace_file
 from poise.scheduler.model.errors import RequestError
 from poise.service.backends.local.processes import start_of
 from poise.service.server.http import connections
 from poise.service.server.http.connections import BACKLOG, ClientConnection, ConnectionTable
 from poise.service.server.logs import Level, Logbook, forward
-from poise.service.server.storage.state_dir import SERVER, replace_file
+from poise.service.server.storage.state_dir import SERVER
 
 DEFAULT_PORT = 8642
 IDLE_SECONDS = 15  # time for a connection to send another request
@@ -174,14 +175,12 @@ class BindAddress:
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> "BindAddress":
-        """`127.0.0.1:8642`, `[::1]:8642`, `name:8642`, or without a port."""
+    def parse(cls, text: str, option: str = "--listen", port: int = DEFAULT_PORT) -> "BindAddress":
+        """`127.0.0.1:8642`, `[::1]:8642`, `name:8642`, or without a port; then `port` is meant."""
         match = _LISTEN.fullmatch(text)
-        if match is None or int(match["port"] or DEFAULT_PORT) > 65_535 or match["host"].isdecimal():
-            raise RequestError(
-                f"--listen {text!r}: expected HOST:PORT, e.g. 127.0.0.1:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
-            )
-        return cls(match["host"].strip("[]"), int(match["port"] or DEFAULT_PORT))
+        if match is None or int(match["port"] or port) > 65_535 or match["host"].isdecimal():
+            raise RequestError(f"{option} {text!r}: expected HOST:PORT, e.g. 127.0.0.1:{port} or [::1]:{port}")
+        return cls(match["host"].strip("[]"), int(match["port"] or port))
 
     @property
     def is_loopback(self) -> bool:
@@ -223,20 +222,20 @@ class Certificate:
         return context
 
 
-def bind(address: BindAddress) -> socket.socket:
+def bind(address: BindAddress, option: str = "--listen") -> socket.socket:
     """A socket that listens, so that the port is certainly ours; raises RequestError in one line if that fails."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise RequestError(f"--listen {address}: {getattr(error, 'strerror', None) or error}") from None
+        raise RequestError(f"{option} {address}: {getattr(error, 'strerror', None) or error}") from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(place)
         bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
-        raise RequestError(f"--listen {address}: {error.strerror or error}") from None
+        raise RequestError(f"{option} {address}: {error.strerror or error}") from None
     return bound
 
 

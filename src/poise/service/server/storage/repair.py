@@ -30,7 +30,7 @@ from poise.service.server.storage.store import JOB_ROWS, StoredJob
 BACKUPS = "backups"
 _FILES = (FILE, f"{FILE}-wal", MARK)
 NUMBERED = ("chapters", "entries", "jobs", "damaged")
-KEYED = ("mentions", "submissions", "tenants", "floors")
+KEYED = ("mentions", "submissions", "tenants", "nodes", "floors")
 MOST_PROBES = 20_000  # numbers that are tried one by one between rows that can be read
 
 
@@ -223,6 +223,7 @@ class _Repair:
                 self._db.execute("DELETE FROM entries WHERE number IS ?", (number,))
         self._jobs()
         self._tenants()
+        self._nodes()
         self._numbers(mark or JournalEnd(0, 0), highest)
         if self._problems:
             self._set_floor(store.FROM_RECORDS, 1)
@@ -275,6 +276,14 @@ class _Repair:
                 preempted = sum(record["preemptions"] for _, record in jobs)
                 made = (name, float(jobs[-1][0].get("tenant_weight", 1.0)), seconds, preempted)
                 self._db.execute("INSERT INTO tenants VALUES (?, ?, ?, ?, ?)", (*made, checksum(*made)))
+
+    def _nodes(self) -> None:
+        """Forget what cannot be read of a node: the back end reports anew how it is, and an operator may drain it again."""
+        for name, text, stored in self._rows("SELECT * FROM nodes"):
+            if checksum(name, text) != stored:
+                self._problems.append(f"node {name!r:.60}: its record is damaged; if it was drained, drain it again")
+                self._remember("node", name, [text, stored])
+                self._db.execute("DELETE FROM nodes WHERE name IS ?", (name,))
 
     def _numbers(self, mark: JournalEnd, highest: int) -> None:
         """Report what is missing, and see to it that no number is given out again, be it in the journal or not."""

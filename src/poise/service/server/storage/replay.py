@@ -56,6 +56,7 @@ def replay_store(file: Path) -> StoreReplay:
             except DamagedRowError as error:
                 raise JournalError(f"{file}: job {row.id}: {error}; the service would set it aside") from None
         store.tenant_totals(db, file)
+        store.node_texts(db, file)
         missing: list[str] = []
         done: list[tuple[int, int, int]] = []
         ends = [later for _, (_, later) in pairwise(chapters)] + [1 << 62]

@@ -6,6 +6,7 @@ jobs          requests as they were submitted; `record`: the state of the job as
 mentions      which entries name which job, or are about a tenant itself
 submissions   keys of submissions that were accepted, so that one sent twice is accepted once
 tenants       weights, and what tenants have received
+nodes         what is known of nodes that were reported or drained
 floors        after a repair: numbers of entries and jobs that were given out before, whatever is left of them
 damaged       rows that were set aside, as far as they could be read
 
@@ -25,7 +26,7 @@ from poise.engine.journal import migrate_entry, migrate_job
 from poise.scheduler.model.errors import JournalError
 
 FILE = "journal.db"
-VERSION = 2
+VERSION = 3
 """Increase it whenever a table, a record or a request gets other fields, or the journal another version. Then add a step
 below, and a state of the version before to `tests/data/states`."""
 LATEST_PLAUSIBLE = 99  # versions that a later Poise may have. A larger number is damage.
@@ -50,6 +51,7 @@ CREATE TABLE tenants (
     name TEXT PRIMARY KEY, weight REAL NOT NULL, gpu_seconds REAL NOT NULL, preemptions INTEGER NOT NULL,
     sum INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE nodes (name TEXT PRIMARY KEY, record TEXT NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE floors (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE damaged (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, found TEXT NOT NULL);
 """
@@ -112,6 +114,8 @@ def version_of(db: sqlite3.Connection, path: Path) -> int:
 def version_by_tables(db: sqlite3.Connection) -> int:
     """The version that the tables of a store have, whatever its own number says; 0 if it has no tables."""
     found = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name != 'room'").fetchall()
+    if any(name == "nodes" for name, _ in found):
+        return 3
     if any(name in ("floors", "damaged") or "sum INTEGER" in sql for name, sql in found):
         return 2
     return 1 if found else 0
@@ -228,4 +232,16 @@ def _job_2(*row: Any) -> tuple[object, ...]:  # noqa: ANN401
     return number, name, tenant, app, ended, state, job, request, record, *sums
 
 
-STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}  # by the version that they start from
+# --- from version 2 to 3: what is known of nodes ---
+
+_NODES_3 = """CREATE TABLE IF NOT EXISTS nodes (
+    name TEXT PRIMARY KEY, record TEXT NOT NULL, sum INTEGER NOT NULL
+) WITHOUT ROWID"""
+"""The step before makes the tables of the current version, and so may have made this one."""
+
+
+def _to_3(db: sqlite3.Connection) -> None:
+    db.execute(_NODES_3)
+
+
+STEPS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2, 2: _to_3}  # by the version that they start from

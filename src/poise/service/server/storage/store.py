@@ -18,7 +18,7 @@ with which cancellations and ends of runs can
 still be committed.
 
 **A damaged row** is recognised by its checksum. A job is set aside (`damaged_jobs.py`) and all others go on. An entry
-makes the engine begin a new chapter from the records. A header, or the totals of a tenant, need `poise repair`.
+makes the engine begin a new chapter from the records. A header, the totals of a tenant, or a node need `poise repair`.
 
 **Threads and locks.** One thread, the engine's, writes. Any thread may read through a `Reader`, which has a connection of
 its own; in WAL mode readers and the writer do not wait for each other. That only one process writes is ensured by the
@@ -157,6 +157,7 @@ class Changes:
     """Of submissions: key, whose it is, ids of the jobs as JSON."""
     tenants: dict[str, tuple[float, float, int]] = field(default_factory=dict)
     """Weight, GPU-seconds received, preemptions suffered."""
+    nodes: dict[str, str] = field(default_factory=dict)  # records of nodes as JSON, by name
 
 
 class Store:
@@ -290,6 +291,8 @@ class Store:
         _for_rows(db, "INSERT INTO submissions VALUES {}", changes.keys)
         totals = ((name, *each, checksum(name, *each)) for name, each in changes.tenants.items())
         _for_rows(db, "INSERT OR REPLACE INTO tenants VALUES {}", totals)
+        known = ((name, text, checksum(name, text)) for name, text in changes.nodes.items())
+        _for_rows(db, "INSERT OR REPLACE INTO nodes VALUES {}", known)
 
     def checkpoint(self) -> None:
         """Carry the write-ahead log over into the file, so that what is written next needs no more space there."""
@@ -339,6 +342,10 @@ class Store:
     def tenants(self) -> dict[str, tuple[float, float, int]]:
         """Weight, GPU-seconds received and preemptions suffered, by tenant."""
         return tenant_totals(self._db, self.path)
+
+    def nodes(self) -> dict[str, str]:
+        """Records of nodes as JSON, by name."""
+        return node_texts(self._db, self.path)
 
     def ended(self) -> dict[str, int]:
         """Number of jobs that have ended, by their final state."""
@@ -433,6 +440,16 @@ def tenant_totals(db: sqlite3.Connection, path: Path) -> dict[str, tuple[float, 
     return found
 
 
+def node_texts(db: sqlite3.Connection, path: Path) -> dict[str, str]:
+    """Records of nodes as JSON, by name; raises JournalError for a damaged row."""
+    found = {}
+    for name, text, stored in db.execute("SELECT name, record, sum FROM nodes"):
+        if checksum(name, text) != stored:
+            raise JournalError(f"{path}: damaged: what is known of node {name!r:.60}; {remedy(path.parent)}")
+        found[name] = text
+    return found
+
+
 # --- the readers' side ---
 
 
@@ -447,6 +464,14 @@ class Reader:
         """A job, ended or not."""
         row = self._db.execute(f"{JOB_ROWS} WHERE id = ?", (job,)).fetchone()
         return None if row is None else StoredJob.of(*row)
+
+    def shipped_files(self) -> set[tuple[str, str]]:
+        """Tenant and SHA-256 of the files that jobs name which have not ended."""
+        rows = self._db.execute(
+            "SELECT tenant, json_extract(request, '$.files') FROM jobs"
+            ' WHERE ended IS NULL AND request LIKE \'%"files":"%\' AND json_valid(request)'
+        )
+        return {(str(tenant), str(sha256)) for tenant, sha256 in rows if sha256 is not None}
 
     def ended(self, wanted: JobFilter, *, limit: int, offset: int) -> list[StoredJob]:
         """Jobs that have ended, the latest first."""
