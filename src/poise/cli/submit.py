@@ -24,9 +24,10 @@ from poise.scheduler.model.errors import PoiseError, RequestError, Where
 from poise.scheduler.model.units import parse_seconds
 from poise.service.client import Client, WaitTimeoutError
 from poise.service.client.client import new_key
+from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
-from poise.service.client.submission import completed_request
-from poise.service.wire.draft import JobDraft, Variant, array_of, literal_words, parse_folder, sweep_of
+from poise.service.client.submission import completed_request, with_files
+from poise.service.wire.draft import JobDraft, Variant, array_of, current_folder, literal_words, parse_folder, sweep_of
 from poise.service.wire.jobfile import MOST_BYTES, parse_gang, read_draft, read_text
 from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Replicas, notes_on, plain
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
@@ -66,6 +67,10 @@ _OPTIONS = (
         help="Virtual environment, of venv or conda, to run in.  [default: the active one, if any]"),
     click.option("--no-venv", is_flag=True, help="Run in no virtual environment: with what the service has in PATH."),
     click.option("--cwd", metavar="DIR", help="Working directory.  [default: the current one]"),
+    click.option("--ship", metavar="[=DIR]",
+        help="Send the working directory, or DIR, along, without what .gitignore ignores; the job runs in that."),
+    click.option("--ship-mib", type=click.IntRange(1, 1 << 20), default=SHIP_MIB, show_default=True, metavar="N",
+        help="MiB that --ship sends, at most."),
     click.option("--steps", type=float, help="How long it is, in steps, if you know."),
     click.option("--duration", metavar="TIME", help="How long it is on the reference GPU type, if you know."),
     click.option("--model", help="What it trains, as throughput tables name it."),
@@ -79,6 +84,8 @@ _OPTIONS = (
         help="At the end of a lease: checkpoint (poise.worker; other scripts stay), restart, never.  [default: checkpoint]"),
     click.option("--checkpoint-every", metavar="TIME", help="Time between checkpoints while the job runs undisturbed."),
     click.option("--deadline", metavar="TIME", help="Time to write a checkpoint.  [default: 60]"),
+    click.option("--checkpoint-url", metavar="URL",
+        help="Where checkpoints are kept over machines: a shared path, a URL, relay.  [default: as the service says]"),
     click.option("--retries", type=int, metavar="N", help="Failed runs that are forgiven."),
     click.option("--max-duration", metavar="TIME", help="Running time after which it is stopped for good."),
     click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
@@ -96,8 +103,10 @@ class SubmitCommand(click.Command):
         """Keep what stands after `--` apart."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_COMMAND] = tuple(args[at + 1 :])
+        # An option whose value may be left out would take the next word, such as a job file, for it.
+        known = ["--ship=" if each == "--ship" else each for each in args[:at]]
         try:
-            return super().parse_args(ctx, args[:at])
+            return super().parse_args(ctx, known)
         except click.NoSuchOption as error:
             if "--" in args or all(word.startswith("-") for word in args):
                 raise
@@ -132,7 +141,12 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
     draft = _draft(file[0] if file else None, ctx.meta[_COMMAND], options)
     show_notes([plain(note) for note in draft.notes])
     key = new_key()
-    requests = tuple(map(completed_request, draft.requests(key)))
+    drafted = draft.requests(key)
+    shipped = None if options["ship"] is None else _shipped_folder(options["ship"], drafted[0])
+    if shipped is not None:
+        sha256 = packed_folder(shipped, options["ship_mib"] << 20).digest()
+        drafted = tuple(with_files(each, shipped, sha256) for each in drafted)
+    requests = tuple(map(completed_request, drafted))
     count = len(requests)
     if options["dry_run"]:
         show_notes([plain(note) for note in notes_on(requests)])
@@ -144,9 +158,16 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
     if count > MANY and not options["yes"] and not as_json and sys.stdin.isatty():
         click.confirm(f"Submit {count:,} jobs?", default=True, abort=True, err=True)
     with connected_for_long() if follow or options["wait"] else connected() as client:
+        if shipped is not None:
+            client.ship(shipped, most_mib=options["ship_mib"], tenant=requests[0].tenant)
         handles = client.submit_all(requests, key=key)
         show_notes([plain(note) for note in handles[0].notes])
         return _report(client, [handle.id for handle in handles], requests[0], options)
+
+
+def _shipped_folder(given: str, request: JobRequest) -> Path:
+    """The folder that is sent along: the one that is named, or the working directory."""
+    return Path(_parsed("--ship", given, parse_folder) if given else request.cwd or current_folder()).resolve()
 
 
 def _report(client: Client, jobs: list[str], request: JobRequest, options: dict[str, Any]) -> int:
@@ -273,6 +294,7 @@ _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "max_duration": ("max_duration", parse_seconds),
     "checkpoint_every": ("checkpoint.every", parse_seconds),
     "deadline": ("checkpoint.deadline", parse_seconds),
+    "checkpoint_url": ("checkpoint.url", str),
     "retries": ("retry.on_errors", int),
     "cwd": ("cwd", parse_folder),
     "venv": ("venv", parse_folder),

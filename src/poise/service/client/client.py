@@ -1,5 +1,6 @@
 """The verbs of a live Poise, for Python programs: `Client`, and `JobHandle` for one job of it."""
 
+import base64
 import os
 import re
 import ssl
@@ -16,7 +17,8 @@ import httpx
 from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.service.client import streams
 from poise.service.client.config import ServerAddress, await_server
-from poise.service.client.connection import NOT_FOUND, Again, Connection, ServerRefusedError
+from poise.service.client.connection import NOT_FOUND, Again, Connection, Parameters, ServerRefusedError, UnavailableError
+from poise.service.client.shipping import SHIP_MIB, packed_folder, pieces_of
 from poise.service.client.submission import check_request, completed_request, request_of, validated, variants_of
 from poise.service.wire import views
 from poise.service.wire.draft import JobDraft
@@ -159,6 +161,32 @@ class Client:
             raise ServerRefusedError(error.status, error.code, text) from None
         return tuple(JobHandle(self, job, taken.notes) for job in taken.jobs)
 
+    def ship(self, folder: Path, *, most_mib: int = SHIP_MIB, tenant: str | None = None) -> str:
+        """Upload a working directory, without what its `.gitignore` files ignore, and return its SHA-256 for `files=`.
+
+        What the service has already is not sent again.
+
+        tenant   whose jobs will name it; None: the token's
+        """
+        tree = packed_folder(folder, most_mib << 20)
+        sha256 = tree.digest()
+        parameters: Parameters = {} if tenant is None else {"tenant": tenant}
+
+        def send(offset: int, data: bytes) -> views.FileReceived:
+            piece = views.FilePiece(total=tree.size, offset=offset, data=base64.b64encode(data).decode())
+            return self._link.send(views.FileReceived, "POST", f"/v1/files/{sha256}", piece, parameters=parameters)
+
+        there = send(0, b"")
+        while not there.complete:
+            begun = there.received
+            for offset, data in pieces_of(tree, begun):
+                there = send(offset, data)
+                if there.complete or there.received != offset + len(data):  # another client sends the same
+                    break
+            if not there.complete and there.received <= begun:
+                raise UnavailableError("the service does not take the files; try again")
+        return sha256
+
     def map(
         self, request: JobRequest, params: Iterable[Mapping[str, object]] | Mapping[str, Iterable[object] | object]
     ) -> tuple[JobHandle, ...]:
@@ -253,8 +281,20 @@ class Client:
         return self._command(job, "release")
 
     def nodes(self) -> views.NodeList:
-        """All nodes, and the jobs that hold their GPUs."""
+        """All nodes, how they are, and the jobs that hold their GPUs."""
         return self._link.get(views.NodeList, "/v1/nodes")
+
+    def drain(self, node: str, *, reason: str | None = None) -> views.NodeRow:
+        """Take a node out of service: nothing starts there any more, and its runs are saved and go on elsewhere.
+
+        Returns at once; `emptied` of the node says when nothing runs there any more. Only operators may.
+        """
+        body = validated(views.NewDrain, reason=reason)
+        return self._link.send(views.NodeRow, "POST", f"{_node(node)}/drain", body)
+
+    def return_node(self, node: str) -> views.NodeRow:
+        """Give a node back that was drained. Only operators may."""
+        return self._link.send(views.NodeRow, "POST", f"{_node(node)}/return")
 
     def shares(self) -> views.Shares:
         """All tenants: what each is entitled to, holds and has received."""
@@ -357,6 +397,10 @@ def new_key() -> str:
 
 def _job(job: str) -> str:
     return f"/v1/jobs/{_checked(job)}"
+
+
+def _node(node: str) -> str:
+    return f"/v1/nodes/{_name('node', node)}"
 
 
 def _checked(job: str) -> str:

@@ -69,12 +69,30 @@ def completed_request(request: JobRequest) -> JobRequest:
     A request that says whether it has an environment (None: it has none) keeps that. A program without a folder, such as
     `python`, is looked up where the job runs.
     """
+    if request.files is not None:  # it runs there, wherever that is
+        return _in_environment(request, {})
     cwd = request.cwd or str(current_folder())
-    is_given = "venv" in request.model_fields_set or any(name in request.env for name in ACTIVE)
-    changed: dict[str, Any] = {"cwd": cwd, "venv": request.venv if is_given else active_environment(os.environ)}
+    changed: dict[str, Any] = {"cwd": cwd}
     for name in ("command", "setup"):
         words = getattr(request, name)
         changed[name] = (str(Path(cwd, words[0])), *words[1:]) if words and "/" in words[0] else words
+    return _in_environment(request, changed)
+
+
+def _in_environment(request: JobRequest, changed: Mapping[str, Any]) -> JobRequest:
+    is_given = "venv" in request.model_fields_set or any(name in request.env for name in ACTIVE)
+    venv = request.venv if is_given else active_environment(os.environ)
+    return validated(JobRequest, **request.model_dump(exclude_unset=True) | {"venv": venv, **changed})
+
+
+def with_files(request: JobRequest, folder: Path, sha256: str) -> JobRequest:
+    """The request, to be run in the files of a folder that were shipped. Paths into the folder become relative to it."""
+    inside = f"{folder}/"
+    changed: dict[str, Any] = {"cwd": None, "files": sha256}
+    for name in ("command", "setup"):
+        changed[name] = tuple(
+            f"./{word.removeprefix(inside)}" if word.startswith(inside) else word for word in getattr(request, name)
+        )
     return validated(JobRequest, **request.model_dump(exclude_unset=True) | changed)
 
 

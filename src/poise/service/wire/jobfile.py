@@ -136,7 +136,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "duration": parse_seconds, "max_duration": parse_seconds,
 }  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
-    "checkpoint": {"every": parse_seconds, "deadline": parse_seconds},
+    "checkpoint": {"every": parse_seconds, "deadline": parse_seconds, "url": str},
     "retry": {"on_errors": _parse_whole, "exit_codes": _parse_whole},
     "limits": {
         "memory": parse_bytes, "cpu_seconds": lambda text: round(parse_seconds(text)),

@@ -28,6 +28,7 @@ MOST_COMMAND = 64 << 10  # characters of a command, all arguments together
 MOST_VARIABLES = 500
 MOST_ENVIRONMENT = 64 << 10  # characters of a job's environment, names and values together
 MOST_PATH = 4_000
+MOST_PLACE = 2_000  # characters of a path or URL where checkpoints are kept
 MOST_GPUS = 100_000
 MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_STEPS = 1e15
@@ -44,6 +45,13 @@ Argument = Annotated[str, StringConstraints(max_length=MOST_COMMAND, pattern=r"^
 Variable = Annotated[str, StringConstraints(pattern=f"^{VARIABLE}$")]
 Path = Annotated[str, StringConstraints(max_length=MOST_PATH, pattern=r"^/[^\x00]*$")]
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+RELAY = "relay"
+_PLACE = rf"^({RELAY}|/[^\x00-\x1f]*|[a-z][a-z0-9+.-]*:///*[^/\x00-\x20][^\x00-\x20]*)$"  # a URL names more than a root
+KeptAt = Annotated[str, StringConstraints(max_length=MOST_PLACE, pattern=_PLACE)]
+"""Where checkpoints are kept: `relay`, through the server; a directory that all nodes share; or a URL of fsspec."""
+JobPlace = Annotated[str, StringConstraints(max_length=MOST_PLACE + 250, pattern=_PLACE)]
+"""Where those of one job are: `relay`, or a directory below the place."""
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class PreemptionMode(StrEnum):
@@ -74,14 +82,16 @@ class Wire(BaseModel):
 
 
 class Checkpoint(Wire):
-    """When a run saves its state, in seconds.
+    """When a run saves its state, in seconds, and where that is kept.
 
     every      time between periodic checkpoints; None: only when asked to
     deadline   time allowed for writing one
+    url        where they are kept if runs are on other machines; None: where the service keeps those of all jobs
     """
 
     every: Seconds | None = None
     deadline: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    url: KeptAt | None = None
 
 
 class RetrySpec(Wire):
@@ -120,6 +130,7 @@ class JobRequest(Wire):
     gpus           size of the gang; `min_gpus` and `max_gpus` make the job elastic
     gpu_types      acceptable types; empty: any
     cwd            working directory, absolute; the client fills it in
+    files          archive of the working directory that was shipped, by its SHA-256; runs are in it, and `cwd` is None
     venv           virtual environment, of venv or conda, absolute; its programs come first in PATH. None: none
     steps          length of the job, if its owner knows; or `duration`: seconds on the reference GPU type
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
@@ -139,6 +150,7 @@ class JobRequest(Wire):
     replicas: Replicas = Replicas.NODE
     env: Annotated[dict[Variable, Argument], Field(max_length=MOST_VARIABLES), BeforeValidator(_check_count)] = {}
     cwd: Path | None = None
+    files: Sha256 | None = None
     venv: Path | None = None
     steps: Annotated[float, Field(gt=0, le=MOST_STEPS)] | None = None
     duration: Seconds | None = None
@@ -173,6 +185,8 @@ class JobRequest(Wire):
             raise ValueError("gpus: expected min_gpus <= gpus <= max_gpus")
         if self.micro_batches is not None and (self.min_gpus or self.max_gpus):
             raise ValueError("micro_batches: a job that divides takes any number of GPUs; ask for one number, not a range")
+        if self.files is not None and self.cwd is not None:
+            raise ValueError("cwd: the job runs in the files that were shipped; leave it out")
         return self
 
 
@@ -206,6 +220,8 @@ def first_problem(error: ValidationError) -> tuple[str | None, str]:
     if first["type"] == "value_error":  # raised by our own validators, as `FIELD: PROBLEM`
         name, colon, text = first["msg"].removeprefix("Value error, ").partition(": ")
         return (name, text) if colon else (None, name)
+    if not path:
+        return None, "expected a JSON object"
     if first["type"] == "extra_forbidden":
         known = _PARTS[path[0]].model_fields if path[0] in _PARTS else JobRequest.model_fields
         return ".".join(path[:-1]) or None, str(UnknownNameError("field", path[-1], known))
@@ -241,6 +257,10 @@ def _expected_text(kind: str, field: str) -> str:
         return "letters, digits, `.`, `_` and `-`, at most 64, the first a letter or a digit"
     if field == "key":
         return "8 to 64 letters, digits, `_` and `-`"
+    if field == "checkpoint":
+        return f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
+    if field == "files":
+        return "a SHA-256, 64 digits from 0 to f"
     if kind == "string_pattern_mismatch":
         return "an absolute path" if field in ("cwd", "venv") else _UNPRINTABLE
     return "a text that is neither empty nor too long" if kind in ("string_too_long", "string_too_short") else "text"
