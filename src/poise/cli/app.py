@@ -8,6 +8,7 @@ import os
 import sys
 from importlib import import_module
 from io import TextIOWrapper
+from keyword import iskeyword
 
 import click
 
@@ -21,12 +22,14 @@ VERBS = {
     "demo": "compare", "simulate": "simulate", "replay": "simulate", "compare": "compare", "analyze": "analyze",
     "policies": "policies", "audit": "audit", "bench": "bench",
     # jobs of the running service
-    "submit": "submit", "wait": "submit", "queue": "queue", "show": "queue", "why": "queue", "nodes": "queue",
+    "submit": "submit", "wait": "submit", "queue": "queue", "show": "queue", "why": "queue",
     "logs": "logs", "events": "logs", "cancel": "control", "hold": "control", "release": "control", "shares": "shares",
+    # nodes of the running service
+    "nodes": "nodes", "drain": "nodes", "return": "nodes",
     # the service itself
-    "serve": "serve", "use": "admin", "tokens": "admin", "repair": "admin",
+    "serve": "serve", "agent": "agent", "ray": "ray", "use": "admin", "tokens": "admin", "repair": "admin",
 }  # fmt: skip
-"""Each verb, and the module of this package that holds its command, which has the verb's name."""
+"""Each verb, and the module of this package that holds its command, which has the verb's name, or `return_`."""
 
 
 class Verbs(click.Group):
@@ -40,7 +43,8 @@ class Verbs(click.Group):
         """The command of this name."""
         if cmd_name not in VERBS:
             return None
-        command = getattr(import_module(f"poise.cli.{VERBS[cmd_name]}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command = getattr(import_module(f"poise.cli.{VERBS[cmd_name]}"), name)
         assert isinstance(command, click.Command)
         return command
 

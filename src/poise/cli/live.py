@@ -22,7 +22,7 @@ LONG_PATIENCE = 600.0
 """Seconds for which a verb that follows something waits for a server that is away."""
 PAGE = 1_000
 """Jobs that are asked for at once."""
-_TIMESTAMPS = {"submitted", "started", "finished", "ended", "time", "now", "expires"}
+_TIMESTAMPS = {"submitted", "started", "finished", "ended", "time", "now", "expires", "since", "drained", "emptied"}
 
 View = TypeVar("View", bound=Wire)
 

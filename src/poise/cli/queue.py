@@ -1,4 +1,4 @@
-"""`poise queue`, `show`, `why` and `nodes`: what the running service knows about jobs and nodes.
+"""`poise queue`, `show` and `why`: what the running service knows about jobs.
 
 The verbs come first, the tables that they print below.
 """
@@ -32,7 +32,7 @@ from poise.scheduler.model.errors import RequestError, UnknownNameError
 from poise.scheduler.model.units import counted
 from poise.service.client import Client
 from poise.service.wire.request import NO_PRIORITIES, plain
-from poise.service.wire.views import JobDetail, JobRow, JobState, NodeList, QueuePage, RunView, WhyView
+from poise.service.wire.views import JobDetail, JobRow, JobState, QueuePage, RunView, WhyView
 
 EVERY = 2.0
 """Seconds between two looks of --watch."""
@@ -182,19 +182,6 @@ def _show_why(found: WhyView) -> None:
         click.echo(plain(found.advice) if is_idle else f"What would help: {plain(found.advice)}")
 
 
-@click.command(epilog=examples("poise nodes"))
-@json_option
-def nodes(as_json: bool) -> None:
-    """Show the nodes: their GPUs, how many are free, and the jobs that hold the others."""
-    with connected() as client:
-        answer(client.nodes(), _show_nodes, as_json=as_json)
-
-
-def _show_nodes(found: NodeList) -> None:
-    free, there = sum(each.free for each in found.nodes), sum(each.gpus for each in found.nodes)
-    show_table(nodes_table(found), f"{counted(len(found.nodes), 'node')}, {counted(there, 'GPU')}, {free:,} free")
-
-
 # Tables
 
 QUEUE = ("#", "ID", "NAME", "TENANT", "GPUS", "TYPE", "STATE", "REASON", "WAITED", "RAN", "RESTARTS", "ETA", "SHARE")
@@ -242,18 +229,6 @@ def _clock(timestamp: float | None) -> str | None:
 
 def _asked(row: JobRow) -> str:
     return "/".join(row.gpu_types) or "any"
-
-
-def nodes_table(nodes: NodeList) -> HtmlTable:
-    """One row per node; jobs by slot, each once."""
-    rows = []
-    for each in nodes.nodes:
-        leaving = (f"({job} leaves)" for job in filter(None, each.leaving))
-        jobs = " ".join(dict.fromkeys((*filter(None, each.jobs), *leaving))) or NONE
-        state = "up" if each.alive else "down"
-        rows.append((each.name, each.gpu_type, f"{each.gpus:,}", f"{each.free:,}", each.rack, state, jobs))
-    columns = ("NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "JOBS")
-    return HtmlTable(columns, tuple(rows), words=("NODE", "TYPE", "RACK", "STATE", "JOBS"))
 
 
 def facts(detail: JobDetail) -> list[tuple[str, str]]:

@@ -24,9 +24,14 @@ from poise.scheduler.policies.catalogue import policy_named
 from poise.service.client.config import state_folder
 
 if TYPE_CHECKING:
+    from poise.scheduler.model.cluster import Cluster
+    from poise.service.backends.remote.relay import CheckpointPlaces
     from poise.service.server.startup import BindOptions, Running, Setup
 
 AUTO = "auto"
+AGENTS_PORT = 8643
+AGENTS_TOKEN = "agents.token"  # in the state directory
+SHORTEST_FENCE, LONGEST_FENCE = 2.0, 86_400.0
 PROTECTED = 0.1
 """Fraction of a round for which a job that just started is not preempted by default."""
 MOST_ALLOWED = 1_000_000_000
@@ -35,6 +40,7 @@ MOST_ALLOWED = 1_000_000_000
 EPILOG = """\b
 Examples:
   poise serve --cluster v100:4,k80:8           virtual GPUs, on a machine without any
+  poise serve --backend remote --agents 0.0.0.0:8643 --tls-cert cert.pem --tls-key key.pem --host-name gpu1
   poise serve --listen 0.0.0.0:8642 --tls-cert cert.pem --tls-key key.pem --host-name gpu1
 """
 
@@ -48,7 +54,8 @@ def _quota(name: str, default: int, text: str) -> Callable[[Command], Command]:
 
 _OPTIONS = (
     click.option("--cluster", default=AUTO, show_default=True, metavar="SPEC",
-        help="auto: the GPUs of this machine. v100:4,k80:8 or a file: virtual ones."),
+        help="auto: the GPUs of this machine; with --backend remote or ray, the nodes that join. v100:4,k80:8 or a file: "
+        "virtual ones."),
     click.option("--state", type=click.Path(path_type=Path), metavar="DIR",
         help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]"),
     click.option("--listen", default="127.0.0.1:8642", show_default=True, metavar="HOST:PORT",
@@ -71,15 +78,32 @@ _OPTIONS = (
     _quota("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended."),
     _quota("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended."),
     _quota("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended."),
-    click.option("--workers", type=click.Choice(["local", "null"]), default="local", show_default=True,
-        help="null: nothing is run; to measure the service."),
+    click.option("--backend", "--workers", "backend", type=click.Choice(["local", "remote", "ray", "null"]), default="local",
+        show_default=True,
+        help="Where jobs run: on this machine; on machines whose `poise agent` connects; on a Ray cluster; nowhere, to "
+        "measure the service."),
+    click.option("--agents", default="127.0.0.1:8643", show_default=True, metavar="HOST:PORT",
+        help="Where agents connect, with --backend remote or ray."),
+    click.option("--checkpoints", default="relay", show_default=True, metavar="PLACE",
+        help="Where runs on other machines keep checkpoints: a path that all nodes share, a URL such as s3://bucket/folder, "
+        "relay: through the server."),
+    click.option("--ship-mib", type=click.IntRange(1, 1 << 20), default=64, show_default=True, metavar="N",
+        help="MiB of a working directory that is shipped with jobs, at most."),
+    click.option("--relay-mib", type=click.IntRange(1, 1 << 20), default=256, show_default=True, metavar="N",
+        help="MiB of a checkpoint that goes through the server, at most."),
+    click.option("--fence", type=DURATION, default=60.0, show_default=True,
+        help="A node that is cut off ends its runs after this long, and only then do they start elsewhere."),
+    click.option("--address", "ray", metavar="HOST:PORT",
+        help="Of the head node of the Ray cluster, with --backend ray.  [default: as Ray finds it]"),
+    click.option("--agent-state", type=click.Path(path_type=Path), metavar="DIR",
+        help="On the nodes of the Ray cluster, for the state of agents.  [default: ~/.local/state/poise/ray]"),
     click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM."),
     click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM."),
     click.option("--host-name", "names", multiple=True, metavar="NAME",
         help="A name that clients call this server by; may be repeated."),
     click.option("--isolate", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
         help="Hide the state directory and other processes from jobs. auto: as far as this machine allows; "
-        "on: or do not start."),
+        "on: or do not start. With --backend remote, an option of agents."),
     click.option("--allow-root", is_flag=True, help="Every job runs as root if the service does: do not warn of that."),
     click.option("--insecure", is_flag=True, help="Listen to other machines without TLS: tokens can be read on the way."),
     click.option("--new-admin-token", is_flag=True,
@@ -94,7 +118,7 @@ _OPTIONS = (
 @click.command(epilog=EPILOG)
 @with_options(_OPTIONS)
 def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
-    """Run training jobs on this machine until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
+    """Run training jobs until SIGTERM or Ctrl-C. Jobs that run go on when it stops, and it finds them again.
 
     At the first start a token is made. Every request needs one, also from this machine; the other commands find it by
     themselves.
@@ -107,6 +131,8 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 
 def _setup(options: dict[str, Any]) -> "Setup":
     from poise.service.backends.local.isolation import Isolate
+    from poise.service.backends.ray.backend import RayOptions
+    from poise.service.backends.ray.messages import DEFAULT_ADDRESS
     from poise.service.server.logs import Level, Logbook, LogFormat
     from poise.service.server.quotas import MIB, Allowance
     from poise.service.server.startup import BackendKind, Setup
@@ -115,13 +141,22 @@ def _setup(options: dict[str, Any]) -> "Setup":
         policy_named(options["policy"])
     placement_named(options["placement"])
     devices: Mapping[tuple[str, int], str] = {}
-    if options["cluster"] == AUTO:
+    kind = BackendKind(options["backend"])
+    cluster: Cluster | None
+    if options["cluster"] != AUTO:
+        cluster = read_cluster(options["cluster"])
+    elif kind.has_agents:
+        cluster = None
+    else:
         from poise.service.backends.local.gpus import discover
 
         machine = discover()
         cluster, devices = machine.cluster, machine.devices
-    else:
-        cluster = read_cluster(options["cluster"])
+    if not SHORTEST_FENCE <= options["fence"] <= LONGEST_FENCE:
+        raise RequestError(
+            f"--fence {options['fence']:g}: expected {SHORTEST_FENCE:g} to {LONGEST_FENCE:g} seconds; an agent that is "
+            "restarted needs some of them"
+        )
     allowance = Allowance(
         user_jobs=options["user_jobs"],
         tenant_jobs=options["tenant_jobs"],
@@ -135,13 +170,31 @@ def _setup(options: dict[str, Any]) -> "Setup":
         policy=options["policy"],
         placement=options["placement"],
         settings=_settings(options),
-        backend=BackendKind(options["workers"]),
+        backend=kind,
         log=Logbook(form=LogFormat(options["log_format"]), least=Level.WARNING if options["quiet"] else Level.INFO),
         devices=devices,
         isolate=Isolate(options["isolate"]),
         allow_root=options["allow_root"],
         allowance=allowance,
+        fence=options["fence"],
+        checkpoints=_places(options),
+        ship_bytes=options["ship_mib"] << 20,
+        ray=RayOptions(options["ray"] or DEFAULT_ADDRESS, options["agent_state"], options["tls_cert"], options["isolate"]),
     )
+
+
+def _places(options: dict[str, Any]) -> "CheckpointPlaces":
+    from poise.service.backends.remote.relay import CheckpointPlaces
+    from poise.service.client.submission import validated
+    from poise.service.wire.request import Checkpoint
+
+    try:
+        given = validated(Checkpoint, url=options["checkpoints"])
+    except RequestError:
+        expected = "expected relay, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
+        raise RequestError(f"--checkpoints: {expected}, got {options['checkpoints'][:60]!r}") from None
+    assert given.url is not None
+    return CheckpointPlaces(given.url, options["relay_mib"] << 20)
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -160,9 +213,9 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 def _bind(options: dict[str, Any]) -> "BindOptions":
     from poise.service.server.http.listener import BindAddress, Certificate
-    from poise.service.server.startup import BindOptions
+    from poise.service.server.startup import BackendKind, BindOptions
 
-    chain, key = options["tls_cert"], options["tls_key"]
+    chain, key, has_agents = options["tls_cert"], options["tls_key"], BackendKind(options["backend"]).has_agents
     if (chain is None) != (key is None):
         raise RequestError("--tls-cert and --tls-key go together; give both")
     return BindOptions(
@@ -171,16 +224,24 @@ def _bind(options: dict[str, Any]) -> "BindOptions":
         options["names"],
         insecure=options["insecure"],
         new_admin_token=options["new_admin_token"],
+        agents=BindAddress.parse(options["agents"], "--agents", AGENTS_PORT) if has_agents else None,
     )
 
 
 def _announce(running: "Running", *, as_json: bool, quiet: bool) -> None:
     if as_json:
         where = {"state": str(running.state), "token_file": str(running.token_file)}
-        print_json({"url": running.url, "pid": running.pid, **where})
+        agents = (
+            {}
+            if running.agents is None
+            else {"agents": running.agents, "agents_token_file": str(running.state / AGENTS_TOKEN)}
+        )
+        print_json({"url": running.url, "pid": running.pid, **where, **agents})
     if quiet:
         return
     click.echo(f"poise: answers at {running.url}; state in {running.state}", err=True)
+    if running.agents is not None:
+        click.echo(f"poise: agents connect to {running.agents}, with {running.state / AGENTS_TOKEN}", err=True)
     if running.is_first:
         click.echo(f"poise: an admin's token was made: {running.token_file}", err=True)
     for warning in running.warnings:

@@ -1,0 +1,1 @@
+"""The remote back end: runs on other machines, each with an agent. Start reading at `backend.py`."""
