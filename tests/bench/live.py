@@ -89,6 +89,9 @@ class Service:
     process: subprocess.Popen[str] = field(init=False)
     port: int = 0
     token: str = ""
+    url: str = ""
+    agents: str = ""
+    """Where agents connect, if there are any."""
 
     def start(self) -> float:
         """Start it; seconds until it answers."""
@@ -100,7 +103,8 @@ class Service:
         )
         assert self.process.stdout is not None
         running = json.loads(self.process.stdout.readline())
-        self.port = int(running["url"].rpartition(":")[2])
+        self.url, self.agents = running["url"], running.get("agents", "")
+        self.port = int(self.url.rpartition(":")[2])
         self.token = Path(running["token_file"]).read_text(encoding="ascii").strip()
         self.line().ask("GET", "/v1/service")
         return monotonic() - began

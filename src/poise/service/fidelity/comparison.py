@@ -10,7 +10,7 @@ from poise.lab.simulator.world import Truth
 from poise.lab.traces.schema import Trace, TraceJob
 from poise.scheduler.core.settings import Cadence, Settings
 from poise.scheduler.model.job import Job
-from poise.service.fidelity.live_run import FidelityJob, FidelitySetup, LiveResult, run_live
+from poise.service.fidelity.live_run import FidelityJob, FidelitySetup, LiveResult, ServedBy, on_this_machine, run_live
 
 SCATTER = tuple(each / 10 for each in range(5, 16))
 """Live starts take from half to one and a half times the average, and which job is next can depend on that. The simulator
@@ -56,9 +56,17 @@ class Comparison:
         return max(abs(self.makespan_error), abs(self.jct_error))
 
 
-def compare(jobs: Sequence[FidelityJob], setup: FidelitySetup, progress: Callable[[int], None]) -> Comparison:
+def mean_of(runs: Sequence[Comparison]) -> Comparison:
+    """The mean of several comparisons under one policy, of workloads with as many jobs each."""
+    live, simulated = _mean([run.live for run in runs]), _mean([run.simulated for run in runs])
+    return Comparison(runs[0].policy, mean(run.overhead for run in runs), live, simulated)
+
+
+def compare(
+    jobs: Sequence[FidelityJob], setup: FidelitySetup, progress: Callable[[int], None], served: ServedBy = on_this_machine
+) -> Comparison:
     """Run the workload for real, then in the simulator."""
-    result = run_live(jobs, setup, progress)
+    result = run_live(jobs, setup, progress, served)
     overhead = result.overhead(jobs, setup.cluster)
     rows = [each.job for each in result.jobs]
     live = _figures(
@@ -72,10 +80,13 @@ def compare(jobs: Sequence[FidelityJob], setup: FidelitySetup, progress: Callabl
         lives = [history.jobs[job.name] for job in jobs]
         preemptions = sum(life.preemptions for life in lives)
         runs.append(_figures([life.submitted for life in lives], [life.ended for life in lives], preemptions))
-    jcts = tuple(map(mean, zip(*(run.jcts for run in runs), strict=True)))
-    preemptions = round(mean(run.preemptions for run in runs))
-    simulated = FidelityFigures(mean(run.makespan for run in runs), mean(jcts), preemptions, jcts)
-    return Comparison(setup.policy, overhead, live, simulated)
+    return Comparison(setup.policy, overhead, live, _mean(runs))
+
+
+def _mean(found: Sequence[FidelityFigures]) -> FidelityFigures:
+    jcts = tuple(map(mean, zip(*(each.jcts for each in found), strict=True)))
+    preemptions = round(mean(each.preemptions for each in found))
+    return FidelityFigures(mean(each.makespan for each in found), mean(jcts), preemptions, jcts)
 
 
 def _figures(submitted: Sequence[float], ended: Sequence[float], preemptions: int) -> FidelityFigures:
