@@ -1,6 +1,6 @@
 """A small network on made-up data, with PyTorch: interrupted as often as you like, it ends with the same weights.
 
-python examples/live/train_pytorch.py --steps N [--seed N] [--seconds-per-step S]
+python examples/live/train_pytorch.py --steps N [--seed N] [--rate R] [--seconds-per-step S]
 
 Prints a digest of the weights. Dropout and the shuffled data make sure that every random number counts. `--seconds-per-step`
 slows it down, so that there is something to watch.
@@ -24,6 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A small network on made-up data.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--seconds-per-step", type=float, default=0.0)
     options = parser.parse_args()
 
@@ -32,7 +33,7 @@ def main() -> None:
     inputs = torch.randn(SAMPLES, 16)
     wanted = inputs[:, :4].prod(dim=1, keepdim=True).tanh()
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, options.steps))
 
     state = State(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -16,7 +16,7 @@ from tests.shell import COMMAND
 
 from poise.service.backends.local.processes import kill_where, pids, stat_of
 from poise.service.client import Client
-from poise.service.wire.views import JobDetail, JobState
+from poise.service.wire.views import JobDetail, JobState, NodeCondition
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "live"
@@ -133,10 +133,21 @@ class Service:
         self.server.terminate()
         return self.server.wait(PATIENCE)
 
+    def joined(self, client: Client, *names: str) -> None:
+        """Wait until these nodes take orders."""
+        until(lambda: all(self.state_of(client, name) is NodeCondition.UP for name in names), f"{names} have not joined")
+
+    def state_of(self, client: Client, name: str) -> NodeCondition | None:
+        """How a node is; None: it is not known."""
+        return next((node.state for node in client.nodes().nodes if node.name == name), None)
+
+    def evidence_of(self, client: Client, name: str) -> str:
+        """Why a node is in its state."""
+        return next((node.evidence or "" for node in client.nodes().nodes if node.name == name), "")
+
     def processes(self) -> list[Process]:
         """Everything alive that carries a mark of this service."""
-        mark = b"POISE_RUN_DIR=" + os.fsencode(self.state / "jobs")
-        return [found for pid in pids() if (found := _marked(pid, mark)) is not None]
+        return marked_with(self.state)
 
     def replicas(self, job: str) -> list[Process]:
         """Processes of a job that its runner started."""
@@ -189,6 +200,12 @@ class Service:
             for each in self.processes():
                 each.kill()
             sleep(0.02)
+
+
+def marked_with(state: Path) -> list[Process]:
+    """Everything alive that belongs to a run of this state directory."""
+    mark = b"POISE_RUN_DIR=" + os.fsencode(state / "jobs")
+    return [found for pid in pids() if (found := _marked(pid, mark)) is not None]
 
 
 def _marked(pid: int, mark: bytes) -> Process | None:

@@ -8,13 +8,15 @@ import fcntl
 import os
 import runpy
 import sys
+from pathlib import Path
 
 folder, script = sys.argv[1:3]
 run = os.environ["POISE_RUN"]
 gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 if int(os.environ["LOCAL_WORLD_SIZE"]) > 1:  # a process for each GPU
     gpus = [gpus[int(os.environ["LOCAL_RANK"])]]
-names = [f"job-{os.environ['POISE_JOB']}-{os.environ['RANK']}", *(f"gpu-{each}" for each in gpus)]
+node = Path(os.environ["POISE_RUN_DIR"]).parents[3].name  # each has a state directory of its own
+names = [f"job-{os.environ['POISE_JOB']}-{os.environ['RANK']}", *(f"gpu-{node}-{each}" for each in gpus)]
 for name in names:
     handle = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT, 0o600)
     try:

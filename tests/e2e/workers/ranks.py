@@ -10,6 +10,7 @@ import random
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from poise.worker import attach
@@ -31,17 +32,17 @@ def load(path: str) -> None:
 
 def met(rank: int, size: int) -> list[socket.socket]:
     """Connections of rank 0 to all others by rank, or the one to rank 0."""
-    # An abstract name: it goes with the process, and no path is too long for it.
-    name = "\0" + hashlib.sha256(os.environ["POISE_RUN_DIR"].encode()).hexdigest()
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank:
-        line = socket.socket(socket.AF_UNIX)
-        while line.connect_ex(name):
+        while True:
+            with suppress(OSError):
+                line = socket.create_connection(place, timeout=1.0)
+                line.settimeout(None)
+                break
             time.sleep(0.01)
         line.sendall(f"{rank}\n".encode())
         return [line]
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(name)
-        door.listen(size)
+    with socket.create_server(place, backlog=size) as door:
         lines = [door.accept()[0] for _ in range(size - 1)]
     return sorted(lines, key=lambda line: int(heard(line)))
 

@@ -1,0 +1,62 @@
+"""A small network on any mix of GPUs: each step is the same micro-batches, whoever computes them.
+
+    poise submit --micro-batches 6 --replicas gpu -- python examples/live/train_micro_batches.py --steps 300
+
+Prints a digest of the weights. With another number of ranks, or other shares, gradients are added in another order, so that
+weights differ by rounding and the digest is another one: compare the weights themselves, which `--out` writes to a file.
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from train_pytorch import SAMPLES, digest
+
+from poise.worker import attach
+from poise.worker.pytorch import State, batch_at
+
+BATCH = 36
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description="A small network on any mix of GPUs.")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seconds-per-step", type=float, default=0.0)
+    parser.add_argument("--out", help="file for the trained weights")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+    torch.manual_seed(0)  # the same weights on all ranks
+    inputs = torch.randn(SAMPLES, 16)
+    wanted = inputs[:, :4].prod(dim=1, keepdim=True).tanh()
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+    state = State(model=model, optimizer=optimizer)
+    lease = attach(save=state.save, load=state.load)
+    for step in lease.steps(options.steps):
+        rows = batch_at(step, samples=SAMPLES, batch_size=BATCH, seed=0)
+        parts = rows.tensor_split(lease.micro_batches)
+        optimizer.zero_grad()
+        for part in lease.share():
+            torch.manual_seed(step * lease.micro_batches + part)  # a part has the same dropout on any rank
+            mine = parts[part]
+            loss = nn.functional.mse_loss(model(inputs[mine]), wanted[mine], reduction="sum") / wanted[rows].numel()
+            loss.backward()
+        for weights in model.parameters():  # a rank without a share adds zeros
+            weights.grad = torch.zeros_like(weights) if weights.grad is None else weights.grad
+            dist.all_reduce(weights.grad)
+        optimizer.step()
+        time.sleep(options.seconds_per_step)
+    if options.out and dist.get_rank() == 0:
+        torch.save(model.state_dict(), options.out)
+    print(digest(model))  # noqa: T201  what it is for
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
