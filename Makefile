@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest -n 2
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+ALONE  := $(BIN)/python -m pytest
 
 # Tests start hundreds of processes, and each would compile Poise anew if Python were told to keep no bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo quick test test-unit test-integration test-docs test-e2e test-frameworks test-browser check fix format-check lint types imports bench lock clean
+.PHONY: help setup frameworks browser demo quick test test-unit test-integration test-docs test-e2e test-ray test-frameworks test-browser check fix format-check lint types imports bench lock clean
 
 help:            ## list the verbs
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-17s %s\n' "$$verb" "$$text"; done
@@ -36,26 +37,31 @@ quick: $(READY)  ## the inner loop, under a minute: format, lint, types, unit an
 	$(BIN)/mypy
 	$(PYTEST) --quiet -p no:schemathesis --hypothesis-profile=quick -m 'not slow' tests/unit tests/property
 
-test: $(READY)   ## all tests: the tiers below in one run
-	$(PYTEST)
+# Ray's daemons take all the processors there are: beside them, tests of real processes would measure the load.
+test: $(READY)   ## all tests: the tiers below
+	@failed=; $(PYTEST) -m 'not ray and not browser' || failed=1; \
+	for marker in ray browser; do $(ALONE) -m $$marker || failed=1; done; test -z "$$failed"
 
 test-unit: $(READY)  ## unit and property tests, with all examples
 	$(PYTEST) tests/unit tests/property
 
 test-integration: $(READY)  ## parts together: command line, server, runner, worker; contracts; published numbers
-	$(PYTEST) -m 'not docs and not frameworks' tests/contract tests/golden tests/integration
+	$(PYTEST) -m 'not docs and not frameworks and not ray' tests/contract tests/golden tests/integration
 
 test-docs: $(READY)  ## what the documents show is run and compared
 	$(PYTEST) -m docs tests/golden
 
 test-e2e: $(READY)  ## a real service with real jobs, crashes included
-	$(PYTEST) -m 'not frameworks' tests/e2e
+	$(PYTEST) -m 'not frameworks and not ray' tests/e2e
+
+test-ray: $(READY)  ## Poise on a Ray cluster of real daemons, and its examples
+	$(ALONE) -m ray
 
 test-frameworks: $(READY)  ## training with PyTorch, Lightning and Transformers (`make frameworks` installs them)
-	$(PYTEST) -m frameworks tests/integration tests/e2e
+	$(PYTEST) -m 'frameworks and not ray' tests/integration tests/e2e
 
 test-browser: $(READY)  ## reports in Chromium (`make browser` installs it)
-	$(PYTEST) tests/browser
+	$(ALONE) -m browser
 
 check: format-check lint types imports test  ## the whole truth before a commit: format, lint, types, imports, tests
 
@@ -75,13 +81,16 @@ fix: $(READY)    ## format, and mend what the linter can
 	$(BIN)/ruff check --fix --quiet || true
 	$(BIN)/ruff format --quiet
 
-bench: $(READY)  ## speed: of the simulator, of allocations, and until a large report is open
+bench: $(READY)  ## speed: of the simulator, allocations, large reports, the service, and runs on other machines
 	$(BIN)/python -m tests.bench.speed
 	$(BIN)/python -m tests.bench.solve
 	$(BIN)/python -m tests.bench.markets
 	$(BIN)/python -m tests.bench.divided
 	$(BIN)/python -m tests.bench.report
 	$(BIN)/python -m tests.bench.live
+	$(BIN)/python -m tests.bench.remote
+	$(BIN)/python -m tests.bench.nodes
+	$(BIN)/python -m tests.bench.fidelity
 
 lock: $(READY)   ## pin what is installed now
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' > constraints.txt

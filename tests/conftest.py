@@ -7,10 +7,17 @@ long     many random examples
 """
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from tests.ray_cluster import RayDaemons, ray_daemons
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("base", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("check", settings.get_profile("base"), derandomize=True, max_examples=40)
@@ -18,6 +25,29 @@ settings.register_profile("quick", settings.get_profile("check"), max_examples=5
 settings.register_profile("long", settings.get_profile("base"), max_examples=1500, print_blob=True)
 settings.register_profile("search", settings.get_profile("long"), max_examples=300, phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("POISE_HYPOTHESIS", "check"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail if pytest-xdist ignores groups. It relies on internals of pytest, and with another version does so silently.
+
+    Two workers would then have a Ray cluster each, on the same addresses, and hang for an hour.
+    """
+    is_grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group") is not None
+    if is_grouped and "@" not in item.nodeid:
+        pytest.fail(f"pytest-xdist puts no test into its group with pytest {pytest.__version__}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayDaemons]:
+    """A Ray cluster; tests that use it are marked with `ray` and `xdist_group("ray")`: there is one at a time."""
+    with ray_daemons() as daemons:
+        yield daemons
+
+
+@pytest.fixture(scope="session")
+def ray_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the service of most tests on that cluster is."""
+    return tmp_path_factory.mktemp("ray")
 
 
 @pytest.fixture
