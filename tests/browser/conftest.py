@@ -60,8 +60,12 @@ class Opened:
 Open = Callable[..., Opened]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """A browser, for no longer than its tests take.
+
+    Until it is closed, Playwright has an event loop running in this thread, so that no other test could run one.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; `make setup` brings it")
     program = shutil.which("chromium")
     if program is None:
@@ -72,7 +76,7 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def report(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made by the command, once; not at all where nothing could open it."""
     html = tmp_path_factory.mktemp("report") / "report.html"

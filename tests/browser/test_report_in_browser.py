@@ -14,7 +14,7 @@ from poise.lab.analysis.history import History
 from poise.lab.report.page import HtmlTable, Section, page
 from poise.lab.report.timeline import Track, timeline
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 

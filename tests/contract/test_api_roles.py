@@ -43,7 +43,10 @@ TABLE = (
     Row("POST", "/v1/tenants/{tenant}/cancel", USERS, OPERATORS),
     Row("POST", "/v1/jobs/{job}/hold", USERS, OPERATORS),
     Row("POST", "/v1/jobs/{job}/release", USERS, OPERATORS),
+    Row("POST", "/v1/files/{sha256}", USERS, USERS, {"total": 1024, "offset": 0, "data": ""}),
     Row("GET", "/v1/nodes", EVERYBODY, EVERYBODY),
+    Row("POST", "/v1/nodes/{node}/drain", OPERATORS, OPERATORS, {"reason": "new driver"}),
+    Row("POST", "/v1/nodes/{node}/return", OPERATORS, OPERATORS),
     Row("GET", "/v1/shares", EVERYBODY, EVERYBODY),
     Row("PUT", "/v1/shares/{tenant}", ADMINS, ADMINS, {"weight": 2.0}),
     Row("GET", "/v1/service", EVERYBODY, EVERYBODY),
@@ -90,7 +93,7 @@ def api(shared: Api) -> Api:
 
 
 def _path(template: str, job: str) -> str:
-    return template.format(job=job, tenant="theirs" if job == THEIRS else "mine", name=VICTIM)
+    return template.format(job=job, tenant="theirs" if job == THEIRS else "mine", name=VICTIM, node="gpu-0", sha256="0" * 64)
 
 
 def test_table_has_every_endpoint_of_the_api(api: Api) -> None:
@@ -217,3 +220,9 @@ def test_refused_command_changes_nothing(verb: str, api: Api) -> None:
     assert api.call("reader", "POST", f"/v1/jobs/{MINE}/{verb}").problem[:2] == (403, "forbidden")
     assert api.call("user", "POST", f"/v1/jobs/nothing/{verb}").problem[:2] == (404, "not-found")
     assert api.engine.jobs == before
+
+
+def test_files_of_another_tenant_are_for_operators(api: Api) -> None:
+    path, body = f"/v1/files/{'0' * 64}?tenant=theirs", {"total": 1024, "offset": 0, "data": ""}
+    answers = {role: api.call(role, "POST", path, body).status for role in ("user", "operator", "admin")}
+    assert answers == {"user": 403, "operator": 200, "admin": 200}

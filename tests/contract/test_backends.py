@@ -1,18 +1,27 @@
 """The contract of `LiveBackend`: one suite over all back ends."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.backends import LocalStage, Stage, a_request, an_order, notice, python, require
+from tests.ray_cluster import RayDaemons
+from tests.ray_stage import RayStage
+from tests.remote import RemoteStage
 
 from poise.service.backends.api import (
+    BackendFailed,
     DesiredState,
     LiveBackend,
+    NodeReport,
     RunBegan,
     RunEnded,
     RunEnding,
+    RunEvent,
+    RunNotice,
     RunOrder,
     RunProgressed,
 )
@@ -25,14 +34,32 @@ SHORT = 0.05
 
 
 class Scene(Stage):
-    """A back end of either kind."""
+    """A back end of any kind.
+
+    prefix   of the names of jobs, for the back end and not for the test: one that goes on from test to test remembers names
+    """
+
+    backend: Any
+    prefix = ""
 
     def order(self, job: str, seconds: float, *, epoch: int = 1, **more: Any) -> RunOrder:
         """A run of that many seconds, on a GPU of its own."""
         slot = int(job) if job.isdigit() else 0
-        return an_order(
-            job, a_request(python(f"import time; time.sleep({seconds})"), duration=seconds, **more), slot, epoch=epoch
-        )
+        request = a_request(python(f"import time; time.sleep({seconds})"), duration=seconds, **more)
+        return an_order(self.prefix + job, request, slot, epoch=epoch)
+
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
+        """Ask a run to leave."""
+        self.backend.stop(self.prefix + job, epoch, notice)
+
+    def kill(self, job: str, epoch: int, reason: str) -> None:
+        """End a run."""
+        self.backend.kill(self.prefix + job, epoch, reason)
+
+    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
+        if isinstance(news, RunBegan | RunProgressed | RunEnded):
+            news = replace(news, job=news.job.removeprefix(self.prefix))
+        super().tell(news)
 
 
 class NullScene(Scene):
@@ -53,48 +80,69 @@ class LocalScene(LocalStage, Scene):
     pass
 
 
-@pytest.fixture(params=["local", "isolated", "null"])
-def scene(
-    request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalScene | NullScene]:
+class RemoteScene(RemoteStage, Scene):
+    pass
+
+
+class RayScene(RayStage, Scene):
+    def __init__(self, daemons: RayDaemons, folder: Path) -> None:
+        self.prefix = f"{uuid4().hex[:8]}-"
+        super().__init__(daemons, folder)
+
+
+LiveScene = LocalScene | NullScene | RemoteScene | RayScene
+RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.slow])
+
+
+@pytest.fixture(params=["local", "isolated", "remote", "null", RAY])
+def scene(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScene]:
     level = Isolation.FULL if request.param == "isolated" else Isolation.NONE
     require(level, tmp_path_factory.mktemp("trial"))
-    made = NullScene() if request.param == "null" else LocalScene(tmp_path, isolation=level)
+    made: LiveScene
+    match request.param:
+        case "null":
+            made = NullScene()
+        case "remote":
+            made = RemoteScene(tmp_path)
+        case "ray":
+            made = RayScene(request.getfixturevalue("ray_cluster"), request.getfixturevalue("ray_folder"))
+        case _:
+            made = LocalScene(tmp_path, isolation=level)
     yield made
     made.close()
 
 
-def test_run_begins_and_finishes(scene: LocalScene | NullScene) -> None:
+def test_run_begins_and_finishes(scene: LiveScene) -> None:
     scene.backend.launch(scene.order("1", SHORT))
     ended = scene.wait(RunEnded, "1")
     assert (ended.how, ended.cause, ended.codes) == (RunEnding.FINISHED, None, (0,))
     assert scene.wait(RunBegan, "1").at <= ended.at
 
 
-def test_run_that_is_stopped_yields_once(scene: LocalScene | NullScene) -> None:
+def test_run_that_is_stopped_yields_once(scene: LiveScene) -> None:
     scene.backend.launch(scene.order("1", LONG, preemption="restart"))
     scene.wait(RunBegan, "1")
-    scene.backend.stop("1", 1, notice())
-    scene.backend.stop("1", 1, notice())
+    scene.stop("1", 1, notice())
+    scene.stop("1", 1, notice())
     assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
-    scene.backend.stop("1", 1, notice())
+    scene.stop("1", 1, notice())
     scene.backend.launch(scene.order("2", SHORT))
     scene.wait(RunEnded, "2")
     assert len(scene.of(RunEnded, "1")) == 1
 
 
-def test_run_begins_only_once_the_run_before_it_has_left_its_gpus(scene: LocalScene | NullScene) -> None:
+def test_run_begins_only_once_the_run_before_it_has_left_its_gpus(scene: LiveScene) -> None:
     """Orders name their GPUs, and the engine does not wait between a stop and the launch that it makes room for."""
     scene.backend.launch(scene.order("first", LONG, preemption="restart"))
     scene.wait(RunBegan, "first")
-    scene.backend.stop("first", 1, notice())
+    scene.stop("first", 1, notice())
     scene.backend.launch(scene.order("second", SHORT))
     scene.wait(RunEnded, "second")
     told = [(type(each), each.job) for each in scene.news]
     assert told.index((RunEnded, "first")) < told.index((RunBegan, "second"))
 
 
-def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | NullScene) -> None:
+def test_run_is_launched_once_however_often_it_is_ordered(scene: LiveScene) -> None:
     order = scene.order("1", SHORT)
     scene.backend.launch(order)
     scene.backend.launch(order)
@@ -104,47 +152,45 @@ def test_run_is_launched_once_however_often_it_is_ordered(scene: LocalScene | Nu
     assert len(scene.of(RunBegan, "1")) == len(scene.of(RunEnded, "1")) == 1
 
 
-def test_run_that_is_killed_yields(scene: LocalScene | NullScene) -> None:
+def test_run_that_is_killed_yields(scene: LiveScene) -> None:
     scene.backend.launch(scene.order("1", LONG))
     scene.wait(RunBegan, "1")
-    scene.backend.kill("1", 1, "cancelled by ann")
-    scene.backend.kill("1", 1, "cancelled by ann")
+    scene.kill("1", 1, "cancelled by ann")
+    scene.kill("1", 1, "cancelled by ann")
     assert scene.wait(RunEnded, "1").how is RunEnding.YIELDED
 
 
-def test_job_runs_again_after_it_yielded(scene: LocalScene | NullScene) -> None:
+def test_job_runs_again_after_it_yielded(scene: LiveScene) -> None:
     scene.backend.launch(scene.order("1", LONG, preemption="restart"))
     scene.wait(RunBegan, "1")
-    scene.backend.stop("1", 1, notice())
+    scene.stop("1", 1, notice())
     scene.wait(RunEnded, "1")
     scene.backend.launch(scene.order("1", SHORT, epoch=2))
     assert scene.wait(RunEnded, "1", 2).how is RunEnding.FINISHED
 
 
 @pytest.mark.parametrize("desired", [DesiredState.LEAVE, DesiredState.GONE])
-def test_run_that_never_began_and_is_not_wanted_yields_without_codes(
-    scene: LocalScene | NullScene, desired: DesiredState
-) -> None:
+def test_run_that_never_began_and_is_not_wanted_yields_without_codes(scene: LiveScene, desired: DesiredState) -> None:
     scene.reopen((scene.order("1", LONG), desired))
     ended = scene.wait(RunEnded, "1")
     assert (ended.how, ended.codes) == (RunEnding.YIELDED, ())
     assert not scene.of(RunBegan, "1")
 
 
-def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LocalScene | NullScene) -> None:
+def test_run_that_never_began_and_is_wanted_begins_at_adoption(scene: LiveScene) -> None:
     scene.reopen((scene.order("1", SHORT), DesiredState.RUN))
     assert scene.wait(RunEnded, "1").how is RunEnding.FINISHED
 
 
-def test_orders_for_unknown_runs_are_ignored(scene: LocalScene | NullScene) -> None:
-    scene.backend.stop("9", 4, notice())
-    scene.backend.kill("9", 4, "no reason")
+def test_orders_for_unknown_runs_are_ignored(scene: LiveScene) -> None:
+    scene.stop("9", 4, notice())
+    scene.kill("9", 4, "no reason")
     scene.backend.launch(scene.order("1", SHORT))
     scene.wait(RunEnded, "1")
     assert {news.job for news in scene.news} == {"1"}
 
 
-def test_closed_back_end_reports_nothing_more(scene: LocalScene | NullScene) -> None:
+def test_closed_back_end_reports_nothing_more(scene: LiveScene) -> None:
     scene.backend.launch(scene.order("1", LONG))
     scene.wait(RunBegan, "1")
     scene.backend.close()

@@ -45,13 +45,24 @@ def _anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def _misfit(page: Path, folder: Path) -> str | None:
+    """Run a page; say what it shows otherwise."""
+    folder.mkdir()
+    with contextlib.closing(play(page, folder)) as commands:
+        for played in commands:
+            if not played.fits:
+                shown = "\n".join([f"$ {played.step.command}", *played.got])
+                return f"{page.relative_to(ROOT)}:{played.block.at} shows something else than\n{shown}"
+    return None
+
+
 @EACH_PAGE
 def test_a_page_shows_what_poise_prints(page: Path, tmp_path: Path) -> None:
-    with contextlib.closing(play(page, tmp_path)) as commands:
-        for played in commands:
-            shown = "\n".join([f"$ {played.step.command}", *played.got])
-            place = f"{page.relative_to(ROOT)}:{played.block.at}"
-            assert played.fits, f"{place} shows something else than\n{shown}"
+    """Of jobs that share GPUs, a page shows one course of events; on a busy machine it may take another one at first."""
+    misfit = _misfit(page, tmp_path / "first")
+    if misfit is not None and "$ poise serve" in page.read_text(encoding="utf-8"):
+        misfit = _misfit(page, tmp_path / "second")
+    assert misfit is None, misfit
     left_out = [block.needs for block in blocks(page.read_text(encoding="utf-8")) if missing(block)]
     if left_out:
         pytest.skip(f"public data is not here: {', '.join(map(str, left_out))}; the rest of the page was run")

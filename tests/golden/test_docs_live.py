@@ -11,7 +11,7 @@ from tests.shell import program_context
 from poise.cli.serve import _setup, serve
 from poise.scheduler.core.reasons import Code
 from poise.scheduler.model.action import PreemptionCause
-from poise.scheduler.model.failures import CATEGORIES, Verdict
+from poise.scheduler.model.failures import CATEGORIES, Verdict, verdict
 from poise.service.backends.local import orders
 from poise.service.backends.local.state_dir import KEPT_RUNS
 from poise.service.server import logs
@@ -134,10 +134,10 @@ def test_what_users_may_queue_is_on_the_page_of_limits() -> None:
 
 def test_causes_of_failure_are_in_the_troubleshooting_with_what_comes_of_them() -> None:
     section = _page("how-to", "why-is-my-job-not-running.md").partition("## Is it tried again?")[2].partition("\n## ")[0]
-    hopeless, transient, unknown = (set(re.findall(r"`([a-z-]+)`", row[0])) for row in _rows(section)[2:5])
-    assert hopeless == {each.name for each in CATEGORIES if each.verdict is Verdict.HOPELESS}
-    assert transient == {each.name for each in CATEGORIES if each.verdict is Verdict.TRANSIENT}
-    assert unknown == {each.name for each in CATEGORIES if each.verdict is Verdict.UNKNOWN}
+    for row, expected in zip(_rows(section)[2:5], Verdict, strict=True):
+        listed = set(re.findall(r"`([a-z-]+)`", row[0]))
+        assert {each.name for each in CATEGORIES if each.verdict is expected} <= listed
+        assert {name: verdict(name) for name in listed} == dict.fromkeys(listed, expected)
 
 
 def test_every_reason_to_wait_has_an_answer_in_the_troubleshooting() -> None:

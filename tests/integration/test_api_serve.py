@@ -196,7 +196,7 @@ def test_port_in_use_is_reported_before_any_file_is_made(shared: Server, tmp_pat
         (("--host-name", "a b"), "--host-name 'a b': expected the name or address of a host"),
         (("--tls-cert", "cert.pem"), "--tls-cert and --tls-key go together; give both"),
         (("--tls-cert", "no.pem", "--tls-key", "no.pem"), "--tls-cert no.pem: cannot be read"),
-        (("--workers", "remote"), "Invalid value for '--workers'"),
+        (("--workers", "elsewhere"), "Invalid value for '--backend' / '--workers'"),
     ],
 )
 def test_wrong_option_is_refused_in_one_line(options: tuple[str, ...], line: str, tmp_path: Path) -> None:

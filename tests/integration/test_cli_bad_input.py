@@ -111,7 +111,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "verb": (("simulat", "good.jsonl"), "unknown command 'simulat'; did you mean simulate?"),
     "verb like none": (
         ("xyzzy",),
-        "unknown command 'xyzzy'; known: analyze, audit, bench, cancel, compare, demo, events, hold, logs, nodes",
+        "unknown command 'xyzzy'; known: agent, analyze, audit, bench, cancel, compare, demo, drain, events, hold, logs",
     ),
     "no trace": (("simulate",), "Missing argument 'TRACE'. (see poise simulate --help)"),
     "no policies": (("compare", "good.jsonl"), "Missing option '--policies'. (see poise compare --help)"),
@@ -207,6 +207,11 @@ REQUESTS: dict[str, tuple[tuple[str, ...], str]] = {
     "fault parameter": (
         ("simulate", "good.jsonl", "--faults", "mbtf=3d"),
         "unknown fault parameter 'mbtf'; did you mean",
+    ),
+    "drain of no node": (("simulate", "good.jsonl", "--drain", "nowhere@1h..2h"), "unknown node 'nowhere'"),
+    "drain without an end": (
+        ("simulate", "good.jsonl", "--drain", "gpu-0@1h"),
+        "expected NODE@FROM..UNTIL",
     ),
     "fault file that is not there": (("simulate", "good.jsonl", "--faults", "none"), "none: No such file or directory"),
 }

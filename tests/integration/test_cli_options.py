@@ -249,6 +249,15 @@ def test_seed_and_faults_decide_which_nodes_are_lost(tmp_path: Path) -> None:
     assert got["finished"] == 8
 
 
+def test_a_drained_node_stops_its_jobs_without_loss_and_is_not_counted_as_there(tmp_path: Path) -> None:
+    """The node is drained from 40 to 100 s after the first submission, which is at 7 s."""
+    trace = a_trace(tmp_path, a_row("a", at=7, seconds=100))
+    options = ("--cluster", "gpu:1", "--drain", "gpu-0@40..100")
+    assert jcts(trace, tmp_path, *options) == {"a": 160}
+    got = simulated(trace, *options)
+    assert (got["restarts"], got["preemptions"], got["utilisation"]) == (0, 1, 1)
+
+
 def test_a_lost_node_stops_its_jobs_and_is_not_counted_as_there(tmp_path: Path) -> None:
     """The node is away from 40 to 100; the job goes on from its checkpoint at 30, on the GPU-seconds that were there."""
     trace = a_trace(tmp_path, a_row("a", seconds=100))

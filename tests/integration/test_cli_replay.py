@@ -16,6 +16,7 @@ RUNS = {
     "stable": ("--policy", "srsf", "--preset", "tiresias"),
     "rounds": ("--policy", "srtf", "--preset", "gavel"),
     "trouble": ("--policy", "tiresias:limits=900,promote=2", "--faults", "mtbf=12h,repair=1h", "--minimum-run", "300"),
+    "drains": ("--policy", "gandiva", "--drain", "p100-0@10m..2h", "--drain", "v100-1:0,3@1h..", "--faults", "mtbf=12h"),
 }
 
 
@@ -77,6 +78,7 @@ IMPOSSIBLE = {
     "fewer GPUs than none": ('"gpus":4,"duration":20.0', '"gpus":-4,"duration":20.0'),
     "a kind that nobody estimated": ('"duration":20.0},"-/x4"', '"duration":20.0},"nobody"'),
     "a node that is not there": ('["finished","A",1]', '["nodelost",77]'),
+    "a slot that is not there": ('["finished","A",1]', '["noderestricted",0,[0,9],true]'),
 }
 
 

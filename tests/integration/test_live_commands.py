@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.fake_engine import Api, Call, Kept, an_api, calls
+from tests.fake_engine import Api, Call, Kept, an_api, calls, done
 from tests.shell import poise
 
 from poise.service.client import Client
 from poise.service.server.http.guard import ApiOptions
 from poise.service.server.logs import Logbook
 from poise.service.wire.request import JobRequest
-from poise.service.wire.views import JobState
+from poise.service.wire.views import JobState, NodeCondition, NodeList, NodeRow, NodeRun
 
 
 class Bridge(httpx.BaseTransport):
@@ -440,6 +440,84 @@ def test_nodes_are_shown_with_who_holds_them(api: Api) -> None:
     assert said.startswith("1 node, 4 GPUs, 3 free\n")
     assert "gpu-0 gpu 4 3 rack-0 up job-0" in " ".join(said.split())
     assert poise("nodes", "--json").json["nodes"][0]["jobs"] == ["job-0", None, None, None]
+
+
+def test_nodes_that_are_not_up_say_since_when_and_why(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"gpu_type": "v100", "gpus": 2, "free": 2, "rack": "r", "alive": True, "jobs": (None, None), "available": 0}
+    drained = {"drained": 100.0, "drained_by": "ops", "drain_reason": "new driver"}
+    more: dict[str, dict[str, object]] = {
+        "up": {"available": 2, "state": "up"},
+        "away": {"state": "unreachable", "since": 60.0, "evidence": "no word for 30 s", "available": 2},
+        "lost": {"state": "lost", "alive": False, "since": 61.0, "evidence": "silent", **drained},
+        "busy": {"state": "up", "withheld": (1,), "available": 1, "evidence": "others use it", "since": 1.0},
+        "draining": {"state": "draining", **drained, "jobs": ("7", None), "leaving": (None, "8"), "free": 0},
+        "drained": {"state": "drained", **drained, "emptied": 120.0},
+    }
+    rows = tuple(NodeRow.model_validate({"name": name, **plain, **changes}) for name, changes in more.items())
+    monkeypatch.setattr(api.engine, "nodes", lambda: NodeList(nodes=rows))
+    heading, _, columns, _, *lines = poise("nodes").out.splitlines()
+    assert heading == "6 nodes, 12 GPUs, 5 free"
+    assert columns.split() == ["NODE", "TYPE", "GPUS", "FREE", "RACK", "STATE", "SINCE", "JOBS", "WHY"]
+    found = [" ".join(line.split()) for line in lines]
+    assert found[0] == "up v100 2 2 r up – – –"
+    assert found[1] == "away v100 2 2 r unreachable 1970-01-01 00:01:00Z – no word for 30 s"
+    assert found[2] == "lost v100 2 0 r lost 1970-01-01 00:01:01Z – silent; drained by ops: new driver"
+    assert found[3] == "busy v100 2 1 r up, 1 withheld 1970-01-01 00:00:01Z – others use it"
+    assert found[4] == "draining v100 2 0 r draining 1970-01-01 00:01:40Z 7 (8 leaves) drained by ops: new driver"
+    assert found[5] == "drained v100 2 0 r drained 1970-01-01 00:01:40Z – drained by ops: new driver"
+    document = poise("nodes", "--json").json["nodes"]
+    assert (document[5]["drained"], document[5]["emptied"]) == ("1970-01-01T00:01:40.000Z", "1970-01-01T00:02:00.000Z")
+    monkeypatch.setattr(api.engine, "nodes", lambda: NodeList(nodes=()))
+    assert poise("nodes").out == "no node has joined yet\n"
+
+
+def test_nodes_are_drained_and_returned(api: Api) -> None:
+    said = poise("drain", "gpu-0", "--reason", "new driver", "--no-wait")
+    assert (said.code, said.out, said.err) == (0, "gpu-0 is drained; 0 runs still there\n", "")
+    assert "draining" in poise("nodes").out
+    found = poise("drain", "gpu-0", "gpu-0", "--no-wait", "--json").json
+    assert [(each["name"], each["state"], each["drained_by"]) for each in found] == [("gpu-0", "draining", "admin")]
+    assert poise("return", "gpu-0").out == "gpu-0 up: takes new runs\n"
+    assert [each["state"] for each in poise("return", "gpu-0", "--json").json] == ["up"]
+
+
+def test_of_several_nodes_those_that_there_are_are_drained(api: Api) -> None:
+    said = poise("drain", "gpu-1", "gpu-0", "--no-wait", "--json")
+    assert said.code == 2
+    assert "poise: gpu-1: unknown node 'gpu-1'; known: gpu-0\n" in said.err
+    assert [each.get("error", each.get("state")) for each in json.loads(said.out)] == [
+        "unknown node 'gpu-1'; known: gpu-0",
+        "draining",
+    ]
+    assert poise("drain", "gpu-1").refusal == "unknown node 'gpu-1'; known: gpu-0"
+    assert poise("return", "a/b").refusal.startswith("node: 'a/b' is no name of a node")
+    assert "Missing argument 'NODE...'" in poise("drain").refusal
+    assert "reason" in poise("drain", "gpu-0", "--reason", "").refusal
+
+
+def test_waiting_for_a_node_ends_when_somebody_gives_it_back(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.cli.nodes.EVERY", 0.01)
+    [row] = api.engine.nodes().nodes
+    run = {"job": "7", "name": "fit", "tenant": "t", "epoch": 1, "slots": (0, 1), "leaving": False, "stays": "it is new"}
+    there = {"state": NodeCondition.DRAINING, "drained": 1.0, "drained_by": "ops"}
+    seen = iter([
+        row.model_copy(update={**there, "runs": (NodeRun.model_validate(run),)}),
+        row.model_copy(update={**there, "runs": (NodeRun.model_validate(run | {"leaving": True, "stays": None}),)}),
+        row.model_copy(update=there),
+        row,
+    ])  # fmt: skip
+    first = next(seen)
+    monkeypatch.setattr(api.engine, "drain", lambda _by, _node, _reason: done(first))
+    monkeypatch.setattr(api.engine, "nodes", lambda: NodeList(nodes=(next(seen),)))
+    said = poise("drain", "gpu-0")
+    assert said.code == 1
+    assert said.out.splitlines() == [
+        "gpu-0 is drained; 1 run still there",
+        "  job 7 (fit, tenant t) on GPUs 0, 1 is still there: it is new",
+        "  job 7 (fit, tenant t) on GPUs 0, 1 was asked to leave, and leaves",
+        "  job 7 (fit, tenant t) on GPUs 0, 1 has left gpu-0",
+        "gpu-0 was given back before it was empty",
+    ]
 
 
 def test_shares_of_the_service_are_shown_and_set(api: Api, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from tests.shell import poise
 
 from poise.cli import live, queue
+from poise.durable import replace_file
 from poise.service.client import Client, streams
-from poise.service.server.storage.state_dir import replace_file
 
 ROW: dict[str, Any] = {
     "id": "17", "name": "resnet50", "tenant": "vision", "app": "tuning", "state": "PAUSED",

@@ -7,8 +7,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from tests.fake_desk import ROW
 
+from poise.cli.nodes import nodes_table
 from poise.cli.output import show_table
-from poise.cli.queue import nodes_table, queue_table, wide_table
+from poise.cli.queue import queue_table, wide_table
 from poise.cli.shares import shares_table
 from poise.lab.report.page import HtmlTable
 from poise.service.wire.views import JobRow, NodeList, Shares
