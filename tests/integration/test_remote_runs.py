@@ -168,6 +168,31 @@ def test_run_that_ended_while_its_agent_was_away_is_reported_as_it_ended(stage: 
     assert (ended.how, ended.codes) == (RunEnding.FAILED, (4,))
 
 
+def test_run_that_ends_while_its_agent_stops_is_reported_by_the_next_one(stage: RemoteStage) -> None:
+    """What would be heard of then would be sent over connections that are being closed, and leave them open."""
+    stage.backend.launch(an_order("1", a_request(WAITS)))
+    stage.wait(RunBegan, "1")
+    heard: list[object] = []
+
+    def end_run_while_closing(node_agent: agent.Agent) -> None:
+        close = node_agent._checkpoints.close
+
+        def close_slowly() -> None:
+            node_agent._heard = heard.append  # type: ignore[method-assign]
+            for pid in stage.processes():
+                os.kill(pid, signal.SIGKILL)
+            sleep(1.0)  # time for a back end that still watches the run to report its end
+            close()
+
+        node_agent._checkpoints.close = close_slowly  # type: ignore[method-assign]
+
+    stage.agents["v100-0"].call(end_run_while_closing)
+    stage.agents["v100-0"].stop()
+    assert not heard
+    stage.agents["v100-0"] = stage.agent(NODES[0])
+    assert stage.wait(RunEnded, "1").how is RunEnding.FAILED
+
+
 def test_order_that_was_given_while_the_agent_was_away_is_carried_out_when_it_is_back(stage: RemoteStage) -> None:
     stage.agents["v100-0"].stop()
     stage.backend.launch(an_order("1", a_request("print('here')")))

@@ -214,20 +214,25 @@ class Agent:
                 self._news = self._session = None
                 await asyncio.sleep(pause)
         finally:
-            left = [*(each.task for each in self._preparing.values()), *self._ending]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            if peers is not None:
-                await peers.close()
-            await self._gangs.close()
-            await asyncio.to_thread(self._checkpoints.close)
-            self._access.close()
-            await self._http.aclose()
-            if self._backend is not None:
-                self._backend.close()
-            self._files.close()
-            self._state.close()
+            await self._close(peers)
+
+    async def _close(self, peers: PeerServer | None) -> None:
+        """Close all that makes work for others before what it is done with: a run may end while the agent does."""
+        if peers is not None:
+            await peers.close()
+        if self._backend is not None:
+            await asyncio.to_thread(self._backend.close)
+            await asyncio.sleep(0)  # what it has reported until then has been posted, and is heard before this returns
+        left = [*(each.task for each in self._preparing.values()), *self._ending]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._gangs.close()
+        await asyncio.to_thread(self._checkpoints.close)
+        self._access.close()
+        await self._http.aclose()
+        self._files.close()
+        self._state.close()
 
     def withhold(self, slots: tuple[int, ...]) -> None:
         """Tell the server that from now on these GPUs are used by others. Called in the agent's loop."""

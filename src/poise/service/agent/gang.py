@@ -32,7 +32,7 @@ from poise.service.backends.api import RunEnding, RunOrder
 from poise.service.backends.local.lease_files import now
 from poise.service.backends.local.orders import ranks_here
 from poise.service.backends.local.state_dir import StateDir
-from poise.service.backends.remote.agent_http import AgentHttp
+from poise.service.backends.remote.agent_http import AgentHttp, close_connections
 from poise.service.backends.run_table import Key
 from poise.service.wire.agent_messages import NodeSpec, PartOrder
 from poise.worker.protocol import SAVE, STOP, acknowledged
@@ -250,6 +250,7 @@ class PeerServer:
         """Stop listening."""
         self._server.should_exit = self._server.force_exit = True
         await asyncio.wait([self._serving])
+        await close_connections(self._server)
 
 
 async def serve_peers(app: Starlette, node: NodeSpec) -> PeerServer:

@@ -9,6 +9,7 @@ one: above it the oldest is closed. Agents send theirs at once, and are served.
 import asyncio
 from typing import ClassVar
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD = 64 << 10  # bytes of a request before its body
@@ -68,3 +69,15 @@ class AgentHttp(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
             self._waiting.pop(self, None)
+
+
+async def close_connections(server: uvicorn.Server) -> None:
+    """Close what a server that has stopped leaves open: connections that it had just accepted, or was told not to wait for.
+
+    Agents connect again and again, so there often is one. It takes three turns of the loop until one that was accepted is
+    known to the server.
+    """
+    for _ in range(3):
+        for connection in [*server.server_state.connections]:
+            connection.transport.abort()
+        await asyncio.sleep(0)

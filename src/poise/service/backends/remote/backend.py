@@ -25,7 +25,7 @@ from poise.service.backends.api import BackendFailed, DesiredState, LogPart, OnE
 from poise.service.backends.local.logs import read_log
 from poise.service.backends.local.state_dir import StateDir, token
 from poise.service.backends.remote.agent_api import AgentApi
-from poise.service.backends.remote.agent_http import AgentHttp
+from poise.service.backends.remote.agent_http import AgentHttp, close_connections
 from poise.service.backends.remote.identity import ServiceIdentity
 from poise.service.backends.remote.relay import CheckpointPlaces, RelayedCheckpoints
 from poise.service.backends.remote.runs import RemoteRuns
@@ -159,11 +159,7 @@ class RemoteBackend:
                 await self._runs.save()
             await asyncio.wait([serving], timeout=LOOK_SECONDS)
         await api.close()
-        # uvicorn does not close what was accepted while it shut down. Agents connect again and again.
-        for _ in range(3):
-            for connection in [*self._server.server_state.connections]:
-                connection.transport.abort()
-            await asyncio.sleep(0)
+        await close_connections(self._server)
         serving.result()
 
     def _stop(self) -> None:
