@@ -64,6 +64,7 @@ class Machine:
     lost: dict[tuple[str, int], RunOrder] = field(default_factory=dict)
     ended: dict[tuple[str, int], RunEnded] = field(default_factory=dict)
     steps: dict[str, float] = field(default_factory=dict)
+    begun: dict[tuple[str, int], float] = field(default_factory=dict)
     unaware: set[str] = field(default_factory=set)
     finished: list[str] = field(default_factory=list)
     nodes: dict[str, NodeReport] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class Machine:
 
     def say_begun(self, job: str, epoch: int) -> None:
         """Its processes are there, and unless it knows nothing of Poise it can leave when asked to."""
-        self.tell(RunBegan(job, epoch, self.wall))
+        self.tell(RunBegan(job, epoch, self.wall, self.begun.setdefault((job, epoch), self.steps.get(job, 0.0))))
         if job not in self.unaware:
             steps = self.steps.get(job, 0.0)
             self.report(job, steps=steps, checkpoint=steps, throughput=1.0)

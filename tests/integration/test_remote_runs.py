@@ -178,7 +178,7 @@ def test_run_that_ends_while_its_agent_stops_is_reported_by_the_next_one(stage: 
         close = node_agent._checkpoints.close
 
         def close_slowly() -> None:
-            node_agent._heard = heard.append  # type: ignore[method-assign]
+            node_agent._heard = heard.append  # type: ignore[method-assign, assignment]
             for pid in stage.processes():
                 os.kill(pid, signal.SIGKILL)
             sleep(1.0)  # time for a back end that still watches the run to report its end

@@ -229,6 +229,25 @@ def test_a_job_may_lose_more_nodes_than_it_has_retries(service: Service) -> None
     assert service.engine.show(job).job.state is JobState.RUNNING
 
 
+@pytest.mark.parametrize("known", [None, 10.0])
+def test_what_a_lost_run_has_kept_is_told_by_the_next_one_that_begins(service: Service, known: float | None) -> None:
+    [job] = service.submit(a_request(gpus=2))
+    service.machine.report(job, steps=30.0, checkpoint=30.0, throughput=1.0)
+    service.settle()
+    [lost] = where(service, job)
+    service.machine.steps[job] = 50.0  # the node is cut off before it can say so
+    tell, service.machine.tell = service.machine.tell, lambda _news: None
+    service.machine.say(lost, NodeState.LOST)
+    service.machine.bury()
+    service.machine.tell = tell
+    tell(service.machine.nodes[lost])
+    tell(replace(service.machine.ended[job, 1], steps=known))
+    service.settle()
+    assert [(run.begun, run.kept) for run in service.engine.show(job).runs] == [(0.0, 50.0), (50.0, None)]
+    assert service.engine.show(job).checkpoint_steps == 50.0
+    check_standing(service)
+
+
 def test_a_run_of_several_nodes_is_killed_where_it_lives(tmp_path: Path) -> None:
     service = Service(tmp_path, cluster="", backend=LingeringBackend)
     for each in (A, B):

@@ -554,7 +554,7 @@ class Agent:
         match event:
             case RunBegan():
                 port = self._local.master_port(event.job, event.epoch)
-                self._tell(messages.PartBegan(job=event.job, epoch=event.epoch, at=event.at, port=port))
+                self._tell(messages.PartBegan(job=event.job, epoch=event.epoch, at=event.at, port=port, begun=event.begun))
             case RunProgressed():
                 self._progress[event.job, event.epoch] = event
                 self._tell_progress((event.job, event.epoch))

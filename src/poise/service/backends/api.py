@@ -141,11 +141,15 @@ class DesiredState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunBegan:
-    """All replicas of a run have started. Reported again for a run that is adopted while it lives."""
+    """All replicas of a run have started. Reported again for a run that is adopted while it lives.
+
+    It knows best what the runs before it have kept: the node of one that was lost may not have told.
+    """
 
     job: str
     epoch: int
     at: float
+    begun: float | None = None  # steps from which it goes on; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,8 +283,7 @@ class BatchBuilder:
         elif isinstance(news, RunEnded):
             self._ended(record, run, news)
         elif run.began is None:
-            run.began = max(run.started, min(news.at, self._now))
-            record.update_state()
+            record.begin_run(run, max(run.started, min(news.at, self._now)), news.begun)
             self.batch.touched.add(news.job)
 
     def _progressed(self, record: JobRecord, run: RunRecord, news: RunProgressed) -> None:

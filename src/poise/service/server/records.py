@@ -184,6 +184,23 @@ class JobRecord:
         self.since = now
         self.update_state()
 
+    def begin_run(self, run: RunRecord, at: float, begun: float | None) -> None:
+        """Note that all processes of a run are there, and that it goes on from so many steps; None: as was believed.
+
+        What the run before it has kept follows from that, also if its node was lost before it could tell.
+        """
+        if begun is not None:
+            before = next((each for each in reversed(self.runs) if each.epoch < run.epoch and each.began is not None), None)
+            if before is not None and begun != (before.begun if before.kept is None else before.kept):
+                before.kept = begun
+            if begun != run.begun:
+                self.steps = self.checkpoint = begun
+            for each in self.runs:
+                if before is None or each.epoch > before.epoch:  # those in between did not begin
+                    each.begun = begun
+        run.began = at
+        self.update_state()
+
     def can_yield(self, run: RunRecord, news: RunProgressed) -> bool:
         """Whether a run has done a step and can save it. After a run that saved nothing, it must have saved already."""
         has_stepped = news.throughput is not None or news.steps > run.begun

@@ -176,13 +176,14 @@ class OrdersAnswer(Wire):
 
 
 class PartBegan(Wire):
-    """All replicas of a part have started. `port`: MASTER_PORT, of the part that has rank 0."""
+    """All replicas of a part have started. `port`: MASTER_PORT, `begun`: as of `RunBegan`, both of the part with rank 0."""
 
     kind: Literal["began"] = "began"
     job: JobId
     epoch: Epoch
     at: float
     port: int
+    begun: float | None = None
 
 
 class PartProgressed(Wire):

@@ -410,7 +410,8 @@ class Runs:
         self._take_port(run, orders.free_port(self._ports) if order.part is None or not order.part.port else 0)
         base, devices = self._base, self._devices
         port = run.port or (0 if order.part is None else order.part.port)
-        fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=port)
+        begun = float(next(iter(self._state.checkpoints(order.job)), 0))
+        fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=port, begun=begun)
         self._state.put(*run.key, lease_files.ORDER, fields)
         self._state.put(*run.key, lease_files.LEASE, orders.lease_fields(*run.key, None, None, ""))
         path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)
@@ -438,7 +439,8 @@ class Runs:
         began = run_files.number((self._state.get(*run.key, lease_files.RUNNER) or {}).get("began"))
         if began is not None and not run.has_begun and run.order is not None:
             run.has_begun = True
-            self._on_event(RunBegan(*run.key, began))
+            begun = run_files.amount((self._state.get(*run.key, lease_files.ORDER) or {}).get("begun"))
+            self._on_event(RunBegan(*run.key, began, begun))
 
     # While it runs
 

@@ -67,12 +67,20 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def order_fields(
-    order: RunOrder, state: StateDir, settings: LocalSettings, *, base: Mapping[str, str], devices: Devices, port: int
+    order: RunOrder,
+    state: StateDir,
+    settings: LocalSettings,
+    *,
+    base: Mapping[str, str],
+    devices: Devices,
+    port: int,
+    begun: float,
 ) -> Fields:
     """Return the contents of order.json.
 
     base   environment that all jobs start from (`inherited`)
     port   MASTER_PORT, which the service keeps free of other runs unless rank 0 is on another node
+    begun  steps of the newest complete checkpoint
     """
     request = order.request
     most = request.max_duration
@@ -82,6 +90,7 @@ def order_fields(
     return {
         "job": order.job,
         "epoch": order.epoch,
+        "begun": begun,
         "gpus": [[part.node, part.gpu_type, list(part.slots)] for part in order.gpus],
         "argv": list(request.command),
         "setup": list(request.setup),

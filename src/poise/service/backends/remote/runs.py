@@ -81,6 +81,7 @@ class RemoteRun:
     awaited: set[Key] = field(default_factory=set)
     port: int = 0  # MASTER_PORT; 0: not known yet
     has_begun: bool = False
+    begun: float | None = None  # steps from which it goes on
     kept: float | None = None  # steps of the last checkpoint that it has reported
     is_over: bool = False
     watched: float = -inf  # when its nodes were last told that a user reads its logs
@@ -436,7 +437,7 @@ class RemoteRuns:
     ) -> None:
         match news:
             case messages.PartBegan():
-                self._part_began(run, part, news.at + shift, news.port)
+                self._part_began(run, part, news.at + shift, news)
             case messages.PartProgressed():
                 if part is run.first and run.has_begun:  # rank 0 may be ahead of parts that are only starting
                     run.kept = news.checkpoint if news.checkpoint is not None else run.kept
@@ -457,18 +458,18 @@ class RemoteRuns:
                 failed_at = None if news.failed_at is None else news.failed_at + shift
                 self._part_ended(run, part, news.model_copy(update={"at": news.at + shift, "failed_at": failed_at}))
 
-    def _part_began(self, run: RemoteRun, part: PartState, at: float, port: int) -> None:
+    def _part_began(self, run: RemoteRun, part: PartState, at: float, news: messages.PartBegan) -> None:
         part.is_ordered = True
         part.began = at if part.began is None else part.began
         if part is run.first:
-            run.port = port
+            run.port, run.begun = news.port, news.begun
             for each in run.parts.values():
                 if not each.is_ordered and run.wanted is DesiredState.RUN:
                     self._order(run, each)
         began = [each.began for each in run.parts.values() if each.began is not None]
         if len(began) == len(run.parts) and not run.has_begun and not run.is_over:
             run.has_begun = True
-            self._on_event(RunBegan(*run.key, max(began)))
+            self._on_event(RunBegan(*run.key, max(began), run.begun))
 
     def _part_ended(self, run: RemoteRun, part: PartState, end: PartEnded) -> None:
         part.ended = end
@@ -514,7 +515,7 @@ class RemoteRuns:
         self.table.remove(run)
         began = [part.began for part in run.parts.values() if part.began is not None]
         if len(began) == len(run.parts) and not run.has_begun:
-            self._on_event(RunBegan(*run.key, max(began)))
+            self._on_event(RunBegan(*run.key, max(began), run.begun))
         end = merged_end(run)
         self._on_event(end)
         for waiter in run.waiters:
