@@ -129,7 +129,10 @@ def check_books(service: Service, jobs: list[str]) -> None:
     ends = [first for _, first in chapters[1:]] + [None]
     for (header, first), end in zip(chapters, ends, strict=True):
         replay(core_of(read_header(header)), map(read_entry, store.entries(first, end)))
-    history = History.of(map(read_entry, store.entries(1)), service.loop.state.header.cluster)
+    entries = [read_entry(document) for document in store.entries(1)]
+    moments = [entry.now for entry in entries]
+    assert moments == sorted(moments)
+    history = History.of(entries, service.loop.state.header.cluster)
     details = {job: service.engine.show(job) for job in jobs}
     charged = {job: each.gpu_seconds for job, each in details.items()}
     assert charged == pytest.approx({job: history.jobs[job].gpu_seconds for job in jobs})

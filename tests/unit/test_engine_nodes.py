@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.machine import ALICE, LingeringBackend, Service, a_request
-from tests.machine_laws import check_standing, finish_all
+from tests.machine_laws import check_books, check_standing, finish_all
 
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Node
@@ -327,6 +327,22 @@ def test_losses_count_from_when_they_happened_even_if_the_engine_hears_of_them_l
     assert node(service, lost).since == moment
     released = service.loop.state.records[job].runs[0].released
     assert released == moment
+
+
+def test_time_never_goes_back_when_the_losses_of_several_nodes_are_heard_of_late(service: Service) -> None:
+    jobs = service.submit(a_request(gpus=2), a_request(gpus=2))
+    for job in jobs:
+        [lost] = where(service, job)
+        service.machine.say(lost, NodeState.LOST)
+        service.machine.bury()
+        service.machine.now += 5
+    service.machine.now += 30
+    service.settle()
+    for lost in ("gpu-a", "gpu-b"):
+        service.machine.say(lost)
+    service.settle()
+    finish_all(service)
+    check_books(service, jobs)
 
 
 def test_reports_that_say_the_same_again_are_no_news(service: Service) -> None:

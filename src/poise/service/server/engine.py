@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import accumulate, islice
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter, thread_time
@@ -331,7 +332,9 @@ class ServiceEngine:
         late, rest = late_news(news, since)
         if not late:
             return news
-        self._process(*((max(each[-1].at, self._last), [Belated()], each) for each in late))
+        # A run that was lost comes after its node, whenever it ended, so the order is not always that of their times.
+        moments = accumulate((each[-1].at for each in late), max, initial=self._last)
+        self._process(*((moment, [Belated()], each) for moment, each in zip(islice(moments, 1, None), late, strict=True)))
         now, wake = self.clock.now(), self.state.wake
         self.state.wake = now if wake is None else min(wake, now)
         return rest
