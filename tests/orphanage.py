@@ -1,7 +1,7 @@
 """Runs programs on behalf of a test run, and kills all that they started once the test run is gone, however it ended.
 
-    python tests/orphanage.py       one JSON object a line on stdin: {"argv", "environment"}; the same on stdout, in the
-                                    order in which they end: {"argv", "code", "output"}
+    python tests/orphanage.py       one JSON object a line on stdin: {"argv", "environment"}; on stdout, in the order
+                                    in which they end: {"code", "output"}
 
 Daemons that a program leaves behind become children of this process (PR_SET_CHILD_SUBREAPER), whatever session they are in,
 so that all of them can be found without knowing their names. End of stdin is the end: a test run that is killed closes it.
@@ -31,7 +31,7 @@ def _run(order: dict[str, object], folder: str) -> None:
         code = process.wait()
         _OWN.discard(process.pid)
         output.seek(0)
-        answer = {"argv": argv, "code": code, "output": output.read().decode(errors="replace")}
+        answer = {"code": code, "output": output.read().decode(errors="replace")}
     with _LOCK:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class RayDaemons:
         """
         for _ in range(TRIES):
             if not again:
-                self.address = f"{HEAD}:{_free_port(HEAD)}"
+                self.address = f"{HEAD}:{_free_ports(HEAD, 1)[0]}"
             self._heads += 1
             port, folder = self.address.rpartition(":")[2], self.root / f"h{self._heads}"
             self._order(
@@ -103,9 +103,13 @@ class RayDaemons:
         raise AssertionError(answer["output"])
 
     def start_node(self, name: str) -> None:
-        """Start a node, or start it again."""
-        self._order(self._node_argv(self.nodes[name]))
-        self._answer()
+        """Start a node, or start it again; once more where Ray gives up, as on a helper that takes 15 s to start."""
+        for _ in range(TRIES):
+            self._order(self._node_argv(self.nodes[name]))
+            answer = self._answers.get(timeout=START_SECONDS)
+            if answer["code"] == 0:
+                return
+        raise AssertionError(answer["output"])
 
     def kill_node(self, name: str) -> None:
         """Kill the raylet of a node: its workers end with it, and what they have started elsewhere does not."""
@@ -165,16 +169,6 @@ class RayDaemons:
         self._keeper.stdin.write(json.dumps({"argv": argv, "environment": self.environment}) + "\n")
         self._keeper.stdin.flush()
 
-    def _answer(self) -> None:
-        """Wait until a start has succeeded. Ray gives up on a helper that takes 15 s to start, as on a busy machine."""
-        answer = self._answers.get(timeout=START_SECONDS)
-        for _ in range(TRIES):
-            if answer["code"] == 0:
-                return
-            self._order(list(answer["argv"]))
-            answer = self._answers.get(timeout=START_SECONDS)
-        raise AssertionError(answer["output"])
-
     def _read(self) -> None:
         assert self._keeper.stdout is not None
         for line in self._keeper.stdout:
@@ -186,17 +180,19 @@ _DAEMONS = ("gcs_server", "raylet")
 
 def _common(address: str) -> list[str]:
     """Options of head and nodes. A raylet does not wait for helpers whose ports it was given."""
-    ports = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export")
+    names = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent", "metrics-export")
+    ports = zip(names, _free_ports(address, len(names)), strict=True)
     return [
         "--num-cpus=1", "--object-store-memory=80000000", "--min-worker-port=0", "--max-worker-port=0",
-        "--disable-usage-stats", "--include-log-monitor=false", *(f"--{name}-port={_free_port(address)}" for name in ports),
+        "--disable-usage-stats", "--include-log-monitor=false", *(f"--{name}-port={port}" for name, port in ports),
     ]  # fmt: skip
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+def _free_ports(address: str, count: int) -> list[int]:
+    """Find ports that nothing listens on, no two of them the same."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server((address, 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _command(pid: int) -> str:
