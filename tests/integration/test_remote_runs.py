@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -24,6 +25,7 @@ from poise.service.backends.api import (
     RunPart,
     RunProgressed,
 )
+from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.remote.identity import TOKEN_FILE
 from poise.service.wire.agent_messages import PROTOCOL
 
@@ -248,6 +250,27 @@ def test_node_that_is_cut_off_for_less_than_its_lease_loses_nothing(short: Remot
     sleep(1.5 * LEASE)
     assert short.processes("v100-0") == before
     assert not any(each.state is NodeState.LOST for each in short.reports)
+
+
+def test_node_whose_agent_takes_longer_than_a_lease_to_adopt_its_runs_keeps_them(
+    short: RemoteStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short.backend.launch(an_order("1", a_request(WAITS)))
+    short.wait(RunBegan, "1")
+    before = short.processes()
+    short.agents["v100-0"].stop()
+    adopt, adopted = LocalBackend.adopt, threading.Event()
+
+    def adopt_slowly(backend: LocalBackend, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
+        sleep(1.5 * LEASE)
+        adopt(backend, runs)
+        adopted.set()
+
+    monkeypatch.setattr(LocalBackend, "adopt", adopt_slowly)
+    short.agents["v100-0"] = short.agent(NODES[0])
+    assert adopted.wait(10 * LEASE)
+    assert short.processes() == before
+    assert NodeState.LOST not in {each.state for each in short.reports}
 
 
 def test_job_that_saves_is_asked_to_before_its_node_s_lease_ends(short: RemoteStage) -> None:

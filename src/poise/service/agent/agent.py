@@ -15,7 +15,7 @@ import os
 import signal
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -329,6 +329,20 @@ class Agent:
             raise SessionOverError("session-over", "the lease of this node has ended")
         self._state.renew(sent, welcome.lease)
 
+    async def _renewing(self, work: Coroutine[Any, Any, None], welcome: Welcome) -> None:
+        """Do something that may take longer than a lease, and renew the lease meanwhile, by news that say nothing."""
+        task = self._loop.create_task(work)
+        try:
+            while not (await asyncio.wait([task], timeout=welcome.poll))[0]:
+                request = messages.NewsRequest(session=welcome.session, now=now(), first=1, news=())
+                sent = since_boot()
+                await self._ask("news", request, messages.NewsAnswer, _patience(welcome))
+                self._renew(sent, welcome)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        task.result()
+
     async def _report_progress(self, queue: NewsQueue) -> None:
         async for keys in self._times.reports():
             queue.release(keys)
@@ -364,7 +378,7 @@ class Agent:
     async def _carry_out(self, order: messages.AgentOrder, welcome: Welcome) -> None:
         match order:
             case messages.AdoptOrder():
-                await self._adopt(order, welcome)
+                await self._renewing(self._adopt(order, welcome), welcome)
             case messages.LaunchOrder():
                 self._launch(order.part)
             case messages.PeersOrder():
