@@ -10,12 +10,15 @@ import pytest
 from tests.machine import ALICE, LingeringBackend, Service, a_request
 from tests.machine_laws import check_books, check_standing, finish_all
 
+from poise.engine.journal import read_entry
+from poise.lab.analysis.sources import Subject, journal_subject
+from poise.lab.analysis.tenant_usage import TenantUsage
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Node
 from poise.service.backends.api import DesiredState, NodeReport, NodeState, RunEnded, RunEnding, RunOrder
 from poise.service.server.engine import open_orders
 from poise.service.server.service_api import RefusalCode, RequestRefusedError, Verb
-from poise.service.server.storage.replay import replay_store
+from poise.service.server.storage.replay import last_chapter, replay_store
 from poise.service.server.storage.store import Changes, StorageError
 from poise.service.wire.views import Account, EventRow, JobState, NodeCondition, NodeRow, Role
 
@@ -63,6 +66,13 @@ def where(service: Service, job: str) -> set[str]:
 
 def chapters(service: Service) -> int:
     return len(service.loop.store.chapters())
+
+
+def analyzed(service: Service, folder: Path) -> Subject:
+    """What `poise analyze` reads of the service's journal."""
+    path = folder / "journal.jsonl"
+    path.write_text("".join(f"{line}\n" for line in last_chapter(service.loop.store.path)))
+    return journal_subject(path)
 
 
 # A cluster of the nodes that have joined
@@ -158,6 +168,50 @@ def test_a_node_that_has_fewer_gpus_than_before_keeps_the_runs_that_still_have_t
     replay_store(service.loop.store.path)
 
 
+@pytest.mark.parametrize("end", ["cancelled", *RunEnding])
+def test_a_chapter_can_be_analyzed_that_tells_of_jobs_which_the_cluster_is_too_small_for(tmp_path: Path, end: str) -> None:
+    service = Service(tmp_path, cluster="", backend=LingeringBackend)
+    service.machine.say(A)
+    service.settle()
+    [wide, _] = service.submit(a_request(gpus=2), a_request(gpus=1))
+    service.machine.say(Node("gpu-a", "v100", 1))
+    service.pass_time(2)
+    assert [*service.loop.state.stranded] == [wide]
+    if end == "cancelled":
+        service.call(lambda engine: engine.change(ALICE, wide, Verb.CANCEL))
+    else:
+        service.machine.end(wide, RunEnding(end))
+    service.pass_time(2)
+    assert analyzed(service, tmp_path).problem is None
+
+
+def test_a_chapter_can_be_analyzed_that_begins_with_another_run_of_a_job(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="")
+    service.machine.say(A)
+    service.settle()
+    service.submit(a_request(gpus=2), a_request(gpus=2))
+    service.pass_time(100)
+    service.machine.say(B)
+    service.pass_time(2)
+    assert len(service.machine.alive) == 2
+    assert max(epoch for _, epoch in service.machine.alive) > 1
+    assert analyzed(service, tmp_path).problem is None
+
+
+def test_a_service_without_nodes_can_be_analyzed(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="")
+    service.submit(a_request())
+    assert analyzed(service, tmp_path).problem is None
+
+
+def test_a_node_that_is_as_it_was_again_before_it_was_taken_in_stays_so(service: Service) -> None:
+    service.machine.say(Node("gpu-a", "v100", 1))
+    service.settle()
+    service.machine.say(A)
+    service.pass_time(5)
+    assert service.engine.service().cluster == "v100:4@2"
+
+
 def test_a_node_with_gpus_of_another_type_is_another_machine_for_its_runs(service: Service) -> None:
     [job] = service.submit(a_request(gpus=2, gpu_types=("v100",)))
     [name] = where(service, job)
@@ -227,6 +281,46 @@ def test_a_job_may_lose_more_nodes_than_it_has_retries(service: Service) -> None
         service.settle()
     assert service.engine.show(job).failures == 0
     assert service.engine.show(job).job.state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("preemption", ["never", "checkpoint"])
+def test_a_hold_that_was_deferred_takes_effect_when_the_node_is_lost(
+    service: Service, preemption: str, is_late: bool
+) -> None:
+    service.machine.unaware.add("1")
+    [job] = service.submit(a_request(gpus=2, preemption=preemption))
+    [lost] = where(service, job)
+    if is_late:  # in the same turn
+        service.machine.say(lost, NodeState.LOST)
+    service.call(lambda engine: engine.change(ALICE, job, Verb.HOLD))
+    if not is_late:
+        service.machine.say(lost, NodeState.LOST)
+    service.settle()
+    service.pass_time(60)
+    assert not service.machine.alive
+    check_standing(service)
+    service.call(lambda engine: engine.change(ALICE, job, Verb.RELEASE))
+    service.settle()
+    assert where(service, job) == {"gpu-a", "gpu-b"} - {lost}
+
+
+def test_a_tenant_is_not_charged_for_a_lost_run_and_the_next_one_at_the_same_time(tmp_path: Path) -> None:
+    service = Service(tmp_path, cluster="", backend=LingeringBackend)
+    for each in (A, B, C):
+        service.machine.say(each)
+        service.pass_time(2)
+    [job] = service.submit(a_request(gpus=4))
+    service.pass_time(100)
+    del service.machine.nodes["gpu-b"]  # so that the machine keeps its processes
+    service.machine.tell(replaced(service, B, NodeState.LOST))
+    service.settle()
+    assert service.engine.show(job).runs[-1].epoch == 2
+    service.pass_time(100)
+    service.call(lambda engine: engine.change(ALICE, job, Verb.CANCEL))
+    entries = service.loop.store.entries(service.loop.store.chapters()[-1][1])
+    usage = TenantUsage.of(map(read_entry, entries), service.loop.state.header.cluster)
+    assert sum(usage.tenants["alice"].held) * 3_600 == pytest.approx(service.engine.show(job).gpu_seconds)
 
 
 @pytest.mark.parametrize("known", [None, 10.0])

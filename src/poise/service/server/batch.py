@@ -132,7 +132,7 @@ class BatchBuilder:
 
     loss_reported   by job, when its loss was last reported to the core: the engine's, as it outlives the batch
     followups       commands to run after the commit: the rest of a large cancellation, and those that start a new chapter
-    reports         of nodes that the cluster lacks as they are, and of losses: a new chapter takes in those that stay
+    reports         of nodes: a new chapter takes in those that the cluster lacks as they are
     """
 
     def __init__(self, state: ServiceState, deps: Dependencies, loss_reported: dict[str, float], now: float) -> None:
@@ -241,8 +241,10 @@ class BatchBuilder:
             except RequestRefusedError as error:
                 refuse(command, error)
                 return
-        text = _effect(record, verb)
-        is_deferred = verb is Verb.HOLD and defers_hold(record)
+        # A run that is lost with this batch has nothing left to lose: its job is held at once.
+        is_lost = record.current is not None and not self._lost.isdisjoint(record.current.gpus)
+        text = None if is_lost else _effect(record, verb)
+        is_deferred = verb is Verb.HOLD and not is_lost and defers_hold(record)
         is_lifted = verb is Verb.RELEASE and is_hold_deferred(record)
         if job not in self._hold_told and (is_deferred or is_lifted):
             record.held = is_deferred
@@ -351,8 +353,7 @@ class BatchBuilder:
         """Take a report. One that says what is known already changes nothing but the evidence."""
         place, state = self._state.places.get(news.node.name), self._state
         is_lost = news.state is NodeState.LOST
-        if is_lost or place is None or place[1] != news.node:
-            self.reports.append(news)
+        self.reports.append(news)
         if place is None or (place[1] != news.node and not is_lost):
             return
         (index, node), name = place, news.node.name
@@ -374,6 +375,7 @@ class BatchBuilder:
         if is_lost:
             self._lost.add(name)
             self.batch.add(NodeLost(index))
+            self._hold_lost(name)
             self._note_node("node-lost", name, f"is lost: {news.evidence}")
         elif before is NodeState.LOST:
             self.batch.add(NodeReturned(index))
@@ -437,6 +439,12 @@ class BatchBuilder:
         if record.held and record.job.id not in self._hold_told:
             self._hold_told.add(record.job.id)
             self.batch.add(Held(record.job.id))
+
+    def _hold_lost(self, node: str) -> None:
+        """Carry out the deferred holds of jobs that run on a node which is lost: they have nothing left to lose."""
+        for record in (self._state.records[job] for job in self._state.running):
+            if record.current is not None and node in record.current.gpus:
+                self._hold_now(record)
 
     def _work(self, record: JobRecord, steps: float | None) -> float:
         """Steps as the worker counts them in the core's units, which may be seconds on the reference type."""

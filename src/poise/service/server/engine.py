@@ -431,7 +431,8 @@ class ServiceEngine:
         wait = JOIN_SECONDS if self.state.header.cluster.nodes else 0.0
         for news in reports:
             self._joining.pop(news.node.name, None)
-            if news.state is not NodeState.LOST:
+            place = self.state.places.get(news.node.name)
+            if news.state is not NodeState.LOST and (place is None or place[1] != news.node):
                 self._joining[news.node.name] = news
                 self._join_at = min(self._join_at, news.at + wait)
         if not self._joining:
