@@ -128,6 +128,7 @@ def _each(gpus: Holding) -> Iterator[tuple[int, int]]:
     return ((node, bit) for node, mask in gpus for bit in bits(mask))
 
 
+_JobEnd = events.Stopped | events.Failed | events.Finished | events.Cancelled
 Changes = list[tuple[float, int]]
 """(time, change of a number), in order of time."""
 
@@ -144,9 +145,11 @@ class History:
     withheld     GPUs, by slot, that are closed on a live node and that no run holds: (time, slot, 1 from then on, -1: no
                  more). `close` finds them, and takes them off `live`: a closed GPU is there while a run holds it
     end          time of the last entry
+    is_live      the journal is of a live service, and may tell the ends of jobs that it does not name
     """
 
     cluster: Cluster
+    is_live: bool = False
     jobs: dict[str, JobHistory] = field(default_factory=dict)
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     held: Changes = field(default_factory=list)
@@ -172,7 +175,9 @@ class History:
     def take(self, entry: JournalEntry) -> None:
         """Read one more entry."""
         for event in entry.events:
-            self._event(event, entry.now)
+            # A live service keeps jobs from the core that cannot run on its cluster. Their runs end, and so may they.
+            if not self.is_live or not isinstance(event, _JobEnd) or event.job in self.jobs:
+                self._event(event, entry.now)
         for action in entry.actions:
             self._action(action, entry.now)
         self.end = entry.now

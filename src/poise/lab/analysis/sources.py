@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from poise.engine.journal import NAME, JournalReader
+from poise.engine.journal import LIVE, NAME, JournalReader
 from poise.engine.loop import collector_paused
 from poise.lab.analysis.history import History, JobHistory, RunEnd, RunInterval, cumulated, floats, ints
 from poise.lab.analysis.overtaking import Supply, SupplyChange, harm
@@ -51,6 +51,7 @@ from poise.scheduler.model.cluster import (
 )
 from poise.scheduler.model.errors import JournalError, RequestError
 from poise.scheduler.model.event import (
+    Carried,
     Computed,
     Estimated,
     Event,
@@ -122,7 +123,8 @@ def journal_subject(path: str | Path) -> Subject:
     """
     reader = JournalReader(path)
     header = reader.header
-    found = RecordReader(header.cluster, header.settings.validation_gpus, name=str(path))
+    is_live = header.trace == LIVE
+    found = RecordReader(header.cluster, header.settings.validation_gpus, name=str(path), is_live=is_live)
     with collector_paused():
         problem = reader.feed(found.take)
         records = found.records()
@@ -138,8 +140,8 @@ def journal_subject(path: str | Path) -> Subject:
 class RecordReader:
     """The history of a journal so far, and what a history does not keep: which nodes were there when."""
 
-    def __init__(self, cluster: Cluster, validation_gpus: int = 0, name: str = "journal") -> None:
-        self.history = History(cluster)
+    def __init__(self, cluster: Cluster, validation_gpus: int = 0, name: str = "journal", *, is_live: bool = False) -> None:
+        self.history = History(cluster, is_live)
         self._name = name
         self._topology = Topology(cluster)
         self._pool: frozenset[Slots] = frozenset()
@@ -148,10 +150,12 @@ class RecordReader:
         self._alive = [True] * len(cluster.nodes)
         self._changes: list[SupplyChange] = []
         self._kinds: set[str] = set()
+        self._carried: dict[str, int] = {}  # last runs of jobs that the entry carries over
 
     def take(self, entry: JournalEntry) -> None:
         """Read one more entry; raises KeyError or IndexError for names that are not there, JournalError for values."""
         self.history.end = entry.now  # so that what is read of a bad entry lies before the end
+        self._carried.clear()
         try:
             for fact in (*entry.events, *entry.actions):
                 self._check(fact, entry.now)
@@ -172,7 +176,7 @@ class RecordReader:
             changes = sorted((*self._changes, *withheld), key=attrgetter("time"))
             return records_of(self.history, Supply(tuple(changes), self._pool))
 
-    def _check(self, fact: Event | Action, now: float) -> None:
+    def _check(self, fact: Event | Action, now: float) -> None:  # noqa: C901 - one case per fact
         match fact:
             case Estimated():
                 self._check_rates(fact.estimate.rates, repr(fact.kind))
@@ -181,11 +185,15 @@ class RecordReader:
                 self._check_rates(fact.rates, f"job {fact.job!r}")
             case Submitted():
                 self._check_job(fact.job, fact.kind)
+            case Carried():
+                self._carried[fact.job.id] = fact.epoch
+                if fact.gpus:
+                    self._check_gpus(fact.gpus)
             case Launch() | Compute():
                 self._check_start(fact)
             case Computed():
                 self._check_gpus(fact.gpus)
-            case Finished() if self.history.jobs[fact.job].status.is_final:
+            case Finished() if fact.job in self.history.jobs and self.history.jobs[fact.job].status.is_final:
                 raise ValueError(f"job {fact.job!r} ends a second time")
             case NodeLost() | NodeReturned():
                 self._node_changed(fact, now)
@@ -209,7 +217,7 @@ class RecordReader:
     def _check_start(self, action: Launch | Compute) -> None:
         self._check_gpus(action.gpus)
         job = self.history.jobs.get(action.job)
-        last = job.epoch if job else 0
+        last = job.epoch if job else self._carried.get(action.job, 0)
         goes_on = isinstance(action, Compute) and action.epoch == last  # further tasks of the round under way
         if action.epoch != last + 1 and not goes_on:
             raise ValueError(f"run {action.epoch} of job {action.job!r} after run {last}")
@@ -293,7 +301,7 @@ def records_of(history: History, supply: Supply | None = None) -> Records:
         cluster=ClusterRecord(
             history.cluster.gpus,
             utilisation(history, first, last),
-            _level("in use", history.held, first, 1 / history.cluster.gpus),
+            _level("in use", history.held, first, 1 / max(1, history.cluster.gpus)),
             _level("waiting", history.waiting, first, 1.0),
             harm(history, jobs, left.tolist(), supply),
         ),

@@ -118,7 +118,7 @@ class TenantUsage:
         for each in sorted(traded - self._open.keys(), key=lambda each: (each.buyer, each.seller, each.fast, each.slow)):
             self._open[each] = now
 
-    def _event(self, event: events.Event) -> None:
+    def _event(self, event: events.Event) -> None:  # noqa: C901 - one case per event
         match event:
             case events.Submitted():
                 self._enter(event.job)
@@ -136,6 +136,9 @@ class TenantUsage:
                     self._stop(event.job)
             case events.Finished() | events.Cancelled():
                 self._stop(event.job, is_over=True)
+            case events.NodeLost():
+                for job in [job for job, (_, gpus) in self._runs.items() if any(each.node == event.node for each in gpus)]:
+                    self._stop(job)  # a live service hears of the ends of such runs later
             case _:
                 pass
 
