@@ -38,11 +38,11 @@ def shipped(stage: RemoteStage, text: str = "hello") -> str:
     (folder / "pkg" / "data.txt").write_text(text)
     (folder / "run.sh").write_text("#!/bin/sh\nexec cat pkg/data.txt\n")
     (folder / "run.sh").chmod(0o755)
-    tree = packed_folder(folder, 1 << 20)
-    path = archive_path(stage.folder / "server", "default", tree.digest())
+    tree, sha256 = packed_folder(folder, 1 << 20)
+    path = archive_path(stage.folder / "server", "default", sha256)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(tree.blocks()))
-    return tree.digest()
+    return sha256
 
 
 def order(stage: RemoteStage, node: str, sha256: str, job: str = "1", epoch: int = 1, command: str = READS) -> RunOrder:

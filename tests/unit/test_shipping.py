@@ -17,7 +17,7 @@ MOST = 1 << 30
 
 
 def names(folder: Path) -> list[str]:
-    return [each.name for each in packed_folder(folder, MOST).members]
+    return [each.name for each in packed_folder(folder, MOST)[0].members]
 
 
 @pytest.fixture(params=["work-tree", "plain"])
@@ -69,7 +69,7 @@ def test_same_folder_has_the_same_name_whenever_and_by_whomever_it_was_made(tmp_
         (tmp_path / name / "x").write_text("text")
         (tmp_path / name / "x").chmod(mode)
         os.utime(tmp_path / name / "x", (mode, mode))
-        digests.add(packed_folder(tmp_path / name, MOST).digest())
+        digests.add(packed_folder(tmp_path / name, MOST)[1])
     assert len(digests) == 1
 
 
@@ -104,9 +104,9 @@ def test_what_cannot_be_shipped_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("start", [0, 1, 511, 512, 1000, MOST_PIECE, MOST_PIECE + 7])
 def test_pieces_are_the_archive_from_any_byte_on(tmp_path: Path, start: int) -> None:
     (tmp_path / "x").write_bytes(os.urandom(2 * MOST_PIECE))
-    tree = packed_folder(tmp_path, MOST)
+    tree, _ = packed_folder(tmp_path, MOST)
     whole, found, at = b"".join(tree.blocks()), b"", start
-    for offset, piece in pieces_of(tree, start):
+    for offset, piece in pieces_of(tmp_path, tree, start):
         assert offset == at
         assert len(piece) <= MOST_PIECE
         at += len(piece)
@@ -119,3 +119,32 @@ def test_paths_into_the_folder_become_relative_to_it() -> None:
     found = with_files(request, Path("/p"), "0" * 64)
     assert found.command == ("./train.sh", "--data", "./data", "/pp/x")
     assert (found.cwd, found.files, found.setup) == (None, "0" * 64, ("./make", "x"))
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@localhost")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_submodule_that_was_not_fetched_is_left_out(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    for folder in (inner, outer):
+        folder.mkdir()
+        git(folder, "init", "--quiet")
+        (folder / "file.txt").write_text("x")
+        git(folder, "add", "file.txt")
+        git(folder, "commit", "--quiet", "-m", "first")
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "sub")
+    git(outer, "commit", "--quiet", "-m", "second")
+    assert names(outer) == [".gitmodules", "file.txt", "sub/file.txt"]
+    git(tmp_path, "clone", "--quiet", str(outer), "clone")
+    assert names(tmp_path / "clone") == [".gitmodules", "file.txt"]
+
+
+def test_file_that_changes_while_it_is_packed_is_named_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("step 1\n" * 1_000)
+    tree, _ = packed_folder(tmp_path, MOST)
+    log.write_text("step 2\n")
+    with pytest.raises(RequestError, match=r"train.log has changed while it was packed; try again, or ignore it"):
+        list(pieces_of(tmp_path, tree, 0))

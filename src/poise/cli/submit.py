@@ -144,7 +144,7 @@ def submit(ctx: click.Context, /, file: tuple[str, ...], **options: Any) -> int:
     drafted = draft.requests(key)
     shipped = None if options["ship"] is None else _shipped_folder(options["ship"], drafted[0])
     if shipped is not None:
-        sha256 = packed_folder(shipped, options["ship_mib"] << 20).digest()
+        _, sha256 = packed_folder(shipped, options["ship_mib"] << 20)
         drafted = tuple(with_files(each, shipped, sha256) for each in drafted)
     requests = tuple(map(completed_request, drafted))
     count = len(requests)

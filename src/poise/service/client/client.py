@@ -168,8 +168,7 @@ class Client:
 
         tenant   whose jobs will name it; None: the token's
         """
-        tree = packed_folder(folder, most_mib << 20)
-        sha256 = tree.digest()
+        tree, sha256 = packed_folder(folder, most_mib << 20)
         parameters: Parameters = {} if tenant is None else {"tenant": tenant}
 
         def send(offset: int, data: bytes) -> views.FileReceived:
@@ -179,7 +178,7 @@ class Client:
         there = send(0, b"")
         while not there.complete:
             begun = there.received
-            for offset, data in pieces_of(tree, begun):
+            for offset, data in pieces_of(folder, tree, begun):
                 there = send(offset, data)
                 if there.complete or there.received != offset + len(data):  # another client sends the same
                     break

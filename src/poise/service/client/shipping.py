@@ -9,6 +9,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from poise.scheduler.model.errors import RequestError
@@ -17,33 +18,50 @@ from poise.service.wire.views import MOST_PIECE
 
 IGNORED = ".gitignore"
 SHIP_MIB = 64  # of an archive, unless the user says otherwise
+CHANGED = f"try again, or ignore it in {IGNORED}"
 NAMED = 5  # files that are named if it is too much
 MIB = 1 << 20
 
 
-def packed_folder(folder: Path, most: int) -> PackedTree:
-    """Pack a directory of at most `most` bytes; RequestError names the largest files if it has more."""
+def packed_folder(folder: Path, most: int) -> tuple[PackedTree, str]:
+    """Pack a directory, and return the archive with its SHA-256; RequestError names the largest files if they are too much.
+
+    most   bytes that the archive may have
+    """
     if not folder.is_dir():
         raise RequestError(f"--ship: {folder} is not a directory")
     names = _listed(folder)
     if not names:
         raise RequestError(f"--ship: {folder} has no files that are not ignored")
-    try:
+    with _reporting(folder, f"ignore it in {IGNORED}, or copy what it leads to"):
         tree = packed(folder, names, plain_modes=True)
-    except ArchiveError as error:
-        raise RequestError(f"--ship: {folder}: {error}; ignore it in {IGNORED}, or copy what it leads to") from None
-    except OSError as error:
-        raise RequestError(f"--ship: {error.filename}: {error.strerror}") from None
     if tree.size > most:
         largest = sorted(tree.members, key=lambda each: (-each.size, each.name))[:NAMED]
         named = ", ".join(f"{each.name} ({each.size / MIB:,.1f} MiB)" for each in largest if each.size)
         text = f"{folder} has {tree.size / MIB:,.1f} MiB to be shipped, of at most {most / MIB:,.0f}"
         raise RequestError(f"--ship: {text}; the largest are {named}: name them in {IGNORED}, or raise --ship-mib")
-    return tree
+    with _reporting(folder, CHANGED):
+        return tree, tree.digest()
 
 
-def pieces_of(tree: PackedTree, start: int) -> Iterator[tuple[int, bytes]]:
+@contextmanager
+def _reporting(folder: Path, advice: str) -> Iterator[None]:
+    """Say in one line what cannot be packed."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise RequestError(f"--ship: {folder}: {error}; {advice}") from None
+    except OSError as error:
+        raise RequestError(f"--ship: {error.filename}: {error.strerror}") from None
+
+
+def pieces_of(folder: Path, tree: PackedTree, start: int) -> Iterator[tuple[int, bytes]]:
     """Yield an archive in pieces for upload, each with its offset, from byte `start` on."""
+    with _reporting(folder, CHANGED):
+        yield from _pieces(tree, start)
+
+
+def _pieces(tree: PackedTree, start: int) -> Iterator[tuple[int, bytes]]:
     offset, pending, skipped = start, bytearray(), 0
     for block in tree.blocks():
         if skipped < start:
@@ -73,8 +91,9 @@ def _listed(folder: Path) -> list[str]:
     names: set[str] = set()
     for name in found:
         path = folder / name
-        if path.is_dir() and not path.is_symlink():  # another repository inside this one
-            names.update(f"{name.rstrip('/')}/{each}" for each in _listed(path))
+        if path.is_dir() and not path.is_symlink():
+            if (path / ".git").exists():  # another repository inside this one; a submodule may not have been fetched
+                names.update(f"{name.rstrip('/')}/{each}" for each in _listed(path))
         elif os.path.lexists(path):  # one that is tracked may have been deleted
             names.add(name)
     return sorted(names)
