@@ -110,6 +110,9 @@ FILE, LINK, HARD, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarf
         [("x", FILE, ""), ("x/y", FILE, "")],
         [("x", FILE, ""), ("x", LINK, "y")],
         [("x", FILE, ""), ("x/y", LINK, "z")],
+        [("x" * 300, FILE, "")],
+        [("/".join("x" * 1_500), FILE, "")],
+        [("x", LINK, "y/" * 2_000)],
     ],
 )
 def test_archive_cannot_write_outside_its_folder(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from poise.durable import sync_folder
 
 BLOCK = 1 << 20  # bytes that are read and written at once
+MOST_PATH, MOST_NAME = 2_048, 255  # bytes of a path, and of each part of it
 _END = b"\0" * 1024  # two empty records
 
 
@@ -88,6 +89,8 @@ def packed(root: Path, names: Iterable[str], *, plain_modes: bool = False) -> Pa
 
 def _member(path: Path, name: str, *, plain_modes: bool) -> ArchiveMember:
     found = os.lstat(path)
+    if _is_too_long(name):
+        raise ArchiveError(f"the name {name[:100]!r}… is too long")
     info = tarfile.TarInfo(name)
     info.mode = found.st_mode & 0o777
     if plain_modes:
@@ -122,6 +125,8 @@ def _check_link(name: str, target: str) -> None:
     """Refuse a link that leads out of the archive: `..` may stand only at its beginning, so that none is of another link."""
     parts = PurePosixPath(target).parts
     ups = next((place for place, part in enumerate(parts) if part != ".."), len(parts))
+    if _is_too_long(target):
+        raise ArchiveError(f"{name} is a link with too long a target")
     if not target or target.startswith("/") or ".." in parts[ups:] or ups > len(PurePosixPath(name).parts) - 1:
         raise ArchiveError(f"{name} is a link that leads out of what is packed")
 
@@ -189,9 +194,14 @@ def unpack(blocks: Iterable[bytes], folder: Path, accept: Callable[[str], bool] 
 
 def _checked_parts(name: str) -> Sequence[str]:
     path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or _is_too_long(name):
         raise ArchiveError(f"the archive has the impossible name {name[:100]!r}")
     return path.parts
+
+
+def _is_too_long(path: str) -> bool:
+    """Whether some machine may have no room for a path: a file system's word on that would look like a full disk."""
+    return len(os.fsencode(path)) > MOST_PATH or any(len(os.fsencode(part)) > MOST_NAME for part in path.split("/"))
 
 
 def _write_file(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
