@@ -1,19 +1,25 @@
 """What the listener for agents does with requests that no agent sends: it refuses them, whoever they come from."""
 
+import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from tests.certificates import a_certificate
 from tests.remote import RemoteStage
 
 from poise.service.backends.remote import agent_http
 from poise.service.backends.remote.agent_api import MOST_BODY
-from poise.service.backends.remote.agent_http import MOST_HEAD
+from poise.service.backends.remote.agent_http import MOST_HEAD, AgentListener
 from poise.service.backends.remote.identity import TOKEN_FILE
+from poise.service.server.http.listener import Certificate
 
 
 @pytest.fixture
@@ -69,6 +75,46 @@ def test_flood_of_silent_connections_keeps_no_agent_out(
         for _ in range(2):
             assert http.post("/agent/hello", content="{}").json()["code"] == "wrong-request"
         assert silent[0].recv(1) == b""
+
+
+def test_stranger_who_is_answered_keeps_no_connection(stage: RemoteStage) -> None:
+    """Not even one who goes on with a body that nobody has asked for."""
+    host, port = stage.url.removeprefix("http://").split(":")
+    for path in ("/x", "/agent/hello", "/agent/checkpoints/1"):
+        with socket.create_connection((host, int(port)), timeout=30) as connection, suppress(ConnectionError):
+            connection.sendall(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
+            assert connection.recv(12) in (b"HTTP/1.1 401", b"HTTP/1.1 404", b"HTTP/1.1 405")
+            connection.sendall(b"y")
+            while connection.recv(1 << 16):
+                pass
+
+
+def test_silent_tls_handshakes_are_bounded_in_time_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = Certificate(*a_certificate(tmp_path))
+    monkeypatch.setattr(agent_http, "MOST_WAITING", 5)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("well")(scope, receive, send)
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            listener = AgentListener(answer, bound, certificate.context())
+            serving = asyncio.get_running_loop().create_task(listener.serve())
+            silent = [await asyncio.open_connection(*bound.getsockname()) for _ in range(20)]
+            assert await asyncio.wait_for(silent[0][0].read(), 5.0) == b""  # long before its time is over
+            trusting = ssl.create_default_context(cafile=str(certificate.chain))
+            trusting.check_hostname = False
+            async with httpx.AsyncClient(verify=trusting) as client:
+                assert (await client.get(f"https://127.0.0.1:{bound.getsockname()[1]}/")).text == "well"
+            monkeypatch.setattr(agent_http, "HEAD_SECONDS", 0.2)
+            late, writer = await asyncio.open_connection(*bound.getsockname())
+            assert await asyncio.wait_for(late.read(), 5.0) == b""
+            for each in (writer, *(writer for _, writer in silent)):
+                each.close()
+            listener.stop()
+            await serving
+
+    asyncio.run(story())
 
 
 def test_long_heads_and_bodies_in_turn_are_taken_on_one_connection(http: httpx.Client) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tests.backends import a_request
@@ -147,5 +148,21 @@ def test_end_of_a_part_is_not_told_for_ever_to_a_node_that_does_not_have_the_run
         first.gangs.ended(KEY, RunEnding.FAILED)
         await comes(lambda: not first.gangs._telling)
         await second.server.close()
+
+    run(tmp_path, story)
+
+
+def test_stranger_who_is_answered_keeps_no_connection(tmp_path: Path) -> None:
+    async def story(first: GangNode, _second: GangNode) -> None:
+        await first.listen()
+        for method in ("PUT", "GET"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", first.server.port)
+            writer.write(f"{method} /runs/1/1/stop.json HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"y")
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 3.0)
+            writer.close()
+        await first.server.close()
 
     run(tmp_path, story)

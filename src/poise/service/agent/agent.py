@@ -163,26 +163,34 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._state = NodeStateDir(config.state)
+        try:
+            self._open_connections(config)
+        except BaseException:
+            self._state.close()  # or no other agent could have the directory, not even in this process
+            raise
         self._loop = asyncio.get_running_loop()
         self._backend: LocalBackend | None = None
         self._news: NewsQueue | None = None
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._session: str | None = None
         self.problem: str | None = None  # why there is no session; None: there is one, or it is the first try
-        self._files = StateDir(self._state.path)
-        self._gangs = Gangs(config.node.name, self._files, self._end_part)
         self._times = ReportTimes()
         self._logs = LogShipping(self._files, self._send_logs)
-        self._access = access = ServerAccess(config.server, config.token, config.verify, lambda: self._session)
-        checkpoints = NodeCheckpoints(self._files, self._state.path)
-        self._checkpoints = CheckpointKeeper(
-            config.node.name, checkpoints, access, self._state.path, on_kept=self._tell_progress
-        )
         self._preparing: dict[Key, Preparation] = {}
         self._open: dict[Key, frozenset[int]] = {}  # GPUs of runs that the local back end has, and that are not over
         self._killed: set[Key] = set()  # of those, the ones that are not wanted any more
         self._progress: dict[Key, RunProgressed] = {}  # the latest of each run
         self._ending: dict[asyncio.Task[None], Key] = {}  # parts that are over, and whose last words are on their way
+
+    def _open_connections(self, config: AgentConfig) -> None:
+        """Open what may fail: files of the node, and certificates that connections are checked with."""
+        self._files = StateDir(self._state.path)
+        self._gangs = Gangs(config.node.name, self._files, self._end_part)
+        self._access = access = ServerAccess(config.server, config.token, config.verify, lambda: self._session)
+        checkpoints = NodeCheckpoints(self._files, self._state.path)
+        self._checkpoints = CheckpointKeeper(
+            config.node.name, checkpoints, access, self._state.path, on_kept=self._tell_progress
+        )
         self._http = httpx.AsyncClient(
             base_url=config.server, headers={"Authorization": f"Bearer {config.token}"}, verify=config.verify
         )
@@ -218,21 +226,23 @@ class Agent:
 
     async def _close(self, peers: PeerServer | None) -> None:
         """Close all that makes work for others before what it is done with: a run may end while the agent does."""
-        if peers is not None:
-            await peers.close()
-        if self._backend is not None:
-            await asyncio.to_thread(self._backend.close)
-            await asyncio.sleep(0)  # what it has reported until then has been posted, and is heard before this returns
-        left = [*(each.task for each in self._preparing.values()), *self._ending]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        await self._gangs.close()
-        await asyncio.to_thread(self._checkpoints.close)
-        self._access.close()
-        await self._http.aclose()
-        self._files.close()
-        self._state.close()
+        try:
+            if peers is not None:
+                await peers.close()
+            if self._backend is not None:
+                await asyncio.to_thread(self._backend.close)
+                await asyncio.sleep(0)  # what it has reported until then has been posted, and is heard before this returns
+            left = [*(each.task for each in self._preparing.values()), *self._ending]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await self._gangs.close()
+            await asyncio.to_thread(self._checkpoints.close)
+            self._access.close()
+            await self._http.aclose()
+            self._files.close()
+        finally:
+            self._state.close()
 
     def withhold(self, slots: tuple[int, ...]) -> None:
         """Tell the server that from now on these GPUs are used by others. Called in the agent's loop."""
@@ -296,9 +306,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            for task in tasks:
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
+            await asyncio.gather(*tasks, return_exceptions=True)  # a cancellation of the agent itself is not swallowed
 
     async def _pass_orders(self, welcome: Welcome) -> None:
         done = 0

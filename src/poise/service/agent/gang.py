@@ -22,7 +22,6 @@ from secrets import compare_digest
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +31,7 @@ from poise.service.backends.api import RunEnding, RunOrder
 from poise.service.backends.local.lease_files import now
 from poise.service.backends.local.orders import ranks_here
 from poise.service.backends.local.state_dir import StateDir
-from poise.service.backends.remote.agent_http import AgentHttp, close_connections
+from poise.service.backends.remote.agent_http import AgentListener
 from poise.service.backends.run_table import Key
 from poise.service.wire.agent_messages import NodeSpec, PartOrder
 from poise.worker.protocol import SAVE, STOP, acknowledged
@@ -197,7 +196,7 @@ class Gangs:
             if part is None:
                 return Response(status_code=404 if self._is_settled else 503)
             if not part.key or not compare_digest(request.headers.get("X-Poise-Key", "").encode(), part.key.encode()):
-                return Response(status_code=403, headers={"Connection": "close"})
+                return Response(status_code=403)
             if int(request.headers.get("content-length", MOST_BYTES + 1)) > MOST_BYTES:
                 return Response(status_code=413)
             fields = await request.json()
@@ -243,24 +242,20 @@ class PeerServer:
     """The listener for other agents, on a port of its own."""
 
     port: int
-    _server: uvicorn.Server
+    _bound: socket.socket
+    _listener: AgentListener
     _serving: asyncio.Task[None]
 
     async def close(self) -> None:
         """Stop listening."""
-        self._server.should_exit = self._server.force_exit = True
+        self._listener.stop(at_once=True)
         await asyncio.wait([self._serving])
-        await close_connections(self._server)
+        self._bound.close()
 
 
 async def serve_peers(app: Starlette, node: NodeSpec) -> PeerServer:
     """Listen for other agents on the node's address; on any port if the node names none."""
     family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
     bound = socket.create_server((node.address, node.port), family=family)
-    config = uvicorn.Config(
-        app, http=AgentHttp, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-        proxy_headers=False, server_header=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    serving = asyncio.get_running_loop().create_task(server.serve(sockets=[bound]))
-    return PeerServer(bound.getsockname()[1], server, serving)
+    listener = AgentListener(app, bound)
+    return PeerServer(bound.getsockname()[1], bound, listener, asyncio.get_running_loop().create_task(listener.serve()))

@@ -32,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
+from threading import Lock
 from typing import Concatenate, ParamSpec
 
 from poise.scheduler.model.cluster import Cluster
@@ -94,7 +95,7 @@ class LocalBackend:
         self._loop = EventLoop("local-backend", lambda error: on_event(api.BackendFailed(repr(error))))
         self._runs = Runs(self._state, on_event, self._loop, settings, base, known)
         self._loop.post(self._runs.poll)
-        self._is_closed = False
+        self._is_closed, self._closing = False, Lock()
 
     def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
         """Take over what runs, report what ended meanwhile, begin what never began, end what was not ordered."""
@@ -117,11 +118,12 @@ class LocalBackend:
 
     def close(self) -> None:
         """Release everything; processes go on, and the next back end adopts them."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.close()
-            self._runs.release()
-            self._state.close()
+        with self._closing:  # a second call waits for the first: until then nothing else may work in the directory
+            if not self._is_closed:
+                self._is_closed = True
+                self._loop.close()
+                self._runs.release()
+                self._state.close()
 
     def log(self, job: str, replica: int, offset: int, limit: int) -> LogPart:
         """Read at most `limit` bytes of a replica's log over all its runs; from any thread."""
@@ -406,10 +408,15 @@ class Runs:
 
     def _spawn(self, run: LocalRun, order: RunOrder) -> None:
         run.is_new, run.died_at, run.runner_code = False, None, None
+        has_rank_0 = order.part is None or order.part.node == order.gpus[0].node
+        self._take_port(run, orders.free_port(self._ports) if has_rank_0 else 0)
+        given = 0 if order.part is None else order.part.port
+        port = run.port or given or run_files.port_in(self._state.get(*run.key, lease_files.ORDER))
+        if not port:  # the server does not know it yet, and did not when it gave this order for the first time
+            self._fail_to_start(run, lease_files.LOST)
+            return
         self._state.make_run(*run.key)
-        self._take_port(run, orders.free_port(self._ports) if order.part is None or not order.part.port else 0)
         base, devices = self._base, self._devices
-        port = run.port or (0 if order.part is None else order.part.port)
         begun = float(next(iter(self._state.checkpoints(order.job)), 0))
         fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=port, begun=begun)
         self._state.put(*run.key, lease_files.ORDER, fields)

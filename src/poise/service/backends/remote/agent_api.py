@@ -88,10 +88,7 @@ class AgentApi:
                     raise RefusedAgentError("unauthorized", "the agents' token is wrong")  # noqa: TRY301
                 return await handler(request)
             except RefusedAgentError as error:
-                response = _json(AgentRefusal(code=error.code, detail=str(error)), STATUS.get(error.code, 409))
-                if error.code == "unauthorized":
-                    response.headers["Connection"] = "close"  # strangers keep no connection
-                return response
+                return _json(AgentRefusal(code=error.code, detail=str(error)), STATUS.get(error.code, 409))
             except ClientDisconnect:  # the agent was killed, or cut off, in the middle of a body: no one reads the answer
                 return Response(status_code=400)
             except OSError as error:

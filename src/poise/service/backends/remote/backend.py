@@ -17,20 +17,19 @@ from ssl import SSLContext
 from time import monotonic, sleep
 from typing import TypeVar
 
-import uvicorn
-
 from poise.scheduler.model.cluster import Node
 from poise.scheduler.model.errors import InvariantError
 from poise.service.backends.api import BackendFailed, DesiredState, LogPart, OnEvent, RunNotice, RunOrder
 from poise.service.backends.local.logs import read_log
 from poise.service.backends.local.state_dir import StateDir, token
 from poise.service.backends.remote.agent_api import AgentApi
-from poise.service.backends.remote.agent_http import AgentHttp, close_connections
+from poise.service.backends.remote.agent_http import AgentListener
 from poise.service.backends.remote.identity import ServiceIdentity
 from poise.service.backends.remote.relay import CheckpointPlaces, RelayedCheckpoints
 from poise.service.backends.remote.runs import RemoteRuns
 
 Answer = TypeVar("Answer")
+KEEP_ALIVE = 120  # seconds for which a connection of an agent may wait for its next request
 LOOK_SECONDS = 0.25  # between two looks at which nodes are silent
 LEASE_SECONDS = 60.0  # of a node, unless the operator says otherwise
 ADOPT_SECONDS = 3.0  # how long `adopt` waits for agents to connect; they try several times a second
@@ -75,7 +74,7 @@ class RemoteBackend:
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._is_closed = False
-        self._server: uvicorn.Server | None = None
+        self._listener: AgentListener | None = None
         self._thread = threading.Thread(target=self._run, name="remote-backend", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -140,31 +139,20 @@ class RemoteBackend:
     async def _serve(self) -> None:
         access = self._access
         api = AgentApi(self._runs, self._state, self._token, self._relay)
-        config = uvicorn.Config(
-            api.app(),
-            http=AgentHttp, loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
-            proxy_headers=False, server_header=False, timeout_keep_alive=120, timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        config.load()
-        config.ssl = access.tls
-        self._server = uvicorn.Server(config)
-        # A copy, as uvicorn closes it: a service that could not write for a while opens another back end on the same socket.
-        serving = self._loop.create_task(self._server.serve(sockets=[access.bound.dup()]))
-        while not (self._server.started or serving.done()):
-            await asyncio.sleep(0.001)
-        self._started.set()
+        # The socket stays open: a service that could not write for a while opens another back end on it.
+        self._listener = AgentListener(api.app(), access.bound, access.tls, keep_alive=KEEP_ALIVE)
+        serving = self._loop.create_task(self._listener.serve(self._started.set))
         while not serving.done():
             self._runs.look()
             with contextlib.suppress(OSError):  # tried again at the next look
                 await self._runs.save()
             await asyncio.wait([serving], timeout=LOOK_SECONDS)
         await api.close()
-        await close_connections(self._server)
         serving.result()
 
     def _stop(self) -> None:
-        assert self._server is not None
-        self._server.should_exit = True
+        assert self._listener is not None
+        self._listener.stop()
         for link in self._runs.links.values():  # requests for orders would wait for a long time
             link.close()
 

@@ -460,6 +460,8 @@ class RemoteRuns:
 
     def _part_began(self, run: RemoteRun, part: PartState, at: float, news: messages.PartBegan) -> None:
         part.is_ordered = True
+        if part is run.first and len(run.parts) > 1 and not news.port:
+            return  # its agent could not read it, and says it again in its next session: the others have to know it
         part.began = at if part.began is None else part.began
         if part is run.first:
             run.port, run.begun = news.port, news.begun
