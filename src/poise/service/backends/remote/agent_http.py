@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST_HEAD = 64 << 10  # bytes of a request before its body
 HEAD_SECONDS = 10.0  # for the head of a request to be complete, from when the connection was opened or its first byte came
 MOST_WAITING = 1_000  # connections without a complete head: an agent's has one once it has been read; as many handshakes
+ACCEPTED_AT_ONCE = 100  # connections, before others are served again: a thousand agents come back at the same time
 ACCEPT_AGAIN = 0.1  # seconds until the next try if there are no file descriptors left
 ANSWERS_TO_STRANGERS = frozenset({401, 403, 404, 405, 503})
 
@@ -126,22 +127,25 @@ class AgentListener:
             asyncio.get_running_loop().add_reader(self._bound, self._accept)
 
     def _accept(self) -> None:
-        """Accept a connection. Not `loop.sock_accept`: where that is cancelled, it may lose one that it has accepted."""
+        """Accept what waits. Not `loop.sock_accept`: where that is cancelled, it may lose one that it has accepted."""
         loop = asyncio.get_running_loop()
-        try:
-            connection, _ = self._bound.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # the client is gone
-            return
-        except OSError:  # there are no descriptors left
-            loop.remove_reader(self._bound)
-            loop.call_later(ACCEPT_AGAIN, self._listen)
-            return
-        connection.setblocking(False)
-        task = loop.create_task(self._open(connection))
-        self._opening[task] = connection
-        task.add_done_callback(self._opened)
-        if len(self._opening) > MOST_WAITING:
-            next(iter(self._opening)).cancel()
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._bound.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:  # the client is gone
+                continue
+            except OSError:  # there are no descriptors left
+                loop.remove_reader(self._bound)
+                loop.call_later(ACCEPT_AGAIN, self._listen)
+                return
+            connection.setblocking(False)
+            task = loop.create_task(self._open(connection))
+            self._opening[task] = connection
+            task.add_done_callback(self._opened)
+            if len(self._opening) > MOST_WAITING:
+                next(iter(self._opening)).cancel()
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         connection = self._opening.pop(task)
