@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.backends import a_request
+from tests.remote import hang_up
 
 from poise.service.agent.gang import Gangs, serve_peers
 from poise.service.backends.api import GangPart, RunEnding, RunOrder, RunPart
@@ -65,6 +66,7 @@ def run(folder: Path, story: Callable[[GangNode, GangNode], Awaitable[None]]) ->
             for each in (first, second):
                 await each.gangs.close()
                 each.files.close()
+            await hang_up()
 
     asyncio.run(telling())
 

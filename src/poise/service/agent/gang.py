@@ -157,7 +157,8 @@ class Gangs:
                         self._state.put(*key, acknowledged(name), {"step": fields.get("step")})
                     seen[name] = stamp
             with suppress(TimeoutError):
-                await asyncio.wait_for(watch.changed.wait(), LOOK_AGAIN)
+                async with asyncio.timeout(LOOK_AGAIN):  # not `wait_for`, which may lose a cancellation before Python 3.12
+                    await watch.changed.wait()
 
     async def _tell_end(self, part: PartOrder, node: str, how: RunEnding) -> None:
         key = part.job, part.epoch

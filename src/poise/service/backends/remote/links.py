@@ -93,7 +93,8 @@ class AgentLink:
         while self.session == session and not self._orders and monotonic() < deadline:
             self._arrived.clear()
             try:
-                await asyncio.wait_for(self._arrived.wait(), deadline - monotonic())
+                async with asyncio.timeout(deadline - monotonic()):
+                    await self._arrived.wait()
             except TimeoutError:
                 break
         return (self._first, list(self._orders)[:MOST_NEWS]) if self.session == session else None
