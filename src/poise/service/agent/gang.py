@@ -243,7 +243,6 @@ class PeerServer:
     """The listener for other agents, on a port of its own."""
 
     port: int
-    _bound: socket.socket
     _listener: AgentListener
     _serving: asyncio.Task[None]
 
@@ -251,12 +250,11 @@ class PeerServer:
         """Stop listening."""
         self._listener.stop(at_once=True)
         await asyncio.wait([self._serving])
-        self._bound.close()
 
 
 async def serve_peers(app: Starlette, node: NodeSpec) -> PeerServer:
     """Listen for other agents on the node's address; on any port if the node names none."""
     family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
-    bound = socket.create_server((node.address, node.port), family=family)
-    listener = AgentListener(app, bound)
-    return PeerServer(bound.getsockname()[1], bound, listener, asyncio.get_running_loop().create_task(listener.serve()))
+    with socket.create_server((node.address, node.port), family=family) as bound:
+        port, listener = bound.getsockname()[1], AgentListener(app, bound)
+    return PeerServer(port, listener, asyncio.get_running_loop().create_task(listener.serve()))

@@ -81,7 +81,7 @@ class AgentHttp(HttpToolsProtocol):
 
 
 class AgentListener:
-    """Serves an application on a socket that listens, which stays open, until it is told to stop.
+    """Serves an application on a copy of a socket that listens, until it is told to stop.
 
     keep_alive   seconds for which a connection may wait for its next request
     """
@@ -95,7 +95,7 @@ class AgentListener:
         )  # fmt: skip
         config.load()
         self._server = _ServerWithoutSignals(config)
-        self._bound, self._tls = bound, tls
+        self._bound, self._tls = bound.dup(), tls
         self._opening: dict[asyncio.Task[None], socket.socket] = {}  # connections in their handshakes, the oldest first
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -108,6 +108,7 @@ class AgentListener:
         ready()
         await asyncio.wait([serving])
         self.stop()
+        self._bound.close()
         for task in [*self._opening]:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
@@ -118,7 +119,8 @@ class AgentListener:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Accept nothing more, and end once what is being answered has been; `at_once`: without waiting for that."""
-        asyncio.get_running_loop().remove_reader(self._bound)
+        if self._bound.fileno() >= 0:  # it has not ended by itself
+            asyncio.get_running_loop().remove_reader(self._bound)
         self._server.should_exit = True
         self._server.force_exit = self._server.force_exit or at_once
 

@@ -139,7 +139,7 @@ class RemoteBackend:
     async def _serve(self) -> None:
         access = self._access
         api = AgentApi(self._runs, self._state, self._token, self._relay)
-        # The socket stays open: a service that could not write for a while opens another back end on it.
+        # On a copy of the socket: a service that could not write for a while opens another back end on it.
         self._listener = AgentListener(api.app(), access.bound, access.tls, keep_alive=KEEP_ALIVE)
         serving = self._loop.create_task(self._listener.serve(self._started.set))
         while not serving.done():
