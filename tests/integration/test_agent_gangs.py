@@ -49,10 +49,12 @@ class GangNode:
 
 async def comes(condition: Callable[[], object], seconds: float = 20.0) -> bool:
     """Wait for a condition; say whether it came."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-    return True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+            return True
+    return False
 
 
 def run(folder: Path, story: Callable[[GangNode, GangNode], Awaitable[None]]) -> None:
@@ -80,7 +82,7 @@ def test_stop_is_acknowledged_once_a_node_has_it_whose_place_was_not_known(tmp_p
         await asyncio.sleep(0.5)
         assert first.files.get(*KEY, acknowledged(STOP)) is None
         first.enter(n1=url)
-        await comes(lambda: first.files.get(*KEY, acknowledged(STOP)))
+        assert await comes(lambda: first.files.get(*KEY, acknowledged(STOP)))
         assert (second.files.get(*KEY, STOP) or {})["step"] == 7
         await second.server.close()
 
@@ -98,7 +100,7 @@ def test_stop_reaches_a_node_whose_agent_moves_while_it_is_sent(tmp_path: Path) 
         second.enter()
         first.enter(n1=url)
         first.enter()  # another server, which has not heard of it yet: what is known stays known
-        await comes(lambda: first.files.get(*KEY, acknowledged(STOP)))
+        assert await comes(lambda: first.files.get(*KEY, acknowledged(STOP)))
         assert (second.files.get(*KEY, STOP) or {})["step"] == 7
         await second.server.close()
 
@@ -125,7 +127,7 @@ def test_end_of_a_part_reaches_one_that_is_being_prepared(tmp_path: Path) -> Non
         second.gangs.expect(second.part())
         first.enter(n1=url)
         first.gangs.ended(KEY, RunEnding.FAILED)
-        await comes(lambda: second.ended == [(KEY, RunEnding.FAILED)])
+        assert await comes(lambda: second.ended == [(KEY, RunEnding.FAILED)])
         await second.server.close()
 
     run(tmp_path, story)
@@ -137,7 +139,7 @@ def test_end_of_a_part_reaches_an_agent_that_has_to_find_out_first_what_runs_the
         first.gangs.ended(KEY, RunEnding.FAILED)
         await asyncio.sleep(0.5)
         second.enter()
-        await comes(lambda: second.ended == [(KEY, RunEnding.FAILED)])
+        assert await comes(lambda: second.ended == [(KEY, RunEnding.FAILED)])
         await second.server.close()
 
     run(tmp_path, story)
@@ -148,10 +150,20 @@ def test_end_of_a_part_is_not_told_for_ever_to_a_node_that_does_not_have_the_run
         first.enter(n1=await second.listen())
         second.gangs.keep(())
         first.gangs.ended(KEY, RunEnding.FAILED)
-        await comes(lambda: not first.gangs._telling)
+        assert await comes(lambda: not first.gangs._telling)
         await second.server.close()
 
     run(tmp_path, story)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Whether the other side hangs up soon."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(3.0):
+            with suppress(ConnectionError):
+                await reader.read()
+            return True
+    return False
 
 
 def test_stranger_who_is_answered_keeps_no_connection(tmp_path: Path) -> None:
@@ -162,8 +174,7 @@ def test_stranger_who_is_answered_keeps_no_connection(tmp_path: Path) -> None:
             writer.write(f"{method} /runs/1/1/stop.json HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"y")
-            with suppress(ConnectionError):
-                await asyncio.wait_for(reader.read(), 3.0)
+            assert await is_closed(reader), method
             writer.close()
         await first.server.close()
 

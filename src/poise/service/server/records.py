@@ -185,9 +185,11 @@ class JobRecord:
         self.update_state()
 
     def begin_run(self, run: RunRecord, at: float, begun: float | None) -> None:
-        """Note that all processes of a run are there, and that it goes on from so many steps; None: as was believed.
+        """Note that all processes of a run have started.
 
-        What the run before it has kept follows from that, also if its node was lost before it could tell.
+        The run before it has kept exactly what this one begins with. Its node may have been lost before it could say so.
+
+        begun   steps that the run begins with; None: the back end does not know, and what was last reported stays
         """
         if begun is not None:
             before = next((each for each in reversed(self.runs) if each.epoch < run.epoch and each.began is not None), None)
