@@ -16,8 +16,10 @@ from tests.backends import a_request
 
 from poise.scheduler.model.cluster import Node
 from poise.service.backends.api import (
+    BackendEvent,
     BackendFailed,
     DesiredState,
+    Finding,
     NodeReport,
     NodeState,
     RunBegan,
@@ -160,8 +162,8 @@ class ModelCluster:
         self.lease = lease
         self.server = self._start()
 
-    def _hear(self, event: RunEvent | NodeReport | BackendFailed) -> None:
-        assert not isinstance(event, BackendFailed)
+    def _hear(self, event: BackendEvent) -> None:
+        assert not isinstance(event, BackendFailed | Finding)
         if isinstance(event, NodeReport):
             if event.state is NodeState.LOST:
                 left = self.nodes[event.node.name].alive()

@@ -24,11 +24,12 @@ from tests.bench.speed import say
 
 from poise.scheduler.model.cluster import Node, parse_cluster
 from poise.service.backends.api import (
+    BackendEvent,
     BackendFailed,
+    Finding,
     NodeReport,
     RunBegan,
     RunEnded,
-    RunEvent,
     RunNotice,
     RunOrder,
     RunPart,
@@ -71,9 +72,9 @@ class TimedStage(Stage):
         super().__init__()
         self.moments: dict[tuple[type[object], str], float] = {}
 
-    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
+    def tell(self, news: BackendEvent) -> None:
         """Note the first of each kind for each job."""
-        if not isinstance(news, NodeReport | BackendFailed):
+        if not isinstance(news, NodeReport | Finding | BackendFailed):
             self.moments.setdefault((type(news), news.job), monotonic())
         super().tell(news)
 

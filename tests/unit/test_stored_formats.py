@@ -153,8 +153,8 @@ def test_nothing_that_is_stored_changes_without_another_version() -> None:
     engine/journal.py). A new kind of event or action, or a new word, needs none: earlier versions refuse it by name.
 
     Add a step to service/server/storage/schema.py (and to engine/journal.py). Then run `python -m tests.formats`, and
-    `python tests/states.py tests/data/states/VERSION.0.sql`. A new field of a request that has a default needs no other
-    version: what is stored of a request are the fields that differ from their defaults.
+    `python tests/states.py tests/data/states/VERSION.0.sql`. A new field of a request or a job that has a default needs no
+    other version: what is stored of them are the fields that differ from their defaults.
     """
     assert formats.FILE.exists(), test_nothing_that_is_stored_changes_without_another_version.__doc__
     kept = formats.FILE.read_text(encoding="utf-8")

@@ -39,7 +39,9 @@ Read = TypeVar("Read")
 VERSION = 2
 """Goes up whenever an event, an action, a job or the header gets other fields; `MIGRATIONS` then gets a step.
 
-It does not for a new kind of event or action, nor for a new word of an enumeration: an earlier Poise refuses it by name.
+It does not for a new kind of event or action, nor for a new word of an enumeration: an earlier Poise refuses it by name. Nor
+does it for a new field of a job with a default, such as `unit`: jobs without it are written as before, and an earlier Poise
+refuses one that has it by the field's name.
 """
 LIVE = "live"  # in the place of a trace: the journal of a live service, whose cluster may have no nodes yet
 COMPLETE, INTERRUPTED = "complete", "interrupted"

@@ -187,16 +187,21 @@ def scaled(trace: Trace, *, load: float, most: int | None) -> Trace:
 
 
 def elastic(trace: Trace) -> Trace:
-    """Let jobs that state no bounds run on any number of GPUs up to what they ask for."""
+    """Let jobs that state no bounds run on any number of GPUs up to what they ask for, or of units if they have such."""
     jobs = (
-        replace(each, job=replace(each.job, min_gpus=1)) if each.job.min_gpus is each.job.max_gpus is None else each
+        replace(each, job=replace(each.job, min_gpus=each.job.unit))
+        if each.job.min_gpus is each.job.max_gpus is None
+        else each
         for each in trace.jobs
     )
     return replace(trace, jobs=tuple(jobs))
 
 
 def divided(trace: Trace, per_gpu: int) -> Trace:
-    """Divide the steps of jobs that do not say how they divide: into `per_gpu` micro-batches per GPU of the gang."""
+    """Divide the steps of jobs that do not say how they divide: into `per_gpu` micro-batches per GPU of the gang.
+
+    A gang whose GPUs come in units stays a gang.
+    """
 
     def divide(job: Job) -> Job:
         count = job.gpus * per_gpu
@@ -204,5 +209,8 @@ def divided(trace: Trace, per_gpu: int) -> Trace:
             raise RequestError(f"--micro-batches: expected at most {MOST_GPUS:,} a job, got {count:,} for job {job.id!r}")
         return replace(job, micro_batches=count, min_gpus=None, max_gpus=None)
 
-    jobs = (each if each.job.micro_batches is not None else replace(each, job=divide(each.job)) for each in trace.jobs)
+    def is_settled(job: Job) -> bool:
+        return job.micro_batches is not None or job.unit > 1
+
+    jobs = (each if is_settled(each.job) else replace(each, job=divide(each.job)) for each in trace.jobs)
     return replace(trace, jobs=tuple(jobs))

@@ -1,8 +1,8 @@
 """What waiting claims ask for, and how long jobs have waited for which cause.
 
-Whether a waiting claim fits depends on its shape alone (gang, GPU types, locality), not on the job. So the causes of waiting
-(docs/algorithms/philly.md) are clocked once per shape, and a job's waiting time by cause is the difference of two readings
-of its shape's clock. The whole account costs a few shapes per decision, however long the queue is.
+Whether a waiting claim fits depends on its shape alone (gang, GPU types, locality, unit), not on the job. So the causes of
+waiting (docs/algorithms/philly.md) are clocked once per shape, and a job's waiting time by cause is the difference of two
+readings of its shape's clock. The whole account costs a few shapes per decision, however long the queue is.
 """
 
 from collections.abc import Container, Sequence
@@ -29,24 +29,34 @@ NO_WAIT = Waited(0.0, 0.0, 0.0)
 
 
 class ClaimShape:
-    """Gang, GPU types by preference, and locality: what decides whether a claim fits.
+    """Gang, GPU types by preference, locality and unit: what decides whether a claim fits.
 
+    unit        the GPUs on each node come in multiples of this
     waiting     number of jobs that wait with this shape
     tasks       the micro-batches of a step, if steps divide: then a claim fits as soon as any usable GPU is free
     over_share  the twin of this shape for jobs that would exceed their tenant's share, whatever is free; a twin's twin
                 is itself; None until the first such job
     """
 
-    __slots__ = ("_clock", "_since", "cause", "gang", "index", "locality", "over_share", "tasks", "types", "waiting")
+    __slots__ = (
+        "_clock", "_since", "cause", "gang", "index", "locality", "over_share", "tasks", "types", "unit", "waiting",
+    )  # fmt: skip
 
     def __init__(
-        self, index: int, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None = None
+        self,
+        index: int,
+        gang: int,
+        types: tuple[int, ...],
+        locality: Locality,
+        tasks: Tasks | None = None,
+        unit: int = 1,
     ) -> None:
         self.index = index
         self.gang = gang
         self.types = types
         self.locality = locality
         self.tasks = tasks
+        self.unit = unit
         self.waiting = 0
         self.over_share: ClaimShape | None = None
         self.cause = WaitCause.CAPACITY
@@ -63,11 +73,16 @@ class ClaimShape:
                 break
         else:
             return WaitCause.CAPACITY
-        if self.locality is Locality.CLUSTER or any(
-            placement(free, gpu_type, self.gang, self.locality) is not None for gpu_type in self.types
+        if (self.locality is Locality.CLUSTER and self.unit == 1) or any(
+            self.place(free, placement, gpu_type) is not None for gpu_type in self.types
         ):
             return WaitCause.ORDER
         return WaitCause.FRAGMENTATION
+
+    def place(self, free: FreeGpus, placement: Placement, gpu_type: int) -> Holding | None:
+        """The GPUs of a type that the placement gives to such a claim; None if it does not fit."""
+        offered = free if self.unit == 1 else free.in_units(gpu_type, self.unit)  # most claims have no units
+        return placement(offered, gpu_type, self.gang, self.locality)
 
     def is_for(self, holding: Holding, type_of: Sequence[int]) -> bool:
         """Say whether these GPUs are of one type that such a claim may be given."""

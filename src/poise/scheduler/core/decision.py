@@ -190,7 +190,7 @@ class DecisionDraft:
         idle = self.free.idle
         for gpu_type in shape.types:
             if idle[gpu_type] >= shape.gang:
-                holding = self._placement(self.free, gpu_type, shape.gang, shape.locality)
+                holding = shape.place(self.free, self._placement, gpu_type)
                 if holding is not None:
                     self._take(row, holding)
                     return True
@@ -338,7 +338,7 @@ class DecisionDraft:
                     candidates.returned(victim)
             return True
         # Claims come in order: where GPUs are only counted, what this one could not get, a later one like it cannot get.
-        if shape.locality is Locality.CLUSTER and row not in self.sites and row not in self.mixes:
+        if shape.locality is Locality.CLUSTER and shape.unit == 1 and row not in self.sites and row not in self.mixes:
             self._short[shape] = tuple(self.free.idle)
         return False
 
@@ -354,6 +354,8 @@ class DecisionDraft:
         """The jobs furthest back whose GPUs, with what is free, hold the claim; empty if all together do not."""
         if shape.locality is not Locality.CLUSTER:
             return self._victims_on_nodes(shape, gpu_type, rows, state)
+        if shape.unit > 1:
+            return self._victims_in_units(shape, gpu_type, rows, state)
         need = shape.gang - self.free.idle[gpu_type]
         victims: list[int] = []
         for row in rows:
@@ -382,6 +384,8 @@ class DecisionDraft:
         for node, kind in enumerate(topology.type_of):
             if kind == gpu_type:
                 racks.setdefault(topology.rack_of[node], []).append(node)
+        unit = shape.unit
+        whole = room.__getitem__ if unit == 1 else lambda node: room[node] - room[node] % unit
         victims: list[int] = []
         for row in rows:
             if not (state.gpus_of(row, gpu_type) and self.may_preempt(row)):
@@ -390,10 +394,71 @@ class DecisionDraft:
             for node, mask in state.of(row):
                 room[node] += mask.bit_count()
             for rack in racks.values():
-                chosen = nlargest(most, rack, key=room.__getitem__)
-                if sum(room[node] for node in chosen) >= shape.gang:
+                chosen = nlargest(most, rack, key=whole)
+                if sum(map(whole, chosen)) >= shape.gang:
                     return [each for each in victims if any(slots.node in chosen for slots in state.of(each))]
         return []
+
+    def _victims_in_units(self, shape: ClaimShape, gpu_type: int, rows: Iterator[int], state: SchedulerState) -> list[int]:
+        """As `_victims`, for a claim whose GPUs come in units: those of a node count as far as they are whole units."""
+        room = {
+            node: mask.bit_count()
+            for node, mask in enumerate(self.free.masks)
+            if self.free.topology.type_of[node] == gpu_type
+        }
+        unit = shape.unit
+        has = sum(gpus - gpus % unit for gpus in room.values())
+
+        def change(row: int, sign: int) -> int:
+            """Count the GPUs of a job as free, or no longer; return by how much the whole units change, in GPUs."""
+            gained = 0
+            for node, mask in state.of(row):
+                if node in room:
+                    gpus = room[node] + sign * mask.bit_count()
+                    gained += gpus - gpus % unit - (room[node] - room[node] % unit)
+                    room[node] = gpus
+            return gained
+
+        victims: list[int] = []
+        for row in rows:
+            if state.gpus_of(row, gpu_type) and self.may_preempt(row):
+                victims.append(row)
+                has += change(row, 1)
+                if has >= shape.gang:
+                    break
+        else:
+            return []
+        for victim in reversed(victims):  # spare those that stand further ahead first
+            less = change(victim, -1)
+            if has + less >= shape.gang:
+                has += less
+                victims.remove(victim)
+            else:
+                change(victim, 1)
+        return victims
+
+    def move_for(self, row: int, shape: ClaimShape, state: SchedulerState) -> bool:
+        """Seat a claim that fits by number but not in units, by moving running jobs to as many GPUs of the same type.
+
+        Runs that began last move first, and no job is stopped for it: if one finds no other place, all stay.
+        """
+        for gpu_type in shape.types:
+            if self.free.idle[gpu_type] < shape.gang:
+                continue
+            # Those that this decision has changed already stay as they are.
+            unchanged = (each for each in reversed(state.ledger.holdings) if each not in self.before)
+            movers = (each for each in unchanged if not state.columns.tasks[each])
+            victims = self._victims_in_units(shape, gpu_type, movers, state)
+            if not victims:
+                continue
+            for victim in victims:
+                self.evict(victim, state.of(victim))
+            gpus = state.columns.gpus
+            asked = {each: state.shape(each, Locality.CLUSTER, (gpu_type,), gpus[each]) for each in victims}
+            if self.seat(row, shape) and all(self.seat(each, its) for each, its in asked.items()):
+                return True
+            self.retract(row, victims)
+        return False
 
     def may_preempt(self, row: int) -> bool:
         """Say whether a running job may be stopped: it is not protected, and this decision has not moved it."""

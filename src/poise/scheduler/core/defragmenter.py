@@ -1,4 +1,6 @@
-"""Defragmentation: small jobs move to make room for a gang that requires locality (Philly's second guideline).
+"""Defragmentation: small jobs move to make room for a gang that requires locality, or whose GPUs come in units.
+
+This is Philly's second guideline. A unit, for instance a pod of several GPUs, cannot be divided over nodes.
 
 A claim that would fit by number but not by place gets the nodes on which the fewest GPUs have to be cleared. The jobs on
 them move to GPUs of the same type, as close together as before. No job is stopped for it: one that finds no other place
@@ -13,6 +15,7 @@ from poise.scheduler.core.decision import DecisionDraft
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.cluster import NodeGpus
 from poise.scheduler.model.speed import Locality
+from poise.scheduler.placement.strategies import ALL_NODES
 
 
 class Mover(NamedTuple):
@@ -31,7 +34,7 @@ class Defragmenter:
 
     def __call__(self, draft: DecisionDraft, row: int, shape: ClaimShape) -> bool:
         """Give the claim GPUs close together by moving smaller jobs; say whether that could be done."""
-        if shape.locality is Locality.CLUSTER or row in draft.sites:
+        if (shape.locality is Locality.CLUSTER and shape.unit == 1) or row in draft.sites:
             return False
         types = [gpu_type for gpu_type in shape.types if draft.idle[gpu_type] >= shape.gang]
         # By node: smaller jobs on this node alone that share with no other job and are as the decision found them.
@@ -48,7 +51,7 @@ class Defragmenter:
                 movers.setdefault(holding[0].node, []).append(Mover(gpus, mover))
         for gpu_type in types:
             for nodes in _choices(draft, shape, gpu_type, movers):
-                victims = _victims(draft, shape.gang, nodes, movers)
+                victims = _victims(draft, shape, nodes, movers)
                 if victims and self._move(draft, row, shape, victims, nodes):
                     return True
         return False
@@ -61,7 +64,7 @@ class Defragmenter:
             draft.evict(each, state.of(each))
         parts, left = [], shape.gang
         for node in sorted(nodes, key=lambda node: -draft.free.masks[node].bit_count()):  # from the emptiest node on
-            gpus = min(left, draft.free.masks[node].bit_count())
+            gpus = min(left, _whole(draft.free.masks[node].bit_count(), shape.unit))
             if gpus:
                 parts.append(NodeGpus(node, gpus))
                 left -= gpus
@@ -73,23 +76,28 @@ class Defragmenter:
 
 
 def _choices(draft: DecisionDraft, shape: ClaimShape, gpu_type: int, movers: dict[int, list[Mover]]) -> Iterator[list[int]]:
-    """For each rack, the nodes that would hold the gang once cleared, those with most room first."""
+    """For each rack, the nodes that would hold the gang once cleared, those with most room first.
+
+    A claim that requires no locality, but whose GPUs come in units, may have nodes of several racks.
+    """
     topology = draft.free.topology
     most = topology.fewest_nodes(gpu_type, shape.gang) if shape.locality is Locality.PACKED else len(topology.full)
-    for rack in topology.racks:
+    for rack in topology.racks if shape.locality is not Locality.CLUSTER else (ALL_NODES,):
         here = [node for node, kind in enumerate(topology.type_of) if kind == gpu_type and rack >> node & 1]
         free = {node: draft.free.masks[node].bit_count() for node in here}
         cleared = {node: free[node] + sum(mover.gpus for mover in movers.get(node, ())) for node in here}
         for room in (free, cleared):  # nodes that need few moves, else any that will do
             nodes = sorted(here, key=room.__getitem__, reverse=True)[:most]
-            if sum(cleared[node] for node in nodes) >= shape.gang:
+            if sum(_whole(cleared[node], shape.unit) for node in nodes) >= shape.gang:
                 yield nodes
                 break
 
 
-def _victims(draft: DecisionDraft, gang: int, nodes: list[int], movers: dict[int, list[Mover]]) -> list[Mover]:
+def _victims(draft: DecisionDraft, shape: ClaimShape, nodes: list[int], movers: dict[int, list[Mover]]) -> list[Mover]:
     """The jobs on these nodes that have to move: greedily, large ones first, so that few GPUs more than needed move."""
-    need = gang - sum(draft.free.masks[node].bit_count() for node in nodes)
+    if shape.unit > 1:
+        return _victims_in_units(draft, shape, nodes, movers)
+    need = shape.gang - sum(draft.free.masks[node].bit_count() for node in nodes)
     here = sorted((mover for node in nodes for mover in movers.get(node, ())), reverse=True)
     victims = []
     for place, mover in enumerate(here):
@@ -98,3 +106,25 @@ def _victims(draft: DecisionDraft, gang: int, nodes: list[int], movers: dict[int
             victims.append(mover)
             need -= mover.gpus
     return victims
+
+
+def _victims_in_units(
+    draft: DecisionDraft, shape: ClaimShape, nodes: list[int], movers: dict[int, list[Mover]]
+) -> list[Mover]:
+    """As `_victims`, where only whole units of a node count: all that could move, less those that may as well stay."""
+    room = {node: draft.free.masks[node].bit_count() for node in nodes}
+    here = [(mover, node) for node in nodes for mover in movers.get(node, ())]
+    for mover, node in here:
+        room[node] += mover.gpus
+    victims = []
+    for mover, node in sorted(here, reverse=True):
+        room[node] -= mover.gpus
+        if sum(_whole(gpus, shape.unit) for gpus in room.values()) < shape.gang:
+            room[node] += mover.gpus
+            victims.append(mover)
+    return victims
+
+
+def _whole(gpus: int, unit: int) -> int:
+    """The GPUs of a node as far as they are whole units."""
+    return gpus - gpus % unit

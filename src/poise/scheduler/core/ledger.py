@@ -2,6 +2,7 @@
 
 - No GPU is held twice, except by two jobs that share all of theirs.
 - Gangs are whole and of one type, except for jobs whose steps divide, which hold types that they can use.
+- The GPUs that a job holds on each node are whole units of that job.
 - Only GPUs that exist are held, and only on live nodes.
 - No run starts on a closed GPU. One that was there before goes on.
 
@@ -9,7 +10,7 @@ The ledger is kept apart from `FreeGpus`, the structure that placements search, 
 It looks only at what changes: everything else was checked when it changed.
 """
 
-from poise.scheduler.model.cluster import Holding, Slots, merged
+from poise.scheduler.model.cluster import Holding, Slots, is_whole, merged
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.topology import Topology
 
@@ -30,10 +31,11 @@ class Ledger:
         self.partner: dict[int, int] = {}
         """For jobs that share their GPUs: the other job, both ways."""
 
-    def join(self, row: int, other: int, *, is_carried: bool = False) -> Holding:
-        """Let a job share the GPUs of another one; return them. `is_carried` as for `open`."""
+    def join(self, row: int, other: int, unit: int = 1, *, is_carried: bool = False) -> Holding:
+        """Let a job share the GPUs of another one; return them. `unit` and `is_carried` as for `open`."""
         if row in self.holdings or other in self.partner:
             raise InvariantError(f"job in row {row} is to share GPUs with row {other}, which is not possible twice")
+        self._check_units(row, self.holdings[other], unit)
         for node, mask in self.holdings[other]:
             if not is_carried:
                 self._check_open(row, node, mask)
@@ -50,14 +52,17 @@ class Ledger:
         most: int,
         mixed: tuple[int, ...] | None = None,
         *,
+        unit: int = 1,
         is_carried: bool = False,
     ) -> int:
         """Let a job take these GPUs; return their number, which is within its bounds.
 
         mixed        types that it can use at once; None: it needs GPUs of one type
+        unit         those on each node are a multiple of this
         is_carried   its run was there before, so that GPUs may be closed
         """
         self._check_empty_handed(row)
+        self._check_units(row, holding, unit)
         got = self._take(row, holding, mixed, is_carried=is_carried)
         if not least <= got <= most:
             raise InvariantError(f"job in row {row} needs {least} to {most} GPUs and is to get {got}")
@@ -82,15 +87,22 @@ class Ledger:
                 self._rows[node].discard(row)
         self.holdings[row] = tuple(Slots(node, mask) for node, mask in left.items() if mask)
 
-    def lend(self, row: int, holding: Holding) -> None:
-        """Let a job on trial take these GPUs."""
+    def lend(self, row: int, holding: Holding, unit: int = 1) -> None:
+        """Let a job on trial take these GPUs. `unit` as for `open`."""
         self._check_empty_handed(row)
+        self._check_units(row, holding, unit)
         self._take(row, holding, None)
         self.trials[row] = holding
 
     def _check_empty_handed(self, row: int) -> None:
         if row in self.holdings or row in self.trials:
             raise InvariantError(f"job in row {row} is to hold GPUs twice")
+
+    @staticmethod
+    def _check_units(row: int, holding: Holding, unit: int) -> None:
+        if not is_whole(holding, unit):
+            parts = ", ".join(f"{mask.bit_count()} on node {node}" for node, mask in holding)
+            raise InvariantError(f"job in row {row} takes GPUs in units of {unit} and is to get {parts}")
 
     def _check_open(self, row: int, node: int, mask: int) -> None:
         if closed := self._closed.get(node, 0) & mask:

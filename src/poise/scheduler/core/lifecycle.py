@@ -44,7 +44,7 @@ from poise.scheduler.model.action import (
     Reject,
     Waited,
 )
-from poise.scheduler.model.cluster import Holding, gpu_count
+from poise.scheduler.model.cluster import Holding, gpu_count, is_whole
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.event import Carried, Submitted
 from poise.scheduler.model.job import Status, Yields
@@ -137,7 +137,8 @@ class Lifecycle:
         if row is None:
             return ENDED
         pool, shape = self._state.pool, self._state.shape_of[row]
-        if pool.slots and pool.suits(self._columns.gang[row], shape.types):
+        # A trial is on one GPU. A job whose GPUs come in larger units cannot run on that, and competes untried.
+        if pool.slots and shape.unit == 1 and pool.suits(self._columns.gang[row], shape.types):
             self._state.clocks.end(row, now, now)
             self._suspend(row, now)
             pool.add(row, shape.types)
@@ -159,7 +160,7 @@ class Lifecycle:
         state, columns = self._state, self._columns
         columns.steps_done[row], columns.received[row], columns.failures[row] = event.done, event.received, event.failures
         types = {state.topology.type_of[slots.node] for slots in event.gpus}
-        can_use = bool(types) and types.issubset(state.shape_of[row].types)
+        can_use = bool(types) and types.issubset(state.shape_of[row].types) and is_whole(event.gpus, columns.unit[row])
         beside = self._carried_beside(event, row, now) if can_use and not state.free.are_unheld(event.gpus) else None
         stays = beside is not None or (can_use and state.free.are_unheld(event.gpus))
         if event.gpus and not stays:
@@ -206,6 +207,7 @@ class Lifecycle:
         if profile.tasks is not None:
             self._columns.divide(row, profile.tasks)
             state.divisible += 1
+        state.in_units += job.unit > 1
         self._view.row, self._view.now = row, since
         self._add_row(row, job.id, profile, self._asks(self._view))
         self._begin_waiting(row, since)
@@ -316,7 +318,8 @@ class Lifecycle:
         state, columns = self._state, self._columns
         profile, locality = state.profile_of[row], state.topology.locality(holding)
         if profile.tasks is None:
-            gpus = state.ledger.open(row, holding, columns.least[row], columns.most[row], is_carried=is_carried)
+            bounds = columns.least[row], columns.most[row]
+            gpus = state.ledger.open(row, holding, *bounds, unit=columns.unit[row], is_carried=is_carried)
             gpu_type = state.topology.type_of[holding[0].node]
             rate = profile.rates_with(gpus)[gpu_type][locality]
         else:
@@ -335,7 +338,7 @@ class Lifecycle:
         Of two carried runs the other one may be the younger: they share from the moment that both are there.
         """
         state, columns = self._state, self._columns
-        holding = state.ledger.join(row, other, is_carried=is_carried)
+        holding = state.ledger.join(row, other, columns.unit[row], is_carried=is_carried)
         gpu_type = state.topology.type_of[holding[0].node]
         gpus, place = columns.gpus[other], columns.place[other] - 1
         waited = state.clocks.end(row, since, columns.waiting_since[row])
@@ -460,6 +463,7 @@ class Lifecycle:
         state = self._state
         self._columns.status[row] = status
         state.divisible -= self._columns.tasks[row] > 0
+        state.in_units -= self._columns.unit[row] > 1
         state.losses.pop(row, None)
         state.stopping.forget(row)
         state.yields.pop(row, None)
@@ -516,7 +520,7 @@ class Lifecycle:
         """
         self._require("begin_trial", row)
         state, columns = self._state, self._columns
-        state.ledger.lend(row, holding)
+        state.ledger.lend(row, holding, columns.unit[row])
         gpu_type = state.topology.type_of[holding[0].node]
         place = state.workloads.column(gpu_type, Locality.PACKED)
         rate = state.profile_of[row].rates_with(1)[gpu_type][Locality.PACKED] if columns.least[row] == 1 else 0.0

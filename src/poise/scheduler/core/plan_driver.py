@@ -12,7 +12,8 @@ from poise.scheduler.core.claim_shapes import ClaimShape
 from poise.scheduler.core.decision import DecisionDraft, Defragmenting, PlannedClaims, grant
 from poise.scheduler.core.rank_index import Tie
 from poise.scheduler.core.state import SchedulerState
-from poise.scheduler.model.plan import Claim, Grain, Plan, Planner, PreemptionRule, StopMode
+from poise.scheduler.model.cluster import is_whole
+from poise.scheduler.model.plan import Claim, Grain, Plan, Planner, PreemptionRule, StopMode, Unfitting
 
 Thinking = Callable[[], AbstractContextManager[object]]
 """A context that is entered while a plan is made. The state does not change in it, so that other threads may read it."""
@@ -77,7 +78,8 @@ class PlanDriver:
 
         1  free the GPUs of jobs that their app gives up
         2  stop running jobs that the plan leaves out or wants elsewhere, unless they are protected
-        3  grant the claims in order, then put jobs beside others, then start tasks
+        3  grant the claims in order, then put jobs beside others, then start tasks; a gang whose GPUs come in units may
+           find a place only if others move (`_place_units`)
         4  let stopped jobs go on whose GPUs no claim took, if the plan stops jobs only for others
         5  offer what is still idle to the claims that the plan makes for that case
         """
@@ -95,6 +97,7 @@ class PlanDriver:
         holds = (state.ledger.rows() - evicted).union(row for row, _ in draft.ends)
         shape = partial(self._shape, now)
         grant(PlannedClaims(plan, preemption, holds, shape), draft, state, self._defragment)
+        self._place_units(plan, draft, shape, allowed)
         for claim in plan.claims:
             if claim.beside is not None:
                 self._join(claim.beside, claim.row, draft)
@@ -119,15 +122,82 @@ class PlanDriver:
             plan = self._pausing.unchanged_plan(now, state.origin, self._memory, may_fill=may_fill)
             if plan is not None:
                 return plan
-        snapshot = state.snapshot(now)
+        placeless = state.placeless()
+        if placeless and self._pausing is None:
+            if len(placeless) == len(state.active):
+                return Plan.changing()
+            snapshot = state.snapshot(now, hidden=placeless)
+        else:  # a policy by shares sees in the workload that it has no speed
+            snapshot = state.snapshot(now, placeless)
         with self._thinking():
             plan, self._memory = self._planner.plan(snapshot, self._memory)
-        return plan
+        if not state.in_units:
+            return plan
+        more = plan.more
+        return replace(
+            plan, claims=tuple(map(self._whole, plan.claims)), more=lambda idle: tuple(map(self._whole, more(idle)))
+        )
 
     def _shape(self, now: float, claim: Claim) -> ClaimShape:
         """The shape of a claim. A waiting job requires locality as long as delay scheduling says, whatever the plan asks."""
         locality = self._state.required_locality(claim.row, now, claim.locality)
         return self._state.shape(claim.row, locality, claim.types, claim.gpus)
+
+    def _whole(self, claim: Claim) -> Claim:
+        """The claim in whole units of its job. A site that divides one gives way to any place, of its own type first."""
+        columns = self._state.columns
+        unit, gpus, site = columns.unit[claim.row], claim.gpus, claim.site
+        if unit == 1:
+            return claim
+        if site is not None and any(part.gpus % unit for part in site):
+            named = self._state.topology.type_of[site[0].node]
+            others = (each for each in self._state.profile_of[claim.row].types if each != named)
+            claim = claim._replace(site=None, types=(named, *others))
+            gpus = sum(part.gpus for part in site)
+        if gpus is not None and gpus % unit:
+            gpus = max(gpus - gpus % unit, columns.least[claim.row])
+        return claim._replace(gpus=gpus)
+
+    def _place_units(
+        self, plan: Plan, draft: DecisionDraft, shape: Callable[[Claim], ClaimShape], allowed: PreemptionRule
+    ) -> None:
+        """Serve claims that planners, which count GPUs, took to fit, and that do not fit because units cannot be divided.
+
+        A gang in units gets what it asks for, or fewer units if it can do with fewer. Running jobs move for it under a plan
+        that stops jobs to make room for others. A claim whose site was given to such a gang is placed anywhere on the same
+        type.
+        """
+        state = self._state
+        if not state.in_units or plan.unfitting is Unfitting.BLOCKS:
+            return
+        ended = {row for row, _ in draft.ends}
+        may_move = allowed is PreemptionRule.BY_RANK and plan.stopping is StopMode.FOR_OTHERS
+        for claim in plan.claims:
+            row, unit = claim.row, state.columns.unit[claim.row]
+            holds = draft.after[row] if row in draft.after else state.ledger.held_by(row)
+            if holds is not None or row in ended or claim.mix is not None or (unit == 1 and claim.site is None):
+                continue
+            if claim.site is not None:
+                draft.sites.pop(row, None)
+                named = state.topology.type_of[claim.site[0].node]
+                gpus = sum(part.gpus for part in claim.site)
+                claim = claim._replace(site=None, types=(named,), gpus=gpus)
+            if unit == 1:
+                draft.seat(row, shape(claim))
+            elif not self._finds_place(claim, draft, shape) and may_move:
+                self._moves_others(claim, draft, shape)
+
+    def _finds_place(self, claim: Claim, draft: DecisionDraft, shape: Callable[[Claim], ClaimShape]) -> bool:
+        """Give a gang in units free GPUs, fewer than it asks for if it can do with fewer, of another type if need be."""
+        row, columns = claim.row, self._state.columns
+        numbers = range(claim.gpus or columns.gang[row], columns.least[row] - 1, -columns.unit[row])
+        claims = (each._replace(gpus=gpus) for each in (claim, claim._replace(types=None)) for gpus in numbers)
+        return any(draft.seat(row, shape(each)) for each in claims)
+
+    def _moves_others(self, claim: Claim, draft: DecisionDraft, shape: Callable[[Claim], ClaimShape]) -> bool:
+        """Give a gang in units the fewest GPUs that it can do with, by moving running jobs."""
+        least = claim._replace(gpus=self._state.columns.least[claim.row])
+        return any(draft.move_for(claim.row, shape(each), self._state) for each in (least, least._replace(types=None)))
 
     def _join(self, row: int, other: int, draft: DecisionDraft) -> None:
         """Put a job beside another one, if that one holds GPUs alone now, none of them closed, and the job holds none."""
@@ -138,7 +208,7 @@ class PlanDriver:
         is_alone = partner is None or (partner in draft.before and draft.after[partner] is None)
         if holding is None or holds is not None or not is_alone:
             return
-        if state.free.is_open(holding):
+        if state.free.is_open(holding) and is_whole(holding, state.columns.unit[row]):
             draft.join(row, other, holding)
 
     def _stop(self, plan: Plan, draft: DecisionDraft, allowed: PreemptionRule) -> tuple[set[int], set[int]]:

@@ -10,7 +10,7 @@ from poise.scheduler.core.claim_shapes import ClaimShape, WaitCause
 from poise.scheduler.core.state import SchedulerState
 from poise.scheduler.model.job import Status
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.model.units import counted
+from poise.scheduler.model.units import counted, in_units
 
 
 class Code(StrEnum):
@@ -85,6 +85,8 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
         if code is Code.ORDER:
             return Reason(code, f"GPUs that it can use are free ({free}), but jobs ahead of it come first")
         return Reason(code, f"needs any one GPU that it can use; free now: {free}{away}")
+    if shape.unit > 1:
+        return Reason(code, _waiting_in_units(state, shape, code, free) + ("" if code is Code.ORDER else away))
     if code is Code.FRAGMENTATION:
         want = f"needs {gang} {'in one rack' if shape.locality is Locality.RACK else 'on as few nodes as possible'}"
         return Reason(code, f"{want}; free now: {free}, but too far apart{away}")
@@ -93,13 +95,29 @@ def _waiting(state: SchedulerState, row: int) -> Reason:
     return Reason(code, f"needs {gang} at once; free now: {free}{away}")
 
 
+def _waiting_in_units(state: SchedulerState, shape: ClaimShape, code: Code, free: str) -> str:
+    """Why a job waits whose GPUs come in units that nodes cannot divide, without the nodes that are lost or closed."""
+    gang = in_units(shape.gang, shape.unit)
+    if code is Code.ORDER:
+        return f"needs {gang}, and would fit (free now: {free}), but jobs ahead of it come first"
+    if code is not Code.FRAGMENTATION:
+        return f"needs {gang}; free now: {free}"
+    if shape.locality is not Locality.CLUSTER:
+        near = "in one rack" if shape.locality is Locality.RACK else "on as few nodes as possible"
+        return f"needs {gang}, and these {near}; free now: {free}, but too far apart"
+    units = (state.free.in_units(kind, shape.unit).idle[kind] // shape.unit for kind in shape.types)
+    room = f"room for {' or '.join(map(str, units))} × {shape.unit}"
+    return f"needs {gang}; free now: {free}, but so spread over nodes that there is {room}"
+
+
 def waiting_code(state: SchedulerState, shape: ClaimShape) -> Code:
     """Why jobs wait that wait with this shape. UNAVAILABLE: they could not run if they were alone, as things are."""
     if shape.is_over_share:
         return Code.SHARE
     cause = shape.classify(state.free, state.placement)
-    if cause is WaitCause.CAPACITY and (state.free.closed or not all(state.free.alive)):
-        there = state.open_gpus()
+    may_be_away = cause is WaitCause.CAPACITY or (cause is WaitCause.FRAGMENTATION and shape.unit > 1)
+    if may_be_away and (state.free.closed or not all(state.free.alive)):
+        there = state.open_gpus(shape.unit)
         gang = shape.gang if shape.tasks is None else 1
         if all(there[kind] < gang for kind in shape.types):
             return Code.UNAVAILABLE

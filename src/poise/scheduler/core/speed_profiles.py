@@ -18,7 +18,7 @@ from poise.scheduler.model.job_table import Snapshot
 from poise.scheduler.model.micro_batches import Mix, Tasks
 from poise.scheduler.model.speed import Estimate, Locality, Rates
 from poise.scheduler.model.topology import Topology
-from poise.scheduler.model.units import counted
+from poise.scheduler.model.units import counted, in_units
 from poise.scheduler.model.workload import Workload
 from poise.scheduler.placement.free_gpus import FreeGpus
 from poise.scheduler.placement.strategies import Placement, count
@@ -29,11 +29,13 @@ class SpeedProfile:
 
     index        index among all profiles; a column of `JobTable` refers to it
     types        types that it can use, the fastest first;  best: steps per second on the fastest
-    impossible   why no job of this kind can ever run here; None if it can
-    shapes       shapes of its jobs' claims, by GPUs, types and locality: a cache of `ClaimShapes`
+    impossible   why no job of this kind can ever run here, with GPUs in units of `unit`; None if it can
+    shapes       shapes of its jobs' claims, by GPUs, types, locality and unit: a cache of `ClaimShapes`
     """
 
-    __slots__ = ("_mixed", "_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "tasks", "types")
+    __slots__ = (
+        "_mixed", "_others", "best", "estimate", "impossible", "index", "rates", "shapes", "skew", "tasks", "types", "unit",
+    )  # fmt: skip
 
     def __init__(self, index: int, perceived: Estimate) -> None:
         self.index = index
@@ -44,7 +46,8 @@ class SpeedProfile:
         self.types = tuple(sorted(usable, key=lambda index: -self.rates[index][Locality.PACKED]))
         self.best = perceived.best()
         self.impossible: str | None = None
-        self.shapes: dict[tuple[int, tuple[int, ...] | None, Locality], ClaimShape] = {}
+        self.unit = 1
+        self.shapes: dict[tuple[int, tuple[int, ...] | None, Locality, int], ClaimShape] = {}
         self.tasks = perceived.tasks
         self._others = dict(perceived.others)
         self._mixed: dict[tuple[Mix, Locality], float] = {}
@@ -86,14 +89,19 @@ NO_PROFILE = SpeedProfile(0, Estimate(rates=()))
 """The profile of a job that was rejected."""
 
 
-def why_impossible(job: Job, profile: SpeedProfile, topology: Topology, reserved: list[int]) -> str | None:
+def why_impossible(
+    job: Job, profile: SpeedProfile, topology: Topology, reserved: list[int], pool: Holding = ()
+) -> str | None:
     """Why the whole cluster cannot run this job, with the nearest that it could; None if it can.
 
     reserved   number of GPUs of each type that no job gets: those of the validation pool
+    pool       the same GPUs by node
     """
     allowed = [index for index, name in enumerate(topology.types) if not job.gpu_types or name in job.gpu_types]
     if not allowed:
         return f"asks for {' or '.join(job.gpu_types)}; the cluster has {', '.join(topology.types)}"
+    if job.unit > 1 and (problem := _why_not_in_units(job, allowed, topology, pool)):
+        return problem
     usable = [index for index in allowed if index in profile.types]
     if not usable:
         names = ", ".join(topology.types[index] for index in allowed)
@@ -105,6 +113,30 @@ def why_impossible(job: Job, profile: SpeedProfile, topology: Topology, reserved
     if job.gpus > totals[most]:
         gang = counted(job.gpus, "GPU")
         return f"needs {gang} of one type; the cluster has at most {totals[most]} ({topology.types[most]})"
+    return None if job.unit == 1 else _why_not_in_units(job, usable, topology, pool)
+
+
+def _why_not_in_units(job: Job, usable: Sequence[int], topology: Topology, pool: Holding) -> str | None:
+    """Why a job does not fit whose GPUs come in units, though there are enough of them; None if it does."""
+    sizes = [full.bit_count() for full in topology.full]
+    for slots in pool:
+        sizes[slots.node] -= slots.mask.bit_count()
+    largest, units = dict.fromkeys(usable, 0), dict.fromkeys(usable, 0)
+    for gpu_type, size in zip(topology.type_of, sizes, strict=True):
+        if gpu_type in units:
+            largest[gpu_type] = max(largest[gpu_type], size)
+            units[gpu_type] += size // job.unit
+    roomiest, most = max(usable, key=largest.__getitem__), max(usable, key=units.__getitem__)
+    if largest[roomiest] < job.unit:
+        return (
+            f"needs {counted(job.unit, 'GPU')} on one node; the largest node that it can use "
+            f"has {largest[roomiest]} ({topology.types[roomiest]})"
+        )
+    if units[most] * job.unit < job.gpus:
+        return (
+            f"needs {in_units(job.gpus, job.unit)}, of one type; "
+            f"the cluster has room for {units[most]:,} × {job.unit:,} ({topology.types[most]})"
+        )
     return None
 
 
@@ -170,8 +202,15 @@ class WorkloadBuilder:
         """The column of a run on GPUs of this type and locality."""
         return gpu_type if locality is Locality.PACKED else gpu_type + self._types
 
-    def workload(self, live: tuple[int, ...], partner: dict[int, int], snapshot: Snapshot) -> Workload:
-        """The jobs of a snapshot as arrays; `live` GPUs by type, `partner` says by row who shares GPUs with whom."""
+    def workload(
+        self, live: tuple[int, ...], partner: dict[int, int], placeless: frozenset[int], snapshot: Snapshot
+    ) -> Workload:
+        """The jobs of a snapshot as arrays.
+
+        live        GPUs by type
+        partner     by row, who shares GPUs with whom
+        placeless   rows of jobs for which no nodes have room as they are now: they are as fast as on no GPU
+        """
         columns = snapshot.columns
         if self._table is None:
             self._table = np.array(self._rates)
@@ -196,6 +235,8 @@ class WorkloadBuilder:
             held = np.where(held >= self._types, held - self._types, held)
         column_type = np.arange(speed.shape[1]) % self._types
         speed[gang[:, None] > gpus[column_type]] = 0.0
+        if placeless:
+            speed[snapshot.among(placeless)] = 0.0
         part = None
         if has_divisible:  # speed now ÷ that of the whole gang; 1 for jobs that wait, or whose column has no speed
             whole = speed[np.arange(len(held)), held]
@@ -238,8 +279,14 @@ def _by_column(estimate: Estimate) -> tuple[float, ...]:
     return (*packed, *[row[Locality.CLUSTER] for row in estimate.rates])
 
 
-ShapeKey = tuple[int, tuple[int, ...], Locality, Tasks | None]
-"""Number of GPUs, types by preference, locality, and the tasks that steps divide into."""
+ShapeKey = tuple[int, tuple[int, ...], Locality, Tasks | None, int]
+"""Number of GPUs, types by preference, locality, the tasks that steps divide into, and the unit."""
+
+
+def _wider(key: ShapeKey) -> ShapeKey:
+    """The same with the next wider locality."""
+    gang, types, locality, tasks, unit = key
+    return gang, types, Locality(locality + 1), tasks, unit
 
 
 class ClaimShapes:
@@ -251,39 +298,43 @@ class ClaimShapes:
         self._known: dict[ShapeKey, ClaimShape] = {}
         self._made = 0
 
-    def of(self, profile: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality) -> ClaimShape:
+    def of(
+        self, profile: SpeedProfile, gpus: int, types: tuple[int, ...] | None, locality: Locality, unit: int
+    ) -> ClaimShape:
         """The shape of a claim at this locality, or else at the nearest wider one that could ever be granted.
 
         A job whose steps divide requires no locality: it takes the GPUs that there are.
         """
-        shape = profile.shapes.get((gpus, types, locality))
+        shape = profile.shapes.get((gpus, types, locality, unit))
         if shape is None:
             rates = profile.rates_with(gpus)
             able = profile.types if types is None else (each for each in types if each in profile.types)
             asked = tuple(each for each in able if rates[each][Locality.PACKED] > 0)
             nearest = locality if profile.tasks is None else Locality.CLUSTER
-            shape = profile.shapes[gpus, types, locality] = self._shape((gpus, asked, nearest, profile.tasks))
+            shape = self._shape((gpus, asked, nearest, profile.tasks, unit))
+            profile.shapes[gpus, types, locality, unit] = shape
         return shape
 
     def over_share(self, shape: ClaimShape) -> ClaimShape:
         """The twin of a shape for jobs that would exceed their tenant's share."""
         if shape.over_share is None:
-            shape.over_share = self._make(shape.gang, shape.types, shape.locality, shape.tasks)
+            shape.over_share = self._make(shape.gang, shape.types, shape.locality, shape.tasks, shape.unit)
             shape.over_share.over_share = shape.over_share
         return shape.over_share
 
     def _shape(self, key: ShapeKey) -> ClaimShape:
         shape = self._known.get(key)
         if shape is None:
-            gang, types, locality, tasks = key
+            gang, types, locality, _, unit = key
             could_be_granted = locality is Locality.CLUSTER
             if not could_be_granted and self._placement is not count:  # placement `count` knows no distances
                 empty = self._empty()
-                could_be_granted = any(self._placement(empty, each, gang, locality) is not None for each in types)
-            shape = self._make(*key) if could_be_granted else self._shape((gang, types, Locality(locality + 1), tasks))
+                offers = ((each, empty.in_units(each, unit)) for each in types)
+                could_be_granted = any(self._placement(offer, each, gang, locality) is not None for each, offer in offers)
+            shape = self._make(*key) if could_be_granted else self._shape(_wider(key))
             self._known[key] = shape
         return shape
 
-    def _make(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None) -> ClaimShape:
+    def _make(self, gang: int, types: tuple[int, ...], locality: Locality, tasks: Tasks | None, unit: int) -> ClaimShape:
         self._made += 1
-        return ClaimShape(self._made - 1, gang, types, locality, tasks)
+        return ClaimShape(self._made - 1, gang, types, locality, tasks, unit)

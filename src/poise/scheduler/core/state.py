@@ -87,6 +87,7 @@ class SchedulerState:
     losses        (steps, loss) as reported by active jobs
     reasons       why a job was rejected, failed or was cancelled, by row
     divisible     number of unended jobs whose steps divide into micro-batches
+    in_units      number of unended jobs whose GPUs come in units of more than one
     origin        time of the first event; rounds are counted from it
     draining      nodes from which runs that hold closed GPUs are to leave
     """
@@ -118,6 +119,7 @@ class SchedulerState:
         self.losses: dict[int, list[tuple[float, float]]] = {}
         self.reasons: dict[int, str] = {}
         self.divisible = 0
+        self.in_units = 0
         self.workloads = WorkloadBuilder(self.topology)
         self.profile_of: list[SpeedProfile] = []
         self.asked: list[Locality] = []
@@ -146,9 +148,10 @@ class SchedulerState:
         profile = self._profiles.get(kind)
         if profile is None:
             raise InvariantError(f"a job of kind {kind!r} was submitted before any estimate of its speed")
-        if kind in self._unchecked:
+        if kind in self._unchecked or job.unit != profile.unit:
             self._unchecked.discard(kind)
-            profile.impossible = why_impossible(job, profile, self.topology, self.pool.reserved)
+            profile.unit = job.unit
+            profile.impossible = why_impossible(job, profile, self.topology, self.pool.reserved, self.pool.slots)
         return profile
 
     def estimate(self, row: int) -> Estimate:
@@ -199,19 +202,52 @@ class SchedulerState:
         found = (self.ledger.holders(node, closed) for node, closed in self.free.closed.items())
         return frozenset(row for rows in found for row in rows if row in self.ledger.holdings)
 
-    def snapshot(self, now: float) -> Snapshot:
-        """All active jobs at this time, as a policy sees them."""
+    def placeless(self) -> frozenset[int]:
+        """Waiting jobs whose units would find no place if every run that can be stopped made way.
+
+        Policies that plan count GPUs, not units, and would keep GPUs for such a job in vain.
+        """
+        rows = [row for row in self.active if self.columns.unit[row] > 1 and self.waits(row)] if self.in_units else []
+        if not rows:
+            return frozenset()
+        pinned, partner = self.pinned(), self.ledger.partner
+        room = [mask.bit_count() for mask in self.free.masks]
+        for row, holding in self.ledger.holdings.items():
+            if row not in pinned and partner.get(row, row) >= row:  # GPUs that two jobs share count once
+                for node, mask in holding:
+                    room[node] += mask.bit_count()
+        whole: dict[int, list[int]] = {}
+        for unit in {self.columns.unit[row] for row in rows}:
+            whole[unit] = [0] * len(self.topology.types)
+            for gpu_type, gpus in zip(self.topology.type_of, room, strict=True):
+                whole[unit][gpu_type] += gpus - gpus % unit
+        return frozenset(
+            row
+            for row in rows
+            if all(
+                whole[self.columns.unit[row]][gpu_type] < self.columns.least[row] for gpu_type in self.profile_of[row].types
+            )
+        )
+
+    def snapshot(
+        self, now: float, placeless: frozenset[int] = frozenset(), *, hidden: frozenset[int] = frozenset()
+    ) -> Snapshot:
+        """All active jobs at this time, as a policy sees them.
+
+        placeless   waiting jobs that have no speed in the workload;  hidden: waiting jobs that are left out altogether
+        """
         live = self.live_gpus()
+        waiting = sum(shape.waiting for shape in self.waiting_shapes.values()) if hidden else len(self.waiting_shapes)
         return Snapshot(
             now=now,
             origin=now if self.origin is None else self.origin,
             gpus=sum(live),
             idle=tuple(self.free.idle),
-            is_contended=bool(self.waiting_shapes),
-            active=tuple(self.active),
+            is_contended=waiting > len(hidden),
+            active=tuple(row for row in self.active if row not in hidden) if hidden else tuple(self.active),
             columns=self.columns,
             placement=self.placement_view,
-            survey=partial(self.workloads.workload, live, self.ledger.partner),
+            survey=partial(self.workloads.workload, live, self.ledger.partner, placeless),
             estimate=self.estimate,
             losses=self.losses,
             pinned=self.pinned(),
@@ -228,14 +264,20 @@ class SchedulerState:
             live[self.topology.type_of[slots.node]] -= self.free.alive[slots.node]
         return tuple(live)
 
-    def open_gpus(self) -> list[int]:
-        """By type, GPUs that jobs could get if no other job had any: of live nodes, not closed, and not the pool's."""
-        count = [0] * len(self.topology.types)
-        for node, alive in enumerate(self.free.alive):
-            is_open = self.topology.full[node] & ~self.free.closed.get(node, 0)
-            count[self.topology.type_of[node]] += alive * is_open.bit_count()
+    def open_gpus(self, unit: int = 1) -> list[int]:
+        """By type, GPUs that jobs could get if no other job had any: of live nodes, not closed, and not the pool's.
+
+        unit   only whole units of this many GPUs on one node count
+        """
+        gpus = [
+            alive * (full & ~self.free.closed.get(node, 0)).bit_count()
+            for node, (alive, full) in enumerate(zip(self.free.alive, self.topology.full, strict=True))
+        ]
         for slots in self.pool.slots:
-            count[self.topology.type_of[slots.node]] -= self.free.is_open((slots,))
+            gpus[slots.node] -= self.free.is_open((slots,))
+        count = [0] * len(self.topology.types)
+        for gpu_type, each in zip(self.topology.type_of, gpus, strict=True):
+            count[gpu_type] += each - each % unit
         return count
 
     # What claims ask for
@@ -244,7 +286,8 @@ class SchedulerState:
         self, row: int, locality: Locality, types: tuple[int, ...] | None = None, gpus: int | None = None
     ) -> ClaimShape:
         """The shape of a job's claim at this locality, or else at the nearest wider one that could ever be granted."""
-        return self._shapes.of(self.profile_of[row], gpus or self.columns.gang[row], types, locality)
+        columns = self.columns
+        return self._shapes.of(self.profile_of[row], gpus or columns.gang[row], types, locality, columns.unit[row])
 
     def default_shape(self, row: int, now: float) -> ClaimShape:
         """The shape that a waiting job waits with unless a plan says otherwise."""

@@ -71,6 +71,11 @@ def gpu_count(holding: Holding) -> int:
     return sum(slots.mask.bit_count() for slots in holding)
 
 
+def is_whole(holding: Holding, unit: int) -> bool:
+    """Say whether the GPUs of each node are a multiple of `unit`, so that no unit is divided over nodes."""
+    return unit == 1 or not any(slots.mask.bit_count() % unit for slots in holding)
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One machine with GPUs of one type."""

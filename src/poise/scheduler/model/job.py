@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from poise.scheduler.model.errors import RequestError
+
 
 class Status(IntEnum):
     """State of a job in the core. A preempted job is WAITING; the last four are final."""
@@ -50,6 +52,8 @@ class Job:
                     None if steps do not divide
     sync            seconds of each step that combining its tasks takes
     yields          when a run of it may be preempted
+    unit            the GPUs that it gets on each node come in multiples of this: a process group, for instance a pod, of
+                    this many GPUs cannot be divided over nodes. `gpus` and its bounds are multiples of it
     """
 
     id: str
@@ -72,3 +76,21 @@ class Job:
     sync: float = 0.0
     yields: Yields = Yields.ANY_TIME
     tenant_weight: float = 1.0
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        if self.unit != 1:  # most jobs have units of one GPU, about which nothing can be wrong
+            _check_unit(self)
+
+
+def _check_unit(job: Job) -> None:
+    """Raise RequestError if the GPUs that a job asks for are not whole units."""
+    if job.unit < 1:
+        raise RequestError(f"job {job.id!r}: unit: expected at least 1 GPU, got {job.unit}")
+    if job.micro_batches is not None:
+        raise RequestError(
+            f"job {job.id!r}: unit: expected 1 beside micro_batches, with which any GPUs will do; got {job.unit}"
+        )
+    for name, gpus in (("gpus", job.gpus), ("min_gpus", job.min_gpus), ("max_gpus", job.max_gpus)):
+        if gpus is not None and gpus % job.unit:
+            raise RequestError(f"job {job.id!r}: {name}: expected a multiple of unit, which is {job.unit}; got {gpus}")

@@ -60,6 +60,7 @@ class JobTable:
         self.gang = array("q")  # GPUs that it asks for, >= 1
         self.least = array("q")  # fewest GPUs that it can run on, 1 <= least <= gang
         self.most = array("q")  # most GPUs that it can use, >= gang
+        self.unit = array("q")  # its GPUs on each node come in multiples of this, >= 1; gang, least and most are such
         self.tasks = array("q")  # tasks of a step; 0 if steps do not divide
         self.steps = array("d")  # declared work, in steps; inf if unknown
         self.best = array("d")  # believed steps per second on its fastest GPU type, packed; 0 if it can run nowhere
@@ -108,6 +109,7 @@ class JobTable:
         self.gang[row] = job.gpus
         self.least[row] = job.min_gpus or job.gpus
         self.most[row] = job.max_gpus or job.gpus
+        self.unit[row] = job.unit
         self.steps[row] = steps
         self.best[row] = best
         self.waiting_since[row] = now

@@ -44,6 +44,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
+def in_units(gpus: int, unit: int) -> str:
+    """A number of GPUs that come in units, which nodes cannot divide: `2 × 4 GPUs, each 4 on one node`."""
+    return f"{gpus // unit:,} × {counted(unit, 'GPU')}, each {unit:,} on one node"
+
+
 # Rounds have equal length and are counted from `origin`. Every module computes the end of a round here, because two formulas
 # that differ in the last bit would give one round two ends.
 

@@ -1,8 +1,45 @@
-"""Which GPUs are free, indexed so that a place is found without looking at every node."""
+"""Which GPUs are free, indexed so that a place is found without looking at every node.
+
+FreeGpus      all free GPUs
+FreeUnits     those that a gang can use whose GPUs come in units that no two nodes can share
+OfferedGpus   either: what a placement looks at
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from poise.scheduler.model.cluster import Holding
 from poise.scheduler.model.errors import InvariantError
 from poise.scheduler.model.topology import Topology
+
+Item = TypeVar("Item", covariant=True)
+
+
+class ByIndex(Protocol[Item]):
+    """Anything that has an item for an index, be it computed on demand."""
+
+    def __getitem__(self, index: int, /) -> Item:
+        """The item at this index."""
+
+
+class OfferedGpus(Protocol):
+    """Free GPUs to choose from, by type and by node, as `FreeGpus` describes them."""
+
+    @property
+    def topology(self) -> Topology:
+        """The cluster that they are of."""
+
+    @property
+    def masks(self) -> ByIndex[int]:
+        """By node: free slots."""
+
+    @property
+    def idle(self) -> ByIndex[int]:
+        """By type: number of free GPUs."""
+
+    @property
+    def levels(self) -> ByIndex[list[int]]:
+        """By type and number of free GPUs: nodes with as many."""
 
 
 class FreeGpus:
@@ -46,6 +83,10 @@ class FreeGpus:
                     self._change(node, self.masks[node] | mask & ~self.closed[node])
                 else:
                     self._change(node, self.masks[node] | mask)
+
+    def in_units(self, gpu_type: int, unit: int) -> OfferedGpus:
+        """The free GPUs of a type as far as they are whole units of this many GPUs on one node."""
+        return self if unit == 1 else FreeUnits(self, gpu_type, unit)
 
     def are_free(self, holding: Holding) -> bool:
         """Whether all of these GPUs are free, on live nodes."""
@@ -108,6 +149,38 @@ class FreeGpus:
         levels[after] ^= bit
         self.masks[node] = mask
         self.idle[gpu_type] += after - before
+
+
+class FreeUnits:
+    """The free GPUs of one type with those of each node rounded down to a multiple of `unit`: the lowest slots.
+
+    What a placement takes of them for a gang of whole units is whole units on each node, because it takes all that a node
+    offers, or else what is missing, which is whole units too. It costs a few operations on bit masks of nodes, and is valid
+    as long as the free GPUs do not change.
+    """
+
+    def __init__(self, free: FreeGpus, gpu_type: int, unit: int) -> None:
+        self.topology = free.topology
+        self.masks = _WholeUnits(free.masks, unit)
+        exact = free.levels[gpu_type]
+        most = len(exact) - 1
+        levels = [0] * (most - most % unit + 1)
+        for gpus, nodes in enumerate(exact):
+            levels[gpus - gpus % unit] |= nodes
+        self.levels = {gpu_type: levels}
+        self.idle = {gpu_type: sum(gpus * nodes.bit_count() for gpus, nodes in enumerate(levels) if gpus)}
+
+
+class _WholeUnits:
+    """Free slots by node, as far as they are whole units."""
+
+    def __init__(self, masks: Sequence[int], unit: int) -> None:
+        self._masks, self._unit = masks, unit
+
+    def __getitem__(self, node: int) -> int:
+        mask = self._masks[node]
+        gpus = mask.bit_count()
+        return lowest_slots(mask, gpus - gpus % self._unit)
 
 
 def lowest_slots(mask: int, count: int) -> int:

@@ -10,6 +10,8 @@ spread        the node with the most free GPUs (FfDL); a gang that no node holds
 All but the first honour the locality that a claim requires. `consolidate` is exact in the number of nodes, and in racks
 whenever one rack is enough; across racks it takes the racks with most free GPUs first. Ties go to the lowest index, so the
 same free GPUs always give the same place.
+
+A gang whose GPUs come in units is placed on `FreeGpus.in_units`: then all of this holds in units, and none is divided.
 """
 
 from collections.abc import Callable
@@ -17,16 +19,16 @@ from collections.abc import Callable
 from poise.scheduler.model.cluster import Holding, Slots
 from poise.scheduler.model.errors import UnknownNameError
 from poise.scheduler.model.speed import Locality
-from poise.scheduler.placement.free_gpus import FreeGpus, lowest_node, lowest_slots
+from poise.scheduler.placement.free_gpus import OfferedGpus, lowest_node, lowest_slots
 
-Placement = Callable[[FreeGpus, int, int, Locality], Holding | None]
+Placement = Callable[[OfferedGpus, int, int, Locality], Holding | None]
 """(free GPUs, index of the GPU type, gang, locality required) -> the GPUs to take, or None."""
 
 ALL_NODES = -1
 """As a bit mask: every node."""
 
 
-def count(free: FreeGpus, gpu_type: int, gang: int, _asked: Locality) -> Holding | None:
+def count(free: OfferedGpus, gpu_type: int, gang: int, _asked: Locality) -> Holding | None:
     """The first free GPUs by node and slot."""
     if free.idle[gpu_type] < gang:
         return None
@@ -36,7 +38,7 @@ def count(free: FreeGpus, gpu_type: int, gang: int, _asked: Locality) -> Holding
     return _fill(free, gang, nodes)
 
 
-def consolidate(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+def consolidate(free: OfferedGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
     """Fewest nodes, then fewest racks, then the tightest nodes, then the lowest indices."""
     if free.idle[gpu_type] < gang:
         return None
@@ -48,7 +50,7 @@ def consolidate(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Ho
     return _over_nodes(free, gpu_type, gang, asked)
 
 
-def best_fit(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+def best_fit(free: OfferedGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
     """The tightest node; otherwise whole nodes, then the fullest ones."""
     if asked is not Locality.CLUSTER or any(free.levels[gpu_type][gang:]):
         return consolidate(free, gpu_type, gang, asked)
@@ -67,7 +69,7 @@ def best_fit(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holdi
     return tuple(sorted([*whole, *_fullest(free, gpu_type, left, taken)]))
 
 
-def _fullest(free: FreeGpus, gpu_type: int, gang: int, taken: int) -> Holding:
+def _fullest(free: OfferedGpus, gpu_type: int, gang: int, taken: int) -> Holding:
     """GPUs for the rest of a gang: on one node if one holds it, else on the nodes with fewest free GPUs."""
     levels = [nodes & ~taken for nodes in free.levels[gpu_type]]
     if gang == 0:
@@ -87,7 +89,7 @@ def _fullest(free: FreeGpus, gpu_type: int, gang: int, taken: int) -> Holding:
     return tuple(parts)
 
 
-def spread(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+def spread(free: OfferedGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
     """The node with the most free GPUs; otherwise the fewest nodes."""
     if free.idle[gpu_type] < gang:
         return None
@@ -97,7 +99,7 @@ def spread(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding
     return _over_nodes(free, gpu_type, gang, asked)
 
 
-def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
+def _over_nodes(free: OfferedGpus, gpu_type: int, gang: int, asked: Locality) -> Holding | None:
     """GPUs on several nodes: as few as possible, in one rack if that takes no further node."""
     one_rack = len(free.topology.racks) == 1
     chosen = _fewest(free, gpu_type, gang, ALL_NODES) if one_rack else _over_racks(free, gpu_type, gang, asked)
@@ -108,7 +110,7 @@ def _over_nodes(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> Ho
     return _fill_nodes(free, gang, chosen)
 
 
-def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> list[int] | None:
+def _over_racks(free: OfferedGpus, gpu_type: int, gang: int, asked: Locality) -> list[int] | None:
     """The fewest nodes in a cluster of several racks; None if the gang does not fit as close together as required."""
     racks, levels = free.topology.racks, free.levels[gpu_type]
     within = [nodes for rack in racks if (nodes := _fewest(free, gpu_type, gang, rack)) is not None]
@@ -128,7 +130,7 @@ def _over_racks(free: FreeGpus, gpu_type: int, gang: int, asked: Locality) -> li
     return anywhere
 
 
-def _fewest(free: FreeGpus, gpu_type: int, gang: int, within: int) -> list[int] | None:
+def _fewest(free: OfferedGpus, gpu_type: int, gang: int, within: int) -> list[int] | None:
     """The fewest of these nodes that hold the gang: the emptiest ones, and for the rest the tightest that holds it."""
     levels = free.levels[gpu_type]
     chosen: list[int] = []
@@ -147,7 +149,7 @@ def _fewest(free: FreeGpus, gpu_type: int, gang: int, within: int) -> list[int] 
     return None
 
 
-def _fill(free: FreeGpus, gang: int, nodes: int) -> Holding:
+def _fill(free: OfferedGpus, gang: int, nodes: int) -> Holding:
     """The first free GPUs of these nodes (a bit mask), by node and slot."""
     chosen: list[int] = []
     left = gang
@@ -159,7 +161,7 @@ def _fill(free: FreeGpus, gang: int, nodes: int) -> Holding:
     return _fill_nodes(free, gang, chosen)
 
 
-def _fill_nodes(free: FreeGpus, gang: int, nodes: list[int]) -> Holding:
+def _fill_nodes(free: OfferedGpus, gang: int, nodes: list[int]) -> Holding:
     """Free GPUs of these nodes in the order given, as many as the gang needs."""
     parts: list[Slots] = []
     for node in nodes:

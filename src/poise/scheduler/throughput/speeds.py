@@ -58,18 +58,19 @@ class Speeds:
             self._relative[gpu_type] = stated if speedup is None else speedup
         self._gpus = tuple(cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types)
         self._most_gpus = max(self._gpus, default=0)
+        self._nodes = [[node.gpus for node in cluster.nodes if node.gpu_type == name] for name in cluster.gpu_types]
         self._known: dict[tuple[str | None, int | None], bool] = {}
         self._kinds: dict[tuple[object, ...], str] = {}
         self._estimates: dict[str, Estimate] = {}
         self._by_duration: dict[tuple[object, ...], tuple[str, Estimate]] = {}
 
     def kind(self, job: Job) -> str:
-        """A stable name made of model, batch size, gang, tasks and allowed types. Jobs of one kind share an Estimate.
+        """A stable name made of model, batch size, gang, unit, tasks and allowed types. Jobs of one kind share an Estimate.
 
         Raises ThroughputError for a job that states its work in steps of a model that the table does not know.
         """
         own = None if self.knows(job) else _own_rate(self._table, job)
-        gang = (job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync)
+        gang = (job.gpus, job.min_gpus, job.max_gpus, job.unit, job.micro_batches, job.sync)
         key = (job.model, job.batch_size, *gang, job.gpu_types, own, self._is_timed(job))
         kind = self._kinds.get(key)
         if kind is None:
@@ -94,7 +95,7 @@ class Speeds:
             rates = _of_one_type(tasks, tasks.gang)
         else:
             least, most = job.min_gpus or job.gpus, min(job.max_gpus or job.gpus, self._most_gpus)
-            others = tuple((gpus, self._rates(job, gpus)) for gpus in range(least, most + 1) if gpus != job.gpus)
+            others = tuple((gpus, self._rates(job, gpus)) for gpus in range(least, most + 1, job.unit) if gpus != job.gpus)
         return Estimate(rates, skew, others, tasks)
 
     def pair(self, one: Job, other: Job) -> tuple[tuple[float, float], ...]:
@@ -134,7 +135,7 @@ class Speeds:
         """Kind, estimate and work of a job. Fast for jobs that state only a duration: one look-up."""
         if job.steps is not None or job.duration is None:
             return self.kind(job), self.estimate(job), self.steps(job)
-        gang = (job.gpus, job.min_gpus, job.max_gpus, job.micro_batches, job.sync)
+        gang = (job.gpus, job.min_gpus, job.max_gpus, job.unit, job.micro_batches, job.sync)
         key = (job.model, job.batch_size, job.gpu_types, gang)
         found = self._by_duration.get(key)
         if found is None:
@@ -199,6 +200,9 @@ class Speeds:
             # Work is stated in seconds: on the reference type the rate must be 1 to the last bit, not d·r ÷ r.
             second = self._unit(job)  # a model that runs nowhere has no rates to divide
             rates = tuple((packed / second, rack / second, cluster / second) for packed, rack, cluster in rates)
+        if job.unit > 1:  # a type whose nodes are too small for its units is one on which it cannot run
+            room = (sum(size - size % job.unit for size in sizes) for sizes in self._nodes)
+            rates = tuple(row if gpus <= most else CANNOT_RUN for row, most in zip(rates, room, strict=True))
         return rates
 
     def _measured(self, job: Job, gpu_type: str) -> Row:
@@ -294,8 +298,9 @@ def _own_rate(table: Throughputs, job: Job) -> float:
 def _name(job: Job, own: float | None) -> str:
     """The name of a kind, e.g. `resnet50/b16/x4`. Different kinds have different names, because user input is quoted.
 
-    `x4[1-8]` if it can run on 1 to 8 GPUs; `x4/k8/s0.5` if a step divides into 8 tasks with 0.5 s of synchronisation;
-    `@p100+v100` if it may only run on these types; `*2.5` if the job states its own steps per second.
+    `x4[1-8]` if it can run on 1 to 8 GPUs; `x8/u4` if those on each node come in multiples of 4; `x4/k8/s0.5` if a step
+    divides into 8 tasks with 0.5 s of synchronisation; `@p100+v100` if it may only run on these types; `*2.5` if the job
+    states its own steps per second.
     """
     model = "-" if job.model is None else quote(same_model(job.model), safe="")
     batch = "" if job.batch_size is None else f"/b{job.batch_size}"
@@ -303,5 +308,6 @@ def _name(job: Job, own: float | None) -> str:
     types = "+".join(quote(gpu_type, safe="") for gpu_type in sorted({name.lower() for name in job.gpu_types}))
     bounds = (job.min_gpus or job.gpus, job.max_gpus or job.gpus)
     elastic = "" if bounds == (job.gpus, job.gpus) else f"[{bounds[0]}-{bounds[1]}]"
+    unit = "" if job.unit == 1 else f"/u{job.unit}"
     tasks = "" if job.micro_batches is None else f"/k{job.micro_batches}" + (f"/s{float(job.sync)!r}" if job.sync else "")
-    return f"{model}{batch}/x{job.gpus}{elastic}{tasks}{rate}{'@' if types else ''}{types}"
+    return f"{model}{batch}/x{job.gpus}{elastic}{unit}{tasks}{rate}{'@' if types else ''}{types}"

@@ -16,6 +16,7 @@
 | `deadline` | seconds on the trace's clock, at least 0 | |
 | `gpu_types` | the types that the job may run on, in lower case; any where none is given | `v100/p100` |
 | `min_gpus`, `max_gpus` | bounds of an elastic gang: min_gpus <= gpus <= max_gpus; not beside `micro_batches` | |
+| `unit` | GPUs that nodes cannot divide, e.g. a pod's: `gpus` and its bounds are multiples of it; 1 where none is given | |
 | `outcome` | `passed`, `failed` or `killed`: how the job ends; passed where none is given | |
 | `failures` | attempts that die before the last one, `[[seconds of running, cause], ...]` | `300:cuda-failure/20:x` |
 | `broken` | true: the last of `failures` is final, its outcome is failed; false where nothing is given | `true` |
@@ -110,6 +111,7 @@ def _check_together(values: dict[str, Any]) -> None:
     if not least <= gpus <= most:
         field = "min_gpus" if least > gpus else "max_gpus"
         raise field_refusal(field, f"min_gpus <= gpus <= max_gpus, where gpus is {gpus}", values[field])
+    _check_unit(values, values.get("unit", 1))
     if "micro_batches" in values:
         for bound in ("min_gpus", "max_gpus"):
             if bound in values:
@@ -122,6 +124,15 @@ def _check_together(values: dict[str, Any]) -> None:
             raise field_refusal("broken", "false where no failures are given", values["broken"])
         if values.setdefault("outcome", JobOutcome.FAILED) is not JobOutcome.FAILED:
             raise field_refusal("broken", f"false where the outcome is {values['outcome']}", values["broken"])
+
+
+def _check_unit(values: dict[str, Any], unit: int) -> None:
+    """Check that all numbers of GPUs are whole units."""
+    if unit > 1 and "micro_batches" in values:
+        raise field_refusal("unit", "1 beside micro_batches, with which any GPUs will do", unit)
+    for field in ("gpus", "min_gpus", "max_gpus"):
+        if values.get(field, 0) % unit:
+            raise field_refusal(field, f"a multiple of unit, which is {unit}", values[field])
 
 
 def _unknown(name: str) -> FieldError:
@@ -251,6 +262,7 @@ COLUMNS = {
     "gpu_types": TraceColumn(_types, lambda cell: cell.split("/")),
     "min_gpus": _GPUS,
     "max_gpus": _GPUS,
+    "unit": _GPUS,
     "micro_batches": _GPUS,
     "sync": _AMOUNT,
     "name": _NAME,
@@ -263,8 +275,8 @@ COLUMNS = {
 
 
 _WRITTEN = (
-    "duration", "steps", "app", "model", "batch_size", "deadline", "min_gpus", "max_gpus", "micro_batches", "name",
-    "tenant", "weight", "priority", "sync", "gpu_types",
+    "duration", "steps", "app", "model", "batch_size", "deadline", "min_gpus", "max_gpus", "unit", "micro_batches",
+    "name", "tenant", "weight", "priority", "sync", "gpu_types",
 )  # fmt: skip
 _DEFAULTS = {each.name: each.default for each in fields(Job)}
 

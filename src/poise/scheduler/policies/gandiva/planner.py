@@ -433,7 +433,7 @@ def grow(plan: GandivaPlan, since: float) -> None:
         if not may_grow or row in claimed or not draft.free[node] or plan.is_young(row, since):
             continue
         estimate, gpu_type = plan.snapshot.estimate(row), plan.type_of(row)
-        counts = range(held, min(most, held + draft.free[node]) + 1)
+        counts = range(held, min(most, held + draft.free[node]) + 1, columns.unit[row])
         speeds = {each: estimate.at(each)[gpu_type][Locality.PACKED] for each in counts}
         gpus = max(speeds, key=lambda each: (speeds[each], -each))  # the fewest of those with which it is fastest
         if gpus > held:
