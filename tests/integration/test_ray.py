@@ -17,14 +17,13 @@ from tests.remote import listening
 
 from poise.scheduler.model.errors import PoiseError, RequestError
 from poise.service.backends.api import (
+    BackendEvent,
     BackendFailed,
     DesiredState,
-    NodeReport,
     NodeState,
     RunBegan,
     RunEnded,
     RunEnding,
-    RunEvent,
     RunPart,
     RunProgressed,
 )
@@ -77,7 +76,7 @@ class OtherServer(Stage):
             log = Logbook(least=Level.ERROR)
             self.backend = RayBackend((), folder, self.tell, access, options, log, lease=60.0)
 
-    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
+    def tell(self, news: BackendEvent) -> None:
         if isinstance(news, BackendFailed):
             self.failures.append(news)
         else:

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import ssl
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,11 +27,13 @@ Examples:
   poise agent --server https://gpu1:8643 --token-file agents.token
   poise agent --server http://127.0.0.1:8643 --token-file agents.token --node n1 --gpus v100:4      virtual GPUs
 """
+PREFIX = "POISE_AGENT"  # of variables that stand for options, as POISE_AGENT_SERVER does: manifests of pods like them
 
 _OPTIONS = (
-    click.option("--server", required=True, metavar="URL", help="Where `poise serve --backend remote` lets agents connect."),
+    click.option("--server", metavar="URL", help="Where `poise serve --backend remote` lets agents connect.  [required]"),
     click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE",
-        help=f"A copy of the service's STATE/agents.token.  [default: the variable {TOKEN_VARIABLE}]"),
+        help="A copy of the service's STATE/agents.token; read again when it is replaced."
+        f"  [default: the variable {TOKEN_VARIABLE}]"),
     click.option("--node", metavar="NAME", help="Name of this node.  [default: the host's name]"),
     click.option("--gpus", default=AUTO, show_default=True, metavar="TYPE:N",
         help="auto: the GPUs of this machine, which must be of one type. v100:4: virtual ones."),
@@ -39,24 +42,40 @@ _OPTIONS = (
         help="Under which other nodes reach this one.  [default: the address from which the server is reached]"),
     click.option("--port", type=click.IntRange(0, 65_535), default=0, show_default=True,
         help="Where agents of other nodes connect, for jobs over several nodes. 0: any that is free."),
+    click.option("--listen", metavar="HOST",
+        help="Address on which this agent listens for those of other nodes.  [default: --address; with --starter: all, if"
+        " that is a name]"),
     click.option("--state", type=click.Path(path_type=Path), metavar="DIR",
         help="Orders, checkpoints and logs of runs on this node.  [default: ~/.local/state/poise/agent]"),
     click.option("--tls-ca", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE",
         help="Certificates that the server's is checked with, PEM.  [default: those of this machine]"),
     click.option("--isolate", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
         help="Hide the state directory and other processes from jobs, as `poise serve --isolate` does."),
+    click.option("--once", is_flag=True,
+        help="End with the first run on this node, once the service has all that it left; as in a pod that is for one run."),
+    click.option("--starter", type=click.Path(path_type=Path), metavar="DIR",
+        help="Have runs started in another container that shares this directory, all processes and the user with this one."),
+    click.option("--install", type=click.Path(path_type=Path), metavar="DIR",
+        help="Only copy this version of Poise to that directory, for such containers, and end."),
     click.option("--quiet", is_flag=True, help="Log warnings and errors alone."),
 )  # fmt: skip
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=EPILOG, context_settings={"auto_envvar_prefix": PREFIX})
 @with_options(_OPTIONS)
-def agent(quiet: bool, **options: Any) -> int:  # noqa: ANN401
+def agent(quiet: bool, install: Path | None, **options: Any) -> int:  # noqa: ANN401
     """Run jobs on this machine for a service on another one, until SIGTERM or Ctrl-C.
 
     Runs go on when it stops, and the next agent of this node finds them, if it starts within the time that the service was
     given by --fence. After that they have ended, and start elsewhere.
+
+    Each option can be given by a variable, such as POISE_AGENT_SERVER for --server.
     """
+    if install is not None:
+        from poise.service.agent.installation import install as install_package
+
+        install_package(install)
+        return 0
     from poise.service.agent.agent import Agent
 
     logging.basicConfig(format="poise: %(message)s", level=logging.WARNING if quiet else logging.INFO)
@@ -64,11 +83,12 @@ def agent(quiet: bool, **options: Any) -> int:  # noqa: ANN401
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = _config(options)
 
-    async def run() -> None:
-        await Agent(config).run_until_signalled()
+    async def run() -> int:
+        made = Agent(config)
+        await made.run_until_signalled()
+        return made.exit_code
 
-    asyncio.run(run())
-    return 0
+    return asyncio.run(run())
 
 
 def _config(options: dict[str, Any]) -> "AgentConfig":
@@ -78,6 +98,10 @@ def _config(options: dict[str, Any]) -> "AgentConfig":
     from poise.service.backends.local.orders import LocalSettings
     from poise.service.wire.agent_messages import NodeSpec
 
+    if options["server"] is None:
+        raise click.UsageError("Missing option '--server'.")
+    if options["starter"] is not None and options["isolate"] == Isolate.ON:
+        raise RequestError("--isolate on: runs in another container see what that container has; use --isolate off")
     server = urlsplit(options["server"])
     if server.scheme not in ("http", "https") or not server.hostname:
         raise RequestError(f"--server {options['server']!r}: expected http://HOST:PORT or https://HOST:PORT")
@@ -98,12 +122,25 @@ def _config(options: dict[str, Any]) -> "AgentConfig":
     verify: ssl.SSLContext | bool = True
     if options["tls_ca"] is not None:
         verify = ssl.create_default_context(cafile=options["tls_ca"])
-    found = isolated(Isolate(options["isolate"]), state)
+    found = isolated(Isolate.OFF if options["starter"] is not None else Isolate(options["isolate"]), state)
     return AgentConfig(
         options["server"].rstrip("/"), _token(options["token_file"]), spec, state,
-        settings=LocalSettings(isolation=found.level),
+        settings=LocalSettings(isolation=found.level, starter=options["starter"]),
         devices={slot: uuid for (_, slot), uuid in devices.items()}, verify=verify,
+        token_file=options["token_file"], listen=_listen(options), once=options["once"],
     )  # fmt: skip
+
+
+def _listen(options: dict[str, Any]) -> str | None:
+    """Where to listen for other agents. The name of a pod may be known to no one, the pod itself included, for some time."""
+    listen, address = options["listen"], options["address"]
+    if listen is not None or address is None or options["starter"] is None:
+        return listen  # type: ignore[no-any-return]
+    try:
+        ip_address(address)
+    except ValueError:
+        return ""
+    return None
 
 
 def _only(cluster: Cluster, problem: str) -> Node:

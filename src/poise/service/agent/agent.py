@@ -34,16 +34,16 @@ from poise.service.agent.gang import Gangs, PeerServer, serve_peers
 from poise.service.agent.log_shipping import LogShipping
 from poise.service.agent.node_checkpoints import NodeCheckpoints
 from poise.service.agent.node_state import NodeStateDir
+from poise.service.agent.one_run import OneRun, RunOverError
 from poise.service.agent.report_times import ReportTimes
+from poise.service.agent.tokens import AgentToken
 from poise.service.backends.api import (
     BackendFailed,
     DesiredState,
     GangPart,
-    NodeReport,
     RunBegan,
     RunEnded,
     RunEnding,
-    RunEvent,
     RunNotice,
     RunOrder,
     RunPart,
@@ -67,6 +67,11 @@ ANSWER_SECONDS = 10.0  # how long to wait for an answer, beyond the time for whi
 WITHHELD_GRACE = 10.0  # seconds until runs leave GPUs that others use: a node that has just begun may get them yet
 TAKEN_SECONDS = 30.0  # for such a run to save its work
 ANSWER_PART = 0.4  # of a lease: the most to wait for an answer, so that there is time for another connection
+UNVERIFIED_SECONDS = 0.5  # until the next try if the server cannot tell whose token it is
+ORPHANED_SECONDS = 300.0
+"""How long an agent of one run waits for a server after its lease has ended, to hand in what the run has left."""
+PASSING = frozenset({"starting", "session-over", "unverified"})
+"""Refusals after which the next try comes at once."""
 
 BROKEN = "another part of the run has ended"
 A = TypeVar("A", bound=Wire)
@@ -89,6 +94,10 @@ class AgentConfig:
     node      what it announces itself as; the port is filled in
     devices   UUIDs of real GPUs by slot; virtual ones have none
     verify    TLS context or True: how the server's certificate is checked
+    token_file  has the token, and is looked at again and again; None: it stays as it is
+    listen    address on which to listen for other agents; None: that of the node; "": all
+    once      end with the one run that the node is there for
+    orphaned  seconds for which to wait for the server then, once the lease has ended
     """
 
     server: str
@@ -98,6 +107,10 @@ class AgentConfig:
     settings: LocalSettings = field(default_factory=LocalSettings)
     devices: Mapping[int, str] = field(default_factory=dict)
     verify: ssl.SSLContext | bool = True
+    token_file: Path | None = None
+    listen: str | None = None
+    once: bool = False
+    orphaned: float = ORPHANED_SECONDS
 
 
 @dataclass(eq=False, slots=True)
@@ -156,6 +169,11 @@ class NewsQueue:
         if not self._news:
             self.arrived.clear()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the server knows everything."""
+        return not self._news
+
 
 class Agent:
     """The agent of one node."""
@@ -181,48 +199,91 @@ class Agent:
         self._killed: set[Key] = set()  # of those, the ones that are not wanted any more
         self._progress: dict[Key, RunProgressed] = {}  # the latest of each run
         self._ending: dict[asyncio.Task[None], Key] = {}  # parts that are over, and whose last words are on their way
+        self._begun: set[Key] = set()  # open runs whose replicas have started
+        self._one = OneRun(self._state, self._files, config.settings.starter) if config.once else None
+        self._is_leaving = False  # sent TERM, and there for one run
+        self.exit_code = 0
 
     def _open_connections(self, config: AgentConfig) -> None:
         """Open what may fail: files of the node, and certificates that connections are checked with."""
         self._files = StateDir(self._state.path)
         self._gangs = Gangs(config.node.name, self._files, self._end_part)
-        self._access = access = ServerAccess(config.server, config.token, config.verify, lambda: self._session)
+        self._token = AgentToken(config.token, config.token_file)
+        self._access = access = ServerAccess(config.server, self._token, config.verify, lambda: self._session)
         checkpoints = NodeCheckpoints(self._files, self._state.path)
         self._checkpoints = CheckpointKeeper(
             config.node.name, checkpoints, access, self._state.path, on_kept=self._tell_progress
         )
-        self._http = httpx.AsyncClient(
-            base_url=config.server, headers={"Authorization": f"Bearer {config.token}"}, verify=config.verify
-        )
+        self._http = httpx.AsyncClient(base_url=config.server, verify=config.verify)
 
     async def run(self) -> None:
-        """Serve until cancelled. Runs go on afterwards, and the next agent of the node finds them."""
-        pause = SOON
+        """Serve until cancelled. Runs go on afterwards, and the next agent of the node finds them.
+
+        Returns once there is nothing left to do, if the agent is there for one run; `exit_code` then says how it went.
+        """
         peers: PeerServer | None = None
         try:
-            peers = await serve_peers(self._gangs.app(), self._config.node)
+            if self._one is not None and await self._one.is_over():
+                return
+            peers = await serve_peers(self._gangs.app(), self._config.node, self._config.listen)
             self._config = replace(self._config, node=self._config.node.model_copy(update={"port": peers.port}))
+            pause = SOON
             while True:
-                try:
-                    await self._hold_session()
-                except SessionOverError as error:
-                    pause = HOPELESS if error.code not in ("starting", "session-over") else SOON
-                    if pause is HOPELESS:
-                        self.problem = f"{error.code}: {error}"
-                        LOG.warning("%s", self.problem)
-                except httpx.HTTPError as error:
-                    self.problem = f"no connection to {self._config.server}: {error!r}"
-                    if self._session is not None or pause == SOON:  # once, not at each try
-                        LOG.warning("%s", self.problem)
-                    pause = SOON if self._session is not None else min(pause * 2, LATER)
-                except OSError as error:
-                    self.problem = f"{self._state.path}: {error}; the lease of this node is not renewed"
-                    LOG.warning("%s", self.problem)
-                    pause = LATER
+                pause = await self._try_session(pause)
                 self._news = self._session = None
+                await self._end_if_orphaned()
                 await asyncio.sleep(pause)
+        except RunOverError as over:
+            assert self._one is not None
+            await self._one.finish()
+            self.exit_code = over.code
         finally:
             await self._close(peers)
+
+    async def _try_session(self, pause: float) -> float:
+        """Hold a session as long as it lasts; return how long to wait for the next, given how long that was before."""
+        try:
+            await self._hold_session()
+        except SessionOverError as error:
+            if error.code in PASSING:
+                return SOON
+            self.problem = f"{error.code}: {error}"
+            LOG.warning("%s", self.problem)
+            if error.code == "not-wanted" and self._one is not None:
+                await self._end_all()
+                raise RunOverError(0) from None
+            return HOPELESS
+        except httpx.HTTPError as error:
+            self.problem = f"no connection to {self._config.server}: {error!r}"
+            if self._session is not None or pause == SOON:  # once, not at each try
+                LOG.warning("%s", self.problem)
+            return SOON if self._session is not None else min(pause * 2, LATER)
+        except OSError as error:
+            self.problem = f"{self._state.path}: {error}; the lease of this node is not renewed"
+            LOG.warning("%s", self.problem)
+            return LATER
+        return pause
+
+    async def _end_if_orphaned(self) -> None:
+        """End an agent of one run that has had no server for so long that there is nothing left to hand in to one."""
+        if self._one is not None and self._one.was_ordered and self._state.out_for() > self._config.orphaned:
+            LOG.warning("the lease of this node has ended, and with it what ran here; %s", self.problem)
+            await self._end_all()
+            raise RunOverError(1)
+
+    async def _end_all(self) -> None:
+        """End what runs here, without a server to tell."""
+        self._news = self._session = None
+        if self._backend is None:
+            return  # whatever there is was left by an earlier agent: the starter ends it
+        settings = self._config.settings
+        deadline = self._loop.time() + settings.term_seconds + settings.guard_seconds
+        for key in [*self._preparing]:
+            self._call_off(key)
+        for key in self._open:
+            self._backend.kill(*key, "it is not wanted any more")
+        while self._open and self._loop.time() < deadline:
+            await asyncio.sleep(SOON)
 
     async def _close(self, peers: PeerServer | None) -> None:
         """Close all that makes work for others before what it is done with: a run may end while the agent does."""
@@ -262,13 +323,40 @@ class Agent:
                 self._call_off(key)
 
     async def run_until_signalled(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+        """Serve until SIGTERM or SIGINT.
+
+        An agent that is there for one run goes on until that has ended and the server knows: what it runs in is being ended,
+        the run before it. A second signal ends it at once.
+        """
         task = asyncio.current_task()
         assert task is not None
+
+        def heed() -> None:
+            if self._is_leaving or self._one is None or not (self._one.was_ordered or self._preparing):
+                task.cancel()
+            else:
+                self._is_leaving = True
+                self._leave()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, task.cancel)
+            self._loop.add_signal_handler(number, heed)
         with suppress(asyncio.CancelledError):
             await self.run()
+
+    def _leave(self) -> None:
+        """End what has not begun, and never will: what would start it goes away too. What runs is told so by itself."""
+        for key in [*self._preparing]:
+            self._call_off(key)
+        for key in self._open.keys() - self._begun:
+            self._killed.add(key)
+            self._local.kill(*key, "the machine goes down")
+
+    def _check_over(self) -> None:
+        """End an agent that is there for one run, once the server knows how that has ended."""
+        if self._one is None or not self._one.has_ended or self._open or self._preparing or self._ending:
+            return
+        if self._news is not None and self._news.is_empty:
+            raise RunOverError(0)
 
     # The session
 
@@ -330,6 +418,7 @@ class Agent:
             answer = await self._ask("news", request, messages.NewsAnswer, _patience(welcome))
             self._renew(sent, welcome)
             queue.confirm(answer.seen)
+            self._check_over()
 
     def _renew(self, sent: float, welcome: Welcome) -> None:
         """Renew the lease by an answer to what was sent then. After a gap, the next session says anew what may run here."""
@@ -357,29 +446,41 @@ class Agent:
 
     async def _ask(self, what: str, message: Wire, answer: type[A], seconds: float) -> A:
         body, kind = message.model_dump_json(), {"Content-Type": "application/json"}
-        return _answer(await self._post(f"/agent/{what}", content=body, headers=kind, timeout=seconds), answer)
+        return await self._accepted(f"/agent/{what}", answer, content=body, headers=kind, timeout=seconds)
+
+    async def _accepted(self, path: str, answer: type[A], **more: Any) -> A:  # noqa: ANN401 - of httpx
+        """Ask, and again while the server cannot tell whose token it is: that must not end a session."""
+        while True:
+            try:
+                return _answer(await self._post(path, **more), answer)
+            except SessionOverError as error:
+                if error.code != "unverified" or self._state.has_run_out():
+                    raise
+            await asyncio.sleep(UNVERIFIED_SECONDS)
 
     async def _post(self, path: str, **more: Any) -> httpx.Response:  # noqa: ANN401 - of httpx
         """Send a request, and again if the connection breaks: what the server has had before it drops.
 
         Otherwise a session would not outlive one answer that is lost, and on a bad line none would get anywhere.
         """
+        headers = {"Authorization": f"Bearer {self._token()}", **more.pop("headers", {})}
         for pause in PAUSES:
             try:
-                return await self._http.post(path, **more)
+                return await self._http.post(path, headers=headers, **more)
             except httpx.TimeoutException:  # has taken long enough
                 raise
             except httpx.TransportError:
                 await asyncio.sleep(pause)
-        return await self._http.post(path, **more)
+        return await self._http.post(path, headers=headers, **more)
 
     async def _send_logs(self, pieces: Sequence[messages.LogPiece], text: bytes) -> tuple[int | None, ...]:
         """Send pieces of logs; return which byte of each the server wants next. None: it cannot keep it now."""
         if self._session is None:
             raise SessionOverError("session-over", "there is no session")
         head = messages.LogsRequest(session=self._session, pieces=tuple(pieces)).model_dump_json()
-        response = await self._post("/agent/logs", content=head.encode() + b"\n" + text, timeout=ANSWER_SECONDS)
-        return _answer(response, messages.LogsAnswer).received
+        body = head.encode() + b"\n" + text
+        answer = await self._accepted("/agent/logs", messages.LogsAnswer, content=body, timeout=ANSWER_SECONDS)
+        return answer.received
 
     # Orders
 
@@ -418,6 +519,11 @@ class Agent:
     async def _adopt(self, order: messages.AdoptOrder, welcome: Welcome) -> None:
         """Open a new local back end, which looks at the directories of all runs, and end those that are not listed."""
         config, name = self._config, self._config.node.name
+        if self._one is not None:
+            if self._one.was_ordered and not order.parts:
+                await self._end_all()
+                raise RunOverError(0)
+            self._one.reopen()
         if self._backend is not None:
             await asyncio.to_thread(self._backend.close)
         self._forget_all()
@@ -450,20 +556,26 @@ class Agent:
         # What `adopt` has reported was posted to this loop before it returned, so it is in the queue before this.
         await asyncio.sleep(0)
         self._tell(messages.NodeAdopted())
+        if self._is_leaving:
+            self._leave()
         self._loop.call_later(WITHHELD_GRACE, self._leave_withheld)
 
     def _forget_all(self) -> None:
         """Forget all runs, before the server says again which are open here. What was transferred for them is given up."""
         for task in (*(each.task for each in self._preparing.values()), *self._ending):
             task.cancel()
-        for known in (self._preparing, self._progress, self._open, self._killed):
+        for known in (self._preparing, self._progress, self._open, self._killed, self._begun):
             known.clear()
         self._checkpoints.forget_all()
 
     def _launch(self, part: PartOrder) -> None:
         """Begin a part once its files are here. An order that is given again changes nothing."""
         key = part.job, part.epoch
-        if key not in self._open and key not in self._preparing:
+        if self._is_leaving and key not in self._open:
+            self._tell(_unbegun(key))
+        elif key not in self._open and key not in self._preparing:
+            if self._one is not None:
+                self._one.was_ordered = True
             self._preparing[key] = Preparation(part, self._loop.create_task(self._prepare(key)))
             self._gangs.expect(part)
 
@@ -567,14 +679,15 @@ class Agent:
 
     # Events of the local back end
 
-    def _hear(self, event: RunEvent | NodeReport | BackendFailed) -> None:
+    def _hear(self, event: object) -> None:
         """Called in the thread of the local back end."""
         with suppress(RuntimeError):  # the loop is closed: the agent ends
             self._loop.call_soon_threadsafe(self._heard, event)
 
-    def _heard(self, event: RunEvent | NodeReport | BackendFailed) -> None:
+    def _heard(self, event: object) -> None:
         match event:
             case RunBegan():
+                self._begun.add((event.job, event.epoch))
                 port = self._local.master_port(event.job, event.epoch)
                 self._tell(messages.PartBegan(job=event.job, epoch=event.epoch, at=event.at, port=port, begun=event.begun))
             case RunProgressed():
@@ -583,6 +696,7 @@ class Agent:
             case RunEnded():
                 self._gangs.ended((event.job, event.epoch), event.how)
                 self._open.pop((event.job, event.epoch), None)
+                self._begun.discard((event.job, event.epoch))
                 ending = self._loop.create_task(self._report_end(event))
                 self._ending[ending] = event.job, event.epoch
                 ending.add_done_callback(self._ending.pop)
@@ -654,6 +768,8 @@ class Agent:
         """Pass news on. Without a session they are dropped: the next one begins with a look at all runs."""
         if self._news is not None:
             self._news.put(news)
+            if self._one is not None and isinstance(news, messages.PartEnded):
+                self._one.ended(news)
 
 
 def _unbegun(key: Key) -> messages.PartEnded:

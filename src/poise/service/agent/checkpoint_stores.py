@@ -185,11 +185,12 @@ def _described(error: BaseException) -> str:
 class ServerAccess:
     """How threads of the agent reach the server. They share a client: to make one takes as long as several requests.
 
+    token     returns the current one, which may change
     session   returns the current one; None: there is none
     """
 
     server: str
-    token: str
+    token: Callable[[], str]
     verify: ssl.SSLContext | bool
     session: Callable[[], str | None]
     _client: httpx.Client = field(init=False)
@@ -208,7 +209,7 @@ class ServerAccess:
         session = self.session()
         if session is None:
             raise StoreAwayError("there is no session")
-        headers = {"Authorization": f"Bearer {self.token}", **more.pop("headers", {})}
+        headers = {"Authorization": f"Bearer {self.token()}", **more.pop("headers", {})}
         params = {"session": session, **more.pop("params", {})}
         try:
             with closing(self._send(method, path, headers=headers, params=params, **more)) as response:
@@ -241,7 +242,7 @@ def _refused(response: httpx.Response) -> Exception:
         refusal = AgentRefusal.model_validate_json(response.content)
     except ValueError:
         return StoreAwayError(f"the server answers {response.status_code}")
-    causes = {"storage": FULL, "too-large": TOO_LARGE, "wrong-request": UNUSABLE}
+    causes = {"storage": FULL, "too-large": TOO_LARGE, "wrong-request": UNUSABLE, "forbidden": UNUSABLE}
     if refusal.code == "not-found":
         return FileNotFoundError(refusal.detail)
     if refusal.code in causes:

@@ -252,9 +252,14 @@ class PeerServer:
         await asyncio.wait([self._serving])
 
 
-async def serve_peers(app: Starlette, node: NodeSpec) -> PeerServer:
-    """Listen for other agents on the node's address; on any port if the node names none."""
-    family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
-    with socket.create_server((node.address, node.port), family=family) as bound:
+async def serve_peers(app: Starlette, node: NodeSpec, host: str | None = None) -> PeerServer:
+    """Listen for other agents on the node's address, or on another one; on any port if the node names none.
+
+    host   where to listen; None: on the node's address; "": on all that there are
+    """
+    host = node.address if host is None else host
+    is_both = host == "" and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if ":" in host or is_both else socket.AF_INET
+    with socket.create_server((host, node.port), family=family, dualstack_ipv6=is_both) as bound:
         port, listener = bound.getsockname()[1], AgentListener(app, bound)
     return PeerServer(port, listener, asyncio.get_running_loop().create_task(listener.serve()))

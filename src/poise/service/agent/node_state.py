@@ -1,6 +1,7 @@
 """What a node remembers: who it is, whose runs it has, and until when it may run anything.
 
 STATE/node.json   {"identity", "service"}
+STATE/over.json   {"code", "run"} of a node that was there for one run, which is over: with which exit code, and where it was
 STATE/lease       until when, and since when without a gap, in seconds since boot (runner/fence.py)
 STATE/jobs/       as on the machine of a service (backends/local/state_dir.py)
 """
@@ -19,7 +20,7 @@ from poise.service.backends.local.lease_files import take_lock
 from poise.service.backends.local.runner.fence import LeaseTimes, read_lease, since_boot, write_lease
 from poise.service.backends.local.state_dir import JOBS
 
-NODE, LEASE = "node.json", "lease"
+NODE, OVER, LEASE = "node.json", "over.json", "lease"
 RENEWED_PART = 0.02  # of a lease: renewals that are closer together are not written
 
 
@@ -83,6 +84,21 @@ class NodeStateDir:
     def has_run_out(self) -> bool:
         """Whether nothing may run here: there was no answer of the server for longer than a lease, or never one."""
         return self._times.until <= since_boot()
+
+    def out_for(self) -> float:
+        """Seconds since the lease has ended; 0: it has not, or there never was one."""
+        return max(0.0, since_boot() - self._times.until) if self._times.until > 0 else 0.0
+
+    def note_over(self, code: int, run: str | None) -> None:
+        """Remember that the only run of this node is over: the next agent has nothing left to do but to say so."""
+        replace_file(self.path / OVER, json.dumps({"code": code, "run": run}) + "\n")
+
+    def over(self) -> tuple[int, str | None] | None:
+        """Return what was remembered; None: it is not over."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads((self.path / OVER).read_text())
+            return int(found["code"]), found["run"]
+        return None
 
     @property
     def leased_since(self) -> float:

@@ -47,7 +47,7 @@ from poise.service.backends.api import (
     RunNotice,
     RunOrder,
 )
-from poise.service.backends.local import lease_files, orders, processes, run_files
+from poise.service.backends.local import lease_files, orders, processes, run_files, starters
 from poise.service.backends.local.event_loop import EventLoop
 from poise.service.backends.local.gpus import devices_of, numbered
 from poise.service.backends.local.lease_files import Fields, now
@@ -65,6 +65,8 @@ LOOK_SECONDS = 0.02
 """Between two looks at a run whose state is not known yet; doubles up to SLOWEST_LOOK while leftovers are killed."""
 SLOWEST_LOOK = 1.0
 WRITE_SECONDS = 0.5  # between two tries to write lease.json
+STARTER_SECONDS = 0.1  # between two looks for a starter that is not there yet
+ANSWER_SECONDS = 30.0  # for a starter to answer, before what it may have started is killed, and it is asked again
 MOST_ATTEMPTS = 3  # runners that may die before they have begun a run, until the run counts as failed
 UNWANTED = "it is not wanted any more"  # what a run is told that has to end for a reason that is not known
 STANDARD = LocalSettings()
@@ -90,6 +92,8 @@ class LocalBackend:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         base = orders.inherited(os.environ if environ is None else environ)
+        if settings.starter is not None:
+            devices = {}  # a container has its own GPUs and no others, numbered from 0
         known = {**numbered(cluster), **(devices_of(cluster) if devices is None else devices)}
         self._state = StateDir(state_dir)
         self._loop = EventLoop("local-backend", lambda error: on_event(api.BackendFailed(repr(error))))
@@ -149,8 +153,9 @@ class LocalBackend:
 class Phase(Enum):
     """How far a run has come."""
 
-    WAITING = auto()  # for other runs to be gone
+    WAITING = auto()  # for other runs to be gone, or for its starter to be there
     UNKNOWN = auto()  # has to be looked at: it was just taken up, or its runner has gone
+    STARTING = auto()  # its starter was asked for a runner
     ALIVE = auto()  # its runner is watched
     CLEANUP = auto()  # its runner has gone or cannot be found, and what it left is being killed
     OVER = auto()  # nothing of it is left
@@ -175,6 +180,7 @@ class LocalRun:
     pid: int = 0  # its runner
     pidfd: int = -1  # the same; -1: none is watched
     ready: int = -1  # pipe that ends once all replicas have started; -1: closed
+    asked: int = -1  # connection to its starter, which has yet to answer; -1: none
     lock: int = -1  # the run's lock, held by this process; -1: not held
     died_at: float | None = None  # when its runner was seen to have gone
     runner_code: int | None = None  # exit code of its runner; None: not known, or it has not ended
@@ -306,10 +312,10 @@ class Runs:
         self._loop.watch(handle, lambda: self._guarded(run, callback))
 
     def _unwatch(self, run: LocalRun) -> None:
-        for handle in (run.pidfd, run.ready):
+        for handle in (run.pidfd, run.ready, run.asked):
             if handle >= 0:
                 self._loop.unwatch(handle)
-        run.pidfd = run.ready = -1
+        run.pidfd = run.ready = run.asked = -1
 
     # Finding out what has become of a run
 
@@ -421,11 +427,59 @@ class Runs:
         fields = orders.order_fields(order, self._state, self._settings, base=base, devices=devices, port=port, begun=begun)
         self._state.put(*run.key, lease_files.ORDER, fields)
         self._state.put(*run.key, lease_files.LEASE, orders.lease_fields(*run.key, None, None, ""))
+        if self._settings.starter is not None:
+            self._ask_starter(run, self._settings.starter)
+            return
         path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)
         run.pid, run.pidfd, run.ready = processes.spawn(path, marks)
+        self._watch_runner(run)
+
+    def _watch_runner(self, run: LocalRun) -> None:
         run.phase = Phase.ALIVE
         self._watch(run.pidfd, run, self._runner_exited)
         self._watch(run.ready, run, self._runner_ready)
+
+    # Runners in another container
+
+    def _ask_starter(self, run: LocalRun, starter: Path) -> None:
+        """Ask for a runner. A starter that is not there yet is waited for: its image may be large."""
+        path, marks = str(self._state.run_path(*run.key)), orders.run_marks(self._state, *run.key)
+        call = starters.ask_for_runner(starter, path, marks)
+        if call is None:
+            run.phase = Phase.WAITING
+            self._after(STARTER_SECONDS, run, self._ask_again, starter)
+            return
+        run.phase, run.asked, run.ready = Phase.STARTING, call.connection, call.ready
+        self._watch(run.asked, run, self._starter_answered)
+        self._after(ANSWER_SECONDS, run, self._give_up_answer, run.attempts)
+
+    def _ask_again(self, run: LocalRun, starter: Path) -> None:
+        if run.phase is Phase.WAITING:
+            self._ask_starter(run, starter)
+
+    def _starter_answered(self, run: LocalRun) -> None:
+        call = starters.StarterCall(run.asked, run.ready)
+        try:
+            runner = starters.answer_to(call)
+        except OSError as error:
+            self._unwatch(run)
+            is_over = error.errno == starters.OVER
+            cause = lease_files.LOST if is_over else run_files.CANNOT_START.get(error.errno or 0, run_files.UNREADABLE)
+            self._fail_to_start(run, cause)
+            return
+        if runner is None:
+            self._unwatch(run)
+            self._settle(run)
+            return
+        self._loop.unwatch(run.asked)
+        run.asked, run.pid, run.pidfd = -1, runner.pid, runner.pidfd
+        self._watch_runner(run)
+
+    def _give_up_answer(self, run: LocalRun, attempt: int) -> None:
+        """A starter that does not answer may have started a runner: see what there is, and begin anew."""
+        if run.phase is Phase.STARTING and run.attempts == attempt:
+            self._unwatch(run)
+            self._settle(run)
 
     def _take_port(self, run: LocalRun, port: int) -> None:
         self._ports.discard(run.port)

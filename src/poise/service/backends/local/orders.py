@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from poise.scheduler.model.errors import RequestError
@@ -59,6 +60,9 @@ class LocalSettings:
     log_files: int = 5  # parts of it that are kept
     isolation: Isolation = Isolation.NONE  # a run that cannot be isolated like this does not start
     node_lease: NodeLease | None = None  # of a node that has to end its runs if it is cut off; None: it need not
+    starter: Path | None = (
+        None  # directory of what starts runners, in another container (`starters.py`); None: they are forked
+    )
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
@@ -86,7 +90,11 @@ def order_fields(
     most = request.max_duration
     folder = state.job_path(order.job)
     hidden = {"state": str(state.path.parent), "job": str(folder), "processes": settings.isolation is Isolation.FULL}
-    own = inside(request.venv, {**base, "PYTHONUNBUFFERED": "1", **request.env})
+    given = {"PYTHONUNBUFFERED": "1", **request.env}
+    own, directory, more = inside(request.venv, {**base, **given}), request.cwd or str(folder / "work"), {}
+    if settings.starter is not None:
+        # The environment and the working directory are those of the container: its runner knows them, and completes both.
+        own, directory, more = {}, request.cwd or ".", {"inherit": given}
     return {
         "job": order.job,
         "epoch": order.epoch,
@@ -94,7 +102,7 @@ def order_fields(
         "gpus": [[part.node, part.gpu_type, list(part.slots)] for part in order.gpus],
         "argv": list(request.command),
         "setup": list(request.setup),
-        "directory": str(folder / SHIPPED) if request.files else request.cwd or str(folder / "work"),
+        "directory": str(folder / SHIPPED) if request.files else directory,
         "files": None if request.files is None else _archive(state, order.tenant, request.files),
         "venv": request.venv,
         "environment": {**own, **_run_variables(order, state, port)},  # ours last: a job cannot override them
@@ -107,6 +115,7 @@ def order_fields(
         "log": {"bytes": settings.log_bytes, "files": settings.log_files},
         "isolation": None if settings.isolation is Isolation.NONE else hidden,
         "node_lease": None if settings.node_lease is None else list(settings.node_lease),
+        **more,
     }
 
 

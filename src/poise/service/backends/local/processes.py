@@ -20,6 +20,9 @@ SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Errors for want of files, memory or processes. They say nothing about what was looked at: look again later."""
 
 
+CONTAINER_EVENTS = "/sys/fs/cgroup/memory.events"  # of the control group that a container sees as the topmost one
+
+
 def boot_id() -> str:
     """Identify the current boot of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -137,13 +140,15 @@ def belongs_to_run(pid: int, mark: bytes, groups: dict[int, int]) -> bool:
     return mark in environment_of(pid)
 
 
-def oom_kills() -> int:
-    """Count processes that the kernel has killed for want of memory since boot; 0 where the kernel does not say."""
-    try:
-        with open("/proc/vmstat", encoding="ascii") as file:
+def oom_kills(*, in_container: bool = False) -> int:
+    """Count processes that the kernel has killed for want of memory since boot; 0 where the kernel does not say.
+
+    in_container   only those of this container, where the kernel says that; other pods of the machine do not count
+    """
+    for path in (*([CONTAINER_EVENTS] if in_container else []), "/proc/vmstat"):
+        with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             return int(next((line.split()[1] for line in file if line.startswith("oom_kill ")), 0))
-    except (OSError, ValueError):
-        return 0
+    return 0
 
 
 # Runners as child processes
@@ -159,13 +164,23 @@ def spawn(path: str, environment: dict[str, str]) -> tuple[int, int, int]:
     Returns its pid, a pidfd, and a pipe that ends once its replicas have started or it has died. The runner has a session
     of its own, so that it outlives the service, and inherits none of its files and next to nothing of its environment.
     """
-    argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, path, str(READY)]
     with ExitStack() as ours, ExitStack() as on_error:
-        log = _open_log(path)
-        ours.callback(os.close, log)
         ready, write_end = os.pipe()
         ours.callback(os.close, write_end)
         on_error.callback(os.close, ready)
+        pid, pidfd = spawn_with(path, environment, write_end)
+        on_error.pop_all()
+    return pid, pidfd, ready
+
+
+def spawn_with(path: str, environment: dict[str, str], write_end: int, *more_blocked: signal.Signals) -> tuple[int, int]:
+    """Start a runner that closes `write_end` once its replicas have started; return its pid and a pidfd.
+
+    more_blocked   signals that wait until the runner has handlers for them
+    """
+    argv = [sys.executable, "-I", "-S", "-X", "utf8", MAIN, path, str(READY)]
+    log = _open_log(path)
+    try:
         files = (
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -173,16 +188,17 @@ def spawn(path: str, environment: dict[str, str]) -> tuple[int, int, int]:
             (os.POSIX_SPAWN_DUP2, write_end, READY),
         )
         # USR1 would kill a runner that has no handler for it yet: it stays blocked until the runner has one.
-        pid = os.posix_spawn(sys.executable, argv, environment, file_actions=files, setsid=True, setsigmask=[signal.SIGUSR1])
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            # A runner that cannot be watched would run on unknown to the service.
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        on_error.pop_all()
-    return pid, pidfd, ready
+        blocked = [signal.SIGUSR1, *more_blocked]
+        pid = os.posix_spawn(sys.executable, argv, environment, file_actions=files, setsid=True, setsigmask=blocked)
+    finally:
+        os.close(log)
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        # A runner that cannot be watched would run on unknown to the service.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _open_log(path: str) -> int:

@@ -1,9 +1,15 @@
-"""The HTTP side of the remote back end: what agents may ask for, each by one method (docs/reference/agent-protocol.md)."""
+"""The HTTP side of the remote back end: what agents may ask for, each by one method (docs/reference/agent-protocol.md).
+
+An authority says for which node the token of a request speaks. One that speaks for a single node opens sessions of that node
+and uses no other's; checkpoints, logs and files are its business only where it has a part of their job.
+"""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Awaitable, Callable
 from secrets import compare_digest
+from typing import NamedTuple
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -14,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from poise.service.backends.local.shipped_files import archive_path
 from poise.service.backends.local.state_dir import StateDir
+from poise.service.backends.remote.authority import ANY_NODE, AgentAuthority, AuthorityAwayError
 from poise.service.backends.remote.links import AgentLink
 from poise.service.backends.remote.relay import RelayedCheckpoints, blocks_of
 from poise.service.backends.remote.runs import POLL_PART, RefusedAgentError, RemoteRuns
@@ -33,19 +40,33 @@ from poise.service.wire.request import Wire, first_problem
 
 MOST_BODY = 16 << 20  # bytes of a message
 STATUS = {
-    "starting": 503, "storage": 507, "session-over": 410, "wrong-request": 400, "unauthorized": 401, "not-found": 404,
+    "starting": 503, "unverified": 503, "forbidden": 403,
+    "storage": 507, "session-over": 410, "wrong-request": 400, "unauthorized": 401, "not-found": 404,
     "too-large": 413,
 }  # fmt: skip
 """Status by code of a refusal; 409 for all others."""
+UNVERIFIED = "whose token it is cannot be found out at the moment; try again"
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+class Speaker(NamedTuple):
+    """Who has sent a request: for which node its token speaks, or ANY_NODE, and the hash of that token.
+
+    node   None: the authority is away, and cannot say
+    """
+
+    node: str | None
+    bearer: bytes
+
+
+Handler = Callable[[Request, Speaker], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class AgentApi:
     """Answers agents. All of it runs in the loop of the thread that owns `runs`."""
 
-    def __init__(self, runs: RemoteRuns, state: StateDir, token: str, relay: RelayedCheckpoints) -> None:
-        self._runs, self._token, self._relay = runs, token, relay
+    def __init__(self, runs: RemoteRuns, state: StateDir, authority: AgentAuthority, relay: RelayedCheckpoints) -> None:
+        self._runs, self._authority, self._relay = runs, authority, relay
         self._shipped = ShippedLogs(state)
         self._folder = state.path.parent
 
@@ -78,15 +99,12 @@ class AgentApi:
 
         return app
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler) -> Endpoint:
         """Check the token, and answer what is refused with its code."""
 
         async def answer(request: Request) -> Response:
             try:
-                given = request.headers.get("authorization", "").removeprefix("Bearer ")
-                if not compare_digest(given.encode(), self._token.encode()):
-                    raise RefusedAgentError("unauthorized", "the agents' token is wrong")  # noqa: TRY301
-                return await handler(request)
+                return await handler(request, await self._speaker(request))
             except RefusedAgentError as error:
                 return _json(AgentRefusal(code=error.code, detail=str(error)), STATUS.get(error.code, 409))
             except ClientDisconnect:  # the agent was killed, or cut off, in the middle of a body: no one reads the answer
@@ -100,35 +118,74 @@ class AgentApi:
 
         return answer
 
-    async def _hello(self, request: Request) -> Response:
-        answer = self._runs.hello(Hello.model_validate_json(await _body(request)))
+    async def _speaker(self, request: Request) -> Speaker:
+        """Find out for whom a request speaks; RefusedAgentError if its token is good for nothing."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        bearer = hashlib.sha256(given.encode(errors="replace")).digest()
+        try:
+            node = await self._authority.node_of(given)
+        except AuthorityAwayError:
+            return Speaker(None, bearer)
+        if node is None:
+            raise RefusedAgentError("unauthorized", "the agents' token is wrong")
+        return Speaker(node, bearer)
+
+    def _link(self, session: str, speaker: Speaker) -> AgentLink:
+        """Return the link with this session; RefusedAgentError if it is over, or another node's.
+
+        While the authority is away a session goes on with the token that it had: runs must not end because of that.
+        """
+        link = self._runs.link_of(session)
+        if speaker.node is None:
+            if not compare_digest(link.bearer, speaker.bearer):
+                raise RefusedAgentError("unverified", UNVERIFIED)
+        elif speaker.node not in (ANY_NODE, link.name):
+            raise RefusedAgentError("unauthorized", "the token is that of another node")
+        else:
+            link.bearer = speaker.bearer
+        return link
+
+    def _check_job(self, link: AgentLink, job: str) -> None:
+        """Refuse a node with a token of its own what belongs to other jobs: what runs there is a user's."""
+        if link.is_bound and not self._runs.has_part(link, job):
+            raise RefusedAgentError("forbidden", f"node {link.name} has no part of job {job[:100]}")
+
+    async def _hello(self, request: Request, speaker: Speaker) -> Response:
+        hello = Hello.model_validate_json(await _body(request))
+        if speaker.node is None:
+            raise RefusedAgentError("unverified", UNVERIFIED)
+        if speaker.node not in (ANY_NODE, hello.node.name):
+            raise RefusedAgentError("unauthorized", f"the token does not speak for node {hello.node.name}")
+        answer = self._runs.hello(hello, is_bound=speaker.node != ANY_NODE)
         try:
             await self._runs.save()
         except OSError as error:
             raise RefusedAgentError("storage", f"the server cannot remember the node: {error}") from None
-        self._runs.answered(self._runs.link_of(answer.session))
+        self._runs.answered(self._link(answer.session, speaker))
         return _json(answer)
 
-    async def _orders(self, request: Request) -> Response:
+    async def _orders(self, request: Request, speaker: Speaker) -> Response:
         asked = OrdersRequest.model_validate_json(await _body(request))
-        link = self._runs.link_of(asked.session)
+        link = self._link(asked.session, speaker)
         found = await link.orders(asked.session, asked.done, POLL_PART * self._runs.lease)
         if found is None:
             raise RefusedAgentError("session-over", "this session is over; say hello again")
         self._runs.answered(link)
         return _json(OrdersAnswer(first=found[0], orders=tuple(found[1]), every=self._runs.report_every))
 
-    async def _news(self, request: Request) -> Response:
+    async def _news(self, request: Request, speaker: Speaker) -> Response:
         told = NewsRequest.model_validate_json(await _body(request))
-        link = self._runs.link_of(told.session)
+        link = self._link(told.session, speaker)
         self._runs.hear(link, told.now, link.unseen(told.first, told.news))
         self._runs.answered(link)
         return _json(NewsAnswer(seen=link.seen))
 
-    async def _logs(self, request: Request) -> Response:
+    async def _logs(self, request: Request, speaker: Speaker) -> Response:
         head, _, text = (await _body(request)).partition(b"\n")
         told = LogsRequest.model_validate_json(head)
-        link = self._runs.link_of(told.session)
+        link = self._link(told.session, speaker)
+        for job in {piece.job for piece in told.pieces}:
+            self._check_job(link, job)
         if sum(piece.length for piece in told.pieces) != len(text):
             raise RefusedAgentError("wrong-request", "pieces: not as long as what follows them")
         assert link.identity is not None
@@ -138,35 +195,37 @@ class AgentApi:
 
     # Checkpoints. Bodies are as long as they are: they go to the disk and come from it in blocks.
 
-    async def _list_checkpoints(self, request: Request) -> Response:
-        self._caller(request)
+    async def _list_checkpoints(self, request: Request, speaker: Speaker) -> Response:
+        self._caller(request, speaker)
         answer = await asyncio.to_thread(self._relay.names, request.path_params["job"])
-        self._runs.answered(self._caller(request))
+        self._runs.answered(self._caller(request, speaker))
         return _json(answer)
 
-    async def _put_checkpoint(self, request: Request) -> Response:
-        self._caller(request)
+    async def _put_checkpoint(self, request: Request, speaker: Speaker) -> Response:
+        self._caller(request, speaker)
         answer = await self._relay.write(*_blob(request), request.stream())
-        self._runs.answered(self._caller(request))  # a session that has ended meanwhile is told so
+        self._runs.answered(self._caller(request, speaker))  # a session that has ended meanwhile is told so
         return _json(answer)
 
-    async def _get_checkpoint(self, request: Request) -> Response:
-        link = self._caller(request)
+    async def _get_checkpoint(self, request: Request, speaker: Speaker) -> Response:
+        link = self._caller(request, speaker)
         handle = await asyncio.to_thread(self._relay.open, *_blob(request))
         self._runs.answered(link)
         length = {"Content-Length": str(os.fstat(handle).st_size)}
         return StreamingResponse(blocks_of(handle), media_type="application/octet-stream", headers=length)
 
-    async def _remove_checkpoint(self, request: Request) -> Response:
-        self._caller(request)
+    async def _remove_checkpoint(self, request: Request, speaker: Speaker) -> Response:
+        self._caller(request, speaker)
         await asyncio.to_thread(self._relay.remove, *_blob(request))
-        self._runs.answered(self._caller(request))
+        self._runs.answered(self._caller(request, speaker))
         return Response(status_code=204)
 
-    async def _get_files(self, request: Request) -> Response:
+    async def _get_files(self, request: Request, speaker: Speaker) -> Response:
         """Send the archive of a working directory that was shipped with jobs."""
-        link = self._caller(request)
+        link = self._link(request.query_params.get("session", ""), speaker)
         asked = ArchiveName.model_validate({**request.path_params, "tenant": request.query_params.get("tenant")})
+        if link.is_bound and not self._runs.needs_files(link, asked.tenant, asked.sha256):
+            raise RefusedAgentError("forbidden", f"node {link.name} has no part of a job with these files")
         try:
             handle = os.open(archive_path(self._folder, asked.tenant, asked.sha256), os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:
@@ -175,8 +234,11 @@ class AgentApi:
         length = {"Content-Length": str(os.fstat(handle).st_size)}
         return StreamingResponse(blocks_of(handle), media_type="application/octet-stream", headers=length)
 
-    def _caller(self, request: Request) -> AgentLink:
-        return self._runs.link_of(request.query_params.get("session", ""))
+    def _caller(self, request: Request, speaker: Speaker) -> AgentLink:
+        """Return the link of who asks for a checkpoint, and may."""
+        link = self._link(request.query_params.get("session", ""), speaker)
+        self._check_job(link, request.path_params["job"])
+        return link
 
 
 def _blob(request: Request) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from poise.service.backends.local.logs import read_log
 from poise.service.backends.local.state_dir import StateDir, token
 from poise.service.backends.remote.agent_api import AgentApi
 from poise.service.backends.remote.agent_http import AgentListener
+from poise.service.backends.remote.authority import AgentAuthority, SharedToken
 from poise.service.backends.remote.identity import ServiceIdentity
 from poise.service.backends.remote.relay import CheckpointPlaces, RelayedCheckpoints
 from poise.service.backends.remote.runs import RemoteRuns
@@ -52,9 +53,10 @@ class RemoteBackend:
     nodes   that the cluster has had so far; others may join
     lease   seconds after which a node that does not hear from the server has ended its runs
     checkpoints   where those of jobs are kept that do not say so themselves
+    authority     knows the tokens of agents; None: they share the one in the state directory
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most have a value that is usual
         self,
         nodes: Iterable[Node],
         state_dir: Path,
@@ -64,11 +66,12 @@ class RemoteBackend:
         lease: float = LEASE_SECONDS,
         adopt_seconds: float = ADOPT_SECONDS,
         checkpoints: CheckpointPlaces = STANDARD,
+        authority: AgentAuthority | None = None,
     ) -> None:
         self._state = StateDir(state_dir)
         self._on_event, self._access, self._adopt_seconds = on_event, access, adopt_seconds
         service = ServiceIdentity(state_dir)
-        self._token = service.token
+        self._authority = SharedToken(service.token) if authority is None else authority
         self._relay = RelayedCheckpoints(self._state, checkpoints, service.identity)
         self._runs = RemoteRuns(service, nodes, on_event, lease=lease, place_of=self._relay.place_of)
         self._loop = asyncio.new_event_loop()
@@ -138,7 +141,7 @@ class RemoteBackend:
 
     async def _serve(self) -> None:
         access = self._access
-        api = AgentApi(self._runs, self._state, self._token, self._relay)
+        api = AgentApi(self._runs, self._state, self._authority, self._relay)
         # On a copy of the socket: a service that could not write for a while opens another back end on it.
         self._listener = AgentListener(api.app(), access.bound, access.tls, keep_alive=KEEP_ALIVE)
         serving = self._loop.create_task(self._listener.serve(self._started.set))

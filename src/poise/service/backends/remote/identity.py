@@ -56,6 +56,11 @@ class ServiceIdentity:
             self.nodes[node] = identity
             self._is_saved = False
 
+    def forget(self, node: str) -> None:
+        """Forget a node that never comes back: its name may be that of another machine."""
+        if self.nodes.pop(node, None) is not None:
+            self._is_saved = False
+
     def save_now(self) -> None:
         """Force what has changed to the disk, before there is a loop."""
         if not self._is_saved:

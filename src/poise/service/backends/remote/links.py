@@ -48,6 +48,10 @@ class AgentLink:
     evidence   why it is in that state, for people
     refusal    why its agent was refused when it last said hello; None: it was not
     hint       what those say who have started the agent (Ray); None: nothing is wrong
+    is_expected    its agent is being started, and has never been heard of: it has no lease that could run out
+    is_temporary   it comes and goes with what runs there (a pod), and is forgotten afterwards
+    is_bound       its agent has a token that speaks for it alone
+    bearer     hash of the token with which the session was last used; empty: it was not yet
     """
 
     name: str
@@ -58,6 +62,10 @@ class AgentLink:
     evidence: str = "its agent has not reported yet"
     refusal: str | None = None
     hint: str | None = None
+    is_expected: bool = False
+    is_temporary: bool = False
+    is_bound: bool = False
+    bearer: bytes = b""
     session: str | None = None
     last_answer: float = field(default_factory=lambda: monotonic())  # by its name: tests have a clock of their own
     seen: int = 0  # number of the last piece of news
@@ -67,7 +75,7 @@ class AgentLink:
 
     def open(self, adopt: AgentOrder) -> str:
         """Begin a session with its first order. Whoever waits for orders of an earlier one finds it over."""
-        self.session, self.seen, self._first = secrets.token_hex(16), 0, 1
+        self.session, self.seen, self._first, self.bearer = secrets.token_hex(16), 0, 1, b""
         self._orders.clear()
         self.send(adopt)
         return self.session

@@ -42,6 +42,7 @@ NODE_LOST = "node-lost"
 POLL_PART = 0.2  # of a lease: how long a request for orders waits. Twice that is the longest between two renewals
 REPORT_PART = 0.05  # seconds between two reports of a node, for each node: about 20 reports a second in all
 WATCH_AGAIN = 10.0  # seconds after which a node is told again that a user reads a log
+STARTING = "the service is starting; try again in a moment"
 BROKEN = "another part of it has ended"  # what a part is told that has to end because of another one
 
 
@@ -62,6 +63,7 @@ class PartState:
     is_ordered: bool = False
     began: float | None = None
     ended: PartEnded | None = None
+    is_given_up: bool = False  # those who started its agent say that it has ended
 
     @property
     def is_open(self) -> bool:
@@ -186,7 +188,7 @@ class RemoteRuns:
                 order = messages.StopOrder(
                     job=key[0], epoch=key[1], cause=notice.cause, text=notice.text, deadline=notice.deadline
                 )
-                self.links[name].send(order)
+                self._send(name, order)
 
     def kill(self, key: Key, reason: str) -> None:
         """End a run that is not wanted any more."""
@@ -202,17 +204,20 @@ class RemoteRuns:
                 run.watched = monotonic()
                 for name, part in run.parts.items():
                     if part.is_open:
-                        self.links[name].send(messages.WatchOrder(job=run.key[0], epoch=run.key[1]))
+                        self._send(name, messages.WatchOrder(job=run.key[0], epoch=run.key[1]))
 
     @property
     def report_every(self) -> float:
         """Seconds between two reports of a node, which grow with the number of nodes: their sum is what costs."""
-        return max(SOONEST, REPORT_PART * len(self.links))
+        return max(SOONEST, REPORT_PART * len(self._sessions))
 
     # What agents say
 
-    def hello(self, hello: Hello) -> Welcome:
-        """Open a session, which begins with all that is open on the node; RefusedAgentError if there can be none."""
+    def hello(self, hello: Hello, *, is_bound: bool = False) -> Welcome:
+        """Open a session, which begins with all that is open on the node; RefusedAgentError if there can be none.
+
+        is_bound   the agent's token is good for this node alone: such nodes do not join by themselves, they are expected
+        """
         name = hello.node.name
         link = self.links.get(name)
         if hello.protocol != messages.PROTOCOL:
@@ -223,18 +228,25 @@ class RemoteRuns:
             text = f"node {name} has runs of another service ({hello.service}); let that one end them first"
             self._note_refusal(link, text)
             raise RefusedAgentError("foreign-service", text)
-        if link is None:
+        if link is None and is_bound and self._is_open:
+            raise RefusedAgentError("not-wanted", f"node {name} is over: nothing is wanted of it any more")
+        if link is None and not is_bound:
             link = self.links[name] = AgentLink(name, max(self.lease, self._service.lease))
+        if link is None:
+            raise RefusedAgentError("starting", STARTING)
         if link.identity not in (None, hello.identity) and link.contact is not Contact.LOST:
             raise RefusedAgentError("name-taken", f"another node is called {name}; give this one another name")
         link.identity, link.spec, link.refusal = hello.identity, hello.node, None
         if not self._is_open:
-            raise RefusedAgentError("starting", "the service is starting; try again in a moment")
+            raise RefusedAgentError("starting", STARTING)
+        if link.is_expected:
+            link.answered()  # the time until it came does not count: its lease begins now
         adoption = self._adoption(name)  # before anything changes
         self._sessions.pop(link.session or "", None)
         self._service.remember(name, hello.identity)
         session = link.open(adoption)
         self._sessions[session] = link
+        link.is_expected, link.is_bound = False, is_bound
         self._introduce(name)
         return Welcome(
             service=self._service.identity,
@@ -296,6 +308,8 @@ class RemoteRuns:
         for link in [*self.links.values()]:
             if link.last_answer > soon:
                 continue  # nearly all nodes, nearly always: this is called for a thousand of them four times a second
+            if link.is_expected:
+                continue
             if link.contact is not Contact.LOST and link.lease_left() <= 0:
                 self._lose(link)
             elif link.contact is Contact.REACHABLE and link.silence() > SILENT_PART * link.lease:
@@ -322,6 +336,66 @@ class RemoteRuns:
             contact = Contact.UNREACHABLE if link.contact is Contact.REACHABLE else link.contact
             self._report(link, contact, text, again=True)
 
+    # Nodes that come and go: pods
+
+    def expect(self, name: str) -> None:
+        """A node of this name will join: its agent is being started. Call this before anything is launched there.
+
+        Until its agent says hello for the first time it has no lease that could run out, as an image may take minutes to
+        arrive, and orders for it wait. One that an earlier server has known may be running things: its lease counts from
+        now. It is reported like other nodes, and stays known until it is forgotten, over losses too.
+        """
+        if name not in self.links:
+            identity, longest = self._service.nodes.get(name), max(self.lease, self._service.lease)
+            self.links[name] = AgentLink(
+                name, longest, identity=identity, is_expected=identity is None, is_temporary=True,
+                evidence="its agent is being started",
+            )  # fmt: skip
+
+    def give_up(self, name: str, evidence: str, cause: str) -> None:
+        """Those who start agents know for certain that nothing of this node runs any more, as its pod has ended.
+
+        Whatever is open there has failed now, of this cause, unless its end was reported; there is no lease to wait for.
+        Runs that have yet to begin there cannot any more.
+
+        evidence   why, for people
+        cause      a signature of scheduler/model/failures.py
+        """
+        link = self.links.get(name)
+        if link is not None:
+            link.is_expected = False
+            self._end_session(link)
+            self._report(link, Contact.LOST, evidence)
+        for run in self.table.at(name):
+            part = run.parts[name]
+            if part.ended is None and not run.is_over:
+                part.is_ordered = part.is_given_up = True
+                self._part_ended(run, part, self._lost_end(run, part).model_copy(update={"cause": cause}))
+
+    def forget(self, name: str) -> bool:
+        """Forget a node that never comes back; False: it has parts that have not ended, and is not forgotten.
+
+        Nothing is left of it, here or on the disk. Its agent, should it still speak, is told that its session is over, and
+        that it is not wanted any more (`hello`).
+        """
+        if any(run.parts[name].ended is None for run in self.table.at(name)):
+            return False
+        link = self.links.pop(name, None)
+        if link is not None:
+            self._end_session(link)
+        self._known.pop(name, None)
+        self._service.forget(name)
+        return True
+
+    def has_part(self, link: AgentLink, job: str) -> bool:
+        """Whether a node has a part of a job that has not ended, so that its checkpoints and logs are its business."""
+        return any(run.key[0] == job and run.parts[link.name].ended is None for run in self.table.at(link.name))
+
+    def needs_files(self, link: AgentLink, tenant: str, sha256: str) -> bool:
+        """Whether a node has a part of a job that these files were shipped with."""
+        here = [run for run in self.table.at(link.name) if run.parts[link.name].ended is None]
+        return any((run.order.tenant, run.order.request.files) == (tenant, sha256) for run in here)
+
     def has_heard_of(self, nodes: Iterable[str]) -> bool:
         """Whether all of these nodes have looked at their runs."""
         return all(self.links[each].contact is Contact.REACHABLE for each in nodes if each in self.links)
@@ -347,7 +421,17 @@ class RemoteRuns:
         for run in self.table.at(name):
             for each, part in run.parts.items():
                 if each != name and part.is_open:
-                    self.links[each].send(messages.PeersOrder(part=self._part_order(run, each)))
+                    self._send(each, messages.PeersOrder(part=self._part_order(run, each)))
+
+    def _send(self, name: str, order: messages.AgentOrder) -> None:
+        """Send an order to a node, if it is known: pods are forgotten."""
+        link = self.links.get(name)
+        if link is not None:
+            link.send(order)
+
+    def _end_session(self, link: AgentLink) -> None:
+        self._sessions.pop(link.session or "", None)
+        link.close()
 
     def _adopted(self, link: AgentLink) -> None:
         """The node has looked at its runs, and takes orders.
@@ -363,9 +447,8 @@ class RemoteRuns:
     def _lose(self, link: AgentLink) -> None:
         """The node's lease has ended: nothing runs there."""
         silence = f"no word from its agent for {link.silence():.0f} s: its lease of {link.lease:g} s has ended"
-        self._sessions.pop(link.session or "", None)
-        link.close()
-        if link.name in self._known:
+        self._end_session(link)
+        if link.name in self._known or link.is_temporary:
             # A reason that is known already says more than silence.
             known = link.evidence if link.spec is None and link.contact is Contact.JOINING else _with(silence, link.hint)
             self._report(link, Contact.LOST, link.refusal or known)
@@ -385,7 +468,8 @@ class RemoteRuns:
         if spec is not None:
             self._known[link.name] = Node(spec.name, spec.gpu_type, spec.gpus, spec.rack)
         withheld = () if spec is None else spec.withheld
-        self._on_event(NodeReport(self._known[link.name], state, time(), evidence, withheld))
+        if link.name in self._known:  # a pod that has never joined is none of the cluster's
+            self._on_event(NodeReport(self._known[link.name], state, time(), evidence, withheld))
 
     # From its launch to its beginning
 
@@ -486,10 +570,11 @@ class RemoteRuns:
             run_key, deadline = run.key, run.order.request.checkpoint.deadline
             for name, each in run.parts.items():
                 if each.is_open:
-                    self.links[name].send(
+                    self._send(
+                        name,
                         messages.StopOrder(
                             job=run_key[0], epoch=run_key[1], cause="lease-end", text=BROKEN, deadline=deadline
-                        )
+                        ),
                     )
 
     def _end_rest(self, run: RemoteRun, reason: str) -> None:
@@ -498,9 +583,7 @@ class RemoteRuns:
         for name, part in run.parts.items():
             if part.is_open:
                 is_any_open = True
-                link = self.links.get(name)
-                if link is not None:
-                    link.send(messages.KillOrder(job=run.key[0], epoch=run.key[1], reason=reason))
+                self._send(name, messages.KillOrder(job=run.key[0], epoch=run.key[1], reason=reason))
         if not is_any_open:
             self._finish(run)
 
@@ -536,6 +619,7 @@ def merged_end(run: RemoteRun) -> RunEnded:
     codes = tuple(_codes(run.parts.values()))
     at = max((end.at for end in ends), default=time())
     first = run.first.ended
+    gone = [part.ended for part in run.parts.values() if part.is_given_up or (part.ended and part.ended.cause == NODE_LOST)]
     failed = [end for end in ends if end.how == "failed"]
     steps = run.kept if first is None or first.steps is None else first.steps
     has_left = run.desired is DesiredState.LEAVE and first is not None and first.how == "yielded"
@@ -543,7 +627,7 @@ def merged_end(run: RemoteRun) -> RunEnded:
         how, cause = RunEnding.YIELDED, None if first is None or first.how != "yielded" else first.cause
     elif failed:
         # A node that is gone is what the others failed of, whenever they did.
-        root = min(failed, key=lambda end: (end.cause != NODE_LOST, end.failed_at or end.at))
+        root = min(failed, key=lambda end: (end not in gone, end.failed_at or end.at))
         how, cause = RunEnding.FAILED, root.cause
     elif len(ends) == len(run.parts) and all(end.how == "finished" for end in ends):
         how, cause = RunEnding.FINISHED, None

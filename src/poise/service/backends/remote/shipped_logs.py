@@ -25,6 +25,7 @@ from poise.service.wire.agent_messages import LogPiece
 
 LOG = logging.getLogger("poise.remote")
 MOST_REMEMBERED = 20_000  # logs
+MOST_SOURCES = 1_000  # nodes of one log, the latest ones: each pod of a job is another
 _LIMITS = LocalSettings()
 
 
@@ -84,7 +85,9 @@ class ShippedLogs:
                 received = before.get(node, 0)
             if source is None or source.node != node or offset > received:
                 if source is not None:
+                    before.pop(source.node, None)
                     before[source.node] = source.offset + length - source.length
+                    before = dict([*before.items()][-MOST_SOURCES:])
                 received = max(received, offset)
                 source = LogSource(node, received, length)
                 put(folder, _name(rank), {"source": list(source), "before": before}, forced=False)

@@ -86,6 +86,14 @@ class _TimerSpec(ctypes.Structure):
     )
 
 
+def _function(name: str) -> "ctypes._NamedFuncPointer":
+    """Find a function of the C library; before glibc 2.34, which images of users may have, it was in another one."""
+    try:
+        return getattr(libc, name)  # type: ignore[no-any-return]
+    except AttributeError:
+        return getattr(ctypes.CDLL("librt.so.1", use_errno=True), name)  # type: ignore[no-any-return]
+
+
 class Fence:
     """The timer of one runner.
 
@@ -98,7 +106,7 @@ class Fence:
         self._path, self._seconds, self._since = path, seconds, since
         self._timer = ctypes.c_void_p()
         event = _SignalEvent(None, signal.SIGKILL, SIGEV_SIGNAL)
-        if libc.timer_create(CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
+        if _function("timer_create")(CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
             raise OSError(ctypes.get_errno(), "timer_create")
         self._until = self._length = 0.0
         # Without a lease there is no time to run in: the timer goes off in an instant.
@@ -123,7 +131,7 @@ class Fence:
 
     def lift(self) -> None:
         """Nothing of the run lives any more: let the runner take its time to write down how it ended."""
-        libc.timer_delete(self._timer)
+        _function("timer_delete")(self._timer)
 
     def _read(self) -> float | None:
         lease = read_lease(self._path)
@@ -133,7 +141,7 @@ class Fence:
         # A time of 0 would disarm the timer; one in the past lets it go off at once.
         nanoseconds = max(1, int(until * 1e9))
         spec = _TimerSpec(0, 0, nanoseconds // 1_000_000_000, nanoseconds % 1_000_000_000)
-        if libc.timer_settime(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
+        if _function("timer_settime")(self._timer, TIMER_ABSTIME, ctypes.byref(spec), None) != 0:
             raise OSError(ctypes.get_errno(), "timer_settime")
         self._until = until
         # The server may have been started again with shorter leases since this run was ordered.

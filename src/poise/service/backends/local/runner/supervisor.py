@@ -13,6 +13,7 @@ import signal
 from contextlib import suppress
 from time import monotonic, sleep
 
+import poise
 from poise.service.backends.local import lease_files
 from poise.service.backends.local.lease_files import (
     Fields,
@@ -29,7 +30,11 @@ from poise.service.backends.local.processes import SCARCE, boot_id, kill_where, 
 from poise.service.backends.local.runner.fence import Fence
 from poise.service.backends.local.runner.isolation import PR_SET_CHILD_SUBREAPER, Sandbox, libc, make_sandbox
 from poise.service.backends.local.runner.replica import CannotStartError, Replica
-from poise.service.backends.local.venvs import VENV_GONE, has_python
+from poise.service.backends.local.venvs import VENV_GONE, has_python, inside
+
+TYPE_CHECKING = False  # importing `typing` takes time that the start of a runner does not have
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LOOK_SECONDS = 0.5  # longest time between two looks at the lease
 SWEEP_SECONDS = 0.002  # wait before looking again for processes that were killed; doubles each time
@@ -71,6 +76,21 @@ def main(path: str, ready: int) -> int:
     return supervisor.run()
 
 
+def completed(order: Fields, environ: "Mapping[str, str]") -> Fields:
+    """Return an order with the whole environment of the job, where that is the one of this container.
+
+    The copy of Poise that this runner is of comes last in PYTHONPATH, so that `poise.worker` is there in every image.
+    """
+    given = order.get("inherit")
+    if given is None:
+        return order
+    own = inside(order.get("venv"), {**environ, **given})
+    library = os.path.dirname(os.path.dirname(poise.__file__))
+    paths = [each for each in own.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", library)]
+    own["PYTHONPATH"] = os.pathsep.join([*paths, library])
+    return {**order, "environment": {**own, **order["environment"]}}
+
+
 class Supervisor:
     """One run, from its order to exit.json.
 
@@ -80,7 +100,8 @@ class Supervisor:
     """
 
     def __init__(self, folder: int, job: int, order: Fields, ready: int, lock: int) -> None:
-        self._folder, self._job, self._order, self._ready, self._lock = folder, job, order, ready, lock
+        self._folder, self._job, self._ready, self._lock = folder, job, ready, lock
+        self._order = order = completed(order, os.environ)
         self._next_sign = 0.0
         self._began: float | None = None
         self._replicas: list[Replica] = []
@@ -104,7 +125,8 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])  # USR1 was blocked since `spawn`
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # be the parent of all orphans below: none can slip away
-        self._oom_kills = oom_kills()
+        self._in_container = order.get("inherit") is not None
+        self._oom_kills = oom_kills(in_container=self._in_container)
         self._is_recorded = True
         logs = os.open("log", lease_files.FOLDER, dir_fd=job)
         rotation: Fields = order["log"]
@@ -391,7 +413,7 @@ class Supervisor:
             return cause
         from poise.service.backends.local.runner.causes import cause_of  # compiles patterns: only runs that fail pay
 
-        return cause_of(code, tail, oom_kills() - self._oom_kills)
+        return cause_of(code, tail, oom_kills(in_container=self._in_container) - self._oom_kills)
 
 
 class RunnerLease:
