@@ -10,7 +10,7 @@ ALONE  := $(BIN)/python -m pytest
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup frameworks browser demo quick test test-unit test-integration test-docs test-e2e test-ray test-frameworks test-browser check fix format-check lint types imports bench lock clean
+.PHONY: help setup frameworks browser kubernetes demo quick test test-unit test-integration test-docs test-e2e test-ray test-kubernetes test-frameworks test-browser check fix format-check lint types imports bench lock clean
 
 help:            ## list the verbs
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-17s %s\n' "$$verb" "$$text"; done
@@ -28,6 +28,9 @@ frameworks: $(READY)  ## PyTorch, Lightning and Transformers, for the tests of t
 browser:         ## Chromium, for the tests that open reports (Debian's package, as root)
 	@command -v chromium >/dev/null || { timeout 300 apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq --no-install-recommends chromium; } >/dev/null
 
+kubernetes:      ## etcd and a Kubernetes API server, for the tests of that back end (builds once; WITH="kube-scheduler …": more)
+	@tests/kube/build $(WITH)
+
 demo: $(READY)   ## the tour: several policies on a mixed cluster, a table, an HTML report
 	$(BIN)/poise demo
 
@@ -37,28 +40,31 @@ quick: $(READY)  ## the inner loop, under a minute: format, lint, types, unit an
 	$(BIN)/mypy
 	$(PYTEST) --quiet -p no:schemathesis --hypothesis-profile=quick -m 'not slow' tests/unit tests/property
 
-# Ray's daemons take all the processors there are: beside them, tests of real processes would measure the load.
+# The daemons of Ray and Kubernetes take all the processors there are: beside them, tests of real processes would measure the load.
 test: $(READY)   ## all tests: the tiers below
-	@failed=; $(PYTEST) -m 'not ray and not browser' || failed=1; \
-	for marker in ray browser; do $(ALONE) -m $$marker || failed=1; done; test -z "$$failed"
+	@failed=; $(PYTEST) -m 'not ray and not kubernetes and not browser' || failed=1; \
+	for marker in ray kubernetes browser; do $(ALONE) -m $$marker || failed=1; done; test -z "$$failed"
 
 test-unit: $(READY)  ## unit and property tests, with all examples
 	$(PYTEST) tests/unit tests/property
 
 test-integration: $(READY)  ## parts together: command line, server, runner, worker; contracts; published numbers
-	$(PYTEST) -m 'not docs and not frameworks and not ray' tests/contract tests/golden tests/integration
+	$(PYTEST) -m 'not docs and not frameworks and not ray and not kubernetes' tests/contract tests/golden tests/integration
 
 test-docs: $(READY)  ## what the documents show is run and compared
 	$(PYTEST) -m docs tests/golden
 
 test-e2e: $(READY)  ## a real service with real jobs, crashes included
-	$(PYTEST) -m 'not frameworks and not ray' tests/e2e
+	$(PYTEST) -m 'not frameworks and not ray and not kubernetes' tests/e2e
 
 test-ray: $(READY)  ## Poise on a Ray cluster of real daemons, and its examples
 	$(ALONE) -m ray
 
+test-kubernetes: $(READY)  ## Poise on a real Kubernetes API server with pretended nodes (`make kubernetes` gets it)
+	$(ALONE) -m kubernetes
+
 test-frameworks: $(READY)  ## training with PyTorch, Lightning and Transformers (`make frameworks` installs them)
-	$(PYTEST) -m 'frameworks and not ray' tests/integration tests/e2e
+	$(PYTEST) -m 'frameworks and not ray and not kubernetes' tests/integration tests/e2e
 
 test-browser: $(READY)  ## reports in Chromium (`make browser` installs it)
 	$(ALONE) -m browser

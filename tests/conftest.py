@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from tests.kube.server import KubeServer, find_assets
 from tests.ray_cluster import RayDaemons, ray_daemons
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it for what it starts in the background
@@ -48,6 +49,24 @@ def ray_cluster() -> Iterator[RayDaemons]:
 def ray_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the service of most tests on that cluster is."""
     return tmp_path_factory.mktemp("ray")
+
+
+@pytest.fixture(scope="session")
+def kube_server() -> Iterator[KubeServer]:
+    """A Kubernetes API server; tests that use it are marked with `kubernetes` and `xdist_group("kubernetes")`."""
+    assets = find_assets()
+    if assets is None:
+        pytest.skip("there is no etcd or no kube-apiserver here; `make kubernetes` gets them")
+    with KubeServer(assets) as server:
+        yield server
+
+
+@pytest.fixture
+def fresh_kube(kube_server: KubeServer) -> Iterator[KubeServer]:
+    """That server without nodes, pods and the like; namespaces stay, so each test makes its own by `namespace`."""
+    kube_server.wipe()
+    yield kube_server
+    kube_server.wipe()
 
 
 @pytest.fixture
