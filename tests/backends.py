@@ -13,8 +13,10 @@ import pytest
 
 from poise.scheduler.model.cluster import parse_cluster
 from poise.service.backends.api import (
+    BackendEvent,
     BackendFailed,
     DesiredState,
+    Finding,
     NodeReport,
     RunBegan,
     RunEnded,
@@ -98,13 +100,16 @@ class Stage:
     def __init__(self) -> None:
         self.news: list[RunEvent] = []
         self.reports: list[NodeReport] = []
+        self.findings: list[Finding] = []
         self._arrived = Condition()
 
-    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
+    def tell(self, news: BackendEvent) -> None:
         assert not isinstance(news, BackendFailed), news.problem
         with self._arrived:
             if isinstance(news, NodeReport):
                 self.reports.append(news)
+            elif isinstance(news, Finding):
+                self.findings.append(news)
             else:
                 self.news.append(news)
             self._arrived.notify_all()

@@ -8,19 +8,18 @@ from uuid import uuid4
 
 import pytest
 from tests.backends import LocalStage, Stage, a_request, an_order, notice, python, require
+from tests.kube_stage import FakeKubeStage, RealKubeStage
 from tests.ray_cluster import RayDaemons
 from tests.ray_stage import RayStage
 from tests.remote import RemoteStage
 
 from poise.service.backends.api import (
-    BackendFailed,
+    BackendEvent,
     DesiredState,
     LiveBackend,
-    NodeReport,
     RunBegan,
     RunEnded,
     RunEnding,
-    RunEvent,
     RunNotice,
     RunOrder,
     RunProgressed,
@@ -56,7 +55,7 @@ class Scene(Stage):
         """End a run."""
         self.backend.kill(self.prefix + job, epoch, reason)
 
-    def tell(self, news: RunEvent | NodeReport | BackendFailed) -> None:
+    def tell(self, news: BackendEvent) -> None:
         if isinstance(news, RunBegan | RunProgressed | RunEnded):
             news = replace(news, job=news.job.removeprefix(self.prefix))
         super().tell(news)
@@ -90,11 +89,30 @@ class RayScene(RayStage, Scene):
         super().__init__(daemons, folder)
 
 
-LiveScene = LocalScene | NullScene | RemoteScene | RayScene
+class InPods:
+    """Orders of runs in pods."""
+
+    def order(self, job: str, seconds: float, *, epoch: int = 1, **more: Any) -> RunOrder:
+        """The same, in an image."""
+        return super().order(job, seconds, epoch=epoch, image="job", **more)  # type: ignore[misc,no-any-return]
+
+
+class KubernetesScene(InPods, RealKubeStage, Scene):
+    pass
+
+
+class FakeKubernetesScene(InPods, FakeKubeStage, Scene):
+    pass
+
+
+LiveScene = LocalScene | NullScene | RemoteScene | RayScene | KubernetesScene | FakeKubernetesScene
+KUBERNETES = pytest.param(
+    "kubernetes", marks=[pytest.mark.kubernetes, pytest.mark.xdist_group("kubernetes"), pytest.mark.slow]
+)
 RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.slow])
 
 
-@pytest.fixture(params=["local", "isolated", "remote", "null", RAY])
+@pytest.fixture(params=["local", "isolated", "remote", "null", "fake-kubernetes", RAY, KUBERNETES])
 def scene(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScene]:
     level = Isolation.FULL if request.param == "isolated" else Isolation.NONE
     require(level, tmp_path_factory.mktemp("trial"))
@@ -104,6 +122,10 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, tmp_path_factory: pyte
             made = NullScene()
         case "remote":
             made = RemoteScene(tmp_path)
+        case "fake-kubernetes":
+            made = FakeKubernetesScene(tmp_path)
+        case "kubernetes":
+            made = KubernetesScene(request.getfixturevalue("fresh_kube"), tmp_path)
         case "ray":
             made = RayScene(request.getfixturevalue("ray_cluster"), request.getfixturevalue("ray_folder"))
         case _:

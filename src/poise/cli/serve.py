@@ -54,7 +54,7 @@ def _quota(name: str, default: int, text: str) -> Callable[[Command], Command]:
 
 _OPTIONS = (
     click.option("--cluster", default=AUTO, show_default=True, metavar="SPEC",
-        help="auto: the GPUs of this machine; with --backend remote or ray, the nodes that join. v100:4,k80:8 or a file: "
+        help="auto: the GPUs of this machine; on other back ends, the nodes that join. v100:4,k80:8 or a file: "
         "virtual ones."),
     click.option("--state", type=click.Path(path_type=Path), metavar="DIR",
         help="Journal, jobs, logs and tokens.  [default: ~/.local/state/poise]"),
@@ -78,12 +78,12 @@ _OPTIONS = (
     _quota("--user-mib", 256, "MiB that one user's token may submit in an hour, and keep in jobs that have not ended."),
     _quota("--tenant-jobs", 20_000, "Jobs of one tenant that have not ended."),
     _quota("--tenant-mib", 512, "MiB of what was submitted, of jobs of one tenant that have not ended."),
-    click.option("--backend", "--workers", "backend", type=click.Choice(["local", "remote", "ray", "null"]), default="local",
-        show_default=True,
-        help="Where jobs run: on this machine; on machines whose `poise agent` connects; on a Ray cluster; nowhere, to "
-        "measure the service."),
+    click.option("--backend", "--workers", "backend", type=click.Choice(["local", "remote", "ray", "kubernetes", "null"]),
+        default="local", show_default=True,
+        help="Where jobs run: on this machine; on machines whose `poise agent` connects; on a Ray or Kubernetes "
+        "cluster; nowhere, to measure the service."),
     click.option("--agents", default="127.0.0.1:8643", show_default=True, metavar="HOST:PORT",
-        help="Where agents connect, with --backend remote or ray."),
+        help="Where agents connect, with --backend remote, ray or kubernetes."),
     click.option("--checkpoints", default="relay", show_default=True, metavar="PLACE",
         help="Where runs on other machines keep checkpoints: a path that all nodes share, a URL such as s3://bucket/folder, "
         "relay: through the server."),
@@ -97,6 +97,20 @@ _OPTIONS = (
         help="Of the head node of the Ray cluster, with --backend ray.  [default: as Ray finds it]"),
     click.option("--agent-state", type=click.Path(path_type=Path), metavar="DIR",
         help="On the nodes of the Ray cluster, for the state of agents.  [default: ~/.local/state/poise/ray]"),
+    click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE",
+        help="How Kubernetes is reached.  [default: $KUBECONFIG; in a pod, its service account; ~/.kube/config]"),
+    click.option("--context", metavar="NAME", help="Of the kubeconfig.  [default: its current one]"),
+    click.option("--namespace", metavar="NAME",
+        help="In which Poise creates pods and holds its lease.  [default: that of the context]"),
+    click.option("--nodes", default="", metavar="SELECTOR", help="Kubernetes nodes to use, by labels: pool=gpu,tier!=prod."),
+    click.option("--image", default="poise", show_default=True, metavar="NAME",
+        help="Of Poise itself, for the agents in pods."),
+    click.option("--scheduler-name", default="poise", show_default=True, metavar="NAME",
+        help="Pods of others with this schedulerName are placed by Poise."),
+    click.option("--gpu-resource", default="nvidia.com/gpu", show_default=True, metavar="NAME",
+        help="What Kubernetes calls a GPU."),
+    click.option("--gangs/--no-gangs", default=True, show_default=True,
+        help="Place pods that others create in Kubernetes. Without it, Poise needs fewer rights there."),
     click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="Certificate with its chain, PEM."),
     click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its private key, PEM."),
     click.option("--host-name", "names", multiple=True, metavar="NAME",
@@ -130,6 +144,7 @@ def serve(as_json: bool, **options: Any) -> int:  # noqa: ANN401
 
 
 def _setup(options: dict[str, Any]) -> "Setup":
+    from poise.service.backends.kubernetes.backend import KubernetesOptions
     from poise.service.backends.local.isolation import Isolate
     from poise.service.backends.ray.backend import RayOptions
     from poise.service.backends.ray.messages import DEFAULT_ADDRESS
@@ -179,6 +194,17 @@ def _setup(options: dict[str, Any]) -> "Setup":
         fence=options["fence"],
         checkpoints=_places(options),
         ship_bytes=options["ship_mib"] << 20,
+        kubernetes=KubernetesOptions(
+            options["kubeconfig"],
+            options["context"],
+            options["namespace"],
+            options["nodes"],
+            options["image"],
+            options["tls_cert"],
+            options["scheduler_name"],
+            options["gpu_resource"],
+            options["gangs"],
+        ),
         ray=RayOptions(options["ray"] or DEFAULT_ADDRESS, options["agent_state"], options["tls_cert"], options["isolate"]),
     )
 

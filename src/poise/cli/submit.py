@@ -28,7 +28,7 @@ from poise.service.client.shipping import SHIP_MIB, packed_folder
 from poise.service.client.streams import wait_for
 from poise.service.client.submission import completed_request, with_files
 from poise.service.wire.draft import JobDraft, Variant, array_of, current_folder, literal_words, parse_folder, sweep_of
-from poise.service.wire.jobfile import MOST_BYTES, parse_gang, read_draft, read_text
+from poise.service.wire.jobfile import MOST_BYTES, parse_bytes, parse_gang, parse_volume, read_draft, read_text
 from poise.service.wire.request import VARIABLE, JobRequest, PreemptionMode, Replicas, notes_on, plain
 from poise.service.wire.sbatch import JOB_NAME, completed, read_sbatch
 from poise.service.wire.views import JobRow, JobState
@@ -88,6 +88,14 @@ _OPTIONS = (
         help="Where checkpoints are kept over machines: a shared path, a URL, relay.  [default: as the service says]"),
     click.option("--retries", type=int, metavar="N", help="Failed runs that are forgiven."),
     click.option("--max-duration", metavar="TIME", help="Running time after which it is stopped for good."),
+    click.option("--image", metavar="NAME", help="Container image to run in, if the service runs jobs on Kubernetes."),
+    click.option("--volume", "volumes", multiple=True, metavar="[KIND:]NAME:PATH[:ro]",
+        help="A claim of Kubernetes, or with KIND a secret or config, that the job sees below PATH; repeat it for more."),
+    click.option("--cpu", type=float, metavar="N", help="Processors of each pod."),
+    click.option("--memory", metavar="SIZE", help="Memory of each pod, such as 64GiB."),
+    click.option("--service-account", metavar="NAME", help="That pods run as.  [default: one without rights]"),
+    click.option("--run-as", type=int, metavar="UID", help="User that runs in pods.  [default: root]"),
+    click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="To fetch the image with."),
     click.option("--array", type=int, metavar="N", help="N jobs; ARRAY_INDEX says which."),
     click.option("--sweep", multiple=True, metavar="NAME=A,B,...", help="A job for every combination of values."),
     click.option("--hold", is_flag=True, default=None, help="Do not run it before `poise release`."),
@@ -286,7 +294,7 @@ def _interrupted(jobs: Sequence[str]) -> int:
 
 _FIELDS = (
     "name", "replicas", "steps", "model", "batch_size", "micro_batches", "tenant", "app", "weight", "priority",
-    "preemption", "hold",
+    "preemption", "hold", "image",
 )  # fmt: skip
 """Options that are fields of a request of the same name and value."""
 _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -298,6 +306,10 @@ _PARSED: dict[str, tuple[str, Callable[[str], Any]]] = {
     "retries": ("retry.on_errors", int),
     "cwd": ("cwd", parse_folder),
     "venv": ("venv", parse_folder),
+    "cpu": ("pod.cpu", float),
+    "memory": ("pod.memory", parse_bytes),
+    "service_account": ("pod.service_account", str),
+    "run_as": ("pod.user", int),
 }
 """Options that are parsed, and their fields; `.` before a part of a field."""
 
@@ -351,6 +363,11 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
         fields |= _parsed("--gpus", options["gpus"], parse_gang)
     if options["types"]:
         fields["gpu_types"] = tuple(part.strip() for each in options["types"] for part in each.split(","))
+    if options["volumes"]:
+        found = tuple(_parsed("--volume", each, parse_volume) for each in options["volumes"])
+        fields["pod"] = {**fields.get("pod", {}), "volumes": found}
+    if options["pull_secrets"]:
+        fields["pod"] = {**fields.get("pod", {}), "pull_secrets": options["pull_secrets"]}
     if options["no_venv"]:
         if options["venv"] is not None:
             raise RequestError("--venv and --no-venv do not go together; leave one of them out")

@@ -72,6 +72,16 @@ class LiveBackend(Protocol):
         """Stop watching and reporting, and release everything; the runs go on. May be called twice."""
 
 
+class OperatorLog(Protocol):
+    """Where the operator reads what is odd (`server/logs.py`)."""
+
+    def info(self, event: str, **values: object) -> None:
+        """Write an event of normal operation."""
+
+    def warning(self, event: str, **values: object) -> None:
+        """Write an event that an operator may want to look at."""
+
+
 # Orders: from the engine to the back end
 
 
@@ -227,6 +237,61 @@ class NodeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFound:
+    """A job that was created outside of Poise, and that this back end is to run where Poise says.
+
+    Reported again after each start, and whenever an answer (`JobFinder`) has asked for that.
+
+    key      that it is known by for ever: found again, it is the same job
+    tenant   whose it is
+    """
+
+    key: str
+    tenant: str
+    request: JobRequest
+
+
+@dataclass(frozen=True, slots=True)
+class JobGone:
+    """A job that was found does not exist any more: its owner has deleted it."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobHeld:
+    """The owner of a job that was found wants it not to run for the time being, or to run again."""
+
+    job: str
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AllFound:
+    """The keys of all jobs that exist outside of Poise at a start: others that were found before have been deleted since."""
+
+    keys: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantWeighed:
+    """An administrator has said, outside of Poise, what a tenant counts against others."""
+
+    tenant: str
+    weight: float
+
+
+class JobFinder(Protocol):
+    """A back end that reports `JobFound`. Called from the engine's thread, and returns at once."""
+
+    def accepted(self, key: str, job: str, *, is_over: bool) -> None:
+        """Take the id of a job that was found. `is_over`: it has ended, or was cancelled, and is not to run."""
+
+    def refused(self, key: str, text: str, *, is_final: bool) -> None:
+        """Take why a job was not accepted; unless that is final it has to be reported again later."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackendFailed:
     """The back end cannot go on, by a fault of its own. The last event of all."""
 
@@ -234,7 +299,9 @@ class BackendFailed:
 
 
 RunEvent = RunBegan | RunProgressed | RunEnded
-OnEvent = Callable[[RunEvent | NodeReport | BackendFailed], None]
+Finding = JobFound | JobGone | JobHeld | AllFound | TenantWeighed
+BackendEvent = RunEvent | NodeReport | Finding | BackendFailed
+OnEvent = Callable[[BackendEvent], None]
 """How a back end reports. Given to its constructor; events of one run come in the order in which they became known."""
 
 

@@ -38,6 +38,7 @@ class TrackedRun(Protocol):
 
 
 R = TypeVar("R", bound=TrackedRun)
+Name = TypeVar("Name", str, Gpu)
 
 
 class RunTable(Generic[R]):
@@ -81,10 +82,10 @@ class RunTable(Generic[R]):
         job = run.key[0]
         self._by_job[job].discard(run.key)
         if not self._by_job[job]:
-            del self._by_job[job]  # a service sees jobs without end; GPUs are few
+            del self._by_job[job]  # a service sees jobs without end
         for gpu in run.gpus:
-            self._on[gpu].discard(run.key)
-            self._at[gpu[0]].discard(run.key)
+            _drop(self._on, gpu, run.key)
+            _drop(self._at, gpu[0], run.key)
 
     def blockers(self, run: R) -> list[R]:
         """Return the runs that have to be gone first: earlier runs of its job, and other jobs' runs on its GPUs.
@@ -98,3 +99,12 @@ class RunTable(Generic[R]):
         there = (self._runs[key] for gpu in run.gpus for key in self._on.get(gpu, ()) if key[0] not in (job, beside))
         before = {each.key for each in there if each.must_end or each.sequence < run.sequence}
         return [self._runs[key] for key in sorted(earlier | before)]
+
+
+def _drop(index: "defaultdict[Name, set[Key]]", name: Name, key: Key) -> None:
+    """Remove a key from an index. Nothing is kept of names without any: pods come and go without end."""
+    held = index.get(name)
+    if held is not None:
+        held.discard(key)
+        if not held:
+            del index[name]

@@ -69,6 +69,8 @@ def completed_request(request: JobRequest) -> JobRequest:
     A request that says whether it has an environment (None: it has none) keeps that. A program without a folder, such as
     `python`, is looked up where the job runs.
     """
+    if request.image is not None:  # folders and environments are those of the image, not of this machine
+        return request
     if request.files is not None:  # it runs there, wherever that is
         return _in_environment(request, {})
     cwd = request.cwd or str(current_folder())

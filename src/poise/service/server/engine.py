@@ -21,6 +21,7 @@ from the store. The inbox is never stored: commands in it are refused, and news 
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import accumulate, islice
@@ -33,8 +34,14 @@ from poise.engine.loop import collector_paused, freeze_heap
 from poise.scheduler.model.errors import InvariantError, JournalError, RequestError
 from poise.scheduler.model.event import Belated, Event, Woke
 from poise.service.backends.api import (
+    AllFound,
     BackendFailed,
     DesiredState,
+    Finding,
+    JobFinder,
+    JobFound,
+    JobGone,
+    JobHeld,
     LiveBackend,
     NodeReport,
     NodeState,
@@ -65,7 +72,8 @@ from poise.service.server.service_api import (
 )
 from poise.service.server.service_state import JOB_ENDED, Batch, Outcome, ServiceState
 from poise.service.server.storage.store import Changes, StorageError, Store
-from poise.service.wire.request import JobRequest
+from poise.service.wire.request import JobRequest, Submission
+from poise.service.wire.views import Account, Role, SubmittedView
 
 MOST_AT_ONCE = 512  # commands and pieces of news in one commit; a submission counts as many times as it has jobs
 SLOW_CHAPTER = 60.0  # start a new chapter after this many seconds of decision time; bounds the replay at a restart
@@ -79,9 +87,11 @@ JOIN_SECONDS = 1.0  # for how long after a node has joined others are waited for
 REST = 8.0  # CPU time of a turn × this: for how long news waits for more news after it, so that many are decided together
 LONGEST_REST = 0.5
 STOPPING = "the service is stopping"
+FINDER = Account(name="back-end", tenant="default", role=Role.ADMIN)
+"""Who submits, cancels and weighs what the back end has found. Quotas are for people: what was created elsewhere exists."""
 
 News = RunEvent | NodeReport
-Item = Command | News | BackendFailed
+Item = Command | News | Finding | BackendFailed
 
 
 class ServiceEngine:
@@ -139,9 +149,9 @@ class ServiceEngine:
             if self._over.is_set():  # that was too late for the engine to see it
                 self._refuse(self._drain())
 
-    def _hear(self, news: News | BackendFailed) -> None:
+    def _hear(self, news: News | Finding | BackendFailed) -> None:
         """Enqueue news, dated by the service's clock. Called from any thread of the back end."""
-        self._inbox.put(news if isinstance(news, BackendFailed) else replace(news, at=self.clock.from_wall(news.at)))
+        self._inbox.put(replace(news, at=self.clock.from_wall(news.at)) if isinstance(news, News) else news)
 
     def _run(self) -> None:
         try:
@@ -186,6 +196,7 @@ class ServiceEngine:
         items = list(self._take(timeout))
         cpu = thread_time()
         commands = [each for each in items if isinstance(each, Command)]
+        commands += self._commands_of(each for each in items if isinstance(each, Finding))
         began = self.clock.now()
         try:
             news = _news(items)
@@ -240,6 +251,42 @@ class ServiceEngine:
                     rest_until = -inf
                 rest = rest_until - monotonic()
                 item = self._inbox.get(timeout=rest) if rest > 0 else self._inbox.get_nowait()
+
+    def _commands_of(self, findings: Iterable[Finding]) -> Iterator[Command]:
+        """What a user would have asked for of jobs that exist outside of Poise, and that the back end has found."""
+        for each in findings:
+            match each:
+                case JobFound():
+                    yield from self._found(each)
+                case JobGone() if each.job in self.state.records:
+                    yield api.ChangeJob(FINDER, each.job, api.Verb.CANCEL)
+                case JobHeld() if each.job in self.state.records:
+                    yield api.ChangeJob(FINDER, each.job, api.Verb.STOP if each.is_held else api.Verb.RELEASE)
+                case JobGone() | JobHeld():
+                    pass  # it has ended
+                case AllFound():
+                    for key, job in self.store.submissions.by(FINDER.name):
+                        if job in self.state.records and key not in each.keys:
+                            yield api.ChangeJob(FINDER, job, api.Verb.CANCEL)
+                case _ if self.state.weight_of(each.tenant) != each.weight:
+                    yield api.SetWeight(FINDER, each.tenant, each.weight)
+
+    def _found(self, found: JobFound) -> Iterator[Command]:
+        """Submit a job that was found, unless it was before; its back end is told what became of that."""
+        finder: JobFinder = self.backend  # type: ignore[assignment]  # a back end that finds jobs is one
+        by = FINDER.model_copy(update={"tenant": found.tenant})
+        known = self.store.submissions.known(found.key, by)
+        if known:
+            finder.accepted(found.key, known[0], is_over=known[0] not in self.state.records)
+            return
+        command = api.SubmitJobs(by, Submission(jobs=(found.request,), key=found.key))
+        command.reply.add_done_callback(lambda reply: _tell_finder(finder, found.key, reply))
+        try:
+            self.state.admission.admit(found.request)
+        except RequestRefusedError as error:
+            refuse(command, error)
+        else:
+            yield command
 
     def _process(self, *arrived: tuple[float, Sequence[Event], Sequence[Command | News]]) -> list[Command]:
         """Take what arrived through steps 2 to 6; return the commands that have to follow.
@@ -390,11 +437,11 @@ class ServiceEngine:
         with suppress(Empty):
             while (item := self._inbox.get_nowait()) is not None:
                 items.append(item)
-        for command in items:  # put before there was trouble
-            if isinstance(command, Command):
-                self._inbox.put(command)
-        for each in self._process_late(_news(items), self.clock.now()):
-            self._inbox.put(each)
+        for each in items:  # commands were put before there was trouble; jobs that were found come after what has ended
+            if isinstance(each, Command | Finding):
+                self._inbox.put(each)
+        for news in self._process_late(_news(items), self.clock.now()):
+            self._inbox.put(news)
         if self._full is None:
             self._go_on()
         self.trouble = self._full
@@ -559,6 +606,17 @@ class ServiceEngine:
                 if isinstance(item, Command):
                     commands.append(item)
         return commands
+
+
+def _tell_finder(finder: JobFinder, key: str, reply: "Future[SubmittedView]") -> None:
+    """Pass the answer to the submission of a job that was found on to the back end that has found it."""
+    error = reply.exception()
+    if error is None:
+        finder.accepted(key, reply.result().jobs[0], is_over=False)
+    else:
+        # What is wrong with the job stays wrong until the cluster changes; anything else may pass.
+        is_final = isinstance(error, RequestRefusedError) and error.fault is RefusalCode.WRONG
+        finder.refused(key, str(error), is_final=is_final)
 
 
 def _news(items: Iterable[Item]) -> list[News]:

@@ -61,6 +61,8 @@ class LiveService:
             return command.reply
         admission = self._engine.state.admission
         for request in submission.jobs:
+            if request.pods is not None:
+                raise RequestRefusedError(RefusalCode.WRONG, "pods: only the service itself submits pods of others")
             admission.admit(request)
         for tenant, sha256 in {(each.tenant or by.tenant, each.files) for each in submission.jobs if each.files}:
             self._engine.deps.files.require(tenant, sha256)
@@ -158,6 +160,15 @@ class LiveService:
         with self._engine.lock:
             record = self._engine.state.records.get(job) or self._record(job)[0]
             return why(self._engine.state, record, self._engine.clock.now())
+
+    def reason(self, job: str) -> tuple[str, str] | None:
+        """Why a job waits, as code and sentence; None: it does not wait, or is not known."""
+        with self._engine.lock:
+            record = self._engine.state.records.get(job)
+            if record is None or record.current is not None or record.finished is not None:
+                return None
+            found = reason_of(self._engine.state, record, self._engine.clock.now())
+            return found.code, found.text
 
     def log(self, job: str, *, replica: int, offset: int, limit: int) -> views.Log:
         """A part of a replica's log."""

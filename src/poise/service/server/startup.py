@@ -21,6 +21,7 @@ from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Cluster, Node
 from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
 from poise.service.backends.api import LiveBackend, OnEvent
+from poise.service.backends.kubernetes.backend import Journal, KubernetesBackend, KubernetesOptions
 from poise.service.backends.local.backend import LocalBackend
 from poise.service.backends.local.isolation import Isolate, IsolationLevel, isolated
 from poise.service.backends.local.orders import Isolation, LocalSettings, check_request
@@ -48,6 +49,7 @@ from poise.service.server.storage.sidecar import MARK
 from poise.service.server.storage.state_dir import FolderLock, open_folder
 from poise.service.server.storage.store import LARGEST_CHECKED, Store
 from poise.service.server.submission_notes import submission_notes
+from poise.service.wire.request import JobRequest
 from poise.service.wire.views import NodeList
 
 MOST_REMOTE_GPUS = 100_000  # for how many GPUs there are files open if it is not known how many there will be
@@ -69,18 +71,20 @@ class BackendKind(StrEnum):
     LOCAL    processes of this machine
     REMOTE   agents on other machines, which connect to this one
     RAY      the same, started by Poise on the nodes of a Ray cluster
+    KUBERNETES   pods of a Kubernetes cluster, those that Poise creates and those that others leave to it
     NULL     nothing at all, for measurements of the service itself
     """
 
     LOCAL = "local"
     REMOTE = "remote"
     RAY = "ray"
+    KUBERNETES = "kubernetes"
     NULL = "null"
 
     @property
     def has_agents(self) -> bool:
         """Whether runs are on other machines."""
-        return self in (BackendKind.REMOTE, BackendKind.RAY)
+        return self in (BackendKind.REMOTE, BackendKind.RAY, BackendKind.KUBERNETES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Setup:
     ship_bytes: int = SHIP_BYTES
     checkpoints: CheckpointPlaces = field(default_factory=CheckpointPlaces)
     ray: RayOptions = field(default_factory=RayOptions)
+    kubernetes: KubernetesOptions = field(default_factory=KubernetesOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +223,8 @@ def open_service(setup: Setup) -> LiveService:
     isolation, warnings = _isolation(setup)
     hidden = None if isolation.level is Isolation.NONE else str(setup.state)
     # What other machines have is not known here, and where nothing is started, any request will do.
-    check = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else lambda _request: None
+    on_machine = partial(check_request, hidden=hidden) if setup.backend is BackendKind.LOCAL else lambda _request: None
+    check = check_image if setup.backend is BackendKind.KUBERNETES else partial(check_no_image, on_machine)
     store, highest = _open_store(setup)
     last = store.chapter()
     before = None if last is None else read_header(last[0])
@@ -249,6 +255,13 @@ def open_service(setup: Setup) -> LiveService:
                     known_nodes(), setup.state, on_event, setup.agents, setup.ray, setup.log, lease=setup.fence,
                     checkpoints=setup.checkpoints,
                 )  # fmt: skip
+            case BackendKind.KUBERNETES:
+                assert setup.agents is not None
+                journal = Journal(lambda: store.highest, service.reason)
+                return KubernetesBackend(
+                    known_nodes(), setup.state, on_event, setup.agents, setup.kubernetes, setup.log, journal,
+                    lease=setup.fence, checkpoints=setup.checkpoints,
+                )  # fmt: skip
 
     header = Header("live", cluster, policy, setup.placement, live_settings(setup.settings), 0)
     core_of(header)  # options that make no core are refused here, before anything is changed
@@ -261,7 +274,21 @@ def open_service(setup: Setup) -> LiveService:
         files=ShippedArchives(setup.state, setup.ship_bytes, setup.allowance.tenant_bytes),
         notes=partial(submission_notes, places=setup.checkpoints if setup.backend.has_agents else None),
     )  # fmt: skip
-    return LiveService(ServiceEngine(deps))
+    service = LiveService(ServiceEngine(deps))
+    return service
+
+
+def check_image(request: JobRequest) -> None:
+    """Check that a job names the container image that it runs in."""
+    if request.image is None and request.pods is None:
+        raise RequestError("image: is missing; jobs of this service run in containers: say --image, such as pytorch/pytorch")
+
+
+def check_no_image(on_machine: Callable[[JobRequest], None], request: JobRequest) -> None:
+    """Check a job that runs as processes of a machine, which has to have what it needs."""
+    if request.image is not None:
+        raise RequestError("image: this service runs jobs as processes of its machines, not in containers; leave it out")
+    on_machine(request)
 
 
 def _open_store(setup: Setup) -> tuple[Store, int]:

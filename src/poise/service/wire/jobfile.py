@@ -73,6 +73,7 @@ def read_text(path: Path, kind: str = "job file") -> str:
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]i?B|B)?")
 _COUNT = re.compile(r"([0-9]+)(?:\.\.([0-9]+))?")
+_VOLUME = re.compile(r"(?:(claim|secret|config):)?([a-z0-9][a-z0-9.-]*):(/[^:]*)(?::(ro))?")
 _NONE = ("none", "no", "false", "off")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -108,6 +109,14 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * (1024.0 if "I" in unit else 1000.0) ** "BKMGT".index(unit[0]))
 
 
+def parse_volume(text: str) -> dict[str, Any]:
+    """The fields of a volume from `[claim:|secret:|config:]NAME:/PATH[:ro]`; raises ValueError on anything else."""
+    match = _VOLUME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a volume such as datasets:/data or secret:wandb:/secrets:ro, got {text[:60]!r}")
+    return {"kind": match[1] or "claim", "name": match[2], "path": match[3], "read_only": match[4] is not None}
+
+
 def _parse_whole(text: str) -> int:
     if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
         raise ValueError(f"expected a whole number, got {text[:40]!r}")
@@ -132,7 +141,7 @@ def _parse_truth(text: str) -> bool:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "name": str, "tenant": str, "app": str, "model": str, "preemption": str, "replicas": str,
     "batch_size": _parse_whole, "micro_batches": _parse_whole, "priority": _parse_whole,
-    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth,
+    "steps": _parse_number, "weight": _parse_number, "hold": _parse_truth, "image": str,
     "duration": parse_seconds, "max_duration": parse_seconds,
 }  # fmt: skip
 _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
@@ -142,7 +151,12 @@ _PARTS: dict[str, dict[str, Callable[[str], Any]]] = {
         "memory": parse_bytes, "cpu_seconds": lambda text: round(parse_seconds(text)),
         "open_files": _parse_whole, "processes": _parse_whole,
     },
+    "pod": {
+        "cpu": _parse_number, "memory": parse_bytes, "volumes": parse_volume, "service_account": str, "user": _parse_whole,
+        "pull_secrets": str,
+    },
 }  # fmt: skip
+_LISTS = ("retry.exit_codes", "pod.volumes", "pod.pull_secrets")
 _GPU_KEYS = ("count", "any_of", "in_order", "memory")
 KEYS = ("run", "setup", "gpus", "env", "cwd", "venv", "array", "sweep", *_PARSERS, *_PARTS)
 """Every key that a job file may have."""
@@ -179,8 +193,7 @@ class _JobFile:
         found: dict[str, Any] = {}
         for name, each in self._keys(key, value, _PARTS[key]).items():
             path, parse = f"{key}.{name}", _PARTS[key][name]
-            is_list = path == "retry.exit_codes"
-            found[name] = self._items(path, each, parse) if is_list else self._parsed(path, each, parse)
+            found[name] = (self._items if path in _LISTS else self._parsed)(path, each, parse)
         return found
 
     def _gpus(self, value: Plain) -> dict[str, Any]:

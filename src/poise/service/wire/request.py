@@ -15,7 +15,7 @@ the server at submission.
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints, ValidationError
@@ -33,6 +33,7 @@ MOST_GPUS = 100_000
 MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_STEPS = 1e15
 MOST_JOBS = 1_000  # jobs of one submission
+MOST_VOLUMES = 64
 
 FAST = FailFast()  # stop validating a list at its first wrong item: describing a megabyte of wrong items would take seconds
 
@@ -114,6 +115,53 @@ class Limits(Wire):
     processes: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
 
 
+DNS_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
+KubeName = Annotated[str, StringConstraints(pattern=f"^{DNS_NAME}$")]
+"""The name of an object of Kubernetes."""
+Image = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
+
+
+class Volume(Wire):
+    """Something that a container sees below `path`: a claim, a secret or a config map of the namespace of its pod."""
+
+    name: KubeName
+    path: Path
+    kind: Literal["claim", "secret", "config"] = "claim"
+    read_only: bool = False
+
+
+class PodOptions(Wire):
+    """What a job's pods ask for besides GPUs, for each of them, if the service runs jobs on Kubernetes.
+
+    cpu              cores;  memory: bytes. None: as the namespace has it
+    service_account  that they run as; None: one without rights
+    user             number of the user that their processes run as; None: root, as most images have it
+    pull_secrets     with which the image is fetched
+    """
+
+    cpu: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    memory: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = None
+    volumes: Annotated[tuple[Volume, ...], FAST, Field(max_length=MOST_VOLUMES)] = ()
+    service_account: KubeName | None = None
+    user: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    pull_secrets: Annotated[tuple[KubeName, ...], FAST, Field(max_length=16)] = ()
+
+
+class PodGang(Wire):
+    """Pods that others have created and that Poise places: those of one Job, JobSet or TrainJob, or of one group.
+
+    key    that it is known by for ever
+    size   number of its pods that have GPUs;  gpus: of each
+    """
+
+    key: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+    kind: Annotated[str, StringConstraints(max_length=100)]
+    namespace: KubeName
+    name: KubeName
+    size: Annotated[int, Field(ge=1, le=MOST_GPUS)]
+    gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)]
+
+
 def _check_count(given: Any) -> Any:  # noqa: ANN401 - whatever was sent
     """Count the variables before validating any: describing a megabyte of mistakes would take seconds."""
     if isinstance(given, dict) and len(given) > MOST_VARIABLES:
@@ -136,6 +184,8 @@ class JobRequest(Wire):
     model          what it trains, as throughput tables name it; jobs of one model are believed to be equally fast
     micro_batches  tasks that a step divides into; such a job runs on any mix of GPUs
     max_duration   seconds of running after which it is stopped for good
+    image          container image that it runs in, if the service runs jobs on Kubernetes;  pod: what its pods ask for
+    pods           of a job that was created in Kubernetes, by others: which pods it is. Only the service itself says so
     """
 
     name: Name | None = None
@@ -165,6 +215,9 @@ class JobRequest(Wire):
     limits: Limits = Limits()
     max_duration: Seconds | None = None
     hold: bool = False
+    image: Image | None = None
+    pod: PodOptions = PodOptions()
+    pods: PodGang | None = None
 
     @pydantic.field_validator("gpu_types")
     @classmethod
@@ -187,6 +240,8 @@ class JobRequest(Wire):
             raise ValueError("micro_batches: a job that divides takes any number of GPUs; ask for one number, not a range")
         if self.files is not None and self.cwd is not None:
             raise ValueError("cwd: the job runs in the files that were shipped; leave it out")
+        if self.pods is not None and self.pods.size * self.pods.gpus != self.gpus:
+            raise ValueError("pods: they have other GPUs than the job")
         return self
 
 
@@ -203,7 +258,7 @@ class Submission(Wire):
 # What is wrong with a request, in one line for people: the field, what was expected there, and what was given.
 
 _NAMES = {"name", "tenant", "app", "gpu_types"}
-_PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits}
+_PARTS: dict[str, type[Wire]] = {"checkpoint": Checkpoint, "retry": RetrySpec, "limits": Limits, "pod": PodOptions}
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 _SHOWN = 60  # characters of a wrong value that a message repeats
 _UNPRINTABLE = "a character in it cannot be passed on"
@@ -259,6 +314,10 @@ def _expected_text(kind: str, field: str) -> str:
         return "8 to 64 letters, digits, `_` and `-`"
     if field == "checkpoint":
         return f"`{RELAY}`, an absolute path that all nodes share, or a URL such as s3://bucket/folder"
+    if field == "image":
+        return "the name of a container image, such as pytorch/pytorch:2.9.0"
+    if field == "pod":
+        return "a name of Kubernetes: small letters, digits, `-` and `.`"
     if field == "files":
         return "a SHA-256, 64 digits from 0 to f"
     if kind == "string_pattern_mismatch":

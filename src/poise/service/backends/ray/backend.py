@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from poise.scheduler.model.cluster import Node
 from poise.scheduler.model.errors import PoiseError, RequestError
-from poise.service.backends.api import BackendFailed, OnEvent
+from poise.service.backends.api import BackendFailed, OnEvent, OperatorLog
 from poise.service.backends.ray.driver_process import DriverProcess
 from poise.service.backends.ray.messages import DEFAULT_ADDRESS, AgentTerms, DriverOrder, DriverReport
 from poise.service.backends.remote.backend import STANDARD, AgentAccess, RemoteBackend
@@ -25,16 +25,6 @@ from poise.service.backends.remote.identity import ServiceIdentity
 from poise.service.backends.remote.relay import CheckpointPlaces
 
 GRACE_LOOKS = 15  # reports for which the agent of a new node may take to join before the node is reported with its problem
-
-
-class OperatorLog(Protocol):
-    """Where the operator reads what is odd (`server/logs.py`)."""
-
-    def info(self, event: str, **values: object) -> None:
-        """Write an event of normal operation."""
-
-    def warning(self, event: str, **values: object) -> None:
-        """Write an event that an operator may want to look at."""
 
 
 @dataclass(frozen=True, slots=True)

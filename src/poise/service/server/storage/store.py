@@ -574,6 +574,19 @@ class Submissions:
         check_same(submission, tuple(JobRequest.model_validate_json(kept[job]) for job in jobs))
         return jobs
 
+    def known(self, key: str, by: Account) -> tuple[str, ...]:
+        """Ids of the jobs that this account has submitted under a key, whatever they were; none if it has not."""
+        query = "SELECT jobs FROM submissions WHERE key = ? AND account = ?"
+        row = self._db.execute(query, (key, holder(by))).fetchone()
+        return () if row is None else tuple(json.loads(row[0]))
+
+    def by(self, name: str) -> Iterator[tuple[str, str]]:
+        """Keys that accounts of this name have submitted under, of whatever tenants, each with its jobs."""
+        query = "SELECT key, jobs FROM submissions WHERE substr(account, 1, ?) = ?"
+        for key, jobs in self._db.execute(query, (len(name) + 1, f"{name}@")):
+            for job in json.loads(jobs):
+                yield key, job
+
     def requests(self, jobs: Sequence[str]) -> dict[str, str]:
         """Requests as JSON, by job."""
         found: dict[str, str] = {}

@@ -1,0 +1,61 @@
+"""Which pod speaks: the API server knows whose token it is, so that Poise needs no secret of its own in users' pods.
+
+The token of a pod is made by its kubelet for the audience `poise`, is bound to the pod, and dies with it. The API server
+itself does not accept it.
+"""
+
+import hashlib
+from time import monotonic
+
+from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, KubeClient
+from poise.service.backends.kubernetes.manifests import AUDIENCE
+from poise.service.backends.kubernetes.view import ClusterView
+from poise.service.backends.remote.authority import AuthorityAwayError
+
+KNOWN_SECONDS = 60.0  # for which an answer of the API server counts
+MOST_KNOWN = 50_000
+POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
+ACCOUNT = "system:serviceaccount:"
+
+
+class PodAuthority:
+    """Says which pod a token belongs to. A pod may speak for itself alone."""
+
+    def __init__(self, client: KubeClient, view: ClusterView, namespace: str) -> None:
+        self._client, self._view, self._namespace = client, view, namespace
+        self._known: dict[str, tuple[float, str, str]] = {}  # by hash of the token: until when, pod, uid
+
+    async def node_of(self, token: str) -> str | None:
+        """Return the name of the pod; None: it is none of ours. Raise AuthorityAwayError while nobody can say."""
+        mark = hashlib.sha256(token.encode()).hexdigest()
+        found = self._known.get(mark)
+        if found is None or found[0] < monotonic():
+            reviewed = await self._review(token)
+            if reviewed is None:
+                return None
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            found = self._known[mark] = (monotonic() + KNOWN_SECONDS, *reviewed)
+        _, name, uid = found
+        pod = self._view.pods.get((self._namespace, name))
+        if pod is None:  # it may be newer than what is known of the cluster
+            raise AuthorityAwayError(f"pod {name} is not known yet")
+        return name if pod.uid == uid else None
+
+    async def _review(self, token: str) -> tuple[str, str] | None:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }  # fmt: skip
+        try:
+            answer = await self._client.post("/apis/authentication.k8s.io/v1/tokenreviews", body)
+        except (ApiError, ApiUnavailableError) as error:
+            raise AuthorityAwayError(f"the API server does not say whose token it is: {error}") from None
+        status = answer.get("status") or {}
+        user = status.get("user") or {}
+        extra = user.get("extra") or {}
+        names, uids = extra.get(POD_NAME) or (), extra.get(POD_UID) or ()
+        is_ours = str(user.get("username", "")).startswith(f"{ACCOUNT}{self._namespace}:")
+        if not status.get("authenticated") or AUDIENCE not in (status.get("audiences") or ()) or not is_ours:
+            return None
+        return (names[0], uids[0]) if names and uids else None

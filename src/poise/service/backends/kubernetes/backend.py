@@ -1,0 +1,564 @@
+"""The Kubernetes back end: a remote back end whose nodes are pods, and the scheduler of pods that others create.
+
+    engine ── KubernetesBackend ──┬── PodRuns ── pods that Poise creates ── agents in them ── RemoteRuns
+                                  ├── GangRuns ── pods of others, bound where the core says
+                                  └── ClusterView ◀── watches on nodes, pods, jobs, namespaces
+
+The core decides on the cluster's real nodes; `RemoteRuns`, which talks to the agents, knows each pod as a node of its own.
+All of it runs in the loop of the remote back end's thread, so nothing needs locks: watches, requests to the API server and
+the agents' sessions are tasks of one loop.
+
+Only one instance acts. It holds a Lease, writes the number of its term on whatever it creates or changes, and stops for good
+when it cannot renew the lease, before another can have it (`leadership.py`).
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic, time  # noqa: TID251 - reports carry the time at which things happened
+from typing import Any
+
+import httpx
+
+from poise.scheduler.model.cluster import Node
+from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.service.backends.api import (
+    AllFound,
+    BackendEvent,
+    BackendFailed,
+    DesiredState,
+    NodeReport,
+    OnEvent,
+    OperatorLog,
+    RunEnded,
+    RunNotice,
+    RunOrder,
+    TenantWeighed,
+)
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.actions import Actions
+from poise.service.backends.kubernetes.authority import PodAuthority
+from poise.service.backends.kubernetes.client import (
+    ApiError,
+    ApiUnavailableError,
+    KubeClient,
+    KubeConfig,
+    Mirror,
+    load_config,
+)
+from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
+from poise.service.backends.kubernetes.gang_runs import GangRuns
+from poise.service.backends.kubernetes.gangs import Gang, GangIndex, node_types, read_owner
+from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
+from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
+from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms
+from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
+from poise.service.backends.kubernetes.pod_runs import PodRuns
+from poise.service.backends.kubernetes.reasons import ReasonWriter
+from poise.service.backends.kubernetes.view import ClusterView
+from poise.service.backends.local.state_dir import token
+from poise.service.backends.remote.backend import STANDARD, AgentAccess, RemoteBackend
+from poise.service.backends.remote.identity import ServiceIdentity
+from poise.service.backends.remote.links import with_slack
+from poise.service.backends.remote.relay import CheckpointPlaces
+
+LEASE_NAME = "poise"
+SYNC_SECONDS = 60.0  # for the first look at the cluster
+LOOK_SECONDS = 1.0  # between two looks at nodes that are not ready, and at gangs that were refused
+REFUSED_SECONDS = 30.0  # after which a gang that was refused is reported again
+EXPLAINED = 20  # waiting gangs of which the reason is asked for at each look
+OPTIONAL = (
+    ("/apis/jobset.x-k8s.io/v1alpha2/jobsets", "JobSet"),
+    ("/apis/trainer.kubeflow.org/v1alpha1/trainjobs", "TrainJob"),
+)
+"""Kinds that a cluster has only if somebody has installed them."""
+
+RIGHTS = (
+    ("list", "", "nodes", None), ("watch", "", "nodes", None), ("list", "", "pods", None), ("watch", "", "pods", None),
+    ("create", "", "pods", "jobs"), ("delete", "", "pods", "jobs"),
+    ("create", "authentication.k8s.io", "tokenreviews", None),
+)  # fmt: skip
+"""What it cannot do without: verb, group, resource, and whether that is in the namespace of jobs or in all."""
+GANG_RIGHTS = (
+    ("create", "", "pods/binding", None), ("create", "", "pods/eviction", None), ("list", "batch", "jobs", None),
+    ("patch", "batch", "jobs", None), ("list", "", "namespaces", None),
+)  # fmt: skip
+"""What it needs to place pods that others create."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """How the cluster is found, and what of it is used.
+
+    namespace      where Poise creates pods, and holds its lease; None: that of the configuration
+    nodes          label selector of the nodes that Poise uses; empty: all that have GPUs
+    image          of Poise, for the agents in pods
+    certificate    with which agents check the server, PEM; None: with those of the image
+    gangs          whether pods are placed that others create
+    transport      of requests to the API server; None: the network (tests have another)
+    """
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+    nodes: str = ""
+    image: str = "poise"
+    certificate: Path | None = None
+    scheduler: str = names.SCHEDULER
+    resource: str = names.GPU_RESOURCE
+    gangs: bool = True
+    lease_seconds: float = 15.0
+    transport: httpx.AsyncBaseTransport | None = None
+    config: KubeConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What the back end may ask the service.
+
+    highest   the highest number of a job that the journal knows; 0: it is empty
+    explain   why a job waits: code and sentence; None: it does not
+    """
+
+    highest: Callable[[], int] = lambda: 0
+    explain: Callable[[str], tuple[str, str] | None] = lambda _job: None
+
+
+@dataclass(eq=False, slots=True)
+class NodeHistory:
+    """What was last reported of a node, and since when its kubelet is silent."""
+
+    node: Node
+    reported: Seen | None = None
+    silent_since: float | None = None
+
+
+class KubernetesBackend(RemoteBackend):
+    """A `LiveBackend` on a Kubernetes cluster, and a `JobFinder`."""
+
+    def __init__(  # noqa: PLR0913 - those of a remote back end, and of Kubernetes
+        self,
+        nodes: Iterable[Node],
+        state_dir: Path,
+        on_event: OnEvent,
+        access: AgentAccess,
+        options: KubernetesOptions,
+        log: OperatorLog,
+        journal: Journal,
+        *,
+        lease: float,
+        checkpoints: CheckpointPlaces = STANDARD,
+    ) -> None:
+        self._config = options.config or load_config(options.kubeconfig, options.context, os.environ)
+        self._options, self._log, self._journal, self._tell = options, log, journal, on_event
+        self._namespace = options.namespace or self._config.namespace
+        self._lease = lease
+        self._known_nodes = {node.name: NodeHistory(node) for node in nodes}
+        self._discovery = Discovery()
+        self._refusal: Exception | None = None
+        self._prepared = threading.Event()
+        self._dirty_nodes: set[str] = set()
+        self._tenants: dict[str, str] = {}  # by namespace
+        self._is_adopted = False
+        self._warned: set[str] = set()  # what the operator was told of nodes
+        self._turn = 0  # of the waiting gangs whose reasons are told
+        service = ServiceIdentity(state_dir)
+        service.save_now()  # pods are known by this name before any has a lease
+        certificate = "" if options.certificate is None else options.certificate.read_text()
+        self._terms = PodTerms(
+            self._namespace, service.identity, access.url, options.image, certificate, options.resource,
+            options.scheduler,
+        )  # fmt: skip
+        super().__init__((), state_dir, self._hear_agents, access, lease=lease, checkpoints=checkpoints)
+        self._prepared.wait()
+        if self._refusal is not None:
+            super().close()
+            raise self._refusal
+
+    # Orders of the engine
+
+    def adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
+        """Take over what there is of these runs; end what an earlier instance of this very journal has left besides.
+
+        Waits a moment for the agents in the pods, as any remote back end does.
+        """
+        for order, _ in runs:
+            token(order.job)
+        self._call(lambda: self._adopt(runs))
+        deadline = monotonic() + self._adopt_seconds
+        while monotonic() < deadline and not self._call(self._has_settled):
+            threading.Event().wait(0.05)
+
+    def launch(self, order: RunOrder) -> None:
+        """Begin a run once its GPUs are free and the job's run before it is gone."""
+        token(order.job)
+        self._post(lambda: self._all.launch(order))
+
+    def stop(self, job: str, epoch: int, notice: RunNotice) -> None:
+        """Ask a run for a checkpoint and its GPUs; a gang of others is suspended or evicted."""
+        self._post(lambda: self._stop_run(job, epoch, notice))
+
+    def kill(self, job: str, epoch: int, reason: str) -> None:
+        """End a run whose job is not wanted any more."""
+        self._post(lambda: self._kill_run(job, epoch, reason))
+
+    def accepted(self, key: str, job: str, *, is_over: bool) -> None:
+        """Take the id of a job that was found."""
+        self._post_if_open(lambda: self._gangs.accepted(key, job, is_over=is_over))
+
+    def refused(self, key: str, text: str, *, is_final: bool) -> None:
+        """Take why a job was not accepted."""
+        self._post_if_open(lambda: self._gangs.refused(key, text, is_final=is_final))
+
+    def _post_if_open(self, callback: Callable[[], None]) -> None:
+        with suppress(Exception):  # an answer may come after the back end was closed
+            self._post(callback)
+
+    def _adopt(self, runs: Sequence[tuple[RunOrder, DesiredState]]) -> None:
+        found = [KubeRun(order, desired, is_adopted=True) for order, desired in runs]
+        for run in found:
+            if run.must_end:
+                run.force_at = self._loop.time() + run.order.request.checkpoint.deadline + LEAVING_SECONDS
+                run.notice = RunNotice("stopped", run.order.reason or "", run.order.request.checkpoint.deadline)
+        self._pods.adopt([run for run in found if run.order.request.pods is None])
+        self._gangs.adopt(run for run in found if run.order.request.pods is not None)
+        self._all.adopt(found)
+        self._is_adopted = True
+        self._end_strays({run.key for run in found})
+        self._dirty_nodes.update(self._view.nodes, self._known_nodes)
+        self._report_nodes()
+        if self._options.gangs:
+            self._tell(AllFound(frozenset(gang.key for gang in self._index)))
+            self._gangs.look_at([gang.key for gang in self._index])
+
+    def _end_strays(self, open_runs: set[tuple[str, int]]) -> None:
+        """Delete pods of this service that its journal has ended; leave alone what the journal never had.
+
+        A journal that is empty, or was restored from an older copy, knows nothing of later jobs: their pods run on, and
+        their GPUs are not given out.
+        """
+        highest = self._journal.highest()
+        for pod in self._view.pods.values():
+            if pod.labels.get(names.SERVICE) != self._terms.service or pod.namespace != self._namespace:
+                continue
+            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
+            if (job, int(epoch) if epoch.isdigit() else 0) in open_runs:
+                continue
+            if pod.is_over or (job.isdigit() and int(job) <= highest):
+                self._start(self._delete_stray(pod))
+            else:
+                self._log.warning("pod-unknown", pod=pod.name, job=job, text="the journal never had it; it is left alone")
+
+    async def _delete_stray(self, pod: PodInfo) -> None:
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        with suppress(ApiError):
+            await self._actions.persist(lambda: self._client.delete(path, uid=pod.uid))
+
+    def _has_settled(self) -> bool:
+        """Whether no adopted run waits for agents that there are to say how it is."""
+        there = [link for name, link in self._runs.links.items() if (self._namespace, name) in self._view.pods]
+        return not there or (all(link.session is not None for link in there) and self._runs.is_settled())
+
+    def _stop_run(self, job: str, epoch: int, notice: RunNotice) -> None:
+        run = self._all.stop((job, epoch), notice)
+        if run is not None and run.order.request.pods is None:
+            self._pods.stop(run, notice)
+
+    def _kill_run(self, job: str, epoch: int, reason: str) -> None:
+        run = self._all.kill((job, epoch), reason, LEAVING_SECONDS)
+        if run is not None and run.order.request.pods is None:
+            self._pods.kill(run, reason)
+
+    def _life_of(self, run: KubeRun) -> Life:
+        return self._pods.live if run.order.request.pods is None else self._gangs.live
+
+    def _hear_agents(self, news: BackendEvent) -> None:
+        """Take what `RemoteRuns` reports. Its nodes are pods, of which the engine knows nothing."""
+        if isinstance(news, NodeReport):
+            return
+        if isinstance(news, RunEnded):
+            run = self._all.table.get((news.job, news.epoch))
+            if run is not None:  # the engine is told once its pods are gone
+                run.said = news
+                run.changed.set()
+            return
+        self._tell(news)
+
+    # The loop
+
+    async def _serve(self) -> None:
+        options = self._options
+        self._client = KubeClient(self._config, transport=options.transport)
+        urgent = KubeClient(self._config, transport=options.transport, connections=4)  # what must not wait behind others
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._identity = f"{socket.gethostname()}-{secrets.token_hex(6)}"
+        leadership = Leadership(urgent, self._namespace, LEASE_NAME, self._identity, seconds=options.lease_seconds)
+        self._actions = Actions(self._client, leadership)
+        self._index = GangIndex(options.scheduler)
+        self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
+        self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
+        self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, self._tenant_of, self._types_of)
+        self._all = KubeRuns(self._tell, self._life_of, self._fail)
+        self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
+        self._authority = PodAuthority(urgent, self._view, self._namespace)
+        self._mirrors: list[Mirror] = []
+        try:
+            try:
+                await self._prepare(leadership)
+            except (PoiseError, TimeoutError) as error:
+                self._refusal = error if isinstance(error, PoiseError) else PoiseError(self._not_synced())
+                return
+            finally:
+                self._prepared.set()
+                self._started.set()
+            self._start(self._hold(leadership))
+            self._start(self._watch_over())
+            self._start(self._reasons.run())
+            await super()._serve()
+        finally:
+            await self._all.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            with suppress(PoiseError, httpx.HTTPError):
+                await leadership.release()
+            await self._client.aclose()
+            await urgent.aclose()
+
+    async def _prepare(self, leadership: Leadership) -> None:
+        """Check the rights, lead, and look at the cluster; PoiseError says in one sentence what is in the way."""
+        try:
+            await self._check_rights(RIGHTS, "it")
+            if self._options.gangs:
+                await self._check_rights(GANG_RIGHTS, "with --gangs it")
+            await leadership.acquire(lambda text: self._log.info("waiting-for-leadership", text=text))
+        except ApiError as error:
+            raise RequestError(f"{self._config.server}: {error.message}") from error
+        except ApiUnavailableError as error:
+            raise PoiseError(f"no Kubernetes cluster: {error.text}") from error
+        self._mirror("/api/v1/nodes", self._view.node_event, labels=self._options.nodes)
+        self._mirror("/api/v1/pods", self._view.pod_event)
+        if self._options.gangs:
+            self._mirror("/api/v1/namespaces", self._namespace_event)
+            self._mirror("/apis/batch/v1/jobs", partial(self._owner_event, "Job"))
+            for path, kind in OPTIONAL:
+                if await self._exists(path):
+                    self._mirror(path, partial(self._owner_event, kind))
+        async with asyncio.timeout(SYNC_SECONDS):
+            for mirror in self._mirrors:
+                await mirror.synced.wait()
+        self._log.info("leading", term=leadership.term, identity=self._identity, server=self._config.server)
+
+    async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:
+        for verb, group, resource, scope in rights:
+            name, _, sub = resource.partition("/")
+            asked: Json = {"verb": verb, "group": group, "resource": name, "subresource": sub}
+            if scope is not None:
+                asked["namespace"] = self._namespace
+            body = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": asked},
+            }
+            answer = await self._client.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+            if not (answer.get("status") or {}).get("allowed"):
+                where = "" if scope is None else f" in namespace {self._namespace}"
+                raise RequestError(
+                    f"the account that Poise uses may not {verb} {resource}{where}, which {who} needs:"
+                    " apply deploy/kubernetes, or name another account with --kubeconfig and --context"
+                )
+
+    async def _exists(self, path: str) -> bool:
+        try:
+            await self._client.get(f"{path}?limit=1")
+        except ApiError:
+            return False
+        return True
+
+    def _mirror(self, path: str, on_change: Callable[[str, Json], None], labels: str = "") -> None:
+        mirror = Mirror(self._client, path, on_change=on_change, labels=labels)
+        self._mirrors.append(mirror)
+        self._start(mirror.run())
+
+    def _not_synced(self) -> str:
+        problem = next((each.problem for each in self._mirrors if not each.synced.is_set()), None)
+        return f"no Kubernetes cluster: {self._config.server} did not answer within {SYNC_SECONDS:g} s: {problem}"
+
+    def _start(self, life: Coroutine[Any, Any, None]) -> None:
+        """Run something until the back end is closed; a fault of it is one of the back end."""
+        task = self._loop.create_task(life)
+        self._tasks.add(task)
+
+        def done(ended: asyncio.Task[None]) -> None:
+            self._tasks.discard(ended)
+            if not ended.cancelled() and (error := ended.exception()) is not None:
+                self._fail(error)
+
+        task.add_done_callback(done)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._is_closed:
+            problem = str(error) if isinstance(error, LeadershipLostError) else repr(error)
+            self._tell(BackendFailed(problem))
+
+    async def _hold(self, leadership: Leadership) -> None:
+        await leadership.hold()
+        raise LeadershipLostError("the lease could not be renewed in time; another instance may lead now")
+
+    async def _watch_over(self) -> None:
+        """Look after everything that no event announces: silent nodes, refused gangs, reasons of those that wait."""
+        next_retry, behind = 0.0, ""
+        while True:
+            if self._is_adopted:
+                self._dirty_nodes.update(name for name, each in self._known_nodes.items() if each.silent_since is not None)
+                self._report_nodes()
+                if self._loop.time() >= next_retry:
+                    next_retry = self._loop.time() + REFUSED_SECONDS
+                    self._gangs.retry_refused()
+                await self._explain()
+            problem = next((each.problem for each in self._mirrors if each.problem is not None), None) or ""
+            if bool(problem) != bool(behind):
+                say = self._log.warning if problem else self._log.info
+                say("kubernetes-away" if problem else "kubernetes-back", text=problem or "all watches go on")
+            behind = problem
+            await asyncio.sleep(LOOK_SECONDS)
+
+    # What the watches tell
+
+    def _pod_changed(self, before: PodInfo | None, after: PodInfo | None) -> None:
+        pod = after or before
+        assert pod is not None
+        if pod.labels.get(names.SERVICE) == self._terms.service:
+            job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
+            run = self._all.table.get((job, int(epoch))) if epoch.isdigit() else None
+            if run is not None:
+                run.changed.set()
+        elif pod.scheduler == self._options.scheduler:
+            if before is not None and (after is None or after.uid != before.uid):
+                self._index.remove_pod(before.key)
+            if after is not None:
+                self._index.put_pod(after)
+            self._gangs_changed()
+
+    def _owner_event(self, kind: str, change: str, found: Json) -> None:
+        if change == "DELETED":
+            self._index.remove_owner(found["metadata"]["uid"])
+        else:
+            self._index.put_owner(read_owner({"kind": kind, **found}))
+        self._gangs_changed()
+
+    def _gangs_changed(self) -> None:
+        keys = [each if isinstance(each, str) else each.key for each in self._index.changed()]
+        if self._is_adopted:  # before, all of them are looked at together
+            self._gangs.look_at(keys)
+
+    def _namespace_event(self, change: str, found: Json) -> None:
+        meta = found["metadata"]
+        if change == "DELETED":
+            self._tenants.pop(meta["name"], None)
+            return
+        tenant = (meta.get("labels") or {}).get(names.TENANT) or meta["name"]
+        self._tenants[meta["name"]] = tenant
+        said = (meta.get("annotations") or {}).get(names.WEIGHT)
+        if said is not None:
+            try:
+                weight = float(said)
+                if not 1e-3 <= weight <= 1e3:
+                    raise ValueError  # noqa: TRY301
+            except ValueError:
+                text = f"{names.WEIGHT}: expected a number from 0.001 to 1000, got {said[:40]!r}; it has no effect"
+                self._log.warning("namespace-weight", namespace=meta["name"], text=text)
+            else:
+                self._tell(TenantWeighed(tenant, weight))
+
+    def _tenant_of(self, namespace: str) -> str:
+        return self._tenants.get(namespace, namespace)
+
+    def _types_of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
+        return node_types(
+            gang, [(found, node.gpu_type) for found in self._view.nodes.values() if (node := self._discovery.node_of(found))]
+        )
+
+    # Nodes
+
+    def _report_nodes(self) -> None:
+        """Report nodes about which something has changed."""
+        dirty = sorted(self._dirty_nodes)
+        self._dirty_nodes.clear()
+        is_changed = False
+        for name in dirty:
+            found = self._view.nodes.get(name)
+            known, node = self._known_nodes.get(name), None if found is None else self._discovery.node_of(found)
+            self._warn_of(found)
+            if known is None:
+                if node is None:
+                    continue
+                known = self._known_nodes[name] = NodeHistory(node)
+            elif node is not None:
+                known.node = node
+            is_silent = found is None or not found.is_ready
+            known.silent_since = None if not is_silent else known.silent_since or self._loop.time()
+            strangers = [pod for pod in self._view.at(name) if not self._is_ours(pod)]
+            ours = {slot for run in self._all.table.at(name) for node_name, slot in run.gpus if node_name == name}
+            now = seen(known.node, found, strangers, ours, self._why_lost(known))
+            if now != known.reported:
+                is_changed |= known.reported is None or known.reported.node != now.node
+                known.reported = now
+                self._tell(NodeReport(now.node, now.state, time(), now.evidence, now.withheld))
+        if is_changed:
+            self._gangs.retry_refused()
+
+    def _warn_of(self, found: NodeInfo | None) -> None:
+        """Tell the operator once what is odd about a node."""
+        problem = None if found is None else self._discovery.problem_of(found)
+        if problem is not None and problem not in self._warned:
+            self._warned.add(problem)
+            self._log.warning("node-odd", text=problem)
+
+    def _why_lost(self, known: NodeHistory) -> str | None:
+        """Say why nothing of ours can run on a silent node any more; None: something may.
+
+        The agents in its pods have ended their runs when they have not been answered for a lease.
+        """
+        if known.silent_since is None or self._loop.time() - known.silent_since < with_slack(self._lease):
+            return None
+        for run in self._all.table.at(known.node.name):
+            if run.order.request.pods is None and any(
+                (link := self._runs.links.get(each)) is not None and link.lease_left() > 0
+                for each in self._pods.links_at(run, known.node.name)
+            ):
+                return None
+        silence = self._loop.time() - known.silent_since
+        return f"it has not been Ready for {silence:.0f} s, longer than the lease of {self._lease:g} s of what ran there"
+
+    def _is_ours(self, pod: PodInfo) -> bool:
+        """Whether a pod belongs to an open run, whose GPUs the core knows of."""
+        job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
+        if pod.labels.get(names.SERVICE) != self._terms.service:
+            job, epoch = pod.annotations.get(names.RUN_JOB, ""), pod.annotations.get(names.RUN_EPOCH, "")
+        return epoch.isdigit() and self._all.table.get((job, int(epoch))) is not None
+
+    # Reasons
+
+    async def _explain(self) -> None:
+        """Say on pods and their owners why they wait: a few at a time, in turn."""
+        for key, text in [*self._gangs.problems.items()]:
+            gang = self._index.get(key)
+            if gang is not None:
+                self._reasons.note(gang, None, "cannot-run", text)
+        waiting = [(key, each.job) for key, each in self._gangs.found.items() if each.job and key not in self._gangs.runs]
+        turn = self._turn % max(1, len(waiting))
+        self._turn = turn + EXPLAINED
+        chosen = [(key, job) for key, job in (waiting[turn:] + waiting[:turn])[:EXPLAINED] if job is not None]
+        said = await asyncio.to_thread(lambda: [self._journal.explain(job) for _, job in chosen])
+        for (key, job), reason in zip(chosen, said, strict=True):
+            gang = self._index.get(key)
+            if gang is not None and reason is not None:
+                self._reasons.note(gang, job, *reason)

@@ -1,0 +1,94 @@
+"""What Kubernetes says of its nodes, as nodes of Poise. Pure: what was read of nodes and pods goes in.
+
+A node's GPUs are numbered from 0 by Poise alone: the kubelet counts, and the device plug-in chooses. So which slots are
+withheld because pods of others use GPUs is a matter of number; they are taken from the end, where none of our runs is.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from poise.scheduler.model.cluster import Node
+from poise.service.backends.api import NodeState
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.objects import NodeInfo, PodInfo
+from poise.service.backends.local.gpus import gpu_type
+from poise.service.wire.request import NAME
+
+ONE_RACK = "rack-0"
+NO_TYPE = "MIG-INVALID"  # in the product that GPU feature discovery names where a node's GPUs are divided differently
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_FIT = re.compile(NAME)
+
+
+class Seen(NamedTuple):
+    """How a node is: what `NodeReport` says, without the time."""
+
+    node: Node
+    state: NodeState
+    evidence: str
+    withheld: tuple[int, ...]
+
+
+class Discovery(NamedTuple):
+    """How nodes are read: which of their labels name the type of GPU, and the rack, the first that is there."""
+
+    type_labels: Sequence[str] = names.TYPE_LABELS
+    rack_labels: Sequence[str] = names.RACK_LABELS
+
+    def node_of(self, found: NodeInfo) -> Node | None:
+        """Return the node as Poise knows it; None: it has no GPUs, none of one type, or a name that Poise cannot use."""
+        if found.gpus < 1 or not _FIT.fullmatch(found.name):
+            return None
+        product = self.type_label(found)
+        if product is not None and NO_TYPE in product:
+            return None
+        rack = next((found.labels[each] for each in self.rack_labels if found.labels.get(each)), ONE_RACK)
+        return Node(found.name, gpu_type(product) if product else "unknown", found.gpus, _UNFIT.sub("-", rack)[:64])
+
+    def type_label(self, found: NodeInfo) -> str | None:
+        """Return what its label says that its GPUs are."""
+        return next((found.labels[each] for each in self.type_labels if found.labels.get(each)), None)
+
+    def problem_of(self, found: NodeInfo) -> str | None:
+        """Say what is odd about a node that has GPUs, in one sentence for the operator; None: nothing."""
+        if found.gpus < 1:
+            return None
+        if not _FIT.fullmatch(found.name):
+            return f"node {found.name[:80]}: its name is longer than Poise can use (64 characters); it gets no jobs"
+        product = self.type_label(found)
+        if product is None:
+            label = self.type_labels[-1]
+            return (
+                f"node {found.name}: it has {found.gpus} GPUs and no label {label}, so their type is unknown;"
+                f" run GPU feature discovery, or: kubectl label node {found.name} {self.type_labels[0]}=v100"
+            )
+        if NO_TYPE in product:
+            return f"node {found.name}: {product}: its GPUs are divided in a way that has no one type; it gets no jobs"
+        return None
+
+
+def seen(node: Node, found: NodeInfo | None, strangers: Iterable[PodInfo], ours: Collection[int], lost: str | None) -> Seen:
+    """Say how a node is.
+
+    found       what Kubernetes says of it; None: it was deleted
+    strangers   pods that hold GPUs there and are none of our runs
+    ours        slots of our runs
+    lost        why nothing of ours can run there any more; None: it can
+    """
+    if found is None:
+        text = "it was deleted from the Kubernetes cluster"
+        return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
+    if not found.is_ready:
+        text = f"it is not Ready: {found.message or 'its kubelet does not report'}"
+        return Seen(node, NodeState.UNREACHABLE if lost is None else NodeState.LOST, lost or text, ())
+    if found.is_cordoned:
+        return Seen(node, NodeState.UP, "it is cordoned (kubectl uncordon gives it back)", tuple(range(node.gpus)))
+    pods = sorted(strangers, key=lambda pod: pod.key)
+    taken = sum(pod.gpus for pod in pods)
+    free = [slot for slot in range(node.gpus - 1, -1, -1) if slot not in ours]
+    evidence = "it is Ready"
+    if pods:
+        first = f"{pods[0].namespace}/{pods[0].name}" + (f" and {len(pods) - 1} more" if len(pods) > 1 else "")
+        evidence = f"others use {taken} of its GPUs: {first}"
+    return Seen(node, NodeState.UP, evidence, tuple(sorted(free[:taken])))

@@ -1,0 +1,1056 @@
+"""Which pods belong together: gangs of pods that others have created, and what Poise may do with them.
+
+Pure: what was read of pods and of their owners goes in, gangs come out, and an event costs the size of one gang. A pod is
+in exactly one gang, the first of these that applies:
+
+1. the pod group that a known label or annotation names (coscheduling, Volcano, Kueue), unless that is only another name of
+   the owner, as Kubeflow Trainer and Volcano give them
+2. its topmost owner: pod → Job → JobSet → TrainJob
+3. the gang that its annotation `poise.run/gang` names
+4. itself
+
+Kubernetes' own scheduling group (`spec.schedulingGroup`) is not read yet: it changes with every release.
+
+An owner may become known after its pods, or go before them. Until all owners of a chain are known its gang is not whole; an
+owner that was deleted is remembered while something refers to it, so that a gang keeps its key as long as it has pods.
+"""
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, Owner, PodInfo, controller_of, requested
+
+SUSPENDED_BY = f"{names.PREFIX}/suspended"  # annotation of an owner that Poise has suspended: the epoch of the run that left
+GANG_KEY = f"{names.PREFIX}/gang-key"  # annotation of a bound pod: the key of its gang, which a restart would not find again
+
+GROUP_NAMES = (
+    "scheduling.x-k8s.io/pod-group",
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "scheduling.k8s.io/group-name",
+    "kueue.x-k8s.io/pod-group-name",
+)
+GROUP_SIZES = (names.GANG_SIZE, "pod-group.scheduling.sigs.k8s.io/min-available")
+KUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/managed", "kueue.x-k8s.io/pod-group-name")
+KUEUE = "kueue.x-k8s.io/"
+
+KINDS = {
+    "Job": ("batch/v1", "jobs"),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobsets"),
+    "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs"),
+}
+"""Owners that Poise knows: the version of their API that is asked if they do not say theirs, and their plural."""
+
+REMAKERS = {("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("apps", "DaemonSet"), ("", "ReplicationController")}
+"""Controllers that make a pod again however it ended, by group and kind."""
+
+DEEPEST = 8  # owners in a chain: references are written by users and might run in a circle
+EVICTION_CODES = (75, 137, 143)  # exit codes of a pod that was evicted: saved and left, killed, ended by TERM
+GPU_TAINT = names.GPU_RESOURCE  # the ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs
+PASSING_TAINTS = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")  # of nodes that are not ready, or cordoned
+_BARRIERS = ("NoSchedule", "NoExecute")
+_FIT = re.compile(r"[A-Za-z0-9-]{1,40}")
+_DIGITS = re.compile(r"(\d+)")
+T = TypeVar("T")
+
+
+class Preempts(StrEnum):
+    """How a gang can be made to leave: by suspending its owner, by evicting its pods, or not at all."""
+
+    SUSPEND = "suspend"
+    EVICT = "evict"
+    NEVER = "never"
+
+
+class OwnerPhase(StrEnum):
+    """How an owner is. GONE: it was deleted, and its pods are about to follow."""
+
+    ACTIVE = "active"
+    COMPLETE = "complete"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+# Owners
+
+
+class PodTemplate(NamedTuple):
+    """Pods of one kind that an owner makes.
+
+    name        of the replicated job in its JobSet; empty for a Job
+    pods        at once;  gpus: of each
+    after       replicated jobs that have to be ready or complete before these pods are made
+    """
+
+    name: str
+    pods: int
+    gpus: int
+    scheduler: str
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerInfo:
+    """A Job, JobSet or TrainJob.
+
+    path                 of the object in the API
+    owner                what controls it
+    templates            of its pods; none for a TrainJob: those of its JobSet count
+    finished             pods of `size` that have succeeded and are not made again (of a Job)
+    message              why it has failed or completed
+    ignores_disruption   a Job that makes evicted pods again without counting a failure
+    queue                Kueue decides when it runs
+    annotations          Poise's, of itself and of its pod templates
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    path: str
+    owner: Owner | None
+    suspended: bool
+    templates: tuple[PodTemplate, ...]
+    finished: int
+    state: OwnerPhase
+    message: str
+    ignores_disruption: bool
+    queue: bool
+    annotations: Mapping[str, str]
+
+    @property
+    def size(self) -> int | None:
+        """Number of pods at once, whoever schedules them; None: its JobSet knows."""
+        return sum(each.pods for each in self.templates) if self.templates else None
+
+    @property
+    def scheduler(self) -> str:
+        """The scheduler of its pods that have GPUs, else of the others; empty: its JobSet knows."""
+        return max(self.templates, key=lambda each: each.gpus).scheduler if self.templates else ""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each pod that has GPUs: the most, should they differ."""
+        return max((each.gpus for each in self.templates), default=0)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its user has suspended it; what Poise has suspended says so."""
+        return self.suspended and SUSPENDED_BY not in self.annotations
+
+
+def read_owner(found: Json, resource: str = names.GPU_RESOURCE) -> OwnerInfo:
+    """Read a Job, JobSet or TrainJob. Items of lists are without `kind`: give it to them."""
+    kind = found.get("kind", "")
+    if kind not in KINDS:
+        raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    version, plural = KINDS[kind]
+    meta, spec, status = found["metadata"], found.get("spec") or {}, found.get("status") or {}
+    namespace, name = meta.get("namespace", "default"), meta["name"]
+    state, message = _state_of(status)
+    templates = tuple(_templates(kind, spec, resource))
+    labels = meta.get("labels") or {}
+    return OwnerInfo(
+        kind=kind,
+        namespace=namespace,
+        name=name,
+        uid=meta["uid"],
+        path=f"/apis/{found.get('apiVersion') or version}/namespaces/{namespace}/{plural}/{name}",
+        owner=controller_of(found),
+        suspended=bool(spec.get("suspend")),
+        templates=templates,
+        finished=_finished(spec, status, state, templates[0].pods) if kind == "Job" else 0,
+        state=state,
+        message=message,
+        ignores_disruption=kind == "Job" and _ignores_disruption(spec),
+        queue=any(each in labels for each in KUEUE_LABELS) or str(spec.get("managedBy", "")).startswith(KUEUE),
+        annotations=_annotations(kind, found),
+    )
+
+
+def _state_of(status: Json) -> tuple[OwnerPhase, str]:
+    words = {"Complete": OwnerPhase.COMPLETE, "Completed": OwnerPhase.COMPLETE, "Failed": OwnerPhase.FAILED}
+    for each in status.get("conditions") or ():
+        if each.get("status") == "True" and each.get("type") in words:
+            return words[each["type"]], each.get("message") or each.get("reason") or ""
+    return OwnerPhase.ACTIVE, ""
+
+
+def _templates(kind: str, spec: Json, resource: str) -> Iterator[PodTemplate]:
+    if kind == "Job":
+        yield _template("", spec, resource)
+    if kind != "JobSet":
+        return
+    before: tuple[str, ...] = ()
+    in_order = (spec.get("startupPolicy") or {}).get("startupPolicyOrder") == "InOrder"
+    for each in spec.get("replicatedJobs") or ():
+        job = (each.get("template") or {}).get("spec") or {}
+        after = (*(before if in_order else ()), *(other.get("name", "") for other in each.get("dependsOn") or ()))
+        made = _template(each.get("name", ""), job, resource)
+        yield made._replace(pods=made.pods * _number(each.get("replicas")), after=after)
+        before = (made.name,)
+
+
+def _template(name: str, job: Json, resource: str) -> PodTemplate:
+    pod = (job.get("template") or {}).get("spec") or {}
+    pods = _number(job.get("parallelism"))
+    if job.get("completions") is not None:
+        pods = min(pods, job["completions"])
+    return PodTemplate(name, pods, round(requested(pod, resource)), pod.get("schedulerName", "default-scheduler"))
+
+
+def _number(found: int | None) -> int:
+    return 1 if found is None else found
+
+
+def _finished(job: Json, status: Json, state: OwnerPhase, pods: int) -> int:
+    """Count the pods that a Job needed and needs no more: of the last ones, fewer than `parallelism` are made."""
+    succeeded = status.get("succeeded") or 0
+    if state is OwnerPhase.COMPLETE:
+        return pods
+    if job.get("completions") is None:
+        return min(pods, int(succeeded))  # once a pod of a work queue has succeeded no others are made
+    completions: int = job["completions"]
+    return max(0, pods - max(0, completions - succeeded))
+
+
+def _ignores_disruption(job: Json) -> bool:
+    """Whether an evicted pod is made again and counts as no failure. The first rule that applies decides."""
+    for rule in (job.get("podFailurePolicy") or {}).get("rules") or ():
+        conditions = rule.get("onPodConditions") or ()
+        is_disruption = any(each.get("type") == "DisruptionTarget" for each in conditions)
+        codes = rule.get("onExitCodes") or {}
+        listed = codes.get("values") or ()
+        hit = [code for code in EVICTION_CODES if codes and (code in listed) == (codes.get("operator", "In") == "In")]
+        if rule.get("action") == "Ignore":
+            # Code 75 is that of a script that has saved and left: whoever ignores it has Poise in mind.
+            if is_disruption or 75 in hit:
+                return True
+        elif is_disruption or hit:
+            return False
+    return False
+
+
+def _annotations(kind: str, found: Json) -> Mapping[str, str]:
+    spec = found.get("spec") or {}
+    jobs = [spec] if kind == "Job" else [(each.get("template") or {}).get("spec") or {} for each in _replicated(spec)]
+    metas = [(job.get("template") or {}).get("metadata") or {} for job in jobs]
+    said: dict[str, str] = {}
+    for meta in (*metas, found["metadata"]):
+        said |= {key: text for key, text in (meta.get("annotations") or {}).items() if key.startswith(names.PREFIX + "/")}
+    return said
+
+
+def _replicated(spec: Json) -> Sequence[Json]:
+    return spec.get("replicatedJobs") or ()
+
+
+def _group_of(owner: Owner) -> str:
+    return owner.api_version.rpartition("/")[0]
+
+
+def _is_known_kind(owner: Owner | None) -> bool:
+    """Whether Poise reads objects of this kind. Others have Jobs, too: Volcano's is of another group."""
+    return owner is not None and owner.kind in KINDS and _group_of(owner) == KINDS[owner.kind][0].partition("/")[0]
+
+
+# Gangs
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Pods that are bound together or not at all.
+
+    key        for ever the same for this gang, once its owner is known; fit for a submission
+    kind       Job, JobSet, TrainJob, PodGroup or Pod
+    owner      the topmost one; None: it has none, or not all owners are known yet
+    size       number of pods that it needs; None: not known
+    workers    those of them that have GPUs; None: not known
+    pods       that are not over and not being deleted, oldest first
+    gpus       of each pod that has GPUs; helpers, such as launchers, have none
+    finished   workers that have succeeded and are not made again
+    problem    why Poise does not schedule it, in one sentence
+    is_whole   all pods exist that it still needs, bound or not, and none is gated
+    """
+
+    key: str
+    namespace: str
+    name: str
+    kind: str
+    owner: OwnerInfo | None
+    size: int | None
+    pods: tuple[PodInfo, ...]
+    gpus: int
+    preempts: Preempts
+    problem: str | None
+    is_whole: bool
+    workers: int | None = None
+    finished: int = 0
+
+    @property
+    def what(self) -> str:
+        """Its kind and name, for people."""
+        return f"{self.kind} {self.name}"
+
+    def annotation(self, name: str) -> str | None:
+        """Return what its pods, or else its owner, say in an annotation of Poise."""
+        said = (pod.annotations[name] for pod in self.pods if name in pod.annotations)
+        return next(said, None if self.owner is None else self.owner.annotations.get(name))
+
+
+class _Sort(StrEnum):
+    OWNER = "owner"
+    GROUP = "group"
+    POD = "pod"
+
+
+class _GroupId(NamedTuple):
+    """What pods have in common that are a gang. The namespace is part of it: a pod can claim owners of other namespaces."""
+
+    sort: _Sort
+    namespace: str
+    source: str  # label or annotation that names it
+    name: str  # uid of the owner; name of the group; name and uid of the pod
+
+    @property
+    def suffix(self) -> str:
+        return hashlib.sha256("\0".join(self).encode()).hexdigest()[:12]
+
+
+@dataclass(slots=True)
+class _Members:
+    """Pods of a gang. `live`: those that are not over; `anchor`: age and uid of the oldest one since there were none."""
+
+    pods: set[Key] = field(default_factory=set)
+    live: set[Key] = field(default_factory=set)
+    anchor: tuple[float, str] | None = None
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A gang that is being made."""
+
+    id: _GroupId
+    kind: str
+    name: str
+    pods: tuple[PodInfo, ...]
+    problems: list[str] = field(default_factory=list)
+    owner: OwnerInfo | None = None
+    size: int | None = None
+    workers: int | None = None
+    gpus: int = 0
+    finished: int = 0
+    preempts: Preempts = Preempts.NEVER
+    is_whole: bool = False
+
+    @property
+    def what(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    def refuse(self, text: str) -> None:
+        self.problems.append(f"{self.what}: {text}")
+
+    def gang(self, key: str) -> Gang:
+        return Gang(
+            key, self.id.namespace, self.name, self.kind, self.owner, self.size, self.pods, self.gpus, self.preempts,
+            self.problems[0] if self.problems else None,
+            self.is_whole and bool(self.pods) and not any(pod.is_gated for pod in self.pods), self.workers, self.finished,
+        )  # fmt: skip
+
+
+class GangIndex:
+    """All gangs of one scheduler. Events may come in any order; gangs are made anew when they are next asked for."""
+
+    def __init__(self, scheduler: str = names.SCHEDULER) -> None:
+        self._scheduler = scheduler
+        self._pods: dict[Key, PodInfo] = {}
+        self._home: dict[Key, _GroupId] = {}
+        self._groups: dict[_GroupId, _Members] = {}
+        self._owners: dict[str, OwnerInfo] = {}  # by uid
+        self._gone: set[str] = set()  # owners that were deleted before what they own
+        self._children: defaultdict[str, set[str]] = defaultdict(set)  # owners by the uid of their owner
+        self._wards: defaultdict[str, set[Key]] = defaultdict(set)  # pods by the uid of their owner
+        self._dirty: dict[_GroupId, None] = {}
+        self._made: dict[_GroupId, Gang] = {}
+        self._by_key: dict[str, Gang] = {}
+        self._news: dict[str, None] = {}
+        self._told: set[str] = set()
+
+    def __iter__(self) -> Iterator[Gang]:
+        """Iterate over a copy."""
+        self._refresh()
+        return iter([*self._by_key.values()])
+
+    def __len__(self) -> int:
+        self._refresh()
+        return len(self._by_key)
+
+    def get(self, key: str) -> Gang | None:
+        """Return a gang; None: there is none any more."""
+        self._refresh()
+        return self._by_key.get(key)
+
+    def gang_of_pod(self, key: Key) -> str | None:
+        """Return the key of a pod's gang; None: it is not Poise's, or its gang is over."""
+        self._refresh()
+        home = self._home.get(key)
+        return None if home is None or (gang := self._made.get(home)) is None else gang.key
+
+    def changed(self) -> list[Gang | str]:
+        """Return the gangs that have changed since the last call; of those that are gone, the key."""
+        self._refresh()
+        news: list[Gang | str] = []
+        for key in self._news:
+            gang = self._by_key.get(key)
+            if gang is not None:
+                news.append(gang)
+                self._told.add(key)
+            elif key in self._told:
+                news.append(key)
+                self._told.discard(key)
+        self._news.clear()
+        return news
+
+    # Events
+
+    def put_pod(self, pod: PodInfo) -> None:
+        """Take a pod that is new, or that has changed."""
+        before = self._pods.get(pod.key)
+        if before == pod:
+            return
+        if before is not None and (before.uid, before.owner) != (pod.uid, pod.owner):
+            self.remove_pod(pod.key)  # another pod has taken its name, or it was orphaned
+        if pod.owner is not None and _is_known_kind(pod.owner):
+            self._wards[pod.owner.uid].add(pod.key)
+        home = self._home_of(pod)
+        if home is None:
+            self.remove_pod(pod.key)
+            return
+        self._pods[pod.key] = pod
+        self._move(pod, home)
+
+    def remove_pod(self, key: Key) -> None:
+        """Forget a pod that does not exist any more."""
+        pod = self._pods.pop(key, None)
+        if pod is None:
+            return
+        self._leave(key)
+        if pod.owner is not None:
+            self._release(pod.owner.uid, self._wards, key)
+
+    def retain_pods(self, keys: Collection[Key]) -> None:
+        """Forget all pods but these, which a new list has shown."""
+        for key in [key for key in self._pods if key not in keys]:
+            self.remove_pod(key)
+
+    def put_owner(self, owner: OwnerInfo) -> None:
+        """Take an owner that is new, or that has changed."""
+        before = self._owners.get(owner.uid)
+        if before == owner and owner.uid not in self._gone:
+            return
+        self._gone.discard(owner.uid)
+        if before is not None:
+            self._mark_tree(before)
+            if before.owner is not None and before.owner != owner.owner:
+                self._release(before.owner.uid, self._children, owner.uid)
+        self._owners[owner.uid] = owner
+        if owner.owner is not None and _is_known_kind(owner.owner):
+            self._children[owner.owner.uid].add(owner.uid)
+        self._mark_tree(owner)
+        if before is None or before.owner != owner.owner or before.name != owner.name:
+            for key in [*self._pods_below(owner.uid)]:
+                pod = self._pods[key]
+                home = self._home_of(pod)
+                assert home is not None
+                self._move(pod, home)
+
+    def remove_owner(self, uid: str) -> None:
+        """Take that an owner was deleted. It is remembered while pods or owners refer to it."""
+        owner = self._owners.get(uid)
+        if owner is None:
+            return
+        self._mark_tree(owner)
+        self._gone.add(uid)
+        self._drop_if_unused(uid)
+
+    def retain_owners(self, kind: str, uids: Collection[str]) -> None:
+        """Take all owners of a kind for deleted but these, which a new list has shown."""
+        for uid in [uid for uid, each in self._owners.items() if each.kind == kind and uid not in uids]:
+            self.remove_owner(uid)
+
+    # Membership
+
+    def _home_of(self, pod: PodInfo) -> _GroupId | None:
+        """Say what a pod belongs to; None: it is of no concern."""
+        source = next((each for each in GROUP_NAMES if pod.labels.get(each) or pod.annotations.get(each)), None)
+        owner = pod.owner if _is_known_kind(pod.owner) else None
+        if source is not None:
+            name = pod.labels.get(source) or pod.annotations[source]
+            if owner is None or not self._is_alias(name, owner, pod.namespace):
+                return _GroupId(_Sort.GROUP, pod.namespace, source, name)
+        if owner is not None:
+            return _GroupId(_Sort.OWNER, pod.namespace, "", self._top(owner.uid, pod.namespace))
+        if pod.annotations.get(names.GANG):
+            return _GroupId(_Sort.GROUP, pod.namespace, names.GANG, pod.annotations[names.GANG])
+        if pod.scheduler != self._scheduler:
+            return None
+        return _GroupId(_Sort.POD, pod.namespace, "", f"{pod.name}/{pod.uid}")
+
+    def _is_alias(self, group: str, owner: Owner, namespace: str) -> bool:
+        """Whether a group is one of the owners by another name: Trainer names it alike, Volcano by the owner's uid."""
+        step: Owner | None = owner
+        for _ in range(DEEPEST):
+            if step is None or not _is_known_kind(step):
+                return False
+            if group in (step.name, f"podgroup-{step.uid}"):
+                return True
+            found = self._owner(step.uid, namespace)
+            step = None if found is None else found.owner
+        return False
+
+    def _owner(self, uid: str, namespace: str) -> OwnerInfo | None:
+        found = self._owners.get(uid)
+        return found if found is not None and found.namespace == namespace else None
+
+    def _top(self, uid: str, namespace: str) -> str:
+        """Return the uid of the topmost owner that is referred to, known or not."""
+        for _ in range(DEEPEST):
+            found = self._owner(uid, namespace)
+            if found is None or found.owner is None or not _is_known_kind(found.owner):
+                break
+            uid = found.owner.uid
+        return uid
+
+    def _move(self, pod: PodInfo, home: _GroupId) -> None:
+        if self._home.get(pod.key, home) != home:
+            self._leave(pod.key)
+        self._home[pod.key] = home
+        members = self._groups.setdefault(home, _Members())
+        members.pods.add(pod.key)
+        if pod.is_over:
+            members.live.discard(pod.key)
+        else:
+            members.live.add(pod.key)
+            age = pod.created, pod.uid
+            members.anchor = age if members.anchor is None else min(members.anchor, age)
+        self._settle(home, members)
+
+    def _leave(self, key: Key) -> None:
+        home = self._home.pop(key)
+        members = self._groups[home]
+        members.pods.discard(key)
+        members.live.discard(key)
+        self._settle(home, members)
+
+    def _settle(self, home: _GroupId, members: _Members) -> None:
+        if not members.live:
+            members.anchor = None  # new pods under the same name are another gang
+        if not members.pods:
+            del self._groups[home]
+        self._dirty[home] = None
+
+    def _pods_below(self, uid: str, depth: int = 0) -> Iterator[Key]:
+        yield from (key for key in self._wards.get(uid, ()) if key in self._pods)
+        if depth < DEEPEST:
+            for child in self._children.get(uid, ()):
+                yield from self._pods_below(child, depth + 1)
+
+    def _mark_tree(self, owner: OwnerInfo) -> None:
+        """Have the gangs made anew that know of an owner: its own, and groups that its pods are in."""
+        self._dirty[_GroupId(_Sort.OWNER, owner.namespace, "", self._top(owner.uid, owner.namespace))] = None
+        self._dirty |= {self._home[key]: None for key in self._pods_below(owner.uid)}
+
+    def _release(self, owner: str, table: dict[str, set[T]], what: T) -> None:
+        """Note that something does not refer to an owner any more."""
+        found = table.get(owner)
+        if found is None:
+            return
+        found.discard(what)
+        if not found:
+            del table[owner]
+        self._drop_if_unused(owner)
+
+    def _drop_if_unused(self, uid: str) -> None:
+        if uid not in self._gone or uid in self._wards or uid in self._children:
+            return
+        self._gone.discard(uid)
+        owner = self._owners.pop(uid)
+        if owner.owner is not None:
+            self._release(owner.owner.uid, self._children, uid)
+
+    # Making gangs
+
+    def _refresh(self) -> None:
+        for home in self._dirty:
+            old, new = self._made.pop(home, None), self._make(home)
+            if old is not None and (new is None or new.key != old.key):
+                del self._by_key[old.key]
+                self._news[old.key] = None
+            if new is not None:
+                self._made[home] = self._by_key[new.key] = new
+                if new != old:
+                    self._news[new.key] = None
+        self._dirty.clear()
+
+    def _make(self, home: _GroupId) -> Gang | None:
+        members = self._groups.get(home, _Members())
+        everyone = [self._pods[key] for key in members.pods]
+        ours = sorted((pod for pod in everyone if pod.scheduler == self._scheduler), key=_age)
+        pods = tuple(pod for pod in ours if not pod.is_over and not pod.ending)
+        is_there = any(not pod.is_over for pod in ours)
+        top = self._owner(home.name, home.namespace) if home.sort is _Sort.OWNER else None
+        if top is not None:
+            if not is_there and not self._is_awaited(top):
+                return None
+            draft = self._owned(_Draft(home, top.kind, top.name, pods), top)
+        elif not is_there:
+            return None
+        elif home.sort is _Sort.OWNER:
+            draft = self._awaited(_Draft(home, "", "", pods), ours[0])
+        elif home.sort is _Sort.GROUP:
+            draft = self._grouped(_Draft(home, "PodGroup", home.name, pods), ours)
+        else:
+            draft = self._single(_Draft(home, "Pod", ours[0].name, pods))
+        foreign = min(
+            (pod for pod in everyone if pod.scheduler != self._scheduler and not pod.is_over), key=_age, default=None
+        )
+        # Of owners, helpers of another scheduler are their own business: an initializer that runs before, for example.
+        if foreign is not None and (foreign.gpus or home.sort is _Sort.GROUP):
+            draft.refuse(
+                f"its pod {foreign.name} has schedulerName {foreign.scheduler!r}, others {self._scheduler!r};"
+                " give all its pods the same"
+            )
+        return draft.gang(self._key_of(home, members, pods))
+
+    def _is_awaited(self, owner: OwnerInfo) -> bool:
+        """Whether an owner without pods is a gang: the topmost one, whose pods would be Poise's to place."""
+        is_top = self._top(owner.uid, owner.namespace) == owner.uid
+        return (
+            is_top and owner.uid not in self._gone and any(each.scheduler == self._scheduler for each in self._plan(owner))
+        )
+
+    def _key_of(self, home: _GroupId, members: _Members, pods: Sequence[PodInfo]) -> str:
+        if home.sort is _Sort.OWNER:
+            return f"{_fit(home.name)}-{home.suffix}"
+        # The oldest pod may have gone since; Poise has written the key on those that it bound. The end of it shows that
+        # it is this group's, as users can write annotations.
+        known = sorted(key for pod in pods if pod.node and (key := pod.annotations.get(GANG_KEY)) is not None)
+        for key in known:
+            anchor, _, suffix = key.rpartition("-")
+            if suffix == home.suffix and _FIT.fullmatch(anchor):
+                return key
+        assert members.anchor is not None
+        return f"{_fit(members.anchor[1])}-{home.suffix}"
+
+    def _plan(self, top: OwnerInfo) -> list[PodTemplate]:
+        """Return the pods that an owner makes; those of a TrainJob are made by its JobSet."""
+        return [*top.templates] or [each for child in self._children_of(top) for each in child.templates]
+
+    def _children_of(self, owner: OwnerInfo) -> list[OwnerInfo]:
+        """Return the owners that an owner controls; not those that were deleted, in whose place there may be others."""
+        uids = sorted(uid for uid in self._children.get(owner.uid, ()) if uid not in self._gone or owner.uid in self._gone)
+        return [found for uid in uids if (found := self._owner(uid, owner.namespace)) is not None]
+
+    def _below(self, top: OwnerInfo, depth: int = 0) -> Iterator[OwnerInfo]:
+        yield top
+        if depth < DEEPEST:
+            for child in self._children_of(top):
+                yield from self._below(child, depth + 1)
+
+    def _awaited(self, draft: _Draft, pod: PodInfo) -> _Draft:
+        """Make a gang of which not all owners are known yet: nothing is done with it."""
+        missing = pod.owner
+        while missing is not None and (found := self._owner(missing.uid, pod.namespace)) is not None:
+            missing = found.owner
+        assert missing is not None
+        draft.kind, draft.name = missing.kind, missing.name
+        draft.gpus = max((each.gpus for each in draft.pods), default=0)
+        return draft
+
+    def _owned(self, draft: _Draft, top: OwnerInfo) -> _Draft:
+        """Make the gang of an owner: how many pods it has, and of which kind, is known from their templates."""
+        is_gone = top.uid in self._gone
+        draft.owner = replace(top, state=OwnerPhase.GONE) if is_gone else top
+        plan = self._plan(top)
+        ours = [each for each in plan if each.scheduler == self._scheduler]
+        mine = {each.name for each in ours}
+        # Helpers that are made once others are ready cannot be waited for; they are bound when they come.
+        counted_in = [each for each in ours if each.gpus or not mine & {*each.after}]
+        workers = sum(each.pods for each in counted_in if each.gpus)
+        helpers = sum(each.pods for each in counted_in if not each.gpus)
+        family = [*self._below(top)]
+        jobs = [each for each in family if each.kind == "Job" and each.scheduler == self._scheduler]
+        done = sum(each.finished for each in jobs if each.gpus), sum(each.finished for each in jobs if not each.gpus)
+        if plan:
+            draft.size, draft.workers, draft.finished = workers + helpers, workers, min(workers, done[0])
+            there = sum(pod.gpus > 0 for pod in draft.pods)
+            needed = workers - draft.finished, helpers - min(helpers, done[1])
+            draft.is_whole = there >= needed[0] and len(draft.pods) - there >= needed[1]
+        gpus = [pod.gpus for pod in draft.pods] + [each.gpus for each in ours]
+        draft.gpus = max(gpus, default=0)
+        if any(each.queue for each in family):
+            _refuse_kueue(draft)
+        _judge_plan(draft, plan, self._scheduler)
+        if draft.size is not None:
+            _judge_said_size(draft)
+        is_never = _judge(draft, self._preemption_said(draft), gpus, is_complete=bool(plan))
+        if is_never or is_gone:
+            draft.preempts = Preempts.NEVER
+        elif top.owner is None or (_group_of(top.owner), top.owner.kind) == ("batch", "CronJob"):
+            draft.preempts = Preempts.SUSPEND  # a CronJob makes Jobs, and leaves them alone
+        elif jobs and all(each.ignores_disruption for each in jobs):
+            draft.preempts = Preempts.EVICT  # `suspend` is its owner's to set
+        return draft
+
+    def _grouped(self, draft: _Draft, ours: Sequence[PodInfo]) -> _Draft:
+        """Make a gang that labels or annotations have named: its pods say how many they are."""
+        pods = draft.pods
+        if draft.id.source.startswith(KUEUE):
+            _refuse_kueue(draft)
+        draft.size = _said_size(draft)
+        # Pods of a former gang of this name may still lie about: what was bound for the same job is of this one.
+        jobs = {pod.annotations[names.RUN_JOB] for pod in pods if pod.node and names.RUN_JOB in pod.annotations}
+        done = [pod for pod in ours if pod.phase == "Succeeded" and pod.annotations.get(names.RUN_JOB) in jobs]
+        draft.finished = sum(pod.gpus > 0 for pod in done)
+        draft.gpus = max((pod.gpus for pod in (*pods, *done)), default=0)
+        if draft.size is not None:
+            if len(pods) > draft.size:
+                draft.refuse(
+                    f"it has {len(pods)} pods, but {names.GANG_SIZE} says {draft.size};"
+                    " correct the size, or give other gangs other names"
+                )
+            draft.is_whole = len(pods) + len(done) >= draft.size
+            if draft.is_whole:
+                draft.workers = draft.finished + sum(pod.gpus > 0 for pod in pods)
+        self._judge_pods(draft)
+        return draft
+
+    def _single(self, draft: _Draft) -> _Draft:
+        """Make a gang of one pod."""
+        draft.size, draft.is_whole = 1, True
+        draft.gpus = max((pod.gpus for pod in draft.pods), default=0)
+        draft.workers = 1
+        said = next((text for pod in draft.pods if (text := pod.annotations.get(names.GANG_SIZE, "1")) != "1"), None)
+        if said is not None:
+            draft.refuse(f"it has {names.GANG_SIZE} {said[:40]!r}, but no name of a gang; set {names.GANG} as well")
+        self._judge_pods(draft)
+        return draft
+
+    def _judge_pods(self, draft: _Draft) -> None:
+        """Judge a gang that has no owner of its own, and say how its pods can be made to leave."""
+        pods = draft.pods
+        owners = [found for pod in pods if pod.owner and (found := self._owner(pod.owner.uid, pod.namespace)) is not None]
+        if any(each.queue for owner in owners for each in (owner, *self._above(owner))):
+            _refuse_kueue(draft)
+        is_never = _judge(draft, self._preemption_said(draft), [pod.gpus for pod in pods], is_complete=draft.is_whole)
+        if not is_never and pods and all(self._is_made_again(pod) for pod in pods):
+            draft.preempts = Preempts.EVICT
+
+    def _above(self, owner: OwnerInfo) -> Iterator[OwnerInfo]:
+        for _ in range(DEEPEST):
+            found = None if owner.owner is None else self._owner(owner.owner.uid, owner.namespace)
+            if found is None:
+                return
+            yield found
+            owner = found
+
+    def _preemption_said(self, draft: _Draft) -> set[str]:
+        """Return what pods and owner say of preemption."""
+        sources = [pod.annotations for pod in draft.pods]
+        if draft.owner is not None:
+            sources += [each.annotations for each in self._below(draft.owner)]
+        return {said[names.PREEMPTION] for said in sources if names.PREEMPTION in said}
+
+    def _is_made_again(self, pod: PodInfo) -> bool:
+        """Whether a pod that is evicted comes back, and nobody counts it as failed."""
+        if pod.owner is None:
+            return False
+        if _is_known_kind(pod.owner):
+            job = self._owner(pod.owner.uid, pod.namespace)
+            return job is not None and job.ignores_disruption and job.uid not in self._gone
+        is_wanted = pod.annotations.get(names.PREEMPTION) == "restart"
+        return is_wanted and (_group_of(pod.owner), pod.owner.kind) in REMAKERS
+
+
+def _age(pod: PodInfo) -> tuple[float, str, str]:
+    return pod.created, pod.name, pod.uid
+
+
+def _fit(uid: str) -> str:
+    return uid if _FIT.fullmatch(uid) else hashlib.sha256(uid.encode()).hexdigest()[:40]
+
+
+# What is wrong with a gang
+
+
+def _refuse_kueue(draft: _Draft) -> None:
+    draft.refuse(
+        f"Kueue decides when it runs ({KUEUE_LABELS[0]} or the like is set);"
+        " remove that, or let another schedulerName place its pods"
+    )
+
+
+def _judge(draft: _Draft, preemption: Collection[str], gpus: Iterable[int], *, is_complete: bool) -> bool:
+    """Judge what holds for all gangs; say whether its users want it never to be preempted.
+
+    gpus          of its pods, and of those that will be made
+    is_complete   there will be no others
+    """
+    wrong = sorted(set(preemption) - {"restart", "never"})
+    if wrong:
+        draft.refuse(f"{names.PREEMPTION} is {wrong[0][:40]!r}; expected restart or never")
+    different = sorted({*gpus} - {0})
+    if len(different) > 1:
+        draft.refuse(
+            f"its pods ask for different numbers of GPUs ({', '.join(map(str, different))});"
+            " give all of them the same number, or none"
+        )
+    if any(label in pod.labels for pod in draft.pods for label in KUEUE_LABELS):
+        _refuse_kueue(draft)
+    if is_complete and not different:
+        draft.refuse(
+            "none of its pods asks for GPUs; Poise places pods with GPUs only, so set spec.schedulerName: default-scheduler"
+        )
+    return bool(wrong) or "never" in preemption
+
+
+def _judge_plan(draft: _Draft, plan: Sequence[PodTemplate], scheduler: str) -> None:
+    """Judge the replicated jobs of a JobSet: all pods of a gang have to exist at once."""
+    ours = {each.name: each for each in plan if each.scheduler == scheduler}
+    for each in plan:
+        if each.scheduler != scheduler and each.gpus and ours:
+            draft.refuse(
+                f"the pods of its replicated job {each.name} have schedulerName {each.scheduler!r}, others {scheduler!r};"
+                " give all its pods the same"
+            )
+    for each in ours.values():
+        first = next((ours[name] for name in each.after if name in ours), None)
+        if first is None or not each.gpus:
+            continue
+        remedy = "start them together" if first.gpus else f"set schedulerName: default-scheduler for {first.name}"
+        draft.refuse(
+            f"the pods of {each.name} are made after those of {first.name} have started, but a gang starts as one; {remedy}"
+        )
+
+
+def _judge_said_size(draft: _Draft) -> None:
+    """Judge a size that is said although the owner has one."""
+    said = {pod.annotations[names.GANG_SIZE] for pod in draft.pods if names.GANG_SIZE in pod.annotations}
+    if draft.owner is not None and names.GANG_SIZE in draft.owner.annotations:
+        said.add(draft.owner.annotations[names.GANG_SIZE])
+    wrong = sorted(said - {str(draft.size)})
+    if wrong:
+        draft.refuse(
+            f"{names.GANG_SIZE} is {wrong[0][:40]!r}, but it makes {draft.size} pods at once; remove the annotation"
+        )
+
+
+def _said_size(draft: _Draft) -> int | None:
+    """Return the size that the pods say; None: none that makes sense, of which the draft is told."""
+    said: dict[str, str] = {}
+    for pod in draft.pods:
+        for name in GROUP_SIZES:
+            text = pod.annotations.get(name) or pod.labels.get(name)
+            if text:
+                said.setdefault(text, name)
+                break
+    if not said:
+        if draft.pods:
+            draft.refuse(f"it does not say how many pods it has; set the annotation {names.GANG_SIZE} on its pods")
+        return None
+    if len(said) > 1:
+        values = ", ".join(repr(text[:40]) for text in sorted(said))
+        draft.refuse(f"its pods differ in {names.GANG_SIZE} ({values}); give all of them the same number")
+        return None
+    ((text, name),) = said.items()
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < 1:
+        draft.refuse(f"{name} is {text[:40]!r}; expected a number of pods, such as 4")
+        return None
+    return int(text)
+
+
+# Where the pods of a gang go
+
+
+def placement_of(gang: Gang, parts: Sequence[tuple[str, int]]) -> dict[Key, str] | None:
+    """Assign the unbound pods of a gang to the nodes that were chosen for it, given the number of GPUs of each.
+
+    With those that are bound, every node gets exactly the pods that its GPUs are for; pods that have finished leave places
+    empty, from the end. Neighbours by rank are on one node. Helpers go to the first node. None: it does not come out even.
+    """
+    if gang.gpus < 1 or not parts or any(count < 1 or count % gang.gpus for _, count in parts):
+        return None
+    free: dict[str, int] = {}
+    for node, count in parts:
+        free[node] = free.get(node, 0) + count // gang.gpus
+    unbound: list[PodInfo] = []
+    for pod in sorted(gang.pods, key=_rank):
+        if not pod.node:
+            unbound.append(pod)
+        elif pod.gpus:
+            if free.get(pod.node, 0) < 1:
+                return None
+            free[pod.node] -= 1
+    workers = [pod for pod in unbound if pod.gpus]
+    left = sum(free.values()) - len(workers)
+    if not 0 <= left <= gang.finished or any(pod.is_gated or pod.gpus not in (0, gang.gpus) for pod in unbound):
+        return None
+    places = (node for node, count in free.items() for _ in range(count))
+    placed = {pod.key: next(places) for pod in workers}
+    return placed | {pod.key: parts[0][0] for pod in unbound if not pod.gpus}
+
+
+def _rank(pod: PodInfo) -> tuple[str, int, int, list[tuple[int, str]]]:
+    """Order pods as their ranks usually are: by replicated job, job, index and name, numbers in it as such."""
+    parts = [(int(each), "") if each.isdigit() else (-1, each) for each in _DIGITS.split(pod.name)]
+    return (
+        pod.labels.get("jobset.sigs.k8s.io/replicatedjob-name", ""),
+        _index(pod.labels.get("jobset.sigs.k8s.io/job-index")),
+        _index(
+            pod.labels.get("batch.kubernetes.io/job-completion-index")
+            or pod.annotations.get("batch.kubernetes.io/job-completion-index")
+        ),
+        parts,
+    )
+
+
+def _index(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else -1
+
+
+class _Shape(NamedTuple):
+    """What decides on which nodes a pod can be."""
+
+    selector: tuple[tuple[str, str], ...]
+    affinity: str
+    tolerations: tuple[tuple[str, str, str, str], ...]
+    gpus: int
+    cpu: float
+    memory: float
+
+
+def node_types(gang: Gang, nodes: Iterable[tuple[NodeInfo, str]]) -> tuple[tuple[str, ...], str | None]:
+    """Return the GPU types on whose nodes all pods of a gang can be, and what is wrong with what it asks for.
+
+    () means any type; the second is a sentence, or None. Poise chooses among all nodes of a type, so a gang that can be on
+    some of them and not on others is refused. Whether nodes are ready, or used by others, does not matter here.
+    """
+    there = sorted(nodes, key=lambda each: each[0].name)
+    shapes = {
+        _Shape(tuple(sorted(pod.selector.items())), pod.affinity, pod.tolerations, pod.gpus, pod.cpu, pod.memory)
+        for pod in gang.pods
+    }
+    if not shapes:
+        return (), None
+    if not there:
+        return (), f"{gang.what}: the cluster has no node with GPUs"
+    admitted = {node.name for node, _ in there if all(_admits(node, shape) for shape in shapes)}
+    if not admitted:
+        return (), (
+            f"{gang.what}: no node with GPUs matches what its pods demand ({_demands(shapes)});"
+            " correct it, or label or untaint nodes"
+        )
+    for kind in sorted({kind for _, kind in there}):
+        inside = [node.name for node, each in there if each == kind and node.name in admitted]
+        outside = [node.name for node, each in there if each == kind and node.name not in admitted]
+        if inside and outside:
+            return (), (
+                f"{gang.what}: its pods can be on {inside[0]}, but not on {outside[0]} ({_demands(shapes)}), both of type"
+                f" {kind}, and Poise chooses among all nodes of a type; label nodes that differ with {names.TYPE_LABELS[0]}"
+            )
+    fitting = {kind for node, kind in there if node.name in admitted and all(_has_room(node, shape) for shape in shapes)}
+    if not fitting:
+        return (), f"{gang.what}: {_too_large([node for node, _ in there if node.name in admitted], shapes)}"
+    return (() if fitting == {kind for _, kind in there} else tuple(sorted(fitting))), None
+
+
+def _admits(node: NodeInfo, shape: _Shape) -> bool:
+    if any(node.labels.get(label) != wanted for label, wanted in shape.selector):
+        return False
+    if any(not _tolerates(shape, taint) for taint in node.taints):
+        return False
+    return not shape.affinity or any(_term_holds(node, term) for term in _terms(shape.affinity))
+
+
+def _tolerates(shape: _Shape, taint: tuple[str, str, str]) -> bool:
+    key, value, effect = taint
+    if effect not in _BARRIERS or key.startswith(PASSING_TAINTS):
+        return True
+    # A helper is bound, which asks for no toleration, and belongs to pods with GPUs; a kubelet would evict it, though.
+    if key == GPU_TAINT and (shape.gpus or effect == "NoSchedule"):
+        return True
+    return any(
+        wanted_effect in ("", effect)
+        and (wanted == key or (not wanted and operator == "Exists"))
+        and (operator == "Exists" or (operator == "Equal" and wanted_value == value))
+        for wanted, operator, wanted_value, wanted_effect in shape.tolerations
+    )
+
+
+@lru_cache(maxsize=1024)
+def _terms(affinity: str) -> tuple[Json, ...]:
+    return tuple(json.loads(affinity).get("nodeSelectorTerms") or ())
+
+
+def _term_holds(node: NodeInfo, term: Json) -> bool:
+    """Whether a node matches all that a term asks for; an empty one matches none."""
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False
+    return all(_holds(node.labels.get(each["key"]), each) for each in expressions) and all(
+        each["key"] == "metadata.name" and _holds(node.name, each) for each in fields
+    )
+
+
+def _holds(found: str | None, expression: Json) -> bool:
+    operator = expression.get("operator")
+    values: Sequence[str] = expression.get("values") or ()
+    match operator:
+        case "In":
+            return found in values
+        case "NotIn":
+            return found not in values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt" | "Lt":
+            try:
+                number, limit = int(found or ""), int(values[0])
+            except (ValueError, IndexError):
+                return False
+            return number > limit if operator == "Gt" else number < limit
+        case _:
+            return False
+
+
+def _has_room(node: NodeInfo, shape: _Shape) -> bool:
+    return shape.gpus <= node.gpus and shape.cpu <= node.cpu and shape.memory <= node.memory
+
+
+def _demands(shapes: Iterable[_Shape]) -> str:
+    """Say what pods demand of nodes, in few words."""
+    found = {f"{label}={wanted}" for shape in shapes for label, wanted in shape.selector}
+    if any(shape.affinity for shape in shapes):
+        found.add("node affinity")
+    return ", ".join(sorted(found))[:200] or "no toleration of their taints"
+
+
+def _too_large(nodes: Sequence[NodeInfo], shapes: Collection[_Shape]) -> str:
+    asked = {"GPUs": max(shape.gpus for shape in shapes), "cores": max(shape.cpu for shape in shapes)}
+    asked["GiB of memory"] = max(shape.memory for shape in shapes) / 2**30
+    for what, amount in asked.items():
+        has = {node.name: {"GPUs": node.gpus, "cores": node.cpu}.get(what, node.memory / 2**30) for node in nodes}
+        largest = max(has, key=lambda name: has[name])
+        if amount > has[largest]:
+            most = f"the largest node ({largest}) has {has[largest]:.6g}"
+            return f"a pod asks for {amount:.6g} {what}, {most}; ask for less per pod"
+    return "no node has the GPUs, cores and memory together that a pod asks for; ask for less per pod"

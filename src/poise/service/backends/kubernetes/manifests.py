@@ -1,0 +1,212 @@
+"""The pods of a run that Poise starts, as Kubernetes reads them. Pure: an order goes in, JSON comes out.
+
+A pod has the part of a run that is on one node:
+
+    poise-files   (init container)  puts the runner, which needs only Python, into a volume of the pod
+    poise-agent   (sidecar)         the agent: to the server, this pod is a node. From Poise's own image
+    job                             the user's image; its first process starts the runner when the agent says so
+
+Agent and job share a volume and see each other's processes, so that the agent watches the runner by the same files, locks
+and process numbers as on any machine. The user's variables and command are no part of the pod: they come with the order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poise.service.backends.api import RunOrder, RunPart
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.objects import Json
+from poise.service.wire.request import JobRequest, Volume
+
+SHARED = "/poise"  # the volume that agent and job share
+SECRETS = "/var/run/secrets/poise"
+AUDIENCE = "poise"
+TOKEN_SECONDS = 3_600  # the kubelet renews it long before
+CERTIFICATE = f"{names.PREFIX}/certificate"  # annotation with which agents check the server
+STARTER = f"{SHARED}/lib/poise/service/backends/local/runner/starter.py"
+LEAVING_SECONDS = 30  # beyond the time in which a job saves: for TERM, KILL, and the agent's last words
+JOB_CONTAINER, AGENT_CONTAINER, FILES_CONTAINER = "job", "poise-agent", "poise-files"
+NO_RIGHTS = "poise-job"  # service account without any rights
+
+
+@dataclass(frozen=True, slots=True)
+class PodTerms:
+    """What all pods of a service have in common.
+
+    service       identity of the service;  term: of its leadership
+    server        URL where agents connect;  certificate: with which they check it, PEM; empty: with those of their image
+    image         of Poise itself
+    """
+
+    namespace: str
+    service: str
+    server: str
+    image: str
+    certificate: str = ""
+    resource: str = names.GPU_RESOURCE
+    scheduler: str = names.SCHEDULER
+
+
+class RunPods(NamedTuple):
+    """What there has to be for a run, in the order in which it is created. `service`: None if it needs none."""
+
+    service: Json | None
+    pods: Sequence[Json]
+
+
+def links_of(order: RunOrder) -> tuple[str, ...]:
+    """Return the names of a run's pods, by part. To the server each is a node of its own."""
+    return tuple(names.pod_name(order.job, order.epoch, part) for part in range(len(order.gpus)))
+
+
+def run_pods(order: RunOrder, terms: PodTerms, term: int) -> RunPods:
+    """Make the pods of a run, that of rank 0 last: if it is there, all of them are, or have been."""
+    parts = [_pod(order, number, part, terms, term) for number, part in enumerate(order.gpus)]
+    return RunPods(_service(order, terms, term) if len(parts) > 1 else None, parts[::-1])
+
+
+def _service(order: RunOrder, terms: PodTerms, term: int) -> Json:
+    """Make the headless service by which pods of a run find each other, also before they are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": names.service_name(order.job, order.epoch),
+            "namespace": terms.namespace,
+            "labels": _labels(order, terms),
+            "annotations": {names.TERM: str(term)},
+        },
+        "spec": {"clusterIP": "None", "selector": _labels(order, terms), "publishNotReadyAddresses": True},
+    }
+
+
+def _labels(order: RunOrder, terms: PodTerms) -> dict[str, str]:
+    return {
+        names.MANAGED_BY: names.MANAGER,
+        names.SERVICE: terms.service,
+        names.JOB: names.label_value(order.job),
+        names.EPOCH: str(order.epoch),
+    }
+
+
+def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int) -> Json:
+    request, name, alone = order.request, names.pod_name(order.job, order.epoch, number), len(order.gpus) == 1
+    group = names.service_name(order.job, order.epoch)
+    agent = [
+        "poise", "agent", "--once", "--server", terms.server, "--node", name, "--gpus", f"{part.gpu_type}:{len(part.slots)}",
+        "--token-file", f"{SECRETS}/token", "--starter", f"{SHARED}/starter", "--state", f"{SHARED}/state",
+        "--isolate", "off", "--quiet",
+    ]  # fmt: skip
+    agent += ["--address", "127.0.0.1" if alone else f"{name}.{group}.{terms.namespace}.svc"]
+    if terms.certificate:
+        agent += ["--tls-ca", f"{SECRETS}/ca.crt"]
+    user = request.pod.user
+    as_user = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    shared = [{"name": "poise", "mountPath": SHARED}]
+    secrets = [{"name": "poise-secrets", "mountPath": SECRETS, "readOnly": True}]
+    # Unless the job says otherwise its image runs as root, and the agent has to be able to read and end what the job does.
+    agent_user = {"runAsUser": 0 if user is None else user, "allowPrivilegeEscalation": False}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": terms.namespace,
+            "labels": {**_labels(order, terms), names.PART: str(number), names.TENANT: names.label_value(order.tenant)},
+            "annotations": {
+                names.TERM: str(term),
+                names.SLOTS: ",".join(map(str, part.slots)),
+                **({CERTIFICATE: terms.certificate} if terms.certificate else {}),
+            },
+        },
+        "spec": {
+            "nodeName": part.node,
+            "schedulerName": terms.scheduler,
+            "restartPolicy": "Never",
+            "hostname": name,
+            **({} if alone else {"subdomain": group}),
+            "shareProcessNamespace": True,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "serviceAccountName": request.pod.service_account or NO_RIGHTS,
+            "terminationGracePeriodSeconds": round(request.checkpoint.deadline) + LEAVING_SECONDS,
+            "tolerations": [{"key": terms.resource, "operator": "Exists"}],
+            **(
+                {"imagePullSecrets": [{"name": each} for each in request.pod.pull_secrets]}
+                if request.pod.pull_secrets
+                else {}
+            ),
+            **({"securityContext": as_user} if as_user else {}),
+            "initContainers": [
+                {
+                    "name": FILES_CONTAINER,
+                    "image": terms.image,
+                    "command": ["poise", "agent", "--install", f"{SHARED}/lib"],
+                    "securityContext": agent_user,
+                    "volumeMounts": shared,
+                },
+                {
+                    "name": AGENT_CONTAINER,
+                    "image": terms.image,
+                    "restartPolicy": "Always",
+                    "command": agent,
+                    "securityContext": agent_user,
+                    "volumeMounts": shared + secrets,
+                },
+            ],
+            "containers": [
+                {
+                    "name": JOB_CONTAINER,
+                    "image": request.image,
+                    "command": ["python3", STARTER, f"{SHARED}/starter"],
+                    "resources": _resources(request, len(part.slots), terms.resource),
+                    "volumeMounts": [*shared, {"name": "shm", "mountPath": "/dev/shm"}, *map(_mount, request.pod.volumes)],
+                }
+            ],
+            "volumes": [
+                {"name": "poise", "emptyDir": {}},
+                # What data loaders of several processes pass batches through; Docker's own has 64 MB.
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+                {"name": "poise-secrets", "projected": {"defaultMode": 0o440, "sources": _secrets(terms)}},
+                *{_volume_name(each): _volume(each) for each in request.pod.volumes}.values(),
+            ],
+        },
+    }
+
+
+def _resources(request: JobRequest, gpus: int, resource: str) -> Json:
+    asked: dict[str, str] = {}
+    if request.pod.cpu is not None:
+        asked["cpu"] = f"{round(request.pod.cpu * 1000)}m"
+    if request.pod.memory is not None:
+        asked["memory"] = str(request.pod.memory)
+    # Memory that was not asked for may be taken away by killing; processors may be used if they are idle.
+    limits = {name: text for name, text in asked.items() if name != "cpu"}
+    return {"requests": {**asked, resource: str(gpus)}, "limits": {**limits, resource: str(gpus)}}
+
+
+def _secrets(terms: PodTerms) -> list[Json]:
+    token = {"path": "token", "audience": AUDIENCE, "expirationSeconds": TOKEN_SECONDS}
+    sources: list[Json] = [{"serviceAccountToken": token}]
+    if terms.certificate:
+        field = {"fieldPath": f"metadata.annotations['{CERTIFICATE}']"}
+        sources.append({"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": field}]}})
+    return sources
+
+
+def _volume_name(volume: Volume) -> str:
+    return f"{volume.kind}-{volume.name}".replace(".", "-")[: names.LONGEST].rstrip("-")
+
+
+def _volume(volume: Volume) -> Json:
+    source = {
+        "claim": {"persistentVolumeClaim": {"claimName": volume.name}},
+        "secret": {"secret": {"secretName": volume.name}},
+        "config": {"configMap": {"name": volume.name}},
+    }[volume.kind]
+    return {"name": _volume_name(volume), **source}
+
+
+def _mount(volume: Volume) -> Json:
+    return {"name": _volume_name(volume), "mountPath": volume.path, **({"readOnly": True} if volume.read_only else {})}

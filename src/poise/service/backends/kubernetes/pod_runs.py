@@ -1,0 +1,270 @@
+"""Runs that Poise starts as pods: from an order to pods, and from what pods and agents say to the end of the run.
+
+The agents in the pods say what the processes do, through `RemoteRuns`, as on any other machines: to it, each pod is a node.
+Kubernetes says what becomes of the pods: one could not be started, was deleted, or has ended without a word of its agent.
+Both have to agree before a run is over: its end is known *and* its pods hold no GPUs any more.
+
+An end is written to the state directory before the pods are deleted. A service that is killed in between finds it there;
+the pods alone could not say any more how the run ended, and it would be begun a second time.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from poise.durable import replace_file
+from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder, RunPart
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.actions import Actions
+from poise.service.backends.kubernetes.client import ApiError
+from poise.service.backends.kubernetes.kube_run import KubeRun
+from poise.service.backends.kubernetes.manifests import JOB_CONTAINER, LEAVING_SECONDS, PodTerms, links_of, run_pods
+from poise.service.backends.kubernetes.objects import ContainerState, Json, PodInfo
+from poise.service.backends.kubernetes.view import ClusterView
+from poise.service.backends.local.state_dir import StateDir
+from poise.service.backends.remote.runs import RemoteRuns
+
+END_FILE = "ended.json"  # in the directory of a job: how its latest run ended
+NEWS_SECONDS = 5.0  # for the last words of an agent, after its pod has ended
+PULL_SECONDS = 600.0  # for an image that cannot be fetched at first
+KILL_GRACE = 10  # seconds between TERM and KILL in a pod whose job is not wanted any more
+
+NEVER_BEGAN = "node-exhausted"  # cause of a pod that its node did not take: no fault of the job
+NO_IMAGE, BAD_IMAGE = "image-missing", "program-missing"
+_REFUSED = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "NodePorts", "Taint")
+_HOPELESS = (
+    "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+    "StartError",
+)  # fmt: skip
+_PULLING = ("ErrImagePull", "ImagePullBackOff")
+
+
+class PodRuns:
+    """How runs live that Poise has started. All of it belongs to the loop of the back end."""
+
+    def __init__(self, view: ClusterView, actions: Actions, remote: RemoteRuns, terms: PodTerms, state: StateDir) -> None:
+        self._view, self._actions, self._remote, self._terms, self._state = view, actions, remote, terms, state
+        self._last: dict[str, PodInfo] = {}  # pods of open runs as they were last seen, by name
+        self._over: dict[str, float] = {}  # when they were first seen to be over, or to have an image that is missing
+
+    # What the agents say
+
+    def order_for_agents(self, order: RunOrder) -> RunOrder:
+        """Return the order as the agents in the pods know it: each pod is a node, whose GPUs are numbered from 0."""
+        parts = zip(links_of(order), order.gpus, strict=True)
+        return replace(
+            order, gpus=tuple(RunPart(link, part.gpu_type, tuple(range(len(part.slots)))) for link, part in parts)
+        )
+
+    def adopt(self, runs: list[KubeRun]) -> None:
+        """Prepare runs of before a restart. Those of which there is nothing need no agents to say so."""
+        known: list[tuple[RunOrder, DesiredState]] = []
+        for run in runs:
+            run.said = self._kept_end(run)
+            if run.said is None and (run.desired is DesiredState.RUN or any(self._pods(run))):
+                known.append((self.order_for_agents(run.order), run.desired))
+                self._expect(run)
+            elif run.said is None:
+                run.said = run.ended(RunEnding.YIELDED)
+        self._remote.adopt(known)
+
+    def stop(self, run: KubeRun, notice: RunNotice) -> None:
+        """Ask a run to leave; its pods are deleted if it does not."""
+        self._remote.stop(run.key, notice)
+        run.force_at = asyncio.get_running_loop().time() + notice.deadline + LEAVING_SECONDS
+
+    def kill(self, run: KubeRun, reason: str) -> None:
+        """End a run whose job is not wanted any more."""
+        self._remote.kill(run.key, reason)
+        run.force_at = asyncio.get_running_loop().time() + LEAVING_SECONDS
+
+    # The life of a run
+
+    async def live(self, run: KubeRun) -> RunEnded:
+        """Create its pods, wait for its end, and remove them."""
+        if run.said is None and run.must_end and not run.is_adopted:
+            return run.ended(RunEnding.YIELDED)  # it was never begun
+        if run.said is None:
+            if not run.is_adopted:
+                self._expect(run)
+                self._remote.launch(self.order_for_agents(run.order))
+            # With the pod of rank 0, which is created last, there have been all of them: what is missing was deleted.
+            if self._pod(links_of(run.order)[0]) is None:
+                await self._create(run)
+            while run.said is None:
+                self._look(run)
+                if asyncio.get_running_loop().time() >= run.force_at:
+                    run.force_at = asyncio.get_running_loop().time() + LEAVING_SECONDS
+                    await self._delete(run, KILL_GRACE)
+                if run.said is None:
+                    await run.wait()
+            await asyncio.to_thread(self._keep_end, run.said)
+        await self._remove(run)
+        for link in links_of(run.order):
+            self._remote.forget(link)
+            self._last.pop(link, None)
+            self._over.pop(link, None)
+        return run.said
+
+    def links_at(self, run: KubeRun, node: str) -> list[str]:
+        """Return the names of a run's pods on a node."""
+        return [link for link, part in zip(links_of(run.order), run.order.gpus, strict=True) if part.node == node]
+
+    def _expect(self, run: KubeRun) -> None:
+        for link in links_of(run.order):
+            self._remote.expect(link)
+
+    async def _create(self, run: KubeRun) -> None:
+        """Create what there has to be for a run, unless it is there; if that is refused, the run has failed."""
+        service, pods = run_pods(run.order, self._terms, self._actions.term)
+        base = f"/api/v1/namespaces/{self._terms.namespace}"
+        for kind, document in [("services", service)] * (service is not None) + [("pods", each) for each in pods]:
+            assert document is not None
+            try:
+                await self._actions.persist(
+                    lambda kind=kind, document=document: self._create_once(f"{base}/{kind}", document),  # type: ignore[misc]
+                    lambda: not run.must_end,
+                )
+            except ApiError as error:
+                text = f"its {kind[:-1]} {document['metadata']['name']} was refused: {error.message}"
+                cause = NEVER_BEGAN if error.status in (403, 429) and "quota" in error.message else "incorrect-inputs"
+                run.failure = cause, text
+                self._give_up(run, text, cause)
+                return
+        if run.must_end:
+            self._give_up(run, "it was not wanted any more before it was created", NEVER_BEGAN)
+
+    async def _create_once(self, path: str, document: Json) -> None:
+        try:
+            await self._actions.client.post(path, document)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            # An answer was lost, or an earlier leader has created it: the same name is the same part of the same run.
+            found = await self._actions.client.get(f"{path}/{document['metadata']['name']}")
+            labels = found["metadata"].get("labels") or {}
+            if any(labels.get(name) != text for name, text in document["metadata"]["labels"].items()):
+                raise ApiError(409, "AlreadyExists", f"{error.message}, and it is none of this service") from error
+
+    def _give_up(self, run: KubeRun, evidence: str, cause: str) -> None:
+        for link in links_of(run.order):
+            self._remote.give_up(link, evidence, cause)
+
+    # What becomes of the pods
+
+    def _look(self, run: KubeRun) -> None:
+        """Tell of pods that have ended, were deleted, or cannot start: their agents say nothing more."""
+        now = asyncio.get_running_loop().time()
+        for link in links_of(run.order):
+            pod, last = self._pod(link), self._last.get(link)
+            if pod is not None:
+                self._last[link] = pod
+            if pod is None:
+                # A pod that is gone before its containers have ended may live on a node that is cut off: its lease decides.
+                # One that was never heard of will not be listened to when it comes.
+                if last is not None and (not self._has_joined(link) or _has_ended(last)):
+                    self._remote.give_up(link, "its pod was deleted", "killed")
+            elif pod.is_over:
+                if now - self._over.setdefault(link, now) >= NEWS_SECONDS or not self._has_joined(link):
+                    self._remote.give_up(
+                        link, f"pod {link} has ended: {pod.message or pod.reason or pod.phase}", cause_of(pod)
+                    )
+                else:
+                    asyncio.get_running_loop().call_later(NEWS_SECONDS, run.changed.set)
+            elif (problem := start_problem(pod)) is not None:
+                cause, text, is_final = problem
+                if is_final or now - self._over.setdefault(link, now) >= PULL_SECONDS:
+                    run.failure = cause, text
+                    self._remote.give_up(link, text, cause)
+
+    def _has_joined(self, link: str) -> bool:
+        found = self._remote.links.get(link)
+        return found is not None and found.spec is not None
+
+    def _pod(self, link: str) -> PodInfo | None:
+        return self._view.pods.get((self._terms.namespace, link))
+
+    def _pods(self, run: KubeRun) -> Iterator[PodInfo]:
+        return (pod for link in links_of(run.order) if (pod := self._pod(link)) is not None)
+
+    # Its end
+
+    def _kept_end(self, run: KubeRun) -> RunEnded | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads((self._state.job_path(run.order.job) / END_FILE).read_text())
+            if found["epoch"] == run.order.epoch:
+                return RunEnded(**{**found, "how": RunEnding(found["how"]), "codes": tuple(found["codes"])})
+        return None
+
+    def _keep_end(self, end: RunEnded) -> None:
+        folder = self._state.job_path(end.job)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        replace_file(folder / END_FILE, json.dumps(asdict(end)) + "\n")
+
+    async def _delete(self, run: KubeRun, grace: int | None) -> None:
+        """Ask for the deletion of a run's pods, and of its service."""
+        base = f"/api/v1/namespaces/{self._terms.namespace}"
+        paths = [f"{base}/pods/{pod.name}" for pod in self._pods(run)]
+        if len(run.order.gpus) > 1:
+            paths.append(f"{base}/services/{names.service_name(run.order.job, run.order.epoch)}")
+        for path in paths:
+            with suppress(ApiError):  # it is gone, which is as good
+                await self._actions.persist(lambda path=path: self._actions.client.delete(path, grace=grace))  # type: ignore[misc]
+
+    async def _remove(self, run: KubeRun) -> None:
+        """Delete its pods; return once they hold no GPUs any more."""
+        await self._delete(run, KILL_GRACE)
+        while any(not pod.is_over and self._is_served(pod.node) for pod in self._pods(run)):
+            await run.wait()
+
+    def _is_served(self, node: str) -> bool:
+        """Whether a node's kubelet can end pods. What was on one that cannot has lost its lease; else the run goes on."""
+        found = self._view.nodes.get(node)
+        return found is not None and found.is_ready
+
+
+def _has_ended(pod: PodInfo) -> bool:
+    return pod.is_over or (bool(pod.containers) and all(each.state == "terminated" for each in pod.containers))
+
+
+def cause_of(pod: PodInfo) -> str:
+    """Say what a pod has ended of, of which its agent has not said anything."""
+    if pod.reason.startswith(_REFUSED):
+        return NEVER_BEGAN
+    problem = start_problem(pod)
+    if problem is not None:
+        return problem[0]
+    if any(each.reason == "OOMKilled" for each in pod.containers):
+        return "cpu-out-of-memory"
+    disrupted = pod.condition("DisruptionTarget")
+    if (
+        pod.reason in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "Shutdown")
+        or disrupted is not None
+    ):
+        return "node-lost"
+    return "killed"
+
+
+def start_problem(pod: PodInfo) -> tuple[str, str, bool] | None:
+    """Say why a container of a pod cannot be started: cause, a sentence, and whether it never will be; None: it can."""
+    for each in pod.containers:
+        if each.reason in _HOPELESS or (each.state == "terminated" and each.code == 128):
+            return (
+                (BAD_IMAGE, _sentence(each), True)
+                if each.reason != "InvalidImageName"
+                else (NO_IMAGE, _sentence(each), True)
+            )
+        if each.reason in _PULLING:
+            return NO_IMAGE, _sentence(each), False
+    return None
+
+
+def _sentence(container: ContainerState) -> str:
+    said = " ".join((container.message or container.reason).split())
+    if container.name == JOB_CONTAINER and "python3" in said and "not found" in said:
+        return "the job's image has no python3, with which Poise starts the job: use an image that has Python 3.8 or newer"
+    if container.reason in (*_PULLING, "InvalidImageName"):
+        return f"the image of container {container.name} cannot be fetched: {said}"
+    return f"container {container.name} cannot be started: {said}"

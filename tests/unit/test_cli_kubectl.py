@@ -1,0 +1,304 @@
+"""`kubectl poise`: names of Kubernetes become jobs of Poise, and everything else is as with `poise`."""
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+import pytest
+from tests.fake_desk import DETAIL, ROW, Desk, problem
+
+from poise.cli import kubectl
+from poise.cli.app import VERBS
+from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.service.backends.kubernetes import names
+from poise.service.client import Client
+
+FAKE = """#!{python}
+import json, pathlib, sys
+home = pathlib.Path({home!r})
+with (home / "asked").open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+words = sys.argv[1:]
+if words[:2] == ["config", "view"]:
+    print("current", end="")
+    sys.exit(0)
+space = next((each.partition("=")[2] for each in words if each.startswith("--namespace=")), "current")
+answers = json.loads((home / "answers").read_text())
+key = words[1] + "/" + words[2] if words[1] == "namespace" else space + "/" + words[2]
+found = answers.get(key)
+if found is None:
+    sys.exit('Error from server (NotFound): %s "%s" not found' % (words[1], words[2]))
+if isinstance(found, str):
+    sys.exit(found)
+print(json.dumps(found))
+"""
+
+
+class Cluster:
+    """A kubectl that answers what it was told to, and notes what it was asked."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        program = home / "kubectl"
+        program.write_text(FAKE.format(python=sys.executable, home=str(home)))
+        program.chmod(0o755)
+        self.has({})
+
+    def has(self, answers: Mapping[str, Any]) -> None:
+        (self._home / "answers").write_text(json.dumps(answers))
+
+    @property
+    def asked(self) -> list[list[str]]:
+        noted = self._home / "asked"
+        return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("POISE_URL", "http://server:1")
+    monkeypatch.setenv("POISE_TOKEN", "secret-token")
+    return Cluster(tmp_path)
+
+
+def job(
+    id: str, name: str, tenant: str = "vision", space: str | None = "vision", kind: str = "Job", **row: Any
+) -> dict[str, Any]:
+    """A job as the service shows it; space: None for one of `poise submit`."""
+    pods = {"key": "key-of-a-gang", "kind": kind, "namespace": space, "name": name, "size": 1, "gpus": 1}
+    request = {"command": ["x"], "pods": None if space is None else pods}
+    return {**DETAIL, "job": {**ROW, "id": id, "name": name, "tenant": tenant, **row}, "request": request}
+
+
+class Service:
+    """A server that has these jobs."""
+
+    def __init__(self, *jobs: dict[str, Any]) -> None:
+        self._jobs = {each["job"]["id"]: each for each in jobs}
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        query = request.url.params
+        if request.url.path == "/v1/jobs":
+            rows = [
+                each["job"]
+                for each in self._jobs.values()
+                if each["job"]["name"] == query["name"]
+                and each["job"]["tenant"] == query.get("tenant", each["job"]["tenant"])
+            ]
+            return httpx.Response(200, json={"jobs": rows, "total": len(rows), "counts": {}})
+        found = self._jobs.get(request.url.path.rpartition("/")[2])
+        return problem(404, "not-found", "there is no such job") if found is None else httpx.Response(200, json=found)
+
+
+def said(words: str, *jobs: dict[str, Any]) -> str:
+    """The words of `poise`, with a service that has these jobs."""
+    client = Client("http://server:1", "secret-token", transport=httpx.MockTransport(Desk([Service(*jobs)])), patience=0.0)
+    with patch.object(kubectl, "connected", lambda: client):
+        return " ".join(kubectl.words_of(words.split()))
+
+
+def pod(name: str = "train-0", space: str = "vision", scheduler: str = "poise", **meta: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": space, **meta}, "spec": {"schedulerName": scheduler}}
+
+
+def owned(by: str) -> list[dict[str, Any]]:
+    return [{"kind": "Job", "name": by, "controller": True}]
+
+
+def test_a_pod_that_is_bound_says_which_job_it_is(cluster: Cluster) -> None:
+    cluster.has({"vision/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    assert said("why pod/train-0 -n vision") == "why -- 17"
+    assert cluster.asked == [["get", "pod", "train-0", "--output", "json", "--namespace=vision"]]
+
+
+def test_a_pod_that_poise_has_created_says_so_by_its_label(cluster: Cluster) -> None:
+    cluster.has({"current/poise-17-2-0": pod("poise-17-2-0", labels={names.SERVICE: "s", names.JOB: "17"})})
+    assert said("logs -f --tail 20 po/poise-17-2-0") == "logs -f --tail 20 -- 17"
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"ownerReferences": owned("train")},
+        {"labels": {"jobset.sigs.k8s.io/jobset-name": "train"}, "ownerReferences": owned("train-workers-0")},
+        {"annotations": {names.GANG: "train"}},
+        {"labels": {"scheduling.x-k8s.io/pod-group": "train"}},
+    ],
+)
+def test_a_pod_that_waits_is_found_by_what_it_belongs_to(cluster: Cluster, meta: dict[str, Any]) -> None:
+    cluster.has({"vision/train-0": pod(**meta)})
+    assert said("why pod/train-0 -n vision", job("17", "train", kind="JobSet")) == "why -- 17"
+
+
+def test_a_pod_alone_is_found_by_its_own_name(cluster: Cluster) -> None:
+    cluster.has({"vision/train-0": pod()})
+    assert said("why train-0 -n vision", job("17", "train-0", kind="Pod")) == "why -- 17"
+
+
+def test_kind_and_name_may_be_two_words_and_several_jobs_one_command(cluster: Cluster) -> None:
+    jobs = job("17", "a"), job("18", "b")
+    assert said("cancel job a b -n vision", *jobs) == "cancel -- 17 18"
+    assert said("hold --stop jobs.batch/a -nvision", *jobs) == "hold --stop -- 17"
+
+
+def test_a_job_is_looked_for_in_the_current_namespace_if_none_is_named(cluster: Cluster) -> None:
+    assert said("why job/a", job("17", "a", "current", "current"), job("18", "a")) == "why -- 17"
+
+
+def test_the_tenant_of_a_namespace_is_what_its_label_says(cluster: Cluster) -> None:
+    cluster.has({"namespace/vision": {"metadata": {"name": "vision", "labels": {names.TENANT: "research"}}}})
+    assert said("why job/a -n vision", job("16", "a", "vision"), job("17", "a", "research")) == "why -- 17"
+    assert said("queue -n vision -o wide") == "queue -o wide --tenant research"
+    assert said("events -n vision --limit 5") == "events --limit 5 --tenant research"
+
+
+def test_whoever_may_not_read_namespaces_gets_the_name_of_it_as_tenant(cluster: Cluster) -> None:
+    cluster.has({"namespace/vision": "Error from server (Forbidden): namespaces is forbidden"})
+    assert said("queue --namespace=vision") == "queue --tenant vision"
+
+
+def test_jobs_of_two_namespaces_of_one_tenant_are_told_apart(cluster: Cluster) -> None:
+    label = {"labels": {names.TENANT: "research"}}
+    cluster.has({"namespace/one": {"metadata": label}, "namespace/two": {"metadata": label}})
+    jobs = job("16", "a", "research", "one"), job("17", "a", "research", "two")
+    assert said("why job/a -n two", *jobs) == "why -- 17"
+    assert said("why job/a -n one", *jobs) == "why -- 16"
+
+
+def test_of_jobs_of_one_name_the_one_is_meant_that_has_not_ended_or_else_the_last(cluster: Cluster) -> None:
+    ended = {"state": "SUCCEEDED"}
+    old = job("15", "a", submitted=1.0, **ended), job("16", "a", submitted=2.0, **ended)
+    assert said("why job/a -n vision", *old) == "why -- 16"
+    assert said("why job/a -n vision", *old, job("14", "a", submitted=0.5)) == "why -- 14"
+
+
+def test_a_job_of_another_kind_or_of_poise_submit_is_not_meant(cluster: Cluster) -> None:
+    with pytest.raises(RequestError, match=r"Poise knows no Job a of namespace vision \(tenant vision\)"):
+        said("why job/a -n vision", job("16", "a", kind="JobSet"), job("17", "a", space=None))
+    assert said("why jobset/a -n vision", job("16", "a", kind="JobSet")) == "why -- 16"
+
+
+def test_a_name_that_is_too_long_for_poise_is_found_by_what_is_left_of_it(cluster: Cluster) -> None:
+    long = "a" * 70
+    found = job("17", long)
+    found["job"]["name"] = long[:64]
+    assert said(f"why job/{long} -n vision", found) == "why -- 17"
+
+
+def test_ids_and_names_of_poise_need_no_kubectl(cluster: Cluster) -> None:
+    assert said("why 17", job("17", "a", space=None)) == "why -- 17"
+    assert said("wait --timeout 1h a", job("17", "a", space=None)) == "wait --timeout 1h -- 17"
+    assert cluster.asked == []
+
+
+def test_a_plain_name_that_poise_does_not_know_is_that_of_a_pod(cluster: Cluster) -> None:
+    cluster.has({"current/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    assert said("why train-0") == "why -- 17"
+    with pytest.raises(RequestError, match="there is no job 'other', and no pod of that name in namespace current"):
+        said("why other")
+
+
+def test_events_take_a_job_as_an_option_or_as_a_word(cluster: Cluster) -> None:
+    found = job("17", "a")
+    assert said("events --job job/a -n vision", found) == "events --job 17"
+    assert said("events --job=job/a -f -n vision", found) == "events -f --job 17"
+    assert said("events job/a -n vision", found) == "events --job 17"
+    assert said("events") == "events"
+
+
+def test_other_verbs_are_passed_on_word_by_word(cluster: Cluster) -> None:
+    for words in (
+        "submit -n name --image pytorch -- python train.py -n 3",
+        "nodes",
+        "shares --set vision=2",
+        "policies",
+        "--help",
+    ):
+        assert said(words) == words
+    assert said("queue -A --limit 3") == "queue --limit 3"
+    assert kubectl.words_of([]) == []
+
+
+def test_options_of_kubectl_are_passed_on_to_it(cluster: Cluster) -> None:
+    cluster.has({"vision/train-0": pod(annotations={names.RUN_JOB: "17"})})
+    assert said("show pod/train-0 -n vision --context dev --kubeconfig=/k --json") == "show --json -- 17"
+    assert cluster.asked[0][3:] == ["--output", "json", "--namespace=vision", "--context=dev", "--kubeconfig=/k"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("why pod/--all", "'--all' is no name of a Pod; expected small letters, digits, `-` and `.`"),
+        ("why pod/", "'' is no name of a Pod; expected small letters, digits, `-` and `.`"),
+        ("why secret/x", "'secret/x': expected pod/NAME, job/NAME, jobset/NAME, trainjob/NAME, or a job of Poise"),
+        ("why pod/none -n vision", "there is no pod none in namespace vision; -n names another one"),
+        ("why pod/other -n vision", "Poise has no job for pod vision/other: its schedulerName is 'default-scheduler'"),
+        ("why pod/partial -n vision", "Poise has no job for pod vision/partial: 1 of 4 pods exist"),
+        ("why po/new -n vision", "Poise has no job for pod vision/new: not all pods of its gang exist yet, or it is new"),
+        ("queue -n --all", "-n '--all': expected the name of a namespace"),
+        ("events a b", "events: expected one job, or none"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_sentence(cluster: Cluster, words: str, text: str) -> None:
+    partial = pod("partial")
+    partial["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "1 of 4 pods exist"}]}
+    cluster.has(
+        {"vision/other": pod("other", scheduler="default-scheduler"), "vision/partial": partial, "vision/new": pod("new")}
+    )
+    with pytest.raises(RequestError) as caught:
+        said(words)
+    assert str(caught.value) == text
+
+
+def test_what_kubectl_complains_of_is_passed_on(cluster: Cluster) -> None:
+    cluster.has({"vision/x": "error: You must be logged in to the server (Unauthorized)"})
+    with pytest.raises(
+        PoiseError, match=r"^kubectl get pod x: error: You must be logged in to the server \(Unauthorized\)$"
+    ):
+        said("why pod/x -n vision")
+
+
+def test_without_kubectl_the_jobs_of_poise_are_there_still(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert said("why 17", job("17", "a")) == "why -- 17"
+    with pytest.raises(RequestError, match="kubectl is not installed, or not in PATH"):
+        said("why pod/x")
+
+
+def test_where_no_server_is_known_it_says_how_to_reach_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [each for each in os.environ if each.startswith("POISE_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["kubectl-poise", "queue"])
+    with pytest.raises(SystemExit) as caught:
+        kubectl.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"poise: {kubectl.NO_SERVER}\n"
+    assert "kubectl -n poise-system port-forward svc/poise 8642" in said
+
+
+def test_it_ends_as_poise_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["kubectl-poise", "--version"])
+    with pytest.raises(SystemExit) as caught:
+        kubectl.main()
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("poise, version ")
+
+
+def test_its_verbs_are_verbs_of_poise() -> None:
+    assert VERBS.keys() >= kubectl.LIVE_VERBS
+
+
+def test_it_is_installed_under_the_name_that_kubectl_looks_for() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["kubectl-poise"] == "poise.cli.kubectl:main"

@@ -1,0 +1,216 @@
+"""What is read of Kubernetes' nodes and pods, and the pods that Poise makes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poise.scheduler.model.cluster import Node
+from poise.service.backends.api import NodeState, RunOrder, RunPart
+from poise.service.backends.kubernetes import names
+from poise.service.backends.kubernetes.discovery import Discovery, seen
+from poise.service.backends.kubernetes.manifests import CERTIFICATE, PodTerms, links_of, run_pods
+from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo, quantity, read_node, read_pod, requested
+from poise.service.backends.kubernetes.pod_runs import cause_of, start_problem
+from poise.service.wire.request import JobRequest
+
+GPU = names.GPU_RESOURCE
+TERMS = PodTerms("jobs", "5" * 32, "https://poise:8643", "poise:0.1", "-----PEM-----")
+
+
+def a_node(**more: Any) -> NodeInfo:
+    labels = {"nvidia.com/gpu.product": "Tesla-V100-SXM2-16GB", "topology.kubernetes.io/zone": "eu-1a"}
+    given = {"name": "n1", "uid": "u", "labels": labels, "gpus": 4, "cpu": 64.0, "memory": 2.0**39}
+    return NodeInfo(**{**given, "is_ready": True, "message": "", "is_cordoned": False, **more})
+
+
+def pod_json(gpus: int = 1, **status: Any) -> Json:
+    return {
+        "metadata": {"name": "p", "namespace": "team", "uid": "1", "creationTimestamp": "2026-11-18T10:00:00Z"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]},
+        "status": {"phase": "Running", **status},
+    }
+
+
+def a_pod(gpus: int = 1, **status: Any) -> PodInfo:
+    return read_pod(pod_json(gpus, **status))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("500m", 0.5), ("16Gi", 2.0**34), ("4", 4.0), (8, 8.0), ("1e3", 1000.0), ("128974848", 128974848.0), ("nonsense", 0.0)],
+)
+def test_quantities_are_read_as_kubernetes_writes_them(text: str, value: float) -> None:
+    assert quantity(text) == value
+
+
+def test_a_pod_asks_for_its_containers_and_sidecars_together_or_for_its_largest_init_container() -> None:
+    def asks(gpus: int, **more: str) -> Json:
+        return {"name": "c", "resources": {"limits": {GPU: gpus}}, **more}
+
+    assert requested({"containers": [asks(1), asks(2)]}, GPU) == 3
+    assert requested({"containers": [asks(1)], "initContainers": [asks(4)]}, GPU) == 4
+    assert requested({"containers": [asks(1)], "initContainers": [asks(1, restartPolicy="Always"), asks(2)]}, GPU) == 3
+
+
+def test_a_node_is_named_by_its_labels_and_its_type_is_the_usual_one() -> None:
+    assert Discovery().node_of(a_node()) == Node("n1", "v100", 4, "eu-1a")
+    own = a_node(
+        labels={"poise.run/gpu-type": "h100", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB", "poise.run/rack": "r7"}
+    )
+    assert Discovery().node_of(own) == Node("n1", "h100", 4, "r7")
+
+
+def test_nodes_without_gpus_or_of_no_one_type_are_none_of_poise() -> None:
+    assert Discovery().node_of(a_node(gpus=0)) is None
+    mixed = a_node(labels={"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB-MIG-INVALID"})
+    assert Discovery().node_of(mixed) is None
+    assert "no one type" in (Discovery().problem_of(mixed) or "")
+
+
+def test_a_missing_label_is_said_with_the_command_that_helps() -> None:
+    problem = Discovery().problem_of(a_node(labels={}))
+    assert problem is not None
+    assert "kubectl label node n1 poise.run/gpu-type=v100" in problem
+    assert Discovery().problem_of(a_node()) is None
+    assert Discovery().node_of(a_node(labels={})) == Node("n1", "unknown", 4, "rack-0")
+
+
+NODE = Node("n1", "v100", 4, "r")
+
+
+def test_gpus_that_pods_of_others_use_are_withheld_from_the_end_and_never_ours() -> None:
+    now = seen(NODE, a_node(), [a_pod(2)], ours={3}, lost=None)
+    assert (now.state, now.withheld) == (NodeState.UP, (1, 2))
+    assert now.evidence == "others use 2 of its GPUs: team/p"
+
+
+def test_a_node_that_is_cordoned_gives_out_nothing_and_keeps_its_runs() -> None:
+    now = seen(NODE, a_node(is_cordoned=True), [], ours={0}, lost=None)
+    assert (now.state, now.withheld) == (NodeState.UP, (0, 1, 2, 3))
+
+
+def test_a_node_that_is_not_ready_or_deleted_is_unreachable_until_nothing_can_run_there() -> None:
+    silent = a_node(is_ready=False, message="Kubelet stopped posting node status.")
+    assert seen(NODE, silent, [], (), None).state is NodeState.UNREACHABLE
+    assert "Kubelet stopped" in seen(NODE, silent, [], (), None).evidence
+    assert seen(NODE, silent, [], (), "its lease has ended").state is NodeState.LOST
+    assert seen(NODE, None, [], (), None).state is NodeState.UNREACHABLE
+    assert seen(NODE, None, [], (), "gone").state is NodeState.LOST
+
+
+@given(st.integers(0, 8), st.lists(st.integers(1, 8), max_size=4), st.sets(st.integers(0, 7)))
+def test_as_many_are_withheld_as_others_use_as_far_as_there_are_any(gpus: int, others: list[int], ours: set[int]) -> None:
+    node = Node("n1", "v100", gpus, "r")
+    ours = {slot for slot in ours if slot < gpus}
+    pods = [replace(a_pod(each), name=f"p{number}") for number, each in enumerate(others)]
+    withheld = seen(node, a_node(gpus=gpus), pods, ours, None).withheld
+    assert not ours & set(withheld)
+    assert len(withheld) == min(sum(others), gpus - len(ours))
+    assert list(withheld) == sorted(withheld)
+
+
+def test_a_node_that_has_never_reported_is_not_ready() -> None:
+    assert not read_node({"metadata": {"name": "n", "uid": "1"}}).is_ready
+
+
+# Names
+
+
+@given(st.text(alphabet="abcXYZ019._-", min_size=1, max_size=200), st.integers(1, 10**9), st.integers(0, 999))
+def test_names_of_pods_are_names_of_hosts(job: str, epoch: int, part: int) -> None:
+    name = names.pod_name(job, epoch, part)
+    assert len(name) <= 63
+    assert name.replace("-", "a").isalnum()
+    assert name == name.lower()
+    assert names.label_value(job)[:1].isalnum()
+
+
+@given(st.lists(st.text(alphabet="aA-._", min_size=1, max_size=5), min_size=2, max_size=2, unique=True))
+def test_different_jobs_have_pods_of_different_names(jobs: list[str]) -> None:
+    one, other = jobs
+    assert names.service_name(one, 1) != names.service_name(other, 1)
+
+
+# Pods
+
+
+def an_order(nodes: int = 1, **more: Any) -> RunOrder:
+    request = JobRequest(command=("python", "train.py"), image="pytorch", gpus=2 * nodes, env={"SECRET": "x"}, **more)
+    return RunOrder("17", 2, tuple(RunPart(f"n{number}", "v100", (2, 3)) for number in range(nodes)), request, "team")
+
+
+def test_a_pod_is_pinned_to_its_node_and_asks_for_its_gpus() -> None:
+    service, [pod] = run_pods(an_order(), TERMS, 5)
+    assert service is None
+    assert pod["spec"]["nodeName"] == "n0"
+    [container] = pod["spec"]["containers"]
+    assert container["resources"] == {"requests": {GPU: "2"}, "limits": {GPU: "2"}}
+    assert pod["metadata"]["annotations"] == {names.TERM: "5", names.SLOTS: "2,3", CERTIFICATE: "-----PEM-----"}
+    assert pod["metadata"]["labels"][names.SERVICE] == TERMS.service
+    assert "SECRET" not in str(pod)  # the environment comes with the order, not with the pod
+
+
+def test_pods_of_a_run_over_nodes_find_each_other_and_rank_0_is_created_last() -> None:
+    order = an_order(3)
+    service, pods = run_pods(order, TERMS, 1)
+    assert [pod["metadata"]["name"] for pod in pods] == [*reversed(links_of(order))]
+    assert service is not None
+    assert service["spec"]["clusterIP"] == "None"
+    for pod in pods:
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+        agent = pod["spec"]["initContainers"][1]["command"]
+        assert f"{pod['metadata']['name']}.{service['metadata']['name']}.jobs.svc" in agent
+
+
+def test_a_pod_has_no_rights_and_mounts_what_its_job_asks_for() -> None:
+    volumes = [{"name": "data", "path": "/data", "read_only": True}, {"name": "wandb", "path": "/s", "kind": "secret"}]
+    given = {"cpu": 4.5, "memory": 1 << 30, "user": 1000, "volumes": volumes, "pull_secrets": ["hub"]}
+    _, [pod] = run_pods(an_order(pod=given), TERMS, 1)
+    spec = pod["spec"]
+    assert (spec["automountServiceAccountToken"], spec["serviceAccountName"]) == (False, "poise-job")
+    [container] = spec["containers"]
+    assert container["resources"]["requests"] == {"cpu": "4500m", "memory": str(1 << 30), GPU: "2"}
+    assert "cpu" not in container["resources"]["limits"]
+    assert {"name": "claim-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "secret-wandb", "secret": {"secretName": "wandb"}} in spec["volumes"]
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert {each["securityContext"]["runAsUser"] for each in spec["initContainers"]} == {1000}
+
+
+# What pods end of
+
+
+def _container(name: str = "job", **state: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": name, "state": state}]}
+
+
+def test_an_image_without_python_is_said_in_one_sentence() -> None:
+    message = 'failed to create containerd task: exec: "python3": executable file not found in $PATH'
+    pod = a_pod(**_container(terminated={"reason": "StartError", "message": message, "exitCode": 128}))
+    problem = start_problem(pod)
+    assert problem is not None
+    cause, text, is_final = problem
+    assert (cause, is_final) == ("program-missing", True)
+    assert text.startswith("the job's image has no python3")
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "node-exhausted"),
+        ({"phase": "Failed", "reason": "UnexpectedAdmissionError"}, "node-exhausted"),
+        ({"phase": "Failed", "reason": "Evicted"}, "node-lost"),
+        ({"phase": "Failed", **_container(terminated={"reason": "OOMKilled", "exitCode": 137})}, "cpu-out-of-memory"),
+        ({"phase": "Failed", **_container(terminated={"reason": "Error", "exitCode": 137})}, "killed"),
+        (
+            {"phase": "Pending", **_container(waiting={"reason": "ImagePullBackOff", "message": "not found"})},
+            "image-missing",
+        ),
+    ],
+)
+def test_what_a_pod_has_ended_of_is_told_without_its_agent(status: dict[str, Any], cause: str) -> None:
+    assert cause_of(a_pod(**status)) == cause
