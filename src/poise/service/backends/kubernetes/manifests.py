@@ -95,9 +95,10 @@ def _pod(order: RunOrder, number: int, part: RunPart, terms: PodTerms, term: int
     group = names.service_name(order.job, order.epoch)
     agent = [
         "poise", "agent", "--once", "--server", terms.server, "--node", name, "--gpus", f"{part.gpu_type}:{len(part.slots)}",
-        "--token-file", f"{SECRETS}/token", "--starter", f"{SHARED}/starter", "--state", f"{SHARED}/state",
+        "--token-file", f"{SECRETS}/token", "--starter", f"{SHARED}/starter", "--state", f"{SHARED}/{name}",
         "--isolate", "off", "--quiet",
     ]  # fmt: skip
+    # An agent knows its processes by the path of its state: a name of its own keeps pods apart that see each other's.
     agent += ["--address", "127.0.0.1" if alone else f"{name}.{group}.{terms.namespace}.svc"]
     if terms.certificate:
         agent += ["--tls-ca", f"{SECRETS}/ca.crt"]
