@@ -17,9 +17,11 @@ from pathlib import Path
 from socket import socket
 
 from poise.engine.journal import Header, read_header
+from poise.scheduler.core.scheduler import Scheduler
 from poise.scheduler.core.settings import Settings
 from poise.scheduler.model.cluster import Cluster, Node
 from poise.scheduler.model.errors import JournalError, PoiseError, RequestError
+from poise.scheduler.policies.catalogue import Capability, capabilities_of
 from poise.service.backends.api import LiveBackend, OnEvent
 from poise.service.backends.kubernetes.backend import Journal, KubernetesBackend, KubernetesOptions
 from poise.service.backends.local.backend import LocalBackend
@@ -264,9 +266,10 @@ def open_service(setup: Setup) -> LiveService:
                 )  # fmt: skip
 
     header = Header("live", cluster, policy, setup.placement, live_settings(setup.settings), 0)
-    core_of(header)  # options that make no core are refused here, before anything is changed
+    new_scheduler = whole_gpus_core if setup.backend is BackendKind.KUBERNETES else core_of
+    new_scheduler(header)  # options that make no core are refused here, before anything is changed
     deps = Dependencies(
-        store=store, header=header, new_scheduler=core_of, new_backend=new_backend,
+        store=store, header=header, new_scheduler=new_scheduler, new_backend=new_backend,
         new_admission=lambda each: Admission(each.cluster, check, each.policy),
         log=setup.log, metrics=setup.metrics, retries=setup.settings.retries, highest_job=highest,
         keeps_policy=setup.policy is None, keeps_cluster=setup.cluster is None, allowance=setup.allowance, warnings=warnings,
@@ -276,6 +279,16 @@ def open_service(setup: Setup) -> LiveService:
     )  # fmt: skip
     service = LiveService(ServiceEngine(deps))
     return service
+
+
+def whole_gpus_core(header: Header) -> Scheduler:
+    """Make a core for Kubernetes, which gives a GPU to one pod only: policies that put two jobs on one are refused."""
+    if Capability.PAIRS in capabilities_of(header.policy):
+        raise RequestError(
+            f"policy {header.policy!r} puts two jobs on one GPU, and Kubernetes gives a GPU to one pod only; choose another"
+            " (`poise policies`), such as max-min or gandiva-fair"
+        )
+    return core_of(header)
 
 
 def check_image(request: JobRequest) -> None:
