@@ -46,6 +46,7 @@ IDLE_SECONDS = 60.0  # for which an unused connection is kept
 PAGE = 500  # objects in one answer to a list
 WATCH_SECONDS = 300.0  # after which the server ends a watch; each watch asks for a tenth more or less
 WATCH_SLACK = 30.0  # seconds by which the end of a watch may be late; after them the connection is taken to be dead
+NOT_LISTED = "not listed yet"  # what is wrong with a mirror that is new
 LEAST_PAUSE, MOST_PAUSE = 0.5, 10.0  # seconds between tries of a mirror whose server is away
 KEEP_ALIVE = (
     # A peer that is gone is noticed after a minute, also in a watch in which nothing happens.
@@ -912,7 +913,7 @@ class Mirror:
         clock: Clock = monotonic,
     ) -> None:
         self.synced = asyncio.Event()
-        self.problem: str | None = "not listed yet"
+        self.problem: str | None = NOT_LISTED
         self.behind_since: float | None = clock()
         self.heard = clock()
         self._client, self._path = client, path
@@ -953,6 +954,8 @@ class Mirror:
         for key in [key for key in self._known if key not in seen]:
             self._lose(key)
         self._version = version
+        if self.problem == NOT_LISTED:
+            self.problem = None  # the first list is as new as a watch; that it is not open yet is no trouble
         self.synced.set()
         self._on_synced()
 
