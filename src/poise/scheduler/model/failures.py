@@ -48,6 +48,7 @@ CATEGORIES = (
             "virtual environment gone",
             "working directory missing",
             "program missing",
+            "image missing",
             "shipped files missing",
             "checkpoint too large",
             "checkpoint place unusable",
