@@ -397,8 +397,8 @@ class Processes(Kubelet):
     - Deletion: TERM to the first process of each main container (as container runtimes do; with `groups`, to its process
       group), then to the sidecars, KILL after the grace; then the pod is said to be gone.
     - Names: /etc/hosts of each container has the pods of headless services of its namespace, as DNS would: of services that
-      exist, with a selector that fits, ready ones or with publishNotReadyAddresses. `resolve` may also rewrite the values of
-      the environment and arguments.
+      exist, with a selector that fits, ready ones or with publishNotReadyAddresses; and of each other service of any
+      namespace one ready pod. `resolve` may also rewrite the values of the environment and arguments.
     - Environment: PATH and HOME, HOSTNAME, what image and pod say, NVIDIA_VISIBLE_DEVICES as of a device plug-in, a mark.
     - Not: limits of cpu and memory, network, readiness and liveness probes, hooks, container logs by the API. All processes
       of this machine are seen by each (as if a node were a machine without PID namespaces).
@@ -501,14 +501,18 @@ class Processes(Kubelet):
         """Keep /etc/hosts of containers as DNS would have it."""
         while not self.closing.wait(0.2):
             wanted = {each.namespace for each in list(self._running.values()) if not each.is_over}
-            for namespace in wanted:
+            if wanted:
                 with suppress(*AWAY, KubeError):
-                    services = self.api.list(f"/api/v1/namespaces/{namespace}/services")
-                    self._name_all(namespace, services)
+                    services = self.api.list("/api/v1/services")
+                    for namespace in wanted:
+                        self._name_all(namespace, services)
 
     def _name_all(self, namespace: str, services: Sequence[Json]) -> None:
-        pods = [each for each in list(self._running.values()) if each.namespace == namespace and not each.is_over]
-        lines = [line for service in services for line in _addresses(service, pods)]
+        running = [each for each in list(self._running.values()) if not each.is_over]
+        pods = [each for each in running if each.namespace == namespace]
+        ours = [each for each in services if each["metadata"]["namespace"] == namespace]
+        lines = [line for service in ours for line in _addresses(service, pods)]
+        lines += [line for service in services for line in _virtual_address(service, running)]
         for pod in pods:
             pod.provisions.write_hosts(lines)
 
@@ -532,6 +536,18 @@ def _addresses(service: Json, pods: Sequence[RunningPod]) -> Iterator[str]:
         if "hostname" not in pod.spec:  # only a host name that was asked for is in DNS
             own = []
         yield " ".join([pod.ip, *own, *service_names])
+
+
+def _virtual_address(service: Json, pods: Sequence[RunningPod]) -> Iterator[str]:
+    """Lines of /etc/hosts for a service with an address of its own: one of a ready pod, to which packets would get."""
+    spec, meta = service["spec"], service["metadata"]
+    if spec.get("clusterIP") in (None, "", "None") or not spec.get("selector"):
+        return
+    for pod in pods:
+        labels = pod.object["metadata"].get("labels", {})
+        if pod.namespace == meta["namespace"] and pod.is_ready and spec["selector"].items() <= labels.items():
+            yield " ".join([pod.ip, *(f"{meta['name']}{rest}" for rest in _domains(meta["namespace"])[1:])])
+            return
 
 
 def _domains(namespace: str) -> list[str]:

@@ -44,6 +44,13 @@ USERS = {
     "nobody": "",
 }
 """Who may ask, and the group of each: RBAC gives all but the first nothing until a test binds a role to user or group."""
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:poise-system"]}, {"level": "None"}],
+}
+"""What is written to the audit log: what the service account of an installed Poise does, and nothing of the others."""
 START_SECONDS = 120.0
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -248,11 +255,13 @@ class KubeServer:
         self.assets = found
         self.root = Path(tempfile.mkdtemp(prefix="poise-kube-"))
         self.ca = self.root / "certs" / "apiserver.crt"
+        self.audit = self.root / "audit.log"
+        """Every request of service accounts of Poise, one JSON document a line."""
         self.url = ""
         self.admin: Admin
         self._tokens = {user: secrets.token_hex(20) for user in USERS}
         self._keeper = Keeper()
-        self._ports = _free_ports(3)
+        self._ports = free_ports(3)
         self._etcd: Kept | None = None
         self._server: Kept | None = None
         self._names = itertools.count(1)
@@ -278,6 +287,7 @@ class KubeServer:
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=60)
         lines = (f'{token},{user},{user},"{USERS[user]}"\n' for user, token in self._tokens.items())
         (self.root / "tokens.csv").write_text("".join(lines))
+        (self.root / "audit-policy.json").write_text(json.dumps(AUDIT_POLICY))
         client, peer = (f"http://127.0.0.1:{port}" for port in self._ports[:2])
         self._etcd = self._run(
             self.assets.etcd, f"--data-dir={self.root}/etcd", f"--listen-client-urls={client}",
@@ -521,7 +531,8 @@ class KubeServer:
             f"--service-account-signing-key-file={certs}/sa.key", f"--service-account-key-file={certs}/sa.key",
             f"--token-auth-file={self.root}/tokens.csv", "--authorization-mode=RBAC", "--anonymous-auth=false",
             "--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none", "--allow-privileged=true",
-            "--profiling=false", "--v=1",
+            f"--audit-policy-file={self.root}/audit-policy.json", f"--audit-log-path={self.audit}", "--profiling=false",
+            "--v=1",
         )  # fmt: skip
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -540,14 +551,14 @@ class KubeServer:
         return self._keeper.start([str(program), *options], environment, self.root / f"{program.name}.log")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Find ports that nothing listens on, below those that clients get: a server that was away gets its own back."""
     found: list[int] = []
     while len(found) < count:
         port = 21000 + secrets.randbelow(11000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             found.append(port)
-    return list(found) if len(set(found)) == count else _free_ports(count)
+    return list(found) if len(set(found)) == count else free_ports(count)
 
 
 def now() -> str:

@@ -32,6 +32,12 @@ class Actions:
         """The number of this leadership, which every change carries."""
         return self._leadership.term
 
+    async def attempt(self, change: Callable[[], Awaitable[Done]]) -> Done:
+        """Make a change, once; raise whatever is in the way."""
+        if not self._leadership.is_leading():
+            raise LeadershipLostError("this service does not lead any more")
+        return await change()
+
     async def persist(
         self, change: Callable[[], Awaitable[Done]], is_wanted: Callable[[], bool] = lambda: True
     ) -> Done | None:

@@ -35,6 +35,7 @@ from poise.service.backends.api import (
     BackendFailed,
     DesiredState,
     NodeReport,
+    NodeState,
     OnEvent,
     OperatorLog,
     RunEnded,
@@ -55,10 +56,10 @@ from poise.service.backends.kubernetes.client import (
 )
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
 from poise.service.backends.kubernetes.gang_runs import GangRuns
-from poise.service.backends.kubernetes.gangs import Gang, GangIndex, node_types, read_owner
+from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, node_types, read_owner
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
-from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms
+from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
 from poise.service.backends.kubernetes.objects import Json, NodeInfo, PodInfo
 from poise.service.backends.kubernetes.pod_runs import PodRuns
 from poise.service.backends.kubernetes.reasons import ReasonWriter
@@ -83,12 +84,17 @@ OPTIONAL = (
 RIGHTS = (
     ("list", "", "nodes", None), ("watch", "", "nodes", None), ("list", "", "pods", None), ("watch", "", "pods", None),
     ("create", "", "pods", "jobs"), ("delete", "", "pods", "jobs"),
+    ("create", "", "services", "jobs"), ("delete", "", "services", "jobs"),
+    ("create", "coordination.k8s.io", "leases", "jobs"), ("get", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
+    ("update", "coordination.k8s.io", f"leases {LEASE_NAME}", "jobs"),
     ("create", "authentication.k8s.io", "tokenreviews", None),
 )  # fmt: skip
-"""What it cannot do without: verb, group, resource, and whether that is in the namespace of jobs or in all."""
+"""What it cannot do without: verb, group, resource with subresource or name, and whether in the namespace of jobs alone."""
 GANG_RIGHTS = (
-    ("create", "", "pods/binding", None), ("create", "", "pods/eviction", None), ("list", "batch", "jobs", None),
-    ("patch", "batch", "jobs", None), ("list", "", "namespaces", None),
+    ("list", "", "namespaces", None), ("watch", "", "namespaces", None),
+    ("create", "", "pods/binding", None), ("create", "", "pods/eviction", None), ("patch", "", "pods/status", None),
+    ("create", "", "events", None), ("patch", "", "events", None),
+    ("list", "batch", "jobs", None), ("watch", "batch", "jobs", None), ("patch", "batch", "jobs", None),
 )  # fmt: skip
 """What it needs to place pods that others create."""
 
@@ -168,6 +174,7 @@ class KubernetesBackend(RemoteBackend):
         self._tenants: dict[str, str] = {}  # by namespace
         self._is_adopted = False
         self._warned: set[str] = set()  # what the operator was told of nodes
+        self._bad_weights: dict[str, str] = {}  # what the operator was told of namespaces
         self._turn = 0  # of the waiting gangs whose reasons are told
         service = ServiceIdentity(state_dir)
         service.save_now()  # pods are known by this name before any has a lease
@@ -304,8 +311,10 @@ class KubernetesBackend(RemoteBackend):
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
         self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
-        self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, self._tenant_of, self._types_of)
-        self._all = KubeRuns(self._tell, self._life_of, self._fail)
+        self._gangs = GangRuns(
+            self._index, self._view, self._actions, self._tell, self._tenant_of, self._types_of, self._is_lost
+        )
+        self._all = KubeRuns(self._tell, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
         self._authority = PodAuthority(urgent, self._view, self._namespace)
         self._mirrors: list[Mirror] = []
@@ -336,8 +345,14 @@ class KubernetesBackend(RemoteBackend):
         """Check the rights, lead, and look at the cluster; PoiseError says in one sentence what is in the way."""
         try:
             await self._check_rights(RIGHTS, "it")
+            kinds = []
             if self._options.gangs:
                 await self._check_rights(GANG_RIGHTS, "with --gangs it")
+                kinds = [(path, kind) for path, kind in OPTIONAL if await self._is_defined(path)]
+                for path, kind in kinds:
+                    group, plural = path.split("/")[2], path.rpartition("/")[2]
+                    rights = [(verb, group, plural, None) for verb in ("list", "watch", "patch")]
+                    await self._check_rights(rights, f"to schedule each {kind} it")
             await leadership.acquire(lambda text: self._log.info("waiting-for-leadership", text=text))
         except ApiError as error:
             raise RequestError(f"{self._config.server}: {error.message}") from error
@@ -348,9 +363,8 @@ class KubernetesBackend(RemoteBackend):
         if self._options.gangs:
             self._mirror("/api/v1/namespaces", self._namespace_event)
             self._mirror("/apis/batch/v1/jobs", partial(self._owner_event, "Job"))
-            for path, kind in OPTIONAL:
-                if await self._exists(path):
-                    self._mirror(path, partial(self._owner_event, kind))
+            for path, kind in kinds:
+                self._mirror(path, partial(self._owner_event, kind))
         async with asyncio.timeout(SYNC_SECONDS):
             for mirror in self._mirrors:
                 await mirror.synced.wait()
@@ -358,8 +372,9 @@ class KubernetesBackend(RemoteBackend):
 
     async def _check_rights(self, rights: Iterable[tuple[str, str, str, str | None]], who: str) -> None:
         for verb, group, resource, scope in rights:
-            name, _, sub = resource.partition("/")
-            asked: Json = {"verb": verb, "group": group, "resource": name, "subresource": sub}
+            kind, _, name = resource.partition(" ")
+            plural, _, sub = kind.partition("/")
+            asked: Json = {"verb": verb, "group": group, "resource": plural, "subresource": sub, "name": name}
             if scope is not None:
                 asked["namespace"] = self._namespace
             body = {
@@ -375,12 +390,16 @@ class KubernetesBackend(RemoteBackend):
                     " apply deploy/kubernetes, or name another account with --kubeconfig and --context"
                 )
 
-    async def _exists(self, path: str) -> bool:
+    async def _is_defined(self, path: str) -> bool:
+        """Whether the cluster has a kind. Its objects are not asked for, as this account may have no right to them."""
+        version, _, plural = path.rpartition("/")
         try:
-            await self._client.get(f"{path}?limit=1")
-        except ApiError:
+            found = await self._client.get(version)
+        except ApiError as error:
+            if error.status != 404:
+                raise
             return False
-        return True
+        return any(each.get("name") == plural for each in found.get("resources") or ())
 
     def _mirror(self, path: str, on_change: Callable[[str, Json], None], labels: str = "") -> None:
         mirror = Mirror(self._client, path, on_change=on_change, labels=labels)
@@ -463,6 +482,7 @@ class KubernetesBackend(RemoteBackend):
         meta = found["metadata"]
         if change == "DELETED":
             self._tenants.pop(meta["name"], None)
+            self._bad_weights.pop(meta["name"], None)
             return
         tenant = (meta.get("labels") or {}).get(names.TENANT) or meta["name"]
         self._tenants[meta["name"]] = tenant
@@ -473,18 +493,36 @@ class KubernetesBackend(RemoteBackend):
                 if not 1e-3 <= weight <= 1e3:
                     raise ValueError  # noqa: TRY301
             except ValueError:
-                text = f"{names.WEIGHT}: expected a number from 0.001 to 1000, got {said[:40]!r}; it has no effect"
-                self._log.warning("namespace-weight", namespace=meta["name"], text=text)
+                if self._bad_weights.get(meta["name"]) != said:
+                    self._bad_weights[meta["name"]] = said
+                    text = f"{names.WEIGHT}: expected a number from 0.001 to 1000, got {said[:40]!r}; it has no effect"
+                    self._log.warning("namespace-weight", namespace=meta["name"], text=text)
             else:
+                self._bad_weights.pop(meta["name"], None)
                 self._tell(TenantWeighed(tenant, weight))
 
     def _tenant_of(self, namespace: str) -> str:
         return self._tenants.get(namespace, namespace)
 
     def _types_of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
-        return node_types(
+        types, problem = node_types(
             gang, [(found, node.gpu_type) for found in self._view.nodes.values() if (node := self._discovery.node_of(found))]
         )
+        if problem is not None and any(label in problem for label in self._discovery.type_labels):
+            bare = [
+                name for name, found in self._view.nodes.items() if found.gpus and self._discovery.type_label(found) is None
+            ]
+            if bare:  # which may be what it waits for
+                problem += (
+                    f"; {min(bare)} has GPUs and no such label"
+                    if len(bare) == 1
+                    else (f"; {len(bare)} nodes have GPUs and no such label ({min(bare)} is one)")
+                )
+        return types, problem
+
+    def _is_lost(self, node: str) -> bool:
+        known = self._known_nodes.get(node)
+        return known is not None and known.reported is not None and known.reported.state is NodeState.LOST
 
     # Nodes
 
@@ -541,19 +579,29 @@ class KubernetesBackend(RemoteBackend):
     def _is_ours(self, pod: PodInfo) -> bool:
         """Whether a pod belongs to an open run, whose GPUs the core knows of."""
         job, epoch = pod.labels.get(names.JOB, ""), pod.labels.get(names.EPOCH, "")
+        gang = None
         if pod.labels.get(names.SERVICE) != self._terms.service:
             job, epoch = pod.annotations.get(names.RUN_JOB, ""), pod.annotations.get(names.RUN_EPOCH, "")
-        return epoch.isdigit() and self._all.table.get((job, int(epoch))) is not None
+            gang = pod.annotations.get(GANG_KEY, "")  # numbers of jobs are those of one journal, and it may be another's
+        run = self._all.table.get((job, int(epoch))) if epoch.isdigit() else None
+        if run is None:
+            return False
+        pods = run.order.request.pods
+        return gang == (None if pods is None else pods.key)
 
     # Reasons
 
     async def _explain(self) -> None:
         """Say on pods and their owners why they wait: a few at a time, in turn."""
+        waiting = [(key, each.job) for key, each in self._gangs.found.items() if each.job and key not in self._gangs.runs]
+        incomplete = self._gangs.incomplete()
+        self._reasons.retain({*self._gangs.problems, *(key for key, _ in waiting), *(gang.key for gang, _ in incomplete)})
         for key, text in [*self._gangs.problems.items()]:
             gang = self._index.get(key)
             if gang is not None:
                 self._reasons.note(gang, None, "cannot-run", text)
-        waiting = [(key, each.job) for key, each in self._gangs.found.items() if each.job and key not in self._gangs.runs]
+        for gang, text in incomplete:
+            self._reasons.note(gang, None, "incomplete", text)
         turn = self._turn % max(1, len(waiting))
         self._turn = turn + EXPLAINED
         chosen = [(key, job) for key, job in (waiting[turn:] + waiting[:turn])[:EXPLAINED] if job is not None]
@@ -562,3 +610,17 @@ class KubernetesBackend(RemoteBackend):
             gang = self._index.get(key)
             if gang is not None and reason is not None:
                 self._reasons.note(gang, job, *reason)
+
+    def _tell_trouble(self, run: KubeRun) -> None:
+        """Tell the operator, and those who look at the pods, why a run cannot go on."""
+        assert run.failure is not None
+        cause, text = run.failure
+        order, pods = run.order, run.order.request.pods
+        self._log.warning("run-trouble", job=order.job, epoch=order.epoch, cause=cause, text=text)
+        if pods is None:
+            keys = [(self._namespace, link) for link in links_of(order)]
+        else:
+            gang = self._index.get(pods.key)
+            keys = [] if gang is None else [pod.key for pod in gang.pods[:1]]
+        found = [pod for key in keys if (pod := self._view.pods.get(key)) is not None]
+        self._reasons.tell_once(found, "run-trouble", f"Poise's job {order.job}: {text}")

@@ -9,14 +9,14 @@ there is. If a bind fails, the rest of the gang is bound at the next look, so a 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import time  # noqa: TID251 - events carry the time at which things happened
 from typing import Any
 
 from pydantic import ValidationError
 
-from poise.scheduler.model.errors import PoiseError
 from poise.service.backends.api import (
     DesiredState,
     JobFound,
@@ -30,23 +30,27 @@ from poise.service.backends.api import (
 )
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.client import ApiError, PatchKind
+from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError, PatchKind
 from poise.service.backends.kubernetes.gangs import (
+    GANG_KEY,
     SUSPENDED_BY,
     Gang,
     GangIndex,
+    OwnerInfo,
     OwnerPhase,
     Preempts,
     placement_of,
 )
 from poise.service.backends.kubernetes.kube_run import KubeRun
+from poise.service.backends.kubernetes.leadership import LeadershipLostError
 from poise.service.backends.kubernetes.objects import Json, Key, PodInfo
 from poise.service.backends.kubernetes.view import ClusterView
 from poise.service.wire.draft import clean_name
 from poise.service.wire.request import JobRequest, PreemptionMode, RetrySpec, first_problem
 
 PATIENCE = 120.0  # seconds in which a gang that was to start has to be whole and bound; then it gives its GPUs back
-EVICT_SECONDS = 5.0  # between two tries to evict what a disruption budget protects
+REFUSED_SECONDS = 5.0  # between two tries to suspend an owner whose API refuses it
+INCOMPLETE_SECONDS = 10.0  # after which the users of a gang are told that pods of it are missing
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +75,7 @@ class GangRuns:
 
     tenant_of   whose the jobs of a namespace are
     types_of    GPU types that a gang may run on, and what is wrong with what it asks for
+    is_lost     whether the core was told that nothing runs on a node any more
     """
 
     def __init__(
@@ -81,12 +86,16 @@ class GangRuns:
         on_event: OnEvent,
         tenant_of: Callable[[str], str],
         types_of: Callable[[Gang], tuple[tuple[str, ...], str | None]],
+        is_lost: Callable[[str], bool],
     ) -> None:
         self._index, self._view, self._actions, self._on_event = index, view, actions, on_event
-        self._tenant_of, self._types_of = tenant_of, types_of
+        self._tenant_of, self._types_of, self._is_lost = tenant_of, types_of, is_lost
         self.found: dict[str, FoundGang] = {}  # by key of the gang
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
+        self._incomplete: dict[str, float] = {}  # gangs of which pods are missing, and since when
+        self._held: set[str] = set()  # gangs that were suspended by their users before the service was told of them
+        self._cleaning: dict[str, asyncio.Task[None]] = {}  # of owners that their users have resumed, by uid
 
     # Finding gangs
 
@@ -101,6 +110,7 @@ class GangRuns:
                 if run is None:  # else its end is told first
                     self._forget(key)
                 continue
+            self._clean(gang)
             if found is not None and found.job is not None and not found.is_over:
                 self._look_at_known(gang, found, run)
             elif found is None or (found.job is None and not found.is_final):
@@ -109,12 +119,18 @@ class GangRuns:
     def _report(self, gang: Gang) -> None:
         """Report a gang once it is whole. Pods that are bound are none that Poise has not bound: it leaves them alone."""
         self.problems.pop(gang.key, None)
+        since = self._incomplete.pop(gang.key, None)
         if gang.problem is not None:
             self.problems[gang.key] = gang.problem
             return
+        if _is_held(gang):
+            self._held.add(gang.key)
         is_active = gang.owner is None or gang.owner.state is OwnerPhase.ACTIVE
-        is_ready = gang.is_whole and not _is_suspended(gang) and not any(pod.node for pod in gang.pods)
+        is_placed = any(pod.node for pod in gang.pods)
+        is_ready = gang.is_whole and not _is_suspended(gang) and not is_placed
         if not is_active or not (is_ready or _is_suspended_by_us(gang)):
+            if is_active and gang.pods and not is_placed and not _is_suspended(gang):
+                self._incomplete[gang.key] = asyncio.get_running_loop().time() if since is None else since
             return
         types, problem = self._types_of(gang)
         if problem is not None:
@@ -136,23 +152,35 @@ class GangRuns:
             found.is_over = True
             self._on_event(JobGone(found.job))  # it has come to an end without Poise
             return
-        is_held = _is_suspended(gang) and not _is_suspended_by_us(gang)
+        is_held = _is_held(gang)
         if is_held != found.is_held:
             found.is_held = is_held
             self._on_event(JobHeld(found.job, is_held))
 
+    def incomplete(self) -> list[tuple[Gang, str]]:
+        """Return the gangs of which pods have been missing for a while, and a sentence on each."""
+        now, found = asyncio.get_running_loop().time(), list[tuple[Gang, str]]()
+        for key, since in self._incomplete.items():
+            gang = self._index.get(key)
+            if gang is not None and now - since >= INCOMPLETE_SECONDS:
+                found.append((gang, _missing(gang)))
+        return found
+
     def _forget(self, key: str) -> None:
         self.problems.pop(key, None)
+        self._incomplete.pop(key, None)
+        self._held.discard(key)
         found = self.found.pop(key, None)
         if found is not None and found.job is not None and not found.is_over:
             self._on_event(JobGone(found.job))
 
     def accepted(self, key: str, job: str, *, is_over: bool) -> None:
         """Take the id of a job that was found."""
-        self.found[key] = FoundGang(job, is_over)
+        # A job that its user had suspended when this service started may be held in the journal since before.
+        self.found[key] = FoundGang(job, is_over, is_held=key in self._held)
+        self._held.discard(key)
         self.problems.pop(key, None)
-        if self._index.get(key) is None:
-            self._forget(key)  # it was deleted meanwhile
+        self.look_at([key])  # it may have been deleted, or suspended, meanwhile
 
     def refused(self, key: str, text: str, *, is_final: bool) -> None:
         """Take why a job was not accepted."""
@@ -185,8 +213,8 @@ class GangRuns:
             return await self._live(run, pods.key)
         finally:
             del self.runs[pods.key]
-            if self._index.get(pods.key) is None:
-                self._forget(pods.key)
+            # Soon, not now: how the run has ended is told first. Else a job that has finished would be cancelled.
+            asyncio.get_running_loop().call_soon(self.look_at, [pods.key])
 
     async def _live(self, run: KubeRun, key: str) -> RunEnded:
         clock = asyncio.get_running_loop().time
@@ -197,20 +225,38 @@ class GangRuns:
                 bound |= {pod.key: pod.uid for pod in gang.pods if self._is_of(pod, run)}
             end = self._end_of(run, gang, bound)
             if end is not None:
+                if end.how is RunEnding.FINISHED and not run.has_begun:  # faster than anybody has looked
+                    self._on_event(RunBegan(*run.key, time()))
                 return end
             if gang is not None:
-                if run.must_end:
-                    await self._send_away(run, gang)
-                elif _is_suspended(gang):
-                    await self._resume(run, gang)
-                elif await self._bind(run, gang):
+                if await self._go_on(run, gang, bound):
                     last_whole = clock()
-                elif clock() - last_whole > PATIENCE:
+                elif clock() - last_whole > PATIENCE and not run.must_end and _may_go(gang):
                     # Its owner does not make the pods that are missing: others can use the GPUs meanwhile.
-                    run.desired, run.failure = DesiredState.LEAVE, ("job-preempted", "its pods did not all come")
-                    run.changed.set()
+                    self._leave(run, "job-preempted", f"run {run.order.epoch} gave its GPUs back: {_missing(gang)}")
                 self._note_began(run, gang)
             await run.wait()
+
+    async def _go_on(self, run: KubeRun, gang: Gang, bound: dict[Key, str]) -> bool:
+        """Do what is to be done for a gang now; say whether all its pods are bound."""
+        if run.must_end:
+            await self._send_away(run, gang)
+            return False
+        lost = next((part.node for part in run.order.gpus if self._is_lost(part.node)), None)
+        if lost is not None and _may_go(gang):
+            # What its owner makes again has to go elsewhere, and the rest of the gang with it.
+            self._leave(run, "node-lost", f"node {lost} is lost")
+            return False
+        if _is_suspended(gang):
+            await self._resume(run, gang)
+            return False
+        return await self._bind(run, gang, bound)
+
+    def _leave(self, run: KubeRun, cause: str, text: str) -> None:
+        """Have a run leave although nobody has asked for it."""
+        run.desired = DesiredState.LEAVE
+        run.trouble(cause, text)
+        run.changed.set()
 
     def _is_of(self, pod: PodInfo, run: KubeRun) -> bool:
         """Whether a pod was bound for this run."""
@@ -221,19 +267,20 @@ class GangRuns:
         ours = [pod for key, uid in bound.items() if (pod := self._view.pods.get(key)) is not None and pod.uid == uid]
         if any(pod.holds_gpus and self._is_served(pod.node) for pod in ours):
             return None
+        if any(not pod.node and not pod.is_over and not pod.ending for pod in ours):
+            return None  # it was bound, of which the watch has not told yet
         owner = None if gang is None else gang.owner
         if owner is not None and owner.state is OwnerPhase.COMPLETE:
             return run.ended(RunEnding.FINISHED, codes=_codes(ours))
         if owner is not None and owner.state is OwnerPhase.FAILED:
             return run.ended(RunEnding.FAILED, _failure_of(ours), _codes(ours))
         if gang is None:
-            if ours and all(pod.phase == "Succeeded" for pod in ours):
-                return run.ended(RunEnding.FINISHED, codes=_codes(ours))
-            if any(pod.phase == "Failed" for pod in ours) and not run.must_end:
-                return run.ended(RunEnding.FAILED, _failure_of(ours), _codes(ours))
-            return run.ended(RunEnding.YIELDED)  # it was deleted
-        has_left = run.must_end and not any(pod.node for pod in gang.pods)
-        return run.ended(RunEnding.YIELDED) if has_left and self._may_leave(run, gang) else None
+            return _end_of_gone(run, ours)
+        has_left = run.must_end and not any(pod.node and self._is_served(pod.node) for pod in gang.pods)
+        if not has_left or not self._may_leave(run, gang):
+            return None
+        is_lost = run.failure is not None and run.failure[0] == "node-lost"
+        return run.ended(RunEnding.FAILED, "node-lost") if is_lost else run.ended(RunEnding.YIELDED)
 
     def _may_leave(self, run: KubeRun, gang: Gang) -> bool:
         """Whether its owner knows that it is to stay away: else pods would come back that nobody expects."""
@@ -251,8 +298,8 @@ class GangRuns:
 
     # What is changed in Kubernetes
 
-    async def _bind(self, run: KubeRun, gang: Gang) -> bool:
-        """Bind the pods that are not; say whether the whole gang is bound."""
+    async def _bind(self, run: KubeRun, gang: Gang, bound: dict[Key, str]) -> bool:
+        """Bind the pods that are not, and note them; say whether the whole gang is bound."""
         if not gang.is_whole:
             return False
         unbound = [pod for pod in gang.pods if not pod.node]
@@ -262,10 +309,16 @@ class GangRuns:
         if places is None:
             return False
         slots = {part.node: part for part in run.order.gpus}
-        bindings = (self._bind_pod(run, pod, slots[places[pod.key]]) for pod in unbound)
-        return all(await asyncio.gather(*bindings))
+        bindings = (self._bind_pod(run, gang.key, pod, slots[places[pod.key]]) for pod in unbound)
+        done = await asyncio.gather(*bindings)
+        bound |= {pod.key: pod.uid for pod, is_bound in zip(unbound, done, strict=True) if is_bound}
+        return all(done)
 
-    async def _bind_pod(self, run: KubeRun, pod: PodInfo, part: RunPart) -> bool:
+    async def _bind_pod(self, run: KubeRun, gang: str, pod: PodInfo, part: RunPart) -> bool:
+        """Bind a pod; say whether it is, or may be, bound. Who has asked for it waits for the answer, however long it takes:
+
+        a run whose pods might be bound or not could neither end nor go on.
+        """
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding"
         body: Json = {
             "apiVersion": "v1",
@@ -277,29 +330,36 @@ class GangRuns:
                 "annotations": {
                     names.RUN_JOB: run.order.job,
                     names.RUN_EPOCH: str(run.order.epoch),
+                    GANG_KEY: gang,
                     names.TERM: str(self._actions.term),
                     names.SLOTS: ",".join(map(str, part.slots)),
                 },
             },
             "target": {"apiVersion": "v1", "kind": "Node", "name": part.node},
         }
-        try:
-            await self._actions.persist(lambda: self._actions.client.post(path, body), lambda: not run.must_end)
-        except ApiError:
-            # It is bound already (an answer was lost), or gone, or another pod by now: the watch says which.
+        if run.must_end:
             return False
-        return not run.must_end
+        try:
+            await self._actions.persist(lambda: self._actions.client.post(path, body))
+        except ApiError as error:
+            # 409: it is bound already (an answer was lost), or another pod by now: the watch says which. 404: it is gone.
+            if error.status not in (404, 409):
+                run.trouble("permission-error", f"pod {pod.name} cannot be bound to node {part.node}: {error.message}")
+            return error.status == 409
+        return True
 
     async def _send_away(self, run: KubeRun, gang: Gang) -> None:
-        """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is."""
-        assert run.notice is not None or run.desired is not DesiredState.GONE
+        """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is.
+
+        What nobody would make again is left alone, unless its job was cancelled.
+        """
         if gang.preempts is Preempts.SUSPEND and gang.owner is not None:
             if not _is_suspended(gang) and any(pod.node for pod in gang.pods):
                 await self._suspend(run, gang, suspend=True)
             return
-        for pod in gang.pods:
-            if pod.node and not pod.ending:
-                await self._evict(run, gang, pod)
+        if gang.preempts is Preempts.NEVER and run.desired is not DesiredState.GONE:
+            return
+        await asyncio.gather(*(self._evict(run, gang, pod) for pod in gang.pods if pod.node))
 
     async def _resume(self, run: KubeRun, gang: Gang) -> None:
         if _is_suspended_by_us(gang):
@@ -313,8 +373,8 @@ class GangRuns:
         try:
             await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
         except ApiError as error:
-            run.failure = "permission-error", f"{owner.kind} {owner.name} cannot be suspended: {error.message}"
-            await asyncio.sleep(EVICT_SECONDS)
+            run.trouble("permission-error", f"{owner.kind} {owner.name} cannot be suspended: {error.message}")
+            await asyncio.sleep(REFUSED_SECONDS)
 
     async def _evict(self, run: KubeRun, gang: Gang, pod: PodInfo) -> None:
         base = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
@@ -329,9 +389,33 @@ class GangRuns:
                 # Somebody has cancelled the job: nobody makes these pods again, and nobody wants them.
                 await self._actions.persist(lambda: self._actions.client.delete(base, uid=pod.uid))
             else:
-                await self._actions.client.post(f"{base}/eviction", body)
-        except PoiseError as error:  # a disruption budget says: not now
-            run.failure = "job-preempted", f"pod {pod.name} cannot be evicted now: {error}"
+                await self._actions.attempt(lambda: self._actions.client.post(f"{base}/eviction", body))
+        except ApiUnavailableError:
+            pass  # tried again at the next look
+        except ApiError as error:
+            if error.status not in (404, 409):  # 429: a disruption budget says: not now
+                run.trouble("job-preempted", f"pod {pod.name} cannot be evicted now: {error.message}")
+
+    # Owners that their users have resumed
+
+    def _clean(self, gang: Gang) -> None:
+        """Take back the mark of an owner that Poise has suspended and its user has resumed.
+
+        Poise writes mark and `suspend` in one request. If the mark stayed, a later suspension by the user would look like
+        one of Poise, and Poise would resume it.
+        """
+        owner = gang.owner
+        if owner is None or owner.suspended or SUSPENDED_BY not in owner.annotations or owner.uid in self._cleaning:
+            return
+        task = asyncio.get_running_loop().create_task(self._unmark(owner))
+        self._cleaning[owner.uid] = task
+        task.add_done_callback(lambda _: self._cleaning.pop(owner.uid, None))
+
+    async def _unmark(self, owner: OwnerInfo) -> None:
+        body: Json = {"metadata": {"uid": owner.uid, "annotations": {SUSPENDED_BY: None}}}
+        # It is gone, or this service does not lead any more: then it is the next one's to do.
+        with suppress(ApiError, LeadershipLostError):
+            await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
 
 
 def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:
@@ -355,12 +439,43 @@ def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:
     return JobRequest.model_validate(fields)
 
 
+def _end_of_gone(run: KubeRun, pods: Sequence[PodInfo]) -> RunEnded:
+    """Say how a run has ended whose gang has no pods and no owner any more; these are left of it, and are over."""
+    if pods and all(pod.phase == "Succeeded" for pod in pods):
+        return run.ended(RunEnding.FINISHED, codes=_codes(pods))
+    # Of what was deleted, containers end with a code of their own: that is no failure of the job.
+    if any(pod.phase == "Failed" and not pod.ending for pod in pods) and not run.must_end:
+        return run.ended(RunEnding.FAILED, _failure_of(pods), _codes(pods))
+    return run.ended(RunEnding.YIELDED)  # it was deleted
+
+
 def _is_suspended(gang: Gang) -> bool:
     return gang.owner is not None and bool(gang.owner.suspended)
 
 
 def _is_suspended_by_us(gang: Gang) -> bool:
-    return gang.owner is not None and SUSPENDED_BY in gang.owner.annotations
+    return _is_suspended(gang) and not _is_held(gang)
+
+
+def _is_held(gang: Gang) -> bool:
+    """Whether its user has suspended it."""
+    return gang.owner is not None and gang.owner.is_held
+
+
+def _may_go(gang: Gang) -> bool:
+    """Whether Poise may have it leave of its own accord: its pods are made again, or none is bound."""
+    return gang.preempts is not Preempts.NEVER or not any(pod.node for pod in gang.pods)
+
+
+def _missing(gang: Gang) -> str:
+    """Say which pods of a gang are missing."""
+    gated = [pod.name for pod in gang.pods if pod.is_gated]
+    if gated:
+        return f"{gang.what}: {len(gated)} of its pods wait for scheduling gates to be removed ({gated[0]} is one)"
+    if gang.size is None:
+        return f"{gang.what}: it is not known yet, or does not exist any more; its pods are placed once it is known"
+    there = len(gang.pods) + gang.finished
+    return f"{gang.what}: {there} of its {gang.size} pods exist; a gang is placed when all of them do"
 
 
 def _codes(pods: Iterable[PodInfo]) -> tuple[int | None, ...]:

@@ -28,6 +28,7 @@ class KubeRun:
     force_at    when its pods are deleted if it has not ended by then, on the loop's clock
     said        how it ended, as its agents have it; None: they have not said so
     failure     why it cannot go on: cause, and a sentence for people
+    on_trouble  called when that is known
     """
 
     order: RunOrder
@@ -42,6 +43,7 @@ class KubeRun:
     failure: tuple[str, str] | None = None
     has_begun: bool = False
     task: asyncio.Task[None] | None = None
+    on_trouble: Callable[["KubeRun"], None] = lambda _run: None
 
     @property
     def key(self) -> Key:
@@ -62,6 +64,13 @@ class KubeRun:
         """Say that it has ended just now."""
         return RunEnded(*self.key, time(), how, None, cause, codes)
 
+    def trouble(self, cause: str, text: str) -> None:
+        """Note why it cannot go on, and tell of it once for each cause: the texts of several pods may take turns."""
+        is_new = self.failure is None or self.failure[0] != cause
+        self.failure = cause, text
+        if is_new:
+            self.on_trouble(self)
+
     async def wait(self, seconds: float = LOOK_SECONDS) -> None:
         """Wait until something has changed, or for so long."""
         with suppress(TimeoutError):
@@ -76,18 +85,26 @@ Life = Callable[[KubeRun], Awaitable[RunEnded]]
 class KubeRuns:
     """All runs that are not over.
 
-    life_of    how a run lives, from when its GPUs are free to its end
-    on_fault   called with an exception that no run should raise
+    life_of      how a run lives, from when its GPUs are free to its end
+    on_fault     called with an exception that no run should raise
+    on_trouble   called with a run that cannot go on
     """
 
-    def __init__(self, on_event: OnEvent, life_of: Callable[[KubeRun], Life], on_fault: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        on_event: OnEvent,
+        life_of: Callable[[KubeRun], Life],
+        on_fault: Callable[[Exception], None],
+        on_trouble: Callable[[KubeRun], None],
+    ) -> None:
         self.table: RunTable[KubeRun] = RunTable()
-        self._on_event, self._life_of, self._on_fault = on_event, life_of, on_fault
+        self._on_event, self._life_of, self._on_fault, self._on_trouble = on_event, life_of, on_fault, on_trouble
 
     def adopt(self, runs: list[KubeRun]) -> None:
         """Take up runs of before a restart: first those that have to go, as others may wait for their GPUs."""
         runs.sort(key=lambda run: not run.must_end)
         for run in runs:
+            run.on_trouble = self._on_trouble
             self.table.enter(run)
         for run in runs:
             run.task = asyncio.get_running_loop().create_task(self._live(run))

@@ -130,7 +130,7 @@ class PodRuns:
             except ApiError as error:
                 text = f"its {kind[:-1]} {document['metadata']['name']} was refused: {error.message}"
                 cause = NEVER_BEGAN if error.status in (403, 429) and "quota" in error.message else "incorrect-inputs"
-                run.failure = cause, text
+                run.trouble(cause, text)
                 self._give_up(run, text, cause)
                 return
         if run.must_end:
@@ -176,7 +176,7 @@ class PodRuns:
             elif (problem := start_problem(pod)) is not None:
                 cause, text, is_final = problem
                 if is_final or now - self._over.setdefault(link, now) >= PULL_SECONDS:
-                    run.failure = cause, text
+                    run.trouble(cause, text)
                     self._remote.give_up(link, text, cause)
 
     def _has_joined(self, link: str) -> bool:
@@ -264,7 +264,7 @@ def start_problem(pod: PodInfo) -> tuple[str, str, bool] | None:
 def _sentence(container: ContainerState) -> str:
     said = " ".join((container.message or container.reason).split())
     if container.name == JOB_CONTAINER and "python3" in said and "not found" in said:
-        return "the job's image has no python3, with which Poise starts the job: use an image that has Python 3.8 or newer"
+        return "the job's image has no python3, with which Poise starts the job: use an image that has Python 3.10 or newer"
     if container.reason in (*_PULLING, "InvalidImageName"):
         return f"the image of container {container.name} cannot be fetched: {said}"
     return f"container {container.name} cannot be started: {said}"

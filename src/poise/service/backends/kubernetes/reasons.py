@@ -15,8 +15,8 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import heappop, heappush
@@ -32,7 +32,7 @@ LOG = logging.getLogger("poise.kubernetes")
 COMPONENT = "poise"
 UNSCHEDULABLE = "Unschedulable"
 WAITS = "WaitsWithGang"  # what pods say that have said Unschedulable and do not any more
-PROBLEMS = frozenset({"cannot-run", "rejected", "failed"})  # codes that need somebody to do something
+PROBLEMS = frozenset({"cannot-run", "rejected", "failed", "run-trouble"})  # codes that need somebody to do something
 MENDED_BY_NODES = frozenset({"capacity", "unavailable"})  # codes that more nodes would mend
 WORDS = {
     "capacity": "WaitingForCapacity",
@@ -41,6 +41,7 @@ WORDS = {
     "behind-others": "WaitingBehindOthers",
     "tenant-share": "WaitingForShare",
     "held-back": "HeldBack",
+    "incomplete": "WaitingForPods",
 }
 
 LONGEST = 1024  # bytes of a message
@@ -48,6 +49,7 @@ REPEAT_SECONDS = 600.0  # between two repetitions of the same reason
 FLICKER_SECONDS = 60.0  # between two versions of a reason that differ in numbers only
 CHANGE_SECONDS = 10.0  # between two reasons of one gang, whatever they are
 LASTING_SECONDS = 60.0  # for which more nodes would have helped before autoscalers are told
+MOST_NOTICES = 1000  # Events on single pods that are kept while the server is away; the oldest go first
 FORGET_SECONDS = 3600.0  # after which a gang is forgotten of which nothing more is said; the server forgets Events, too
 AWAY_SECONDS = 5.0  # for which a server that is away is left alone
 TICK = 0.25  # seconds between two looks at what there is to write
@@ -147,6 +149,7 @@ class ReasonWriter:
         self._later: list[tuple[float, str]] = []  # by time; those whose entry has another `due` by now are skipped
         self._marks: dict[str, dict[str, None]] = {}  # uids of pods whose condition is to be written, by gang
         self._logged: set[tuple[int, str]] = set()
+        self._notices: deque[tuple[PodInfo, str, str]] = deque(maxlen=MOST_NOTICES)
         self.calls = 0
         self.written = 0
         self.refused: Counter[int] = Counter()
@@ -179,6 +182,16 @@ class ReasonWriter:
         self._fresh.pop(key, None)
         self._marks.pop(key, None)
 
+    def retain(self, keys: Collection[str]) -> None:
+        """Say nothing more of all gangs but these."""
+        for key in [key for key in self._entries if key not in keys]:
+            self.forget(key)
+
+    def tell_once(self, pods: Iterable[PodInfo], code: str, text: str) -> None:
+        """Have an Event written on pods that Poise has created, and that may be deleted soon: before what waits."""
+        for pod in pods:
+            self._notices.append((pod, code, _cut(text)))
+
     async def run(self) -> None:
         """Write for ever what was noted."""
         while True:
@@ -189,6 +202,9 @@ class ReasonWriter:
         """Write what is due, as far as the rate allows: what was never said, what has changed, conditions of other pods."""
         try:
             while self._may_write():
+                if self._notices:
+                    await self._notify()
+                    continue
                 key = self._next()
                 if key is not None:
                     await self._say(key, self._entries[key])
@@ -288,7 +304,9 @@ class ReasonWriter:
                 return
         name = _event_name(subject, entry.code)
         answer = await self._call(
-            "create events", self._client.post(base, self._event(entry, subject, name, changes)), {409}
+            "create events",
+            self._client.post(base, self._event(entry.gang.namespace, entry.code, subject, name, changes)),
+            {409},
         )
         if answer is None and told is None:
             # Of an earlier leader. How often it happened is in the answer only, so it is counted from the next time on.
@@ -296,20 +314,29 @@ class ReasonWriter:
         if answer is not None:
             entry.events[about] = _Told(name, int(answer.get("count") or 1))
 
-    def _event(self, entry: _Said, subject: _Subject, name: str, changes: Json) -> Json:
+    async def _notify(self) -> None:
+        """Write the oldest of the Events on single pods; if the server is away it stays the oldest."""
+        pod, code, text = self._notices[0]
+        subject = _Subject("v1", "Pod", pod.name, pod.uid)
+        changes: Json = {"lastTimestamp": self._now(), "message": text, "reportingInstance": self._instance}
+        event = self._event(pod.namespace, code, subject, _event_name(subject, code), changes)
+        await self._call("create events", self._client.post(f"/api/v1/namespaces/{pod.namespace}/events", event), {409})
+        self._notices.popleft()
+
+    def _event(self, namespace: str, code: str, subject: _Subject, name: str, changes: Json) -> Json:
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": entry.gang.namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": subject.api_version,
                 "kind": subject.kind,
                 "name": subject.name,
-                "namespace": entry.gang.namespace,
+                "namespace": namespace,
                 "uid": subject.uid,
             },
-            "type": "Warning" if entry.code in PROBLEMS else "Normal",
-            "reason": reason_word(entry.code),
+            "type": "Warning" if code in PROBLEMS else "Normal",
+            "reason": reason_word(code),
             "source": {"component": COMPONENT},
             "reportingComponent": COMPONENT,
             "firstTimestamp": changes["lastTimestamp"],
