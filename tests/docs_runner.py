@@ -13,6 +13,7 @@ A page is run from top to bottom in a folder of its own.
   <!-- file: NAME (OLD is NEW in tests) -->   the same, with OLD replaced by NEW: for readers things take longer.
 - <!-- needs: FOLDER/NAME --> before a block: the block needs a public data file (or several, with commas between them), and
   is left out where that is not there.
+- <!-- cluster: kubernetes -->  anywhere: the commands of the page need a cluster; tests/kube_page.py runs them on one.
 - <!-- generated: NAME --> ... <!-- end -->   is what `tests.docs_tables` makes of the code.
 
 `python -m tests.docs_runner [PAGE.md ...]` writes what Poise really prints into the pages, all of them if none is
@@ -48,6 +49,7 @@ PATIENCE = 180.0
 REWRITING_PATIENCE = 10.0
 """The same where what it says is written into the page."""
 _DIRECTIVE = re.compile(r"<!-- (?P<what>file|needs): (?P<name>\S+)(?: \((?P<old>\S+) is (?P<new>\S+) in tests\))? -->")
+ON_CLUSTER = "<!-- cluster: kubernetes -->"
 _GENERATED = re.compile(r"(?P<head><!-- generated: (?P<name>[^>]+?) -->\n)(?P<body>.*?)(?P<tail><!-- end -->)", re.DOTALL)
 _RUN_FOR = {"make demo": "poise demo"}
 _SHELL = re.compile(r"[|<>&;$`*]")
@@ -290,6 +292,8 @@ def play(page: Path, folder: Path, patience: float = PATIENCE) -> Generator[Play
 
     Whoever does not go through to the end closes it: a service of the page runs until then.
     """
+    if ON_CLUSTER in page.read_text(encoding="utf-8"):
+        return
     (folder / "examples").symlink_to(ROOT / "examples")
     with contextlib.closing(Workshop(folder, patience)) as workshop:
         for block in blocks(page.read_text(encoding="utf-8")):
