@@ -51,6 +51,8 @@ def test_trainings_that_share_gpus_by_time_end_with_the_weights_of_undisturbed_o
         assert client.logs(job).strip().splitlines()[-1] == alone.stdout.strip().splitlines()[-1]
         assert details[name].checkpoint_steps == LENGTHS[name]
     runs = {name: [(run.ended, run.lost) for run in detail.runs] for name, detail in details.items()}
-    assert all(len(each) > 1 for each in runs.values()), runs  # each has waited for the others in the middle
+    # GPUs changed hands in the middle of trainings. Which ones depends on how long each took to import PyTorch: one that
+    # started quickly may be through before those have caught up that did not.
+    assert sum(len(each) > 1 for each in runs.values()) >= 2, runs
     assert not any(lost for each in runs.values() for _, lost in each), runs
     assert service.kube.admin.get(f"/api/v1/namespaces/{service.namespace}/pods")["items"] == []
