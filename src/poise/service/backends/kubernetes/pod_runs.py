@@ -166,6 +166,11 @@ class PodRuns:
                 # One that was never heard of will not be listened to when it comes.
                 if last is not None and (not self._has_joined(link) or _has_ended(last)):
                     self._remote.give_up(link, "its pod was deleted", "killed")
+            elif (problem := start_problem(pod)) is not None:
+                cause, text, is_final = problem
+                if is_final or pod.is_over or now - self._over.setdefault(link, now) >= PULL_SECONDS:
+                    run.trouble(cause, text)
+                    self._remote.give_up(link, text, cause)
             elif pod.is_over:
                 if now - self._over.setdefault(link, now) >= NEWS_SECONDS or not self._has_joined(link):
                     self._remote.give_up(
@@ -173,11 +178,6 @@ class PodRuns:
                     )
                 else:
                     asyncio.get_running_loop().call_later(NEWS_SECONDS, run.changed.set)
-            elif (problem := start_problem(pod)) is not None:
-                cause, text, is_final = problem
-                if is_final or now - self._over.setdefault(link, now) >= PULL_SECONDS:
-                    run.trouble(cause, text)
-                    self._remote.give_up(link, text, cause)
 
     def _has_joined(self, link: str) -> bool:
         found = self._remote.links.get(link)

@@ -154,8 +154,8 @@ class RemoteBackend:
         serving.result()
 
     def _stop(self) -> None:
-        assert self._listener is not None
-        self._listener.stop()
+        if self._listener is not None:  # else it was refused before it listened, and ends by itself
+            self._listener.stop()
         for link in self._runs.links.values():  # requests for orders would wait for a long time
             link.close()
 
