@@ -17,7 +17,7 @@ from tests.kube.controllers import FINALIZER, JOBS, JOBSETS, TRAINJOBS, Controll
 from tests.kube.keeper import ROOT
 from tests.kube.kubelet import Image, Pretend, Processes, cannot_run
 from tests.kube.running import MARK
-from tests.kube.server import GPU, PRODUCT, Admin, Json, KubeError, KubeServer, find_assets
+from tests.kube.server import GPU, PRODUCT, Admin, Json, KubeError, KubeServer, find_assets, is_allowed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.xdist_group("kubernetes")]
 
@@ -132,8 +132,8 @@ def test_users_have_the_rights_that_they_are_given(place: Place) -> None:
         with pytest.raises(KubeError, match="Forbidden"):
             place.server.client(user).list(place.path())
     place.server.allow("alice", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}], place.namespace)
-    assert until(lambda: _may(lambda: place.server.client("alice").list(place.path())))
-    assert not _may(lambda: place.server.client("alice").list("/api/v1/pods"))
+    assert until(lambda: is_allowed(lambda: place.server.client("alice").list(place.path())))
+    assert not is_allowed(lambda: place.server.client("alice").list("/api/v1/pods"))
     config = json.loads(place.server.kubeconfig("poise").read_text())
     cluster = config["clusters"][0]["cluster"]
     client = Admin(cluster["server"], Path(cluster["certificate-authority"]), config["users"][0]["user"]["token"])
@@ -142,16 +142,6 @@ def test_users_have_the_rights_that_they_are_given(place: Place) -> None:
     client.close()
     assert answer["status"]["userInfo"]["username"] == "poise"
     assert "gpu-schedulers" in answer["status"]["userInfo"]["groups"]
-
-
-def _may(what: Callable[[], object]) -> bool:
-    try:
-        what()
-    except KubeError as error:
-        if error.code != 403:
-            raise
-        return False
-    return True
 
 
 def test_a_binding_has_labels_and_annotations(place: Place) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.backends import until
 from tests.kube.controllers import Controllers, install_crds
 from tests.kube.kubelet import cannot_run
-from tests.kube.server import GPU, Admin, Json, KubeError, KubeServer
+from tests.kube.server import GPU, Admin, Json, KubeError, KubeServer, is_allowed
 from tests.kube_install import JOBS, SYSTEM, Installation
 from tests.kube_manifests import BASE, ONLY_POISE_JOBS, rendered
 from tests.kube_stage import SilentLog
@@ -259,17 +259,6 @@ def test_what_it_must_not_do_is_refused(installed: Installation) -> None:
             }[verb]()
         assert (refused.value.code, refused.value.reason) == (403, "Forbidden"), (verb, where)
     account.close()
-
-
-def is_allowed(what: object) -> bool:
-    assert callable(what)
-    try:
-        what()
-    except KubeError as error:
-        if error.code != 403:
-            raise
-        return False
-    return True
 
 
 def test_what_jobs_run_as_may_do_nothing(installed: Installation) -> None:

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,17 @@ class KubeError(Exception):
         self.code = code
         self.reason = str(status.get("reason", ""))
         self.status = status
+
+
+def is_allowed(what: Callable[[], object]) -> bool:
+    """Ask for something; say whether the asker has the right to."""
+    try:
+        what()
+    except KubeError as error:
+        if error.code != 403:
+            raise
+        return False
+    return True
 
 
 class _ClosingSocket(ssl.SSLSocket):
