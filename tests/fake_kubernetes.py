@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from time import gmtime, monotonic, strftime, time  # noqa: TID251 - objects carry the time at which they were made
+from time import gmtime, strftime, time  # noqa: TID251 - objects carry the time at which they were made
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 from uuid import uuid4
@@ -794,7 +794,8 @@ class _WatchStream(httpx.AsyncByteStream):
         self._server, self._watcher, self._request = server, watcher, request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        until = monotonic() + float(self._watcher.asked.query.get("timeoutSeconds", 1800))
+        clock = asyncio.get_running_loop().time
+        until = clock() + float(self._watcher.asked.query.get("timeoutSeconds", 1800))
         patience = self._request.extensions["timeout"]["read"]
         while True:
             events, ending = self._server.events(self._watcher)
@@ -803,14 +804,14 @@ class _WatchStream(httpx.AsyncByteStream):
             if ending == "break":
                 message = "peer closed connection without sending complete message body (incomplete chunked read)"
                 raise httpx.RemoteProtocolError(message, request=self._request)
-            if ending or (monotonic() >= until and not self._server.silent):
+            if ending or (clock() >= until and not self._server.silent):
                 return
-            left = patience if self._server.silent else min(until - monotonic(), patience)
+            left = patience if self._server.silent else min(until - clock(), patience)
             try:
                 async with asyncio.timeout(left):
                     await self._watcher.woken.wait()
             except TimeoutError as error:
-                if monotonic() < until or self._server.silent:
+                if clock() < until or self._server.silent:
                     raise httpx.ReadTimeout("", request=self._request) from error
 
     async def aclose(self) -> None:

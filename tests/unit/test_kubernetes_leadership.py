@@ -1,55 +1,22 @@
 """Leader election: one leads at a time, whatever becomes of requests. Time is simulated by the event loop."""
 
 import asyncio
-import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fake_kubernetes import LEASES, FakeKubernetes, FakeTransport
+from tests.simulated_time import clock, simulate
 
 from poise.service.backends.kubernetes.client import KubeClient
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
 
-T = TypeVar("T")
 SECONDS = 15.0
-
-
-class SimulatedTime(asyncio.SelectorEventLoop):
-    """An event loop in which waiting takes no time: when nothing is ready, its clock moves to the next timer."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        super().__init__(_Skipping(self))
-
-    def time(self) -> float:
-        return self.now
-
-
-class _Skipping(selectors.DefaultSelector):
-    def __init__(self, loop: SimulatedTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready and timeout:
-            self._loop.now += timeout
-        return ready
-
-
-def simulate(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    with asyncio.Runner(loop_factory=SimulatedTime) as runner:
-        return runner.run(work())
-
-
-def clock() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def a_candidate(fake: FakeKubernetes, name: str = "a", transport: httpx.AsyncBaseTransport | None = None) -> Leadership:

@@ -11,7 +11,6 @@ import base64
 import binascii
 import json
 import os
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -32,6 +31,7 @@ import httpx
 import yaml
 
 from poise.scheduler.model.errors import PoiseError, RequestError
+from poise.service.backends.kubernetes.connections import IDLE_SECONDS, KEEP_ALIVE, KeepAliveTransport
 
 Json = dict[str, Any]
 Clock = Callable[[], float]
@@ -42,19 +42,11 @@ EARLY_SECONDS = 10.0  # before its end at which a credential is no longer used: 
 PLUGIN_SECONDS = 60.0  # for a credential plug-in to answer
 REQUEST_SECONDS = 30.0  # for a request and its answer
 CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 60.0  # for which an unused connection is kept
 PAGE = 500  # objects in one answer to a list
 WATCH_SECONDS = 300.0  # after which the server ends a watch; each watch asks for a tenth more or less
 WATCH_SLACK = 30.0  # seconds by which the end of a watch may be late; after them the connection is taken to be dead
 NOT_LISTED = "not listed yet"  # what is wrong with a mirror that is new
 LEAST_PAUSE, MOST_PAUSE = 0.5, 10.0  # seconds between tries of a mirror whose server is away
-KEEP_ALIVE = (
-    # A peer that is gone is noticed after a minute, also in a watch in which nothing happens.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
 
 
 # Errors
@@ -507,7 +499,10 @@ def _plugin(user: _NamedEntry, cluster: _NamedEntry, environ: Mapping[str, str])
         raise RequestError(
             f"{user.what}: exec has apiVersion {version!r}; client.authentication.k8s.io/v1 and v1beta1 are known"
         )
-    more = {str(item["name"]): str(item["value"]) for item in given.get("env") or []}
+    try:
+        more = {str(item["name"]): str(item["value"]) for item in given.get("env") or []}
+    except (TypeError, KeyError) as error:
+        raise RequestError(f"{user.what}: an entry of env of exec is not of the form {{name: …, value: …}}") from error
     command = given["command"]
     return PluginCommand(
         command=str(user.file.parent / command) if "/" in command else command,
@@ -680,14 +675,19 @@ class KubeClient:
             await self._retired.aclose()
 
     def _new_http(self) -> httpx.AsyncClient:
-        transport = self._transport or httpx.AsyncHTTPTransport(
-            verify=self.config.verify,
-            proxy=self.config.proxy,
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=self._connections, keepalive_expiry=IDLE_SECONDS
-            ),
-            socket_options=KEEP_ALIVE,
-        )
+        if self._transport is not None:
+            transport = self._transport
+        elif self.config.proxy is None:
+            transport = KeepAliveTransport(self.config.verify, self._connections)
+        else:
+            transport = httpx.AsyncHTTPTransport(
+                verify=self.config.verify,
+                proxy=self.config.proxy,
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=self._connections, keepalive_expiry=IDLE_SECONDS
+                ),
+                socket_options=KEEP_ALIVE,
+            )
         return httpx.AsyncClient(transport=transport, headers={"User-Agent": "poise", "Accept": "application/json"})
 
     async def _ask(
@@ -858,7 +858,9 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 def _event(line: bytes, path: str) -> tuple[str, Json]:
     try:
         event = json.loads(line)
-        kind, thing = str(event["type"]), event["object"]
+        kind, thing = str(event["type"]), dict(event["object"])
+        if kind != "ERROR":
+            thing["metadata"]["resourceVersion"]  # from which a watch that is cut goes on
     except (ValueError, KeyError, TypeError) as error:
         raise ApiUnavailableError(f"watch {path}: a line of the answer is no event") from error
     if kind == "ERROR":
