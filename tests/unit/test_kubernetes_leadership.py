@@ -19,9 +19,11 @@ from poise.service.backends.kubernetes.leadership import Leadership, LeadershipL
 SECONDS = 15.0
 
 
-def a_candidate(fake: FakeKubernetes, name: str = "a", transport: httpx.AsyncBaseTransport | None = None) -> Leadership:
+def a_candidate(
+    fake: FakeKubernetes, name: str = "a", transport: httpx.AsyncBaseTransport | None = None, lock: str = ""
+) -> Leadership:
     client = fake.client() if transport is None else KubeClient(fake.config(), transport=transport)
-    return Leadership(client, "poise", "leader", name, seconds=SECONDS, clock=clock)
+    return Leadership(client, "poise", "leader", name, lock=lock, seconds=SECONDS, clock=clock)
 
 
 def ignore(_text: str) -> None:
@@ -93,6 +95,29 @@ def test_lease_of_a_leader_that_died_is_taken_after_its_whole_duration() -> None
         assert SECONDS <= clock() < 1.5 * SECONDS
         assert len(said) == 1
         assert one.identity in said[0]
+
+    simulate(work)
+
+
+def test_who_has_the_lock_of_the_holder_takes_its_lease_at_once_as_that_one_is_dead() -> None:
+    async def work() -> None:
+        fake = FakeKubernetes()
+        one, two = a_candidate(fake, "host_with_a_name", lock="abc"), a_candidate(fake, "another", lock="abc")
+        assert await one.acquire(ignore) == 1
+        assert await two.acquire(ignore) == 2
+        assert clock() == 0.0
+
+    simulate(work)
+
+
+@pytest.mark.parametrize(("first", "second"), [("abc", "bc"), ("bc", "abc"), ("abc", ""), ("", "abc"), ("", "")])
+def test_who_has_another_lock_than_the_holder_or_none_waits(first: str, second: str) -> None:
+    async def work() -> None:
+        fake = FakeKubernetes()
+        one, two = a_candidate(fake, "host_abc", lock=first), a_candidate(fake, "host_abc", lock=second)
+        await one.acquire(ignore)
+        assert await two.acquire(ignore) == 2
+        assert clock() >= SECONDS
 
     simulate(work)
 

@@ -56,6 +56,26 @@ def test_directory_is_held_by_one_server_at_a_time(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
+def test_lock_has_the_same_name_again_and_that_of_a_copy_another(tmp_path: Path) -> None:
+    names = []
+    for folder in (tmp_path, tmp_path, tmp_path / "copy"):
+        folder.mkdir(exist_ok=True)
+        lock = FolderLock(folder)
+        names.append(lock.name)
+        lock.release()
+    assert names[0] == names[1] != names[2]
+    assert all(name is not None and name.isalnum() for name in names), "what Leadership asks for"
+
+
+def test_lock_has_no_name_where_the_kernel_does_not_say_when_it_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise.service.server.storage.state_dir.BOOT_ID", tmp_path / "missing")
+    lock = FolderLock(tmp_path)
+    assert lock.name is None
+    lock.release()
+
+
 def test_replaced_file_is_whole_and_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text("old")

@@ -186,7 +186,9 @@ def serve(setup: Setup, options: BindOptions, ready: Callable[[Running], None]) 
     hosts = options.check()
     with ExitStack() as stack:
         state = open_folder(setup.state)
-        stack.callback(FolderLock(state).release)
+        lock = FolderLock(state)
+        stack.callback(lock.release)
+        setup = replace(setup, kubernetes=replace(setup.kubernetes, lock=lock.name or ""))
         raise_open_files_limit(MOST_REMOTE_GPUS if setup.cluster is None else setup.cluster.gpus)
         bound = stack.enter_context(bind(options.address))  # before the engine: a port that is taken must change nothing
         tls = None if options.certificate is None else options.certificate.context()

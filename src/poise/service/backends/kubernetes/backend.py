@@ -108,6 +108,7 @@ class KubernetesOptions:
     image          of Poise, for the agents in pods
     certificate    with which agents check the server, PEM; None: with those of the image
     gangs          whether pods are placed that others create
+    lock           name of the lock on the state directory that this process has; empty: it has none
     transport      of requests to the API server; None: the network (tests have another)
     """
 
@@ -121,6 +122,7 @@ class KubernetesOptions:
     resource: str = names.GPU_RESOURCE
     gangs: bool = True
     lease_seconds: float = 15.0
+    lock: str = ""
     transport: httpx.AsyncBaseTransport | None = None
     config: KubeConfig | None = None
 
@@ -306,7 +308,9 @@ class KubernetesBackend(RemoteBackend):
         urgent = KubeClient(self._config, transport=options.transport, connections=4)  # what must not wait behind others
         self._tasks: set[asyncio.Task[None]] = set()
         self._identity = f"{socket.gethostname()}-{secrets.token_hex(6)}"
-        leadership = Leadership(urgent, self._namespace, LEASE_NAME, self._identity, seconds=options.lease_seconds)
+        leadership = Leadership(
+            urgent, self._namespace, LEASE_NAME, self._identity, lock=options.lock, seconds=options.lease_seconds
+        )
         self._actions = Actions(self._client, leadership)
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
@@ -327,7 +331,6 @@ class KubernetesBackend(RemoteBackend):
             finally:
                 self._prepared.set()
                 self._started.set()
-            self._start(self._hold(leadership))
             self._start(self._watch_over())
             self._start(self._reasons.run())
             await super()._serve()
@@ -358,6 +361,7 @@ class KubernetesBackend(RemoteBackend):
             raise RequestError(f"{self._config.server}: {error.message}") from error
         except ApiUnavailableError as error:
             raise PoiseError(f"no Kubernetes cluster: {error.text}") from error
+        self._start(self._hold(leadership))  # from now on: a look at a large cluster takes longer than a lease lasts
         self._mirror("/api/v1/nodes", self._view.node_event, labels=self._options.nodes)
         self._mirror("/api/v1/pods", self._view.pod_event)
         if self._options.gangs:

@@ -6,6 +6,11 @@ before that was sent. So the holder has stopped a third of the duration earlier,
 The times in the Lease are compared with no clock: they are of another machine, and for people. Each write carries the
 resource version of what it replaces, so one that was overtaken by another changes nothing, however late it arrives.
 
+One case needs no waiting: the holder is known to be dead. A server holds a lock on its state directory for as long as it
+lives, and the Lease says which lock that is. A server that has the same lock, and so the same journal, takes the Lease at once. What the
+dead one had sent may still arrive then, as it may after any wait: the API server takes its time. It was ordered
+by the same journal, and doing it twice is the same as once (`actions.py`).
+
 Whoever deletes the Lease takes the guarantee away, until the holder notices at its next renewal.
 """
 
@@ -61,8 +66,10 @@ class _Record:
 class Leadership:
     """One candidate for a Lease, for the life of one process. Give it a client of its own, so that renewals never wait.
 
-    identity   this candidate's name in the Lease: the given name and something random. A new process never takes itself for
-               an earlier one, which may still be acting
+    identity   this candidate's name in the Lease: the given name, the name of the lock and something random. A new process
+               never takes itself for an earlier one, which may still be acting
+    lock       names a lock that this process has for as long as it lives: a holder that had the same one is dead.
+               Letters and digits; empty: there is none
     term       the number of this leadership: larger than those of all before it, never of two processes; 0: never led
     seconds    the duration of the lease, rounded up for others
     """
@@ -74,11 +81,13 @@ class Leadership:
         name: str,
         identity: str,
         *,
+        lock: str = "",
         seconds: float = 15.0,
         clock: Callable[[], float] = since_boot,  # goes on while the machine sleeps, which others do not wait for
         wall: Callable[[], float] = time,
     ) -> None:
-        self.identity = f"{identity}_{uuid4().hex[:12]}"
+        self._lock = lock
+        self.identity = f"{identity}_{lock}_{uuid4().hex[:12]}"
         self.term = 0
         self.seconds = seconds
         self._client, self._namespace, self._name = client, namespace, name
@@ -143,9 +152,13 @@ class Leadership:
         mark = known.mark
         duration = max(1.0, self.seconds if known.seconds is None else float(known.seconds))
         is_over = self._clock() - self._unchanged_since >= duration
-        if not mark.holder or mark.holder == self.identity or is_over:
+        if not mark.holder or mark.holder == self.identity or is_over or self._is_dead(mark.holder):
             return await self._lead(record, max(mark.term, after) + 1)
         return f"{mark.holder} leads; its lease {self._namespace}/{self._name} is over when not renewed for {duration:g} s"
+
+    def _is_dead(self, holder: str) -> bool:
+        """Whether a holder is known to be dead: it had the lock that this process has."""
+        return bool(self._lock) and holder.split("_")[-2:-1] == [self._lock]
 
     async def _lead(self, record: _Record | None, term: int) -> str | None:
         sent = self._clock()

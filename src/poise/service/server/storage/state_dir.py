@@ -5,6 +5,7 @@ A file is on disk for certain only after two syncs: of the file, for its content
 
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -13,6 +14,7 @@ from poise.durable import make_folders
 from poise.scheduler.model.errors import PoiseError, RequestError
 
 LOCK = "lock"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SERVER = "server.json"
 """Where clients of this machine find the server: `{"url", "pid", "born"}`; `born`, its start, because pids are reused."""
 OTHERS = 0o077
@@ -70,6 +72,22 @@ class FolderLock:
         except OSError as error:
             error.filename = str(folder / LOCK)  # an error of a descriptor has none
             raise
+
+    @property
+    def name(self) -> str | None:
+        """What no other lock on any machine is called: who has a lock of that name has this very lock.
+
+        It is a digest of the start of the kernel that grants the lock, and of the file system and number of its file, which
+        nothing else gets while a process has the file open. A copy of the directory has another name, and so has
+        the same directory on another machine, whose kernel need not know of this lock. None: the kernel does not say when it
+        was started.
+        """
+        try:
+            boot = BOOT_ID.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        found = os.fstat(self._file)
+        return hashlib.sha256(f"{boot} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:16] if boot else None
 
     def release(self) -> None:
         """Release the lock."""
