@@ -14,10 +14,10 @@ from poise.service.backends.kubernetes.gangs import (
     SUSPENDED_BY,
     Gang,
     GangIndex,
+    NodeTypes,
     OwnerInfo,
     OwnerPhase,
     Preempts,
-    node_types,
     placement_of,
     read_owner,
 )
@@ -757,7 +757,7 @@ def expression(key: str, operator: str, *values: str) -> Json:
     ],
 )
 def test_selectors_and_affinity_leave_gpu_types(spec: Json, want: tuple[str, ...]) -> None:
-    assert node_types(only(pod("p", **spec)), MIXED) == (want, None)
+    assert NodeTypes(MIXED).of(only(pod("p", **spec))) == (want, None)
 
 
 @pytest.mark.parametrize(
@@ -771,7 +771,7 @@ def test_selectors_and_affinity_leave_gpu_types(spec: Json, want: tuple[str, ...
     ],
 )
 def test_what_no_node_matches_is_a_problem(spec: Json) -> None:
-    types, problem = node_types(only(pod("p", **spec)), MIXED)
+    types, problem = NodeTypes(MIXED).of(only(pod("p", **spec)))
     assert types == ()
     assert problem is not None
     assert problem.startswith("Pod p: no node with GPUs matches what its pods demand (")
@@ -794,14 +794,14 @@ def test_what_no_node_matches_is_a_problem(spec: Json) -> None:
 )
 def test_taints_have_to_be_tolerated(taint: Json, tolerations: list[Json], want: bool) -> None:
     nodes = [(node("a1", **taint), "a100"), (B, "h100")]
-    types, problem = node_types(only(pod("p", tolerations=tolerations)), nodes)
+    types, problem = NodeTypes(nodes).of(only(pod("p", tolerations=tolerations)))
     assert problem is None
     assert types == (() if want else ("h100",))
 
 
 def test_a_gang_that_can_be_on_some_nodes_of_a_type_only_is_refused() -> None:
     nodes = [(A, "a100"), (node("a2"), "a100")]
-    _, problem = node_types(only(pod("p", nodeSelector={"pool": "blue"})), nodes)
+    _, problem = NodeTypes(nodes).of(only(pod("p", nodeSelector={"pool": "blue"})))
     assert problem == (
         "Pod p: its pods can be on a1, but not on a2 (pool=blue), both of type a100, and Poise chooses among all nodes of"
         " a type; label nodes that differ with poise.run/gpu-type"
@@ -826,19 +826,19 @@ def test_a_pod_that_is_larger_than_every_node_is_a_problem(asked: Json, want: st
     limits = found["spec"]["containers"][0]["resources"]["requests"]
     limits |= {key: asked[key] for key in ("cpu", "memory") if key in asked}
     found["metadata"]["uid"] = "p"
-    assert node_types(only(read_pod(found)), nodes) == ((), f"Pod p: {want}")
+    assert NodeTypes(nodes).of(only(read_pod(found))) == ((), f"Pod p: {want}")
 
 
 def test_types_whose_nodes_are_all_too_small_are_left_out() -> None:
-    assert node_types(only(pod("p", gpus=8)), [(node("s", 4), "t4"), (A, "a100")]) == (("a100",), None)
+    assert NodeTypes([(node("s", 4), "t4"), (A, "a100")]).of(only(pod("p", gpus=8))) == (("a100",), None)
 
 
 def test_a_gang_without_pods_may_be_anywhere() -> None:
-    assert node_types(only(job(suspend=True)), MIXED) == ((), None)
+    assert NodeTypes(MIXED).of(only(job(suspend=True))) == ((), None)
 
 
 def test_a_cluster_without_gpus_is_a_problem() -> None:
-    assert node_types(only(pod("p")), [])[1] == "Pod p: the cluster has no node with GPUs"
+    assert NodeTypes([]).of(only(pod("p")))[1] == "Pod p: the cluster has no node with GPUs"
 
 
 def test_what_pods_or_else_the_owner_say_is_found() -> None:

@@ -56,7 +56,7 @@ from poise.service.backends.kubernetes.client import (
 )
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
 from poise.service.backends.kubernetes.gang_runs import GangRuns
-from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, node_types, read_owner
+from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, NodeTypes, read_owner
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
 from poise.service.backends.kubernetes.manifests import LEAVING_SECONDS, PodTerms, links_of
@@ -173,6 +173,7 @@ class KubernetesBackend(RemoteBackend):
         self._refusal: Exception | None = None
         self._prepared = threading.Event()
         self._dirty_nodes: set[str] = set()
+        self._node_types = 0, NodeTypes(())  # as of so many changes of nodes
         self._tenants: dict[str, str] = {}  # by namespace
         self._is_adopted = False
         self._warned: set[str] = set()  # what the operator was told of nodes
@@ -509,9 +510,12 @@ class KubernetesBackend(RemoteBackend):
         return self._tenants.get(namespace, namespace)
 
     def _types_of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
-        types, problem = node_types(
-            gang, [(found, node.gpu_type) for found in self._view.nodes.values() if (node := self._discovery.node_of(found))]
-        )
+        changes, there = self._node_types
+        if changes != self._view.node_changes:
+            nodes = self._view.nodes.values()
+            there = NodeTypes((found, node.gpu_type) for found in nodes if (node := self._discovery.node_of(found)))
+            self._node_types = self._view.node_changes, there
+        types, problem = there.of(gang)
         if problem is not None and any(label in problem for label in self._discovery.type_labels):
             bare = [
                 name for name, found in self._view.nodes.items() if found.gpus and self._discovery.type_label(found) is None

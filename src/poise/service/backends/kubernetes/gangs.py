@@ -52,6 +52,7 @@ KINDS = {
 REMAKERS = {("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("apps", "DaemonSet"), ("", "ReplicationController")}
 """Controllers that make a pod again however it ended, by group and kind."""
 
+MOST_SHAPES = 1024  # of pods that are remembered
 DEEPEST = 8  # owners in a chain: references are written by users and might run in a circle
 EVICTION_CODES = (75, 137, 143)  # exit codes of a pod that was evicted: saved and left, killed, ended by TERM
 GPU_TAINT = names.GPU_RESOURCE  # the ExtendedResourceToleration plug-in tolerates it for pods that ask for GPUs
@@ -937,39 +938,58 @@ class _Shape(NamedTuple):
     memory: float
 
 
-def node_types(gang: Gang, nodes: Iterable[tuple[NodeInfo, str]]) -> tuple[tuple[str, ...], str | None]:
-    """Return the GPU types on whose nodes all pods of a gang can be, and what is wrong with what it asks for.
+class NodeTypes:
+    """The nodes with GPUs as they are now, and on which types of them gangs can be.
 
-    () means any type; the second is a sentence, or None. Poise chooses among all nodes of a type, so a gang that can be on
-    some of them and not on others is refused. Whether nodes are ready, or used by others, does not matter here.
+    Many gangs ask for the same, and nodes are many: what was found out once is remembered.
     """
-    there = sorted(nodes, key=lambda each: each[0].name)
-    shapes = {
-        _Shape(tuple(sorted(pod.selector.items())), pod.affinity, pod.tolerations, pod.gpus, pod.cpu, pod.memory)
-        for pod in gang.pods
-    }
-    if not shapes:
-        return (), None
-    if not there:
-        return (), f"{gang.what}: the cluster has no node with GPUs"
-    admitted = {node.name for node, _ in there if all(_admits(node, shape) for shape in shapes)}
-    if not admitted:
-        return (), (
-            f"{gang.what}: no node with GPUs matches what its pods demand ({_demands(shapes)});"
-            " correct it, or label or untaint nodes"
+
+    def __init__(self, nodes: Iterable[tuple[NodeInfo, str]]) -> None:
+        self._nodes = sorted(nodes, key=lambda each: each[0].name)
+        self._types = sorted({kind for _, kind in self._nodes})
+        self._known: dict[frozenset[_Shape], tuple[tuple[str, ...], str | None]] = {}
+
+    def of(self, gang: Gang) -> tuple[tuple[str, ...], str | None]:
+        """Return the GPU types on whose nodes all pods of a gang can be, and what is wrong with what it asks for.
+
+        () means any type; the second is a sentence, or None. Poise chooses among all nodes of a type, so a gang that can be
+        on some of them and not on others is refused. Whether nodes are ready, or used by others, does not matter here.
+        """
+        shapes = frozenset(
+            _Shape(tuple(sorted(pod.selector.items())), pod.affinity, pod.tolerations, pod.gpus, pod.cpu, pod.memory)
+            for pod in gang.pods
         )
-    for kind in sorted({kind for _, kind in there}):
-        inside = [node.name for node, each in there if each == kind and node.name in admitted]
-        outside = [node.name for node, each in there if each == kind and node.name not in admitted]
-        if inside and outside:
+        found = self._known.get(shapes)
+        if found is None:
+            if len(self._known) >= MOST_SHAPES:
+                self._known.clear()
+            found = self._known[shapes] = self._find(shapes)
+        types, problem = found
+        return types, None if problem is None else f"{gang.what}: {problem}"
+
+    def _find(self, shapes: Collection[_Shape]) -> tuple[tuple[str, ...], str | None]:
+        if not shapes:
+            return (), None
+        if not self._nodes:
+            return (), "the cluster has no node with GPUs"
+        admitted = {node.name for node, _ in self._nodes if all(_admits(node, shape) for shape in shapes)}
+        if not admitted:
             return (), (
-                f"{gang.what}: its pods can be on {inside[0]}, but not on {outside[0]} ({_demands(shapes)}), both of type"
-                f" {kind}, and Poise chooses among all nodes of a type; label nodes that differ with {names.TYPE_LABELS[0]}"
+                f"no node with GPUs matches what its pods demand ({_demands(shapes)}); correct it, or label or untaint nodes"
             )
-    fitting = {kind for node, kind in there if node.name in admitted and all(_has_room(node, shape) for shape in shapes)}
-    if not fitting:
-        return (), f"{gang.what}: {_too_large([node for node, _ in there if node.name in admitted], shapes)}"
-    return (() if fitting == {kind for _, kind in there} else tuple(sorted(fitting))), None
+        for kind in self._types:
+            inside = [node.name for node, each in self._nodes if each == kind and node.name in admitted]
+            outside = [node.name for node, each in self._nodes if each == kind and node.name not in admitted]
+            if inside and outside:
+                return (), (
+                    f"its pods can be on {inside[0]}, but not on {outside[0]} ({_demands(shapes)}), both of type {kind}, and"
+                    f" Poise chooses among all nodes of a type; label nodes that differ with {names.TYPE_LABELS[0]}"
+                )
+        those = [(node, kind) for node, kind in self._nodes if node.name in admitted]
+        fitting = sorted({kind for node, kind in those if all(_has_room(node, shape) for shape in shapes)})
+        if not fitting:
+            return (), _too_large([node for node, _ in those], shapes)
+        return (() if fitting == self._types else tuple(fitting)), None
 
 
 def _admits(node: NodeInfo, shape: _Shape) -> bool:

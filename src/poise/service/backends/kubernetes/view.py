@@ -14,8 +14,9 @@ from poise.service.backends.kubernetes.objects import Json, Key, NodeInfo, PodIn
 class ClusterView:
     """Nodes and pods as they were last told.
 
-    on_node   called with the name of a node about which something has changed: itself, or the GPUs that its pods hold
-    on_pod    called with a pod before and after a change; None: there was none before, there is none any more
+    on_node        called with the name of a node about which something has changed: itself, or the GPUs that its pods hold
+    on_pod         called with a pod before and after a change; None: there was none before, there is none any more
+    node_changes   how often a node has changed, not counting what its pods hold
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class ClusterView:
     ) -> None:
         self._scheduler, self._resource, self._on_node, self._on_pod = scheduler, resource, on_node, on_pod
         self.nodes: dict[str, NodeInfo] = {}
+        self.node_changes = 0
         self.pods: dict[Key, PodInfo] = {}
         self._at: defaultdict[str, set[Key]] = defaultdict(set)
 
@@ -39,6 +41,7 @@ class ClusterView:
         else:
             self.nodes[name] = read_node(found, self._resource)
         if self.nodes.get(name) != before:  # heartbeats change nothing that is read of it
+            self.node_changes += 1
             self._on_node(name)
 
     def pod_event(self, kind: str, found: Json) -> None:
