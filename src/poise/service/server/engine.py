@@ -130,6 +130,7 @@ class ServiceEngine:
         self._thread.start()
         self._started.wait()
         if self.failed is not None:
+            self._thread.join()  # the back end is closed, and acts no more, before anybody can start another server
             raise self.failed
 
     def close(self) -> None:
@@ -243,6 +244,8 @@ class ServiceEngine:
                         left -= len(item.submission.jobs)
                     case api.CancelTenant():
                         left -= CANCELLED_AT_ONCE
+                    case NodeReport():
+                        pass  # all nodes that have joined are one chapter, which takes the core through all jobs
                     case _:
                         left -= 1
                 if left <= 0:
