@@ -511,6 +511,7 @@ class ServiceEngine:
                 set_weight(before, command, batch)
                 outcome = before.apply(batch)
         else:
+            began = perf_counter()
             try:
                 with collector_paused():
                     base = header or before.header
@@ -520,6 +521,7 @@ class ServiceEngine:
                     raise
                 refuse(command, RequestRefusedError(RefusalCode.WRONG, str(error)))
                 return
+            self.deps.metrics.decision.observe(perf_counter() - began)
             self._replace_state(state)
             self._deciding = 0.0
         self._last = now

@@ -15,7 +15,7 @@ from poise.service.wire.views import JobState, NodeCondition
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_TENANTS = 100  # tenants that have a time series of their own: those that hold most
 
-_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG = (1.0, 10.0, 60.0, 300.0, 900.0, 3_600.0, 4 * 3_600.0, 86_400.0, 7 * 86_400.0)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second, unused time series for each
