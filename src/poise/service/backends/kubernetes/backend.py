@@ -245,7 +245,9 @@ class KubernetesBackend(RemoteBackend):
         self._dirty_nodes.update(self._view.nodes, self._known_nodes)
         self._report_nodes()
         if self._options.gangs:
-            self._tell(AllFound(frozenset(gang.key for gang in self._index)))
+            # How a run has ended whose pods are all over is told by the run itself: it is not gone.
+            self._tell(AllFound(frozenset(gang.key for gang in self._index).union(self._gangs.found)))
+            self._index.changed()  # all of which are looked at now
             self._gangs.look_at([gang.key for gang in self._index])
 
     def _end_strays(self, open_runs: set[tuple[str, int]]) -> None:
@@ -479,9 +481,8 @@ class KubernetesBackend(RemoteBackend):
         self._gangs_changed()
 
     def _gangs_changed(self) -> None:
-        keys = [each if isinstance(each, str) else each.key for each in self._index.changed()]
         if self._is_adopted:  # before, all of them are looked at together
-            self._gangs.look_at(keys)
+            self._gangs.look_at([each if isinstance(each, str) else each.key for each in self._index.changed()])
 
     def _namespace_event(self, change: str, found: Json) -> None:
         meta = found["metadata"]
