@@ -422,13 +422,13 @@ def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:
     """Make the request of a gang; ValidationError says what is wrong with its annotations."""
     size = sum(pod.gpus > 0 for pod in gang.pods) or gang.size or 1  # while it is suspended it has no pods
     mode = PreemptionMode.NEVER if gang.preempts is Preempts.NEVER else PreemptionMode.RESTART
-    said = next((pod.annotations[names.DURATION] for pod in gang.pods if names.DURATION in pod.annotations), None)
     fields: dict[str, Any] = {
         "name": clean_name(gang.name),
         "command": (f"{gang.kind.lower()}/{gang.name}",),
         "gpus": size * gang.gpus,
         "gpu_types": types,
-        "duration": said,
+        "duration": gang.annotation(names.DURATION),
+        "model": gang.annotation(names.MODEL),
         "preemption": mode,
         "retry": RetrySpec(on_errors=0),  # its owner makes pods that have failed again, as often as it was told to
         "pods": {

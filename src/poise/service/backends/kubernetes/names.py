@@ -30,6 +30,7 @@ GANG = f"{PREFIX}/gang"  # name of the gang, in its namespace
 GANG_SIZE = f"{PREFIX}/gang-size"  # number of its pods
 PREEMPTION = f"{PREFIX}/preemption"  # restart or never
 DURATION = f"{PREFIX}/duration"  # seconds on the reference GPU type, if the owner knows
+MODEL = f"{PREFIX}/model"  # what it trains, as throughput tables name it
 
 # Of a namespace, which only administrators change.
 WEIGHT = f"{PREFIX}/weight"
