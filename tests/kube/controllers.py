@@ -266,7 +266,9 @@ class Controllers:
         old = job.get("status", {})
         said = {**status, "conditions": _merged(old.get("conditions", []), conditions)}
         is_suspended = any(each["type"] == "Suspended" and each["status"] == "True" for each in said["conditions"])
-        said["startTime"] = None if is_suspended else old.get("startTime") or now()
+        is_judged = bool({each["type"] for each in conditions} & {"SuccessCriteriaMet", "FailureTarget"})
+        # What is suspended has not started; but what has come to its end, even on its way out, must have.
+        said["startTime"] = None if is_suspended and not is_judged else old.get("startTime") or now()
         if any(each["type"] == "Complete" for each in conditions):
             said["completionTime"] = now()
         if any(old.get(key, 0 if isinstance(value, int) else None) != value for key, value in said.items()):

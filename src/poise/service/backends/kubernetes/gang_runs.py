@@ -69,6 +69,11 @@ class FoundGang:
     is_final: bool = False
     is_held: bool = False
 
+    @property
+    def may_report(self) -> bool:
+        """Whether it was refused, and may be reported again. What was reported and not answered yet may not."""
+        return self.problem is not None and not self.is_final
+
 
 class GangRuns:
     """Gangs and their runs. All of it belongs to the loop of the back end.
@@ -94,6 +99,8 @@ class GangRuns:
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
         self._incomplete: dict[str, float] = {}  # gangs of which pods are missing, and since when
+        self._bound_before: dict[tuple[str, int], dict[Key, str]] = {}  # uids of pods that an adopted run had, by job and epoch
+        self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job
         self._held: set[str] = set()  # gangs that were suspended by their users before the service was told of them
         self._cleaning: dict[str, asyncio.Task[None]] = {}  # of owners that their users have resumed, by uid
 
@@ -113,7 +120,7 @@ class GangRuns:
             self._clean(gang)
             if found is not None and found.job is not None and not found.is_over:
                 self._look_at_known(gang, found, run)
-            elif found is None or (found.job is None and not found.is_final):
+            elif found is None or found.may_report:
                 self._report(gang)
 
     def _report(self, gang: Gang) -> None:
@@ -148,11 +155,11 @@ class GangRuns:
     def _look_at_known(self, gang: Gang, found: FoundGang, run: KubeRun | None) -> None:
         assert found.job is not None
         is_done = gang.owner is not None and gang.owner.state is not OwnerPhase.ACTIVE
-        if is_done and run is None:
+        if is_done and run is None and not _is_done_by_us(gang):
             found.is_over = True
             self._on_event(JobGone(found.job))  # it has come to an end without Poise
             return
-        is_held = _is_held(gang)
+        is_held = not is_done and _is_held(gang)
         if is_held != found.is_held:
             found.is_held = is_held
             self._on_event(JobHeld(found.job, is_held))
@@ -190,17 +197,29 @@ class GangRuns:
 
     def retry_refused(self) -> None:
         """Report again what was refused: the cluster has changed, or time has passed."""
-        keys = [key for key, found in self.found.items() if found.job is None]
+        keys = [key for key, found in self.found.items() if found.problem is not None]
         for key in keys:
             self.found[key].is_final = False
         self.look_at(keys)
         self.look_at([key for key in self.problems if key not in self.found])
 
     def adopt(self, runs: Iterable[KubeRun]) -> None:
-        """Know the jobs of runs of before a restart: their pods are bound, and are not reported again."""
+        """Know the jobs of runs of before a restart: their pods are bound, and are not reported again.
+
+        Of a gang without an owner, pods that have ended are no part any more. How its run ended, they alone can say.
+        """
+        of_gang: dict[str, list[KubeRun]] = {}
         for run in runs:
             assert run.order.request.pods is not None
-            self.found[run.order.request.pods.key] = FoundGang(run.order.job)
+            key = run.order.request.pods.key
+            self.found[key] = FoundGang(run.order.job)
+            of_gang.setdefault(key, []).append(run)
+        for pod in self._view.pods.values():
+            for run in of_gang.get(pod.annotations.get(GANG_KEY, ""), ()):
+                if self._is_of(pod, run):
+                    self._bound_before.setdefault(run.key, {})[pod.key] = pod.uid
+                    job, epoch = run.key
+                    self._latest_bound[job] = max(epoch, self._latest_bound.get(job, 0))
 
     # The life of a run
 
@@ -208,6 +227,10 @@ class GangRuns:
         """Bind the gang, wait until its owner says that it is over or it has left, and say how it ended."""
         pods = run.order.request.pods
         assert pods is not None
+        # It has never begun: it was not wanted any more while it waited. Or it was over: the next one had pods before a crash.
+        if (run.must_end and not run.is_adopted) or run.order.epoch < self._latest_bound.get(run.order.job, 0):
+            return run.ended(RunEnding.YIELDED)
+        assert pods.key not in self.runs
         self.runs[pods.key] = run
         try:
             return await self._live(run, pods.key)
@@ -218,7 +241,7 @@ class GangRuns:
 
     async def _live(self, run: KubeRun, key: str) -> RunEnded:
         clock = asyncio.get_running_loop().time
-        last_whole, bound = clock(), dict[Key, str]()
+        last_whole, bound = clock(), self._bound_before.pop(run.key, {})
         while True:
             gang = self._index.get(key)
             if gang is not None:
@@ -460,6 +483,16 @@ def _is_suspended_by_us(gang: Gang) -> bool:
 def _is_held(gang: Gang) -> bool:
     """Whether its user has suspended it."""
     return gang.owner is not None and gang.owner.is_held
+
+
+def _is_done_by_us(gang: Gang) -> bool:
+    """Whether a gang has completed after Poise had sent it away: its pods have done the rest on their way out.
+
+    Its run had ended before its owner could say so. The job is not cancelled: its next run ends at once, as one that has
+    finished, and so the journal knows it, too.
+    """
+    owner = gang.owner
+    return owner is not None and owner.state is OwnerPhase.COMPLETE and names.TERM in owner.annotations
 
 
 def _may_go(gang: Gang) -> bool:

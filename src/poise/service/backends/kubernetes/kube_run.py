@@ -139,9 +139,19 @@ class KubeRuns:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _blockers(self, run: KubeRun) -> list[KubeRun]:
+        """Return the runs that have to be over before a run may do anything.
+
+        One that is to end needs no GPUs any more. If it was ordered before a restart it may have begun, though, and two runs
+        of one job never look after the same pods.
+        """
+        if not run.must_end:
+            return self.table.blockers(run)
+        return [each for each in self.table.of(run.key[0]) if run.is_adopted and each.key < run.key]
+
     async def _live(self, run: KubeRun) -> None:
         try:
-            while not run.must_end and (blockers := self.table.blockers(run)):
+            while blockers := self._blockers(run):
                 for each in blockers:
                     if run not in each.waiters:
                         each.waiters.append(run)
