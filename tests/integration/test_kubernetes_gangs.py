@@ -17,6 +17,7 @@ from tests.kube.server import GPU, Json, KubeServer
 from tests.kube_stage import KubeStage
 
 from poise.service.backends.api import (
+    DesiredState,
     JobFound,
     JobGone,
     JobHeld,
@@ -151,6 +152,10 @@ def stage(fresh_kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made.joined("v100-0", "v100-1")
     yield made
     made.close()
+
+
+def uids(pods: list[Json]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
 
 
 def nodes(pods: list[Json]) -> list[str]:
@@ -299,9 +304,9 @@ def test_pods_are_evicted_where_their_job_does_not_count_it(stage: Gangs) -> Non
     found = stage.found("evicted")
     assert found.request.preemption is PreemptionMode.RESTART
     order = stage.begun(found, ("v100-0", 2))
-    before = {pod["metadata"]["uid"] for pod in stage.pods()}
+    before = uids(stage.pods())
     assert stage.leave(order).how is RunEnding.YIELDED
-    until(lambda: len(stage.pods()) == 2 and not before & {pod["metadata"]["uid"] for pod in stage.pods()})
+    until(lambda: len(stage.pods()) == 2 and not before & uids(stage.pods()))
     job = stage.admin.get(f"{stage.path('jobs', JOBS)}/work")
     assert not job["spec"].get("suspend")
     assert job["status"].get("failed", 0) == 0
@@ -316,10 +321,31 @@ def test_pods_whose_job_would_count_an_eviction_are_not_preempted(stage: Gangs) 
     found = stage.found("strict")
     assert found.request.preemption is PreemptionMode.NEVER
     order = stage.begun(found, ("v100-0", 2))
-    before = {pod["metadata"]["uid"] for pod in stage.pods()}
+    before = uids(stage.pods())
     stage.backend.stop(order.job, 1, notice())
     sleep(1.5)
-    assert {pod["metadata"]["uid"] for pod in stage.pods()} == before
+    assert uids(stage.pods()) == before
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_job_whose_pods_were_done_when_it_was_to_leave_has_finished(stage: Gangs, restarts: bool) -> None:
+    path = f"{stage.path('jobs', JOBS)}/quick"
+    stage.job("quick", 2)
+    order = stage.begun(stage.found("quick"), ("v100-0", 2))
+    stage.controllers.close()  # the Job does not say yet that it is complete
+    for pod in stage.pods():
+        stage.kubelet.finish(stage.namespace, pod["metadata"]["name"])
+    until(lambda: not stage.pods())
+    if restarts:
+        stage.reopen((order, DesiredState.LEAVE))
+    else:
+        stage.backend.stop(order.job, order.epoch, notice())
+    sleep(1.0)
+    assert not stage.of(RunEnded, order.job)
+    stage.controllers = Controllers(stage.server)
+    stage.controllers.__enter__()
+    assert stage.wait(RunEnded, order.job).how is RunEnding.FINISHED
+    assert not stage.admin.get(path)["spec"].get("suspend")
 
 
 # What users do meanwhile
@@ -374,9 +400,9 @@ def test_a_job_whose_pods_finish_partly_runs_on_and_a_failed_pod_comes_back(stag
     first, second, third = sorted(stage.pods(), key=lambda pod: str(pod["metadata"]["labels"][index]))
     stage.kubelet.finish(stage.namespace, first["metadata"]["name"])
     stage.kubelet.finish(stage.namespace, second["metadata"]["name"], 1)
+    until(lambda: second["metadata"]["uid"] not in uids(stage.pods()))
     until(lambda: len(stage.pods()) == 2 and nodes(stage.pods()) == ["v100-0"] * 2)
-    assert second["metadata"]["uid"] not in {pod["metadata"]["uid"] for pod in stage.pods()}
-    assert third["metadata"]["uid"] in {pod["metadata"]["uid"] for pod in stage.pods()}
+    assert third["metadata"]["uid"] in uids(stage.pods())
     assert not stage.of(RunEnded, order.job)
     until(lambda: all(pod["status"]["phase"] == "Running" for pod in stage.pods()))
     for pod in stage.pods():

@@ -55,7 +55,7 @@ from poise.service.backends.kubernetes.client import (
     load_config,
 )
 from poise.service.backends.kubernetes.discovery import Discovery, Seen, seen
-from poise.service.backends.kubernetes.gang_runs import GangRuns
+from poise.service.backends.kubernetes.gang_runs import GangRuns, Questions
 from poise.service.backends.kubernetes.gangs import GANG_KEY, Gang, GangIndex, NodeTypes, read_owner
 from poise.service.backends.kubernetes.kube_run import KubeRun, KubeRuns, Life
 from poise.service.backends.kubernetes.leadership import Leadership, LeadershipLostError
@@ -318,9 +318,8 @@ class KubernetesBackend(RemoteBackend):
         self._index = GangIndex(options.scheduler)
         self._view = ClusterView(options.scheduler, options.resource, self._dirty_nodes.add, self._pod_changed)
         self._pods = PodRuns(self._view, self._actions, self._runs, self._terms, self._state)
-        self._gangs = GangRuns(
-            self._index, self._view, self._actions, self._tell, self._tenant_of, self._types_of, self._is_lost
-        )
+        questions = Questions(self._tenant_of, self._types_of, self._is_lost, lambda job: any(self._all.table.of(job)))
+        self._gangs = GangRuns(self._index, self._view, self._actions, self._tell, questions)
         self._all = KubeRuns(self._tell, self._life_of, self._fail, self._tell_trouble)
         self._reasons = ReasonWriter(self._client, self._identity, is_leading=leadership.is_leading)
         self._authority = PodAuthority(urgent, self._view, self._namespace)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import time  # noqa: TID251 - events carry the time at which things happened
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -75,13 +75,23 @@ class FoundGang:
         return self.problem is not None and not self.is_final
 
 
-class GangRuns:
-    """Gangs and their runs. All of it belongs to the loop of the back end.
+class Questions(NamedTuple):
+    """What the back end is asked about gangs.
 
     tenant_of   whose the jobs of a namespace are
     types_of    GPU types that a gang may run on, and what is wrong with what it asks for
     is_lost     whether the core was told that nothing runs on a node any more
+    is_open     whether a job has a run that is not over, be it that it waits for others
     """
+
+    tenant_of: Callable[[str], str]
+    types_of: Callable[[Gang], tuple[tuple[str, ...], str | None]]
+    is_lost: Callable[[str], bool]
+    is_open: Callable[[str], bool]
+
+
+class GangRuns:
+    """Gangs and their runs. All of it belongs to the loop of the back end."""
 
     def __init__(
         self,
@@ -89,17 +99,14 @@ class GangRuns:
         view: ClusterView,
         actions: Actions,
         on_event: OnEvent,
-        tenant_of: Callable[[str], str],
-        types_of: Callable[[Gang], tuple[tuple[str, ...], str | None]],
-        is_lost: Callable[[str], bool],
+        ask: Questions,
     ) -> None:
-        self._index, self._view, self._actions, self._on_event = index, view, actions, on_event
-        self._tenant_of, self._types_of, self._is_lost = tenant_of, types_of, is_lost
+        self._index, self._view, self._actions, self._on_event, self._ask = index, view, actions, on_event, ask
         self.found: dict[str, FoundGang] = {}  # by key of the gang
         self.runs: dict[str, KubeRun] = {}  # open runs by key of the gang
         self.problems: dict[str, str] = {}  # gangs that are not scheduled, and why
         self._incomplete: dict[str, float] = {}  # gangs of which pods are missing, and since when
-        self._bound_before: dict[tuple[str, int], dict[Key, str]] = {}  # uids of pods that an adopted run had, by job and epoch
+        self._bound_before: dict[tuple[str, int], dict[Key, str]] = {}  # uids of pods of adopted runs, by job and epoch
         self._latest_bound: dict[str, int] = {}  # epoch of the latest of these runs, by job
         self._held: set[str] = set()  # gangs that were suspended by their users before the service was told of them
         self._cleaning: dict[str, asyncio.Task[None]] = {}  # of owners that their users have resumed, by uid
@@ -119,7 +126,7 @@ class GangRuns:
                 continue
             self._clean(gang)
             if found is not None and found.job is not None and not found.is_over:
-                self._look_at_known(gang, found, run)
+                self._look_at_known(gang, found, found.job)
             elif found is None or found.may_report:
                 self._report(gang)
 
@@ -139,7 +146,7 @@ class GangRuns:
             if is_active and gang.pods and not is_placed and not _is_suspended(gang):
                 self._incomplete[gang.key] = asyncio.get_running_loop().time() if since is None else since
             return
-        types, problem = self._types_of(gang)
+        types, problem = self._ask.types_of(gang)
         if problem is not None:
             self.problems[gang.key] = problem
             return
@@ -150,19 +157,19 @@ class GangRuns:
             self.problems[gang.key] = text if field is None else f"{field}: {text}"
             return
         self.found.setdefault(gang.key, FoundGang()).problem = None
-        self._on_event(JobFound(gang.key, self._tenant_of(gang.namespace), request))
+        self._on_event(JobFound(gang.key, self._ask.tenant_of(gang.namespace), request))
 
-    def _look_at_known(self, gang: Gang, found: FoundGang, run: KubeRun | None) -> None:
-        assert found.job is not None
+    def _look_at_known(self, gang: Gang, found: FoundGang, job: str) -> None:
         is_done = gang.owner is not None and gang.owner.state is not OwnerPhase.ACTIVE
-        if is_done and run is None and not _is_done_by_us(gang):
+        # A run that is open tells of the end itself.
+        if is_done and not self._ask.is_open(job) and not _is_done_by_us(gang):
             found.is_over = True
-            self._on_event(JobGone(found.job))  # it has come to an end without Poise
+            self._on_event(JobGone(job))  # it has come to an end without Poise
             return
         is_held = not is_done and _is_held(gang)
         if is_held != found.is_held:
             found.is_held = is_held
-            self._on_event(JobHeld(found.job, is_held))
+            self._on_event(JobHeld(job, is_held))
 
     def incomplete(self) -> list[tuple[Gang, str]]:
         """Return the gangs of which pods have been missing for a while, and a sentence on each."""
@@ -227,17 +234,25 @@ class GangRuns:
         """Bind the gang, wait until its owner says that it is over or it has left, and say how it ended."""
         pods = run.order.request.pods
         assert pods is not None
-        # It has never begun: it was not wanted any more while it waited. Or it was over: the next one had pods before a crash.
-        if (run.must_end and not run.is_adopted) or run.order.epoch < self._latest_bound.get(run.order.job, 0):
+        if self._has_no_life(run, self.found.get(pods.key)):
             return run.ended(RunEnding.YIELDED)
         assert pods.key not in self.runs
         self.runs[pods.key] = run
         try:
-            return await self._live(run, pods.key)
+            end = await self._live(run, pods.key)
+            if end.how is RunEnding.FINISHED and pods.key in self.found:
+                self.found[pods.key].is_over = True
+            return end
         finally:
             del self.runs[pods.key]
             # Soon, not now: how the run has ended is told first. Else a job that has finished would be cancelled.
             asyncio.get_running_loop().call_soon(self.look_at, [pods.key])
+
+    def _has_no_life(self, run: KubeRun, found: FoundGang | None) -> bool:
+        """Whether a run has never begun and need not, or was over before a crash: then a later one had pods by then."""
+        is_unwanted = run.must_end and not run.is_adopted
+        is_done = found is not None and found.is_over  # with the run before, on its way out
+        return is_unwanted or is_done or run.order.epoch < self._latest_bound.get(run.order.job, 0)
 
     async def _live(self, run: KubeRun, key: str) -> RunEnded:
         clock = asyncio.get_running_loop().time
@@ -263,9 +278,9 @@ class GangRuns:
     async def _go_on(self, run: KubeRun, gang: Gang, bound: dict[Key, str]) -> bool:
         """Do what is to be done for a gang now; say whether all its pods are bound."""
         if run.must_end:
-            await self._send_away(run, gang)
+            await self._send_away(run, gang, bound)
             return False
-        lost = next((part.node for part in run.order.gpus if self._is_lost(part.node)), None)
+        lost = next((part.node for part in run.order.gpus if self._ask.is_lost(part.node)), None)
         if lost is not None and _may_go(gang):
             # What its owner makes again has to go elsewhere, and the rest of the gang with it.
             self._leave(run, "node-lost", f"node {lost} is lost")
@@ -299,15 +314,15 @@ class GangRuns:
             return run.ended(RunEnding.FAILED, _failure_of(ours), _codes(ours))
         if gang is None:
             return _end_of_gone(run, ours)
+        if owner is not None and not _is_suspended(gang) and not gang.pods and _have_succeeded(ours):
+            return None  # its owner is about to say that it has finished, or to make further pods
         has_left = run.must_end and not any(pod.node and self._is_served(pod.node) for pod in gang.pods)
-        if not has_left or not self._may_leave(run, gang):
+        # Its owner has to know that it is to stay away: else pods would come back that nobody expects.
+        may_leave = gang.preempts is not Preempts.SUSPEND or _is_suspended(gang) or not bound
+        if not has_left or not may_leave:
             return None
         is_lost = run.failure is not None and run.failure[0] == "node-lost"
         return run.ended(RunEnding.FAILED, "node-lost") if is_lost else run.ended(RunEnding.YIELDED)
-
-    def _may_leave(self, run: KubeRun, gang: Gang) -> bool:
-        """Whether its owner knows that it is to stay away: else pods would come back that nobody expects."""
-        return gang.preempts is not Preempts.SUSPEND or _is_suspended(gang) or not run.has_begun
 
     def _is_served(self, node: str) -> bool:
         found = self._view.nodes.get(node)
@@ -371,13 +386,13 @@ class GangRuns:
             return error.status == 409
         return True
 
-    async def _send_away(self, run: KubeRun, gang: Gang) -> None:
+    async def _send_away(self, run: KubeRun, gang: Gang, bound: Mapping[Key, str]) -> None:
         """Have a gang leave: suspend its owner, or have its pods evicted. What was never bound stays where it is.
 
         What nobody would make again is left alone, unless its job was cancelled.
         """
         if gang.preempts is Preempts.SUSPEND and gang.owner is not None:
-            if not _is_suspended(gang) and any(pod.node for pod in gang.pods):
+            if not _is_suspended(gang) and gang.pods and (bound or any(pod.node for pod in gang.pods)):
                 await self._suspend(run, gang, suspend=True)
             return
         if gang.preempts is Preempts.NEVER and run.desired is not DesiredState.GONE:
@@ -464,12 +479,16 @@ def request_of(gang: Gang, types: tuple[str, ...]) -> JobRequest:
 
 def _end_of_gone(run: KubeRun, pods: Sequence[PodInfo]) -> RunEnded:
     """Say how a run has ended whose gang has no pods and no owner any more; these are left of it, and are over."""
-    if pods and all(pod.phase == "Succeeded" for pod in pods):
+    if _have_succeeded(pods):
         return run.ended(RunEnding.FINISHED, codes=_codes(pods))
     # Of what was deleted, containers end with a code of their own: that is no failure of the job.
     if any(pod.phase == "Failed" and not pod.ending for pod in pods) and not run.must_end:
         return run.ended(RunEnding.FAILED, _failure_of(pods), _codes(pods))
     return run.ended(RunEnding.YIELDED)  # it was deleted
+
+
+def _have_succeeded(pods: Sequence[PodInfo]) -> bool:
+    return bool(pods) and all(pod.phase == "Succeeded" for pod in pods)
 
 
 def _is_suspended(gang: Gang) -> bool:

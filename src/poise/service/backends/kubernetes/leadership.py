@@ -7,9 +7,9 @@ The times in the Lease are compared with no clock: they are of another machine, 
 resource version of what it replaces, so one that was overtaken by another changes nothing, however late it arrives.
 
 One case needs no waiting: the holder is known to be dead. A server holds a lock on its state directory for as long as it
-lives, and the Lease says which lock that is. A server that has the same lock, and so the same journal, takes the Lease at once. What the
-dead one had sent may still arrive then, as it may after any wait: the API server takes its time. It was ordered
-by the same journal, and doing it twice is the same as once (`actions.py`).
+lives, and the Lease says which lock that is. A server that has the same lock, and so the same journal, takes the Lease at
+once. What the dead one had sent may still arrive then, as it may after any wait: the API server takes its time. It was
+ordered by the same journal, and doing it twice is the same as once (`actions.py`).
 
 Whoever deletes the Lease takes the guarantee away, until the holder notices at its next renewal.
 """
@@ -74,7 +74,7 @@ class Leadership:
     seconds    the duration of the lease, rounded up for others
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - of which two are for tests
         self,
         client: KubeClient,
         namespace: str,
