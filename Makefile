@@ -96,6 +96,7 @@ bench: $(READY)  ## speed: of the simulator, allocations, large reports, the ser
 	$(BIN)/python -m tests.bench.live
 	$(BIN)/python -m tests.bench.remote
 	$(BIN)/python -m tests.bench.nodes
+	$(BIN)/python -m tests.bench.kubernetes
 	$(BIN)/python -m tests.bench.fidelity
 
 lock: $(READY)   ## pin what is installed now
