@@ -162,7 +162,8 @@ class Controllers:
         active = [pod for pod in pods if _is_active(pod)]
         wanted = spec.get("completions")
         is_done = len(set(succeeded.values())) >= wanted if wanted is not None else bool(succeeded) and not active
-        status: Json = {"succeeded": len(succeeded), "failed": len(failed), "ready": 0}
+        leaving = [pod for pod in pods if "deletionTimestamp" in pod["metadata"] and not _is_ended(pod)]
+        status: Json = {"succeeded": len(succeeded), "failed": len(failed), "ready": 0, "terminating": len(leaving)}
         if is_done or cause or len(failed) > spec.get("backoffLimit", 6):
             kind = "Complete" if is_done else "Failed"
             reason, message = ("CompletionsReached", "") if is_done else cause or ("BackoffLimitExceeded", "")
@@ -176,10 +177,7 @@ class Controllers:
             for pod in active:
                 self._suspended.add(pod["metadata"]["uid"])
                 self._delete_pod(pod)
-            left = len([pod for pod in pods if "deletionTimestamp" in pod["metadata"] and not _is_ended(pod)])
-            self._tell_job(
-                path, job, {**status, "active": 0, "terminating": left}, [_condition("Suspended", "True", "JobSuspended")]
-            )
+            self._tell_job(path, job, {**status, "active": 0}, [_condition("Suspended", "True", "JobSuspended")])
         else:
             said = [_condition("Suspended", "False", "JobResumed")] if "Suspended" in _known(job) else []
             made = self._make_pods(job, pods, active)

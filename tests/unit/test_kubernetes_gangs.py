@@ -374,6 +374,23 @@ def test_a_bound_gang_stays_whole_when_one_of_its_pods_has_succeeded() -> None:
     assert (gang.is_whole, gang.finished, gang.workers) == (True, 1, 2)
 
 
+def test_a_gang_with_a_run_stays_the_same_when_all_of_it_that_was_bound_has_succeeded() -> None:
+    """A crash in the middle of binding, and what was bound by then is done before the rest is looked at again."""
+    said = {names.GANG: "g", names.GANG_SIZE: "2"}
+    waiting = pod("b", annotations=said, created=2)
+    index = indexed(pod("a", annotations=said, created=1), waiting)
+    (key,) = (gang.key for gang in index)
+    marks = {**said, names.RUN_JOB: "7", GANG_KEY: key}
+    index = indexed(pod("a", annotations=marks, created=1, node="n", phase="Succeeded"), waiting)
+    index.open(key)
+    (gang,) = index
+    assert (gang.key, gang.is_whole, gang.finished) == (key, True, 1)
+    assert placement_of(gang, [("n", 2)]) == {waiting.key: "n"}
+    index.close(key)
+    (gang,) = index
+    assert (gang.key == key, gang.is_whole, gang.finished) == (False, False, 0)
+
+
 # How gangs come and go
 
 

@@ -221,6 +221,7 @@ class GangRuns:
             key = run.order.request.pods.key
             self.found[key] = FoundGang(run.order.job)
             of_gang.setdefault(key, []).append(run)
+            self._index.open(key)
         for pod in self._view.pods.values():
             for run in of_gang.get(pod.annotations.get(GANG_KEY, ""), ()):
                 if self._is_of(pod, run):
@@ -238,6 +239,7 @@ class GangRuns:
             return run.ended(RunEnding.YIELDED)
         assert pods.key not in self.runs
         self.runs[pods.key] = run
+        self._index.open(pods.key)
         try:
             end = await self._live(run, pods.key)
             if end.how is RunEnding.FINISHED and pods.key in self.found:
@@ -245,6 +247,7 @@ class GangRuns:
             return end
         finally:
             del self.runs[pods.key]
+            self._index.close(pods.key)
             # Soon, not now: how the run has ended is told first. Else a job that has finished would be cancelled.
             asyncio.get_running_loop().call_soon(self.look_at, [pods.key])
 

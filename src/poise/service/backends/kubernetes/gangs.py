@@ -375,6 +375,8 @@ class GangIndex:
         self._pods: dict[Key, PodInfo] = {}
         self._home: dict[Key, _GroupId] = {}
         self._groups: dict[_GroupId, _Members] = {}
+        self._homes: dict[str, _GroupId] = {}  # groups that labels or annotations have named, by the end of their keys
+        self._open: set[str] = set()  # keys of gangs that have runs
         self._owners: dict[str, OwnerInfo] = {}  # by uid
         self._gone: set[str] = set()  # owners that were deleted before what they own
         self._children: defaultdict[str, set[str]] = defaultdict(set)  # owners by the uid of their owner
@@ -487,6 +489,16 @@ class GangIndex:
         for uid in [uid for uid, each in self._owners.items() if each.kind == kind and uid not in uids]:
             self.remove_owner(uid)
 
+    def open(self, key: str) -> None:
+        """Take that a gang has a run: pods of it that have succeeded are part of it, even if none is left that is bound."""
+        self._open.add(key)
+        self._mark_group(key)
+
+    def close(self, key: str) -> None:
+        """Take that the run of a gang is over: what lies about of it is no part of another gang of its name."""
+        self._open.discard(key)
+        self._mark_group(key)
+
     # Membership
 
     def _home_of(self, pod: PodInfo) -> _GroupId | None:
@@ -534,7 +546,11 @@ class GangIndex:
         if self._home.get(pod.key, home) != home:
             self._leave(pod.key)
         self._home[pod.key] = home
-        members = self._groups.setdefault(home, _Members())
+        members = self._groups.get(home)
+        if members is None:
+            members = self._groups[home] = _Members()
+            if home.sort is _Sort.GROUP:
+                self._homes[home.suffix] = home
         members.pods.add(pod.key)
         if pod.is_over:
             members.live.discard(pod.key)
@@ -556,7 +572,13 @@ class GangIndex:
             members.anchor = None  # new pods under the same name are another gang
         if not members.pods:
             del self._groups[home]
+            self._homes.pop(home.suffix, None)
         self._dirty[home] = None
+
+    def _mark_group(self, key: str) -> None:
+        home = self._homes.get(key.rpartition("-")[2])
+        if home is not None:
+            self._dirty[home] = None
 
     def _pods_below(self, uid: str, depth: int = 0) -> Iterator[Key]:
         yield from (key for key in self._wards.get(uid, ()) if key in self._pods)
@@ -629,7 +651,7 @@ class GangIndex:
                 f"its pod {foreign.name} has schedulerName {foreign.scheduler!r}, others {self._scheduler!r};"
                 " give all its pods the same"
             )
-        return draft.gang(self._key_of(home, members, pods))
+        return draft.gang(self._key_of(home, members, ours))
 
     def _is_awaited(self, owner: OwnerInfo) -> bool:
         """Whether an owner without pods is a gang: the topmost one, whose pods would be Poise's to place."""
@@ -638,18 +660,23 @@ class GangIndex:
             is_top and owner.uid not in self._gone and any(each.scheduler == self._scheduler for each in self._plan(owner))
         )
 
-    def _key_of(self, home: _GroupId, members: _Members, pods: Sequence[PodInfo]) -> str:
+    def _key_of(self, home: _GroupId, members: _Members, ours: Sequence[PodInfo]) -> str:
         if home.sort is _Sort.OWNER:
             return f"{_fit(home.name)}-{home.suffix}"
         # The oldest pod may have gone since; Poise has written the key on those that it bound. The end of it shows that
         # it is this group's, as users can write annotations.
-        known = sorted(key for pod in pods if pod.node and (key := pod.annotations.get(GANG_KEY)) is not None)
-        for key in known:
+        for key in sorted({pod.annotations[GANG_KEY] for pod in ours if GANG_KEY in pod.annotations and self._is_part(pod)}):
             anchor, _, suffix = key.rpartition("-")
             if suffix == home.suffix and _FIT.fullmatch(anchor):
                 return key
         assert members.anchor is not None
         return f"{_fit(members.anchor[1])}-{home.suffix}"
+
+    def _is_part(self, pod: PodInfo) -> bool:
+        """Whether a pod was bound for the gang that its group is now; others lie about of a former one."""
+        if pod.is_over:
+            return pod.annotations.get(GANG_KEY) in self._open
+        return bool(pod.node) and not pod.ending
 
     def _plan(self, top: OwnerInfo) -> list[PodTemplate]:
         """Return the pods that an owner makes; those of a TrainJob are made by its JobSet."""
@@ -718,7 +745,7 @@ class GangIndex:
             _refuse_kueue(draft)
         draft.size = _said_size(draft)
         # Pods of a former gang of this name may still lie about: what was bound for the same job is of this one.
-        jobs = {pod.annotations[names.RUN_JOB] for pod in pods if pod.node and names.RUN_JOB in pod.annotations}
+        jobs = {pod.annotations[names.RUN_JOB] for pod in ours if self._is_part(pod) and names.RUN_JOB in pod.annotations}
         done = [pod for pod in ours if pod.phase == "Succeeded" and pod.annotations.get(names.RUN_JOB) in jobs]
         draft.finished = sum(pod.gpus > 0 for pod in done)
         draft.gpus = max((pod.gpus for pod in (*pods, *done)), default=0)
