@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.service import Service
-from tests.kube.kubelet import Processes
+from tests.kube.kubelet import Kubelet, Processes
 from tests.kube.pods import Image
 from tests.kube.server import KubeServer
 
@@ -20,17 +20,26 @@ IMAGES = {"poise": Image(path=HERE), "job": Image(path=HERE), "bare": Image(path
 
 
 class KubeService(Service):
-    """A service that has an API server to itself, with nodes that this object makes: name to product and GPUs."""
+    """A service that has an API server to itself, with nodes that this object makes: name to product and GPUs.
+
+    kubelet   of those nodes; None: one that runs pods as processes
+    """
 
     def __init__(
-        self, folder: Path, server: KubeServer, nodes: dict[str, tuple[str, int]], *options: object, **more: Any
+        self,
+        folder: Path,
+        server: KubeServer,
+        nodes: dict[str, tuple[str, int]],
+        *options: object,
+        kubelet: Kubelet | None = None,
+        **more: Any,
     ) -> None:
         self.kube, self.nodes = server, nodes
         self.namespace = server.namespace("jobs")
         server.service_account(self.namespace, "poise-job")
         for name, (product, gpus) in nodes.items():
             server.add_node(name, gpus, product)
-        self.kubelet = Processes(server, images=IMAGES)
+        self.kubelet = kubelet or Processes(server, images=IMAGES)
         self.kubelet.start()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             agents = f"127.0.0.1:{probe.getsockname()[1]}"  # the same after each restart: pods know it
