@@ -8,7 +8,6 @@ readiness probes. All pods share the network of this machine, so the ports are o
 
 import copy
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,7 +22,7 @@ from tests.backends import until
 from tests.kube import kubectl as played
 from tests.kube.kubelet import Processes
 from tests.kube.pods import Image
-from tests.kube.server import Json, KubeError, KubeServer, free_ports
+from tests.kube.server import Json, KubeError, KubeServer, find_kubectl, free_ports
 from tests.kube_manifests import BASE, KUBERNETES
 
 SYSTEM, JOBS = "poise-system", "poise-jobs"
@@ -46,7 +45,7 @@ class Installation:
     """
 
     def __init__(self, server: KubeServer, folder: Path, images: tuple[str, ...] = ("job",)) -> None:
-        found = shutil.which("kubectl")
+        found = find_kubectl()
         assert found is not None, "tests that use it are skipped without kubectl"
         self.server, self.folder, self._kubectl = server, folder, found
         self.api, self.agents = free_ports(2)

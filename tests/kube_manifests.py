@@ -1,6 +1,5 @@
 """The manifests below deploy/kubernetes, as `kubectl apply -k` would send them."""
 
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.kube.server import find_kubectl
 
 KUBERNETES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 BASE, SITE, ONLY_POISE_JOBS = "base", "overlays/site", "overlays/only-poise-jobs"
@@ -26,7 +26,7 @@ def rendered(folder: str | Path = BASE) -> list[Json]:
 
 @cache
 def _text(folder: Path) -> str:
-    kubectl = shutil.which("kubectl")
+    kubectl = find_kubectl()
     if kubectl is None:
         pytest.skip("kubectl, which renders the manifests, is not installed")
     done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=PATIENCE, check=False)

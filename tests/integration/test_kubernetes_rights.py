@@ -5,7 +5,6 @@ and which role allowed it.
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from tests.backends import until
 from tests.kube.controllers import Controllers, install_crds
 from tests.kube.kubelet import cannot_run
-from tests.kube.server import GPU, Admin, Json, KubeError, KubeServer, is_allowed
+from tests.kube.server import GPU, Admin, Json, KubeError, KubeServer, find_kubectl, is_allowed
 from tests.kube_install import JOBS, SYSTEM, Installation
 from tests.kube_manifests import BASE, ONLY_POISE_JOBS, rendered
 from tests.kube_stage import SilentLog
@@ -33,7 +32,7 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.slow,
     pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which applies the manifests, is not installed"),
+    pytest.mark.skipif(find_kubectl() is None, reason="kubectl, which applies the manifests, is not installed"),
     pytest.mark.skipif(bool(cannot_run()), reason=cannot_run()),
 ]
 

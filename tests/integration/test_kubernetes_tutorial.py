@@ -4,14 +4,13 @@ Poise's server runs in its pod, as a process of this machine (tests/kube_install
 `exec` and `port-forward` are played, as there is no kubelet that could serve them (tests/kube/kubectl.py).
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
 from tests.docs_runner import ROOT
 from tests.kube.controllers import Controllers
 from tests.kube.kubelet import cannot_run
-from tests.kube.server import KubeServer
+from tests.kube.server import KubeServer, find_kubectl
 from tests.kube_install import JOBS, SYSTEM, Installation
 from tests.kube_page import play
 
@@ -19,7 +18,7 @@ pytestmark = [
     pytest.mark.kubernetes,
     pytest.mark.slow,
     pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which applies the manifests, is not installed"),
+    pytest.mark.skipif(find_kubectl() is None, reason="kubectl, which applies the manifests, is not installed"),
     pytest.mark.skipif(bool(cannot_run()), reason=cannot_run()),
 ]
 

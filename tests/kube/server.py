@@ -83,6 +83,12 @@ def find_assets() -> Assets | None:
     return Assets(Path(etcd), apiserver) if etcd is not None and apiserver.is_file() else None
 
 
+def find_kubectl() -> str | None:
+    """Find kubectl: on the path, in the directory that KUBEBUILDER_ASSETS names, or where it was built."""
+    folders = (os.environ.get("PATH", os.defpath), os.environ.get("KUBEBUILDER_ASSETS", ""), str(cache()))
+    return shutil.which("kubectl", path=os.pathsep.join(filter(None, folders)))
+
+
 class KubeError(Exception):
     """An answer of the API server that says no."""
 
