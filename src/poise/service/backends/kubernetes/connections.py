@@ -31,7 +31,7 @@ HUNG_UP = "the server hung up without an answer"
 CUT_OFF = "the server hung up in the middle of an answer"
 
 
-class Connection(asyncio.Protocol):
+class ApiConnection(asyncio.Protocol):
     """One connection: a request, its answer, the next request. httptools calls the methods whose names it knows."""
 
     def __init__(self) -> None:
@@ -184,8 +184,8 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
         self._tls = verify if isinstance(verify, ssl.SSLContext) else httpx.create_ssl_context(verify=verify)
         self._tls.set_alpn_protocols(["http/1.1"])
         self._most = most
-        self._free: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._free: list[ApiConnection] = []
+        self._busy: set[ApiConnection] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and wait for the head of its answer."""
@@ -208,7 +208,7 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
         self._busy.clear()
         await asyncio.sleep(0)  # sockets are closed in the loop's next turn
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: ApiConnection) -> None:
         """Take a connection back whose answer was read, or is not wanted any more."""
         connection.idle_since = monotonic()
         if not connection.is_usable(connection.idle_since) or len(self._free) >= self._most:
@@ -217,7 +217,7 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
             self._busy.discard(connection)
             self._free.append(connection)
 
-    def _last_used(self) -> Connection | None:
+    def _last_used(self) -> ApiConnection | None:
         now = monotonic()
         while self._free:
             connection = self._free.pop()
@@ -226,18 +226,18 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
             connection.close()
         return None
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: ApiConnection) -> None:
         self._busy.discard(connection)
         connection.close()
 
-    async def _connect(self, request: httpx.Request, seconds: float | None) -> Connection:
+    async def _connect(self, request: httpx.Request, seconds: float | None) -> ApiConnection:
         url = request.url
         is_tls = url.scheme == "https"
         name = request.extensions.get("sni_hostname") or url.host
         try:
             async with asyncio.timeout(seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    Connection,
+                    ApiConnection,
                     url.host,
                     url.port or (443 if is_tls else 80),
                     ssl=self._tls if is_tls else None,
@@ -253,7 +253,7 @@ class KeepAliveTransport(httpx.AsyncBaseTransport):
 class _Body(httpx.AsyncByteStream):
     """The body of an answer, as it comes. Its connection is free for others when it was read to the end or closed."""
 
-    def __init__(self, pool: KeepAliveTransport, connection: Connection, seconds: float | None) -> None:
+    def __init__(self, pool: KeepAliveTransport, connection: ApiConnection, seconds: float | None) -> None:
         self._pool, self._connection, self._seconds = pool, connection, seconds
         self._is_closed = False
 
