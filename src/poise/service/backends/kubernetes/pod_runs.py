@@ -18,7 +18,7 @@ from poise.durable import replace_file
 from poise.service.backends.api import DesiredState, RunEnded, RunEnding, RunNotice, RunOrder, RunPart
 from poise.service.backends.kubernetes import names
 from poise.service.backends.kubernetes.actions import Actions
-from poise.service.backends.kubernetes.client import ApiError
+from poise.service.backends.kubernetes.client import ApiError, ApiUnavailableError
 from poise.service.backends.kubernetes.kube_run import KubeRun
 from poise.service.backends.kubernetes.manifests import JOB_CONTAINER, LEAVING_SECONDS, PodTerms, links_of, run_pods
 from poise.service.backends.kubernetes.objects import ContainerState, Json, PodInfo
@@ -140,6 +140,8 @@ class PodRuns:
         try:
             await self._actions.client.post(path, document)
         except ApiError as error:
+            if error.reason == "Conflict":  # of others who count against the same quota: it is as good as no answer
+                raise ApiUnavailableError(error.message, status=error.status) from error
             if error.reason != "AlreadyExists":
                 raise
             # An answer was lost, or an earlier leader has created it: the same name is the same part of the same run.
@@ -216,8 +218,10 @@ class PodRuns:
     async def _remove(self, run: KubeRun) -> None:
         """Delete its pods; return once they hold no GPUs any more."""
         await self._delete(run, KILL_GRACE)
-        while any(not pod.is_over and self._is_served(pod.node) for pod in self._pods(run)):
+        while left := [pod for pod in self._pods(run) if not pod.is_over and self._is_served(pod.node)]:
             await run.wait()
+            if any(not pod.ending for pod in left):  # it was refused, or has not been told yet
+                await self._delete(run, KILL_GRACE)
 
     def _is_served(self, node: str) -> bool:
         """Whether a node's kubelet can end pods. What was on one that cannot has lost its lease; else the run goes on."""
