@@ -363,7 +363,7 @@ class KubernetesBackend(RemoteBackend):
             raise RequestError(f"{self._config.server}: {error.message}") from error
         except ApiUnavailableError as error:
             raise PoiseError(f"no Kubernetes cluster: {error.text}") from error
-        self._start(self._hold(leadership))  # from now on: a look at a large cluster takes longer than a lease lasts
+        self._start(leadership.hold())  # from now on: a look at a large cluster takes longer than a lease lasts
         self._mirror("/api/v1/nodes", self._view.node_event, labels=self._options.nodes)
         self._mirror("/api/v1/pods", self._view.pod_event)
         if self._options.gangs:
@@ -432,10 +432,6 @@ class KubernetesBackend(RemoteBackend):
         if not self._is_closed:
             problem = str(error) if isinstance(error, LeadershipLostError) else repr(error)
             self._tell(BackendFailed(problem))
-
-    async def _hold(self, leadership: Leadership) -> None:
-        await leadership.hold()
-        raise LeadershipLostError("the lease could not be renewed in time; another instance may lead now")
 
     async def _watch_over(self) -> None:
         """Look after everything that no event announces: silent nodes, refused gangs, reasons of those that wait."""
