@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.e2e.service import ISOLATE, PATIENCE, ROOT, Service, until
+from tests.kube.faults import trouble
 
 from poise.service.backends.kubernetes.client import KubeClient
 
@@ -41,7 +42,14 @@ class Death:
 
 
 class KillableService(Service):
-    """A service whose servers are forks of one process."""
+    """A service whose servers are forks of one process.
+
+    codes     with which servers may end; negative: a signal
+    trouble   seed of faults of the API server that each server meets (tests/kube/faults.py); None: none
+    """
+
+    codes: Collection[int] = (-signal.SIGKILL,)
+    trouble: int | None = None
 
     def __init__(self, folder: Path, *options: object) -> None:
         super().__init__(folder, *options)
@@ -58,7 +66,8 @@ class KillableService(Service):
         words = [str(word) for word in ("serve", *where, "--json", *self.options)]
         given = {"words": words, "out": str(self._announcement), "log": str(self._log)}
         self._announcement.touch()
-        self._say(json.dumps({**given, "death": None if death is None else asdict(death)}))
+        trouble = None if self.trouble is None else self.trouble + self.starts
+        self._say(json.dumps({**given, "death": None if death is None else asdict(death), "trouble": trouble}))
         self._pid = int(self._said())
 
     def is_ready(self) -> bool:
@@ -72,12 +81,12 @@ class KillableService(Service):
         return self._announcement.stat().st_size > 0
 
     def is_alive(self) -> bool:
-        """Whether it still runs; an AssertionError if it has ended otherwise than by SIGKILL."""
+        """Whether it still runs; an AssertionError if it has ended in a way in which it may not."""
         assert self._template.stdout is not None
         if self._pid is not None and select.select([self._template.stdout.fileno()], [], [], 0.0)[0]:
-            self._pid, code = None, self._said()
+            self._pid, code = None, int(self._said())
             self._say("")
-            assert code == f"{-signal.SIGKILL}", f"the server ended with exit code {code}:\n{self.log[-4000:]}"
+            assert code in self.codes, f"the server ended with exit code {code}:\n{self.log[-4000:]}"
         return self._pid is not None
 
     def kill(self) -> None:
@@ -115,7 +124,7 @@ def _serve_again_and_again() -> None:
         given = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            _serve(given["words"], given["out"], given["log"], given["death"])
+            _serve(given)
         print(pid, flush=True)  # noqa: T201
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
@@ -124,15 +133,17 @@ def _serve_again_and_again() -> None:
         os.waitpid(pid, 0)
 
 
-def _serve(words: Sequence[str], out: str, log: str, death: dict[str, Any] | None) -> None:
+def _serve(given: Mapping[str, Any]) -> None:
     die_with_parent()
     os.setsid()
-    for path, number in ((os.devnull, 0), (out, 1), (log, 2)):
+    for path, number in ((os.devnull, 0), (given["out"], 1), (given["log"], 2)):
         flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT
         os.dup2(os.open(path, flags | os.O_CLOEXEC), number)
-    if death is not None:
-        die_at(Death(**death))
-    sys.argv = ["poise", *words]
+    if given["death"] is not None:
+        die_at(Death(**given["death"]))
+    if given["trouble"] is not None:
+        trouble(given["trouble"])
+    sys.argv = ["poise", *given["words"]]
     from poise.cli.app import main
 
     main()

@@ -414,6 +414,8 @@ class GangRuns:
         try:
             await self._actions.persist(lambda: self._actions.client.patch(owner.path, body, PatchKind.MERGE))
         except ApiError as error:
+            if error.status in (404, 409):  # it is gone, or was changed in that moment: the next look shows it
+                return
             run.trouble("permission-error", f"{owner.kind} {owner.name} cannot be suspended: {error.message}")
             await asyncio.sleep(REFUSED_SECONDS)
 
