@@ -3,7 +3,7 @@
     python -I -S tests/kube/container.py spec.json
 
     {"argv", "environment", "cwd", "hostname", "uid", "gid", "groups", "scratch", "error",
-     "mounts": [{"source", "target", "read_only"}]}
+     "mounts": [{"source", "target", "read_only"}], "kept": [directories that stay where they are if a mount covers them]}
 
 Root only. It is a process of its own before it is the container's, so that the mounts are seen by nothing else. It needs
 nothing but the standard library, and starts in some 50 ms. What stands in the way of starting is written to `error`, in the
@@ -142,8 +142,12 @@ def main() -> None:
         mounts = Mounts(spec["scratch"])
         wanted = sorted(spec["mounts"], key=lambda each: str(each["target"]))
         sources = [os.open(each["source"], os.O_PATH | os.O_CLOEXEC) for each in wanted]  # before anything covers them
+        kept = [(os.open(each, os.O_PATH | os.O_CLOEXEC), each) for each in spec["kept"]]
         for each, source in zip(wanted, sources, strict=True):
             mounts.add(source, each["target"], read_only=each["read_only"])
+        for source, path in kept:
+            if not os.path.isdir(path) or not os.path.samestat(os.stat(path), os.fstat(source)):
+                mounts.add(source, path, read_only=False)
         hostname = spec["hostname"].encode()
         _call("sethostname", hostname, len(hostname))
         os.chdir(mounts.point(spec["cwd"], is_folder=True))

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -18,6 +19,8 @@ import httpx
 from tests.kube.pods import Image, decoded, expand, gpus_of_container
 from tests.kube.server import Admin, Json, KubeError
 
+KEPT = sorted({str(Path(__file__).resolve().parents[2]), sys.prefix})
+"""What images have of this machine although a volume may cover it: a checkout in /tmp, for example, in which it is run."""
 AWAY = (httpx.HTTPError, OSError, HTTPException)
 """What is raised while there is no API server."""
 
@@ -131,6 +134,7 @@ class Provisions:
             "gid": context.get("runAsGroup", 0),
             "groups": [*groups, *context.get("supplementalGroups", [])],
             "mounts": mounts,
+            "kept": KEPT,
         }
 
     def write_hosts(self, lines: Sequence[str]) -> None:
